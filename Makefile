@@ -16,7 +16,7 @@ layers:
 # Laws and units of the core: a minute or two.
 quick:
 	pytest -q -n 2 --dist loadfile -m "not slow and not long and not browser" tests/laws tests/unit/test_architecture.py \
-	  tests/unit/model tests/unit/hardware tests/unit/graph tests/unit/engine tests/unit/cost
+	  tests/unit/physics/model tests/unit/physics/hardware tests/unit/physics/graph tests/unit/physics/engine tests/unit/physics/cost
 
 test:
 	pytest -q -n 2 --dist loadfile

@@ -12,13 +12,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from windtunnel.fleet.flows import POLICIES, Trace, read_trace, run_flows
+from windtunnel.studies.fleet.flows import POLICIES, Trace, read_trace, run_flows
 
 MIB = 1048576
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "tests/unit/fleet/coflows.txt"
+    path = (
+        Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "tests/unit/studies/fleet/coflows.txt"
+    )
     trace = read_trace(path)
     flows = sum(len(set(s.mappers)) * len({p for p, _ in s.reducers}) for s in trace.shuffles)
     print(f"{path.name}: {len(trace.shuffles)} coflows, {flows:,} flows, {trace.n_ports} ports")

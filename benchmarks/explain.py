@@ -96,7 +96,7 @@ def main(n_ops: int) -> int:
         size = sum(Path(path).stat().st_size for path in paths)
         begin = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "windtunnel.cli", "explain", *paths, "--json"],
+            [sys.executable, "-m", "windtunnel.faces.cli", "explain", *paths, "--json"],
             capture_output=True,
             check=True,
             text=True,

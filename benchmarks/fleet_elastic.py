@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.fleet.elasticflow import elasticflow
-from windtunnel.fleet.elasticflow.state import EfJob
-from windtunnel.fleet.jobs.read import read_jobs
-from windtunnel.fleet.options import Options
-from windtunnel.fleet.run import simulate
-from windtunnel.fleet.site import parse_site
-from windtunnel.fleet.tables import Tables
+from windtunnel.studies.fleet.elasticflow import elasticflow
+from windtunnel.studies.fleet.elasticflow.state import EfJob
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.tables import Tables
 
 ONLY = "WINDTUNNEL_BENCHMARK_UNCOMPILED"  # set where numba is switched off
 

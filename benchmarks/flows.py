@@ -23,10 +23,10 @@ import numpy as np
 from link_flows import demand, flows_of, replay_flows, sharing_of
 from plain_flows import plainly_replayed
 
-from windtunnel.engine import Sharing, Slowdown, replay
-from windtunnel.graph import Graph, GraphBuilder, OpKind
-from windtunnel.hardware import cluster_with, parse_cluster
-from windtunnel.hardware.topology import Topology, paths, topology_of
+from windtunnel.physics.engine import Sharing, Slowdown, replay
+from windtunnel.physics.graph import Graph, GraphBuilder, OpKind
+from windtunnel.physics.hardware import cluster_with, parse_cluster
+from windtunnel.physics.hardware.topology import Topology, paths, topology_of
 
 GPUS = 2_048
 BUSY = 0.6

@@ -29,10 +29,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.engine import Sharing
-from windtunnel.engine.flows import Paths, _replayed
 from windtunnel.errors import SpecError
-from windtunnel.hardware.topology import Topology, paths
+from windtunnel.physics.engine import Sharing
+from windtunnel.physics.engine.flows import Paths, _replayed
+from windtunnel.physics.hardware.topology import Topology, paths
 
 ALGORITHMS_OF = {
     "all_reduce": ("ring", "tree", "hierarchical"),

@@ -48,7 +48,7 @@ new PerformanceObserver((all) => { for (const one of all.getEntries()) longest =
 
 def answers(root: Path) -> None:
     """CPU time of each answer; compiled kernels and imports come before."""
-    from windtunnel.ui.page import Page
+    from windtunnel.faces.ui.page import Page
 
     page = Page(root)
     for change in CHANGES:  # imports and kernels
@@ -76,7 +76,7 @@ def fill(root: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from windtunnel.ui.page import Page
+    from windtunnel.faces.ui.page import Page
 
     page = Page(root)
     first = root / page.keep(SMALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from windtunnel.engine.compiled.flow_kernels import ROUNDING_NS, ROUNDING_SHARE
+from windtunnel.physics.engine.compiled.flow_kernels import ROUNDING_NS, ROUNDING_SHARE
 
 
 def plainly_shared(

@@ -51,12 +51,12 @@ def predictions(gpus: int) -> dict[str, Any]:
     import numpy as np
 
     from windtunnel import load_model, parse_cluster, predict, read_plan
-    from windtunnel.engine import Slowdown, replay
-    from windtunnel.training.layout import resolve
-    from windtunnel.training.lowering.lower import lower
-    from windtunnel.training.lowering.model_chunks import pieces_of
-    from windtunnel.training.pricing import Pricer
-    from windtunnel.training.schedules import schedule
+    from windtunnel.physics.engine import Slowdown, replay
+    from windtunnel.studies.training.layout import resolve
+    from windtunnel.studies.training.lowering.lower import lower
+    from windtunnel.studies.training.lowering.model_chunks import pieces_of
+    from windtunnel.studies.training.pricing import Pricer
+    from windtunnel.studies.training.schedules import schedule
 
     model, cluster = load_model("llama-3.1-405b"), parse_cluster(f"h100-sxm:{gpus}")
     plans = [read_plan({**LAYOUT, "global_batch": batch(gpus, count)}) for count in BATCHES_PER_REPLICA]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.engine import Slowdown, critical_path, exposed, replay
-from windtunnel.graph import Graph, GraphBuilder, OpKind
-from windtunnel.graph.fold import refine
-from windtunnel.graph.footprint import GIB, graph_bytes, replay_bytes
+from windtunnel.physics.engine import Slowdown, critical_path, exposed, replay
+from windtunnel.physics.graph import Graph, GraphBuilder, OpKind
+from windtunnel.physics.graph.fold import refine
+from windtunnel.physics.graph.footprint import GIB, graph_bytes, replay_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "laws"))
 from exact_fold import fold
@@ -251,7 +251,7 @@ def main() -> None:
     small_graphs()
     partitions()
     whole_job(arguments.ops)
-    program = "from windtunnel.engine.compiled import fixed_kernels, kernels"
+    program = "from windtunnel.physics.engine.compiled import fixed_kernels, kernels"
     fresh = seconds(lambda: subprocess.run([sys.executable, "-c", program], check=True), 3)
     floor = seconds(lambda: subprocess.run([sys.executable, "-c", "import numba"], check=True), 3)
     print(f"fresh process until the kernels are loaded: {fresh:.2f} s, of which `import numba`: {floor:.2f} s")

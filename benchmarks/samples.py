@@ -16,14 +16,14 @@ from collections.abc import Callable
 import numpy as np
 
 from windtunnel import load_model, parse_cluster, predict, read_plan
-from windtunnel.engine import replay
-from windtunnel.engine.samples import Variant, lognormal, sample_steps
-from windtunnel.training.disturbances.replicas import meets_across, unfold
-from windtunnel.training.layout import resolve
-from windtunnel.training.lowering.lower import lower
-from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import schedule
+from windtunnel.physics.engine import replay
+from windtunnel.physics.engine.samples import Variant, lognormal, sample_steps
+from windtunnel.studies.training.disturbances.replicas import meets_across, unfold
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.lowering.lower import lower
+from windtunnel.studies.training.lowering.model_chunks import pieces_of
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import schedule
 
 SIZES = (8_192, 98_304)
 MANY = 1_000

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.serving import Deployment, Workload, engine_of
-from windtunnel.serving.batching import ContinuousBatching
-from windtunnel.serving.placement.search import Question, search_distserve
-from windtunnel.serving.replica import StepwiseReplica
-from windtunnel.serving.routing import RoundRobin
-from windtunnel.serving.simulate import simulate
-from windtunnel.serving.workload.files import read_workload
-from windtunnel.serving.workload.lengths import arrivals, lengths
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.serving import Deployment, Workload, engine_of
+from windtunnel.studies.serving.batching import ContinuousBatching
+from windtunnel.studies.serving.placement.search import Question, search_distserve
+from windtunnel.studies.serving.replica import StepwiseReplica
+from windtunnel.studies.serving.routing import RoundRobin
+from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.workload.files import read_workload
+from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from windtunnel.resilience import published
-from windtunnel.resilience.failures import draw, read_failures
-from windtunnel.resilience.policies import POLICIES, Job, policy_named
-from windtunnel.resilience.run import Saving, run_many
+from windtunnel.studies.resilience import published
+from windtunnel.studies.resilience.failures import draw, read_failures
+from windtunnel.studies.resilience.policies import POLICIES, Job, policy_named
+from windtunnel.studies.resilience.run import Saving, run_many
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "laws"))
 from failures_one_by_one import run_one

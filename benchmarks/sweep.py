@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from windtunnel.sweeps import sweep
-from windtunnel.sweeps.ray_cluster import RayCluster, wait_for_ends
+from windtunnel.studies.sweeps import sweep
+from windtunnel.studies.sweeps.ray_cluster import RayCluster, wait_for_ends
 
 RECOMPUTED = {"plan.recompute": ["none", "selective:core_attention", "full"]}
 STUDIES: dict[str, tuple[str, str, int, range, dict[str, Any]]] = {  # model, cluster, length, batches, 24 layouts

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from cyclopts import Group, Parameter
 
-from windtunnel.cli.plan_flags import PlanFlags
-from windtunnel.hardware import cluster_names, get_gpu, gpu_names, parse_cluster
-from windtunnel.model import load_model
-from windtunnel.training import Plan, read_plan
-from windtunnel.training.framework import HABITS
-from windtunnel.training.layout import resolve
+from windtunnel.faces.cli.plan_flags import PlanFlags
+from windtunnel.physics.hardware import cluster_names, get_gpu, gpu_names, parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.training import Plan, read_plan
+from windtunnel.studies.training.framework import HABITS
+from windtunnel.studies.training.layout import resolve
 from windtunnel.units import format_rate
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from itertools import product
 
 import windtunnel
 from windtunnel import LayoutError, Result
-from windtunnel.result import Infeasible
+from windtunnel.physics.step.result import Infeasible
 
 GPUS = 256
 MODEL, CLUSTER = "llama-3.1-70b", f"h100-sxm:{GPUS}"

@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 
 import windtunnel
-from windtunnel.report.comparison.compare import compare
+from windtunnel.faces.report.comparison.compare import compare
 
 PLAN = {"tp": 4, "pp": 4, "virtual_stages": 5, "global_batch": 256, "seq_len": 4096}
 

@@ -8,7 +8,7 @@ does and how it runs for real: docs/techniques/README.md.
 
 from __future__ import annotations
 
-from windtunnel.techniques import gains, predict_with
+from windtunnel.studies.techniques import gains, predict_with
 
 MODEL, CLUSTER = "mixtral-8x7b", "a100-80gb:64"
 PLAN = {"tp": 2, "ep": 8, "global_batch": 64, "seq_len": 4096}

@@ -30,28 +30,28 @@ TOGETHER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 def replays() -> None:
     """The kernels that compile when they are imported, and coflows."""
     for name in ("fixed_kernels", "shared_kernels"):
-        import_module(f"windtunnel.engine.compiled.{name}")
+        import_module(f"windtunnel.physics.engine.compiled.{name}")
     coflows("exact")
 
 
 def simulators() -> None:
     """CoflowSim's clock, what draws samples, and queues of jobs."""
-    import_module("windtunnel.engine.compiled.lane_kernels")
+    import_module("windtunnel.physics.engine.compiled.lane_kernels")
     coflows("coflowsim")
     queues()
 
 
 def coflows(clock: str) -> None:
-    from windtunnel.fleet.flows import read_trace, run_flows
+    from windtunnel.studies.fleet.flows import read_trace, run_flows
 
     run_flows(read_trace(Path(__file__).parent / "unit" / "fleet" / "coflows.txt"), "sebf", clock)
 
 
 def queues() -> None:
-    from windtunnel.fleet.jobs.read import read_jobs
-    from windtunnel.fleet.options import Options
-    from windtunnel.fleet.run import simulate
-    from windtunnel.fleet.site import parse_site
+    from windtunnel.studies.fleet.jobs.read import read_jobs
+    from windtunnel.studies.fleet.options import Options
+    from windtunnel.studies.fleet.run import simulate
+    from windtunnel.studies.fleet.site import parse_site
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.csv"

@@ -29,15 +29,15 @@ from pathlib import Path
 from typing import Any
 
 import windtunnel
-from windtunnel.cli.plan_flags import PlanFlags
-from windtunnel.cli.predict import answered
 from windtunnel.errors import UserError
-from windtunnel.planning.advice import WORTH
-from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.changes import UNBOUNDED
-from windtunnel.planning.oracle import host_holds, laid_out, memory_bytes, read_plan, step_ns, straggling
-from windtunnel.step.scenario import Scenario
-from windtunnel.training.memory import peak
+from windtunnel.faces.cli.plan_flags import PlanFlags
+from windtunnel.faces.cli.predict import answered
+from windtunnel.physics.step.scenario import Scenario
+from windtunnel.studies.planning.advice import WORTH
+from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.changes import UNBOUNDED
+from windtunnel.studies.planning.oracle import host_holds, laid_out, memory_bytes, read_plan, step_ns, straggling
+from windtunnel.studies.training.memory import peak
 
 MODELS = (
     "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-2-7b", "llama-2-70b", "gpt3-175b", "mistral-7b",

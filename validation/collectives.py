@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from windtunnel.cost.communication import nccl
-from windtunnel.cost.communication.collectives import Group, collective, formula, group_of, links_of
-from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.physics.cost.communication import nccl
+from windtunnel.physics.cost.communication.collectives import Group, collective, formula, group_of, links_of
+from windtunnel.physics.hardware import Cluster, parse_cluster
 
 FIT_RANKS = 16
 LARGE = 1 << 20

@@ -13,7 +13,7 @@ import csv
 import sys
 from pathlib import Path
 
-from windtunnel.accuracy.table import COLUMNS, read_table
+from windtunnel.evidence.accuracy.table import COLUMNS, read_table
 
 # Notes on how a source counts or prints, which no rule of `accuracy/wording.py` reads.
 REMARKS = (

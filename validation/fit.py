@@ -36,11 +36,11 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.accuracy import Case, Skip, case_of, read_table
-from windtunnel.cost.training import training_costs, training_document
-from windtunnel.training import predict
-from windtunnel.training.lowering import passes
-from windtunnel.training.plan import PEAK_DTYPE, Framework
+from windtunnel.evidence.accuracy import Case, Skip, case_of, read_table
+from windtunnel.physics.cost.training import training_costs, training_document
+from windtunnel.studies.training import predict
+from windtunnel.studies.training.lowering import passes
+from windtunnel.studies.training.plan import PEAK_DTYPE, Framework
 
 HERE = Path(__file__).parent
 TABLES = ("measurements", "simumax", "vtrain")
@@ -432,7 +432,7 @@ def main() -> None:
     changes = {path: get(path) for path, value in before.items() if get(path) != value}
     for path, value in changes.items():
         print(f"{path}: {before[path]:.6g} -> {value:.6g}")
-    file = Path(str(files("windtunnel.cost.calibration").joinpath("training.yaml")))
+    file = Path(str(files("windtunnel.physics.cost.calibration").joinpath("training.yaml")))
     if options.write and changes:
         file.write_text(rewritten(file.read_text(encoding="utf-8"), changes), encoding="utf-8")
         print(f"written to {file}")

@@ -1,7 +1,7 @@
 """The accuracy that must not get worse, source by source.
 
     python validation/gate.py           predict every level A row of the tables beside this file, print, compare
-    python validation/gate.py --write   and write `gate.csv`, which `tests/unit/accuracy/test_accuracy_gate.py` holds to
+    python validation/gate.py --write   and write `gate.csv`, which `tests/unit/evidence/accuracy/test_accuracy_gate.py` holds to
 
 `few` is of the first rows of each source, cheap enough for every run of the tests; `all` of all its rows. Errors are
 |predicted / measured - 1|, means in percent.
@@ -15,8 +15,8 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from windtunnel.accuracy import Case, Row, Skip, case_of, read_table
-from windtunnel.training import predict
+from windtunnel.evidence.accuracy import Case, Row, Skip, case_of, read_table
+from windtunnel.studies.training import predict
 
 HERE = Path(__file__).parent
 TABLES = ("measurements", "simumax", "vtrain", "published")

@@ -128,7 +128,7 @@ def others(folder: Path) -> Iterator[tuple[str, ...]]:
 
 def answer(words: tuple[str, ...]) -> str:
     """What the command prints, JSON where it has any, without run folders; its exit status last."""
-    from windtunnel.cli import main
+    from windtunnel.faces.cli import main
 
     if words[0] == "predict":
         words = (*words, "--json", "--no-save")
@@ -151,7 +151,7 @@ def capture_all(folder: Path) -> bool:
         import torch  # noqa: F401
     except ModuleNotFoundError:
         return False
-    from windtunnel.cli import main
+    from windtunnel.faces.cli import main
 
     for name, (script, world, arguments) in SCRIPTS.items():
         where = folder / "captured" / name

@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.cost.communication import nccl, nccl_tables
-from windtunnel.cost.communication.collectives import SMALL_BYTES, between_band, on_curve
-from windtunnel.cost.measured import compaction
-from windtunnel.cost.measured.cache import package_data
-from windtunnel.cost.measured.compaction import Array
-from windtunnel.cost.measured.interpolation import BAND_EDGES_S, quantile_pair
+from windtunnel.physics.cost.communication import nccl, nccl_tables
+from windtunnel.physics.cost.communication.collectives import SMALL_BYTES, between_band, on_curve
+from windtunnel.physics.cost.measured import compaction
+from windtunnel.physics.cost.measured.cache import package_data
+from windtunnel.physics.cost.measured.compaction import Array
+from windtunnel.physics.cost.measured.interpolation import BAND_EDGES_S, quantile_pair
 
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm", "gb300", "l40s")
 SHORTEST_S = 20e-6

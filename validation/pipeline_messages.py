@@ -12,9 +12,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from windtunnel.accuracy import Row, read_table
-from windtunnel.accuracy.outcome import Outcome, outcome_of
-from windtunnel.training import predict
+from windtunnel.evidence.accuracy import Row, read_table
+from windtunnel.evidence.accuracy.outcome import Outcome, outcome_of
+from windtunnel.studies.training import predict
 
 SLOW, FINE = 0.17, 0.03  # s a message; what lies between belongs to neither
 

@@ -8,13 +8,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "validation" / "techniques"))
 from lanes import Bar, lanes_svg
 
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.techniques import explained
-from windtunnel.techniques.flat import lower_flat
-from windtunnel.techniques.megascale import features
-from windtunnel.techniques.priced import Drawn
-from windtunnel.training import read_plan
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.techniques import explained
+from windtunnel.studies.techniques.flat import lower_flat
+from windtunnel.studies.techniques.megascale import features
+from windtunnel.studies.techniques.priced import Drawn
+from windtunnel.studies.training import read_plan
 
 MIXTURE = {"global_batch": 64, "micro_batch": 1, "seq_len": 4096, "ep": 8, "tp": 2}
 DENSE = {"global_batch": 64, "micro_batch": 4, "seq_len": 1024, "zero_stage": 0, "overlap_grad_reduce": True}

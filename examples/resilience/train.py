@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from windtunnel.survive import train
+from windtunnel.real.survive import train
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from windtunnel.techniques import collective_partitioning as partitioning
-from windtunnel.techniques.collective_partitioning.parameters import PartitionPlan
+from windtunnel.studies.techniques import collective_partitioning as partitioning
+from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
 
 STEPS = 50
 

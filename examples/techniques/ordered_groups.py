@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from windtunnel.techniques.megascale.groups import make_groups
+from windtunnel.real.techniques.megascale.groups import make_groups
 
 
 def main() -> None:

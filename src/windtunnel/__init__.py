@@ -16,11 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.accuracy import run_validation
-    from windtunnel.calibrate.run import calibrate
-    from windtunnel.capture.question import capture
-    from windtunnel.cli.serve_spot import serve_on_spot
-    from windtunnel.cli.whatif import ask_again as whatif
     from windtunnel.errors import (
         InputFileError,
         LayoutError,
@@ -30,71 +25,76 @@ if TYPE_CHECKING:
         UserError,
         WindtunnelError,
     )
-    from windtunnel.fleet.study import fleet
-    from windtunnel.hardware import Cluster, parse_cluster
-    from windtunnel.model import Model, load_model
-    from windtunnel.planning.advice import advise
-    from windtunnel.planning.plan import plan
-    from windtunnel.programs.predict import predict_captured
-    from windtunnel.report.comparison.compare import compare
-    from windtunnel.report.notebook import notebook_html
-    from windtunnel.report.prediction.html import write_html as write_report
-    from windtunnel.report.run_folder import load as load_result
-    from windtunnel.report.run_folder import save as save_result
-    from windtunnel.result import Result
-    from windtunnel.serving import Deployment, ServingResult, Workload, serve
-    from windtunnel.step.scenario import Scenario
-    from windtunnel.survive.question import survive
-    from windtunnel.sweeps import sweep
-    from windtunnel.techniques import predict_with
-    from windtunnel.traces.explain import explain
-    from windtunnel.training.op_table import op_table
-    from windtunnel.training.plan import Plan, read_plan
-    from windtunnel.training.predict import predict
+    from windtunnel.evidence.accuracy import run_validation
+    from windtunnel.faces.cli.serve_spot import serve_on_spot
+    from windtunnel.faces.cli.whatif import ask_again as whatif
+    from windtunnel.faces.report.comparison.compare import compare
+    from windtunnel.faces.report.notebook import notebook_html
+    from windtunnel.faces.report.prediction.html import write_html as write_report
+    from windtunnel.faces.report.run_folder import load as load_result
+    from windtunnel.faces.report.run_folder import save as save_result
+    from windtunnel.physics.hardware import Cluster, parse_cluster
+    from windtunnel.physics.model import Model, load_model
+    from windtunnel.physics.step.result import Result
+    from windtunnel.physics.step.scenario import Scenario
+    from windtunnel.real.calibrate.run import calibrate
+    from windtunnel.real.capture.question import capture
+    from windtunnel.real.survive.question import survive
+    from windtunnel.studies.fleet.study import fleet
+    from windtunnel.studies.planning.advice import advise
+    from windtunnel.studies.planning.plan import plan
+    from windtunnel.studies.programs.predict import predict_captured
+    from windtunnel.studies.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.studies.sweeps import sweep
+    from windtunnel.studies.techniques import predict_with
+    from windtunnel.studies.traces.explain import explain
+    from windtunnel.studies.training.op_table import op_table
+    from windtunnel.studies.training.plan import Plan, read_plan
+    from windtunnel.studies.training.predict import predict
 
     __version__: str
 
 # Public name -> (module, name there).
 _HOME = {
-    "Cluster": ("hardware", "Cluster"),
-    "Deployment": ("serving", "Deployment"),
+    "Cluster": ("physics.hardware", "Cluster"),
+    "Deployment": ("studies.serving", "Deployment"),
     "InputFileError": ("errors", "InputFileError"),
     "LayoutError": ("errors", "LayoutError"),
-    "Model": ("model", "Model"),
-    "Plan": ("training.plan", "Plan"),
-    "Result": ("result", "Result"),
-    "Scenario": ("step.scenario", "Scenario"),
+    "Model": ("physics.model", "Model"),
+    "Plan": ("studies.training.plan", "Plan"),
+    "Result": ("physics.step.result", "Result"),
+    "Scenario": ("physics.step.scenario", "Scenario"),
     "ScheduleError": ("errors", "ScheduleError"),
-    "ServingResult": ("serving", "ServingResult"),
+    "ServingResult": ("studies.serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),
     "UnknownNameError": ("errors", "UnknownNameError"),
     "UserError": ("errors", "UserError"),
     "WindtunnelError": ("errors", "WindtunnelError"),
-    "Workload": ("serving", "Workload"),
-    "advise": ("planning.advice", "advise"),
-    "calibrate": ("calibrate.run", "calibrate"),
-    "capture": ("capture.question", "capture"),
-    "compare": ("report.comparison.compare", "compare"),
-    "explain": ("traces.explain", "explain"),
-    "fleet": ("fleet.study", "fleet"),
-    "load_model": ("model", "load_model"),
-    "load_result": ("report.run_folder", "load"),
-    "notebook_html": ("report.notebook", "notebook_html"),
-    "op_table": ("training.op_table", "op_table"),
-    "parse_cluster": ("hardware", "parse_cluster"),
-    "plan": ("planning.plan", "plan"),
-    "predict": ("training.predict", "predict"),
-    "predict_captured": ("programs.predict", "predict_captured"),
-    "predict_with": ("techniques", "predict_with"),
-    "read_plan": ("training.plan", "read_plan"),
-    "run_validation": ("accuracy", "run_validation"),
-    "save_result": ("report.run_folder", "save"),
-    "sweep": ("sweeps", "sweep"),
-    "serve": ("serving", "serve"),
-    "serve_on_spot": ("cli.serve_spot", "serve_on_spot"),
-    "survive": ("survive.question", "survive"),
-    "whatif": ("cli.whatif", "ask_again"),
-    "write_report": ("report.prediction.html", "write_html"),
+    "Workload": ("studies.serving", "Workload"),
+    "advise": ("studies.planning.advice", "advise"),
+    "calibrate": ("real.calibrate.run", "calibrate"),
+    "capture": ("real.capture.question", "capture"),
+    "compare": ("faces.report.comparison.compare", "compare"),
+    "explain": ("studies.traces.explain", "explain"),
+    "fleet": ("studies.fleet.study", "fleet"),
+    "load_model": ("physics.model", "load_model"),
+    "load_result": ("faces.report.run_folder", "load"),
+    "notebook_html": ("faces.report.notebook", "notebook_html"),
+    "op_table": ("studies.training.op_table", "op_table"),
+    "parse_cluster": ("physics.hardware", "parse_cluster"),
+    "plan": ("studies.planning.plan", "plan"),
+    "predict": ("studies.training.predict", "predict"),
+    "predict_captured": ("studies.programs.predict", "predict_captured"),
+    "predict_with": ("studies.techniques", "predict_with"),
+    "read_plan": ("studies.training.plan", "read_plan"),
+    "run_validation": ("evidence.accuracy", "run_validation"),
+    "save_result": ("faces.report.run_folder", "save"),
+    "sweep": ("studies.sweeps", "sweep"),
+    "serve": ("studies.serving", "serve"),
+    "serve_on_spot": ("faces.cli.serve_spot", "serve_on_spot"),
+    "survive": ("real.survive.question", "survive"),
+    "whatif": ("faces.cli.whatif", "ask_again"),
+    "write_report": ("faces.report.prediction.html", "write_html"),
 }
 __all__ = [
     "Cluster",

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from windtunnel.cli import main
+from windtunnel.faces.cli import main
 
 sys.exit(main())

@@ -129,11 +129,17 @@ def _run(module: str, words: list[str], env: dict[str, str] | None, streams: tup
 
 def serve() -> None:
     """One command after the other."""
-    from windtunnel.capture.launch import LOAD, PLAYER, TRY_TO_LOAD
+    from windtunnel.real.capture.launch import LOAD, PLAYER, TRY_TO_LOAD
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    for name in (*LOAD, *TRY_TO_LOAD, PLAYER.partition(":")[0], "windtunnel.cli.app", "windtunnel.emulate.rank"):
+    for name in (
+        *LOAD,
+        *TRY_TO_LOAD,
+        PLAYER.partition(":")[0],
+        "windtunnel.faces.cli.app",
+        "windtunnel.real.emulate.rank",
+    ):
         import_module(name)
     sys.path.pop(0)  # this file's folder
     for line in sys.stdin:

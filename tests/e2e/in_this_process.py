@@ -16,8 +16,8 @@ from subprocess import CompletedProcess
 from typing import Any
 from unittest.mock import patch
 
-from windtunnel.cli import main
-from windtunnel.header import SCHEMA
+from windtunnel.faces.cli import main
+from windtunnel.questions.header import SCHEMA
 
 INFEASIBLE = 3
 LAUNCHERS = ("capture", "run")  # whose words after the script are the script's

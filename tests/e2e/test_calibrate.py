@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 from in_this_process import command_line
 
-from windtunnel.calibrate.collectives import KINDS
-from windtunnel.hardware import parse_cluster
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.real.calibrate.collectives import KINDS
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 FEW = ("--only", "gemm", "--only", "add", "--only", "adamw", "--only", "copy")
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "windtunnel.cli", "calibrate", *words]
+    return [sys.executable, "-m", "windtunnel.faces.cli", "calibrate", *words]
 
 
 def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -17,11 +17,11 @@ pytest.importorskip("torch")
 
 from forked import windtunnel
 
-from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX
 from windtunnel.process import processes
-from windtunnel.programs.folder import CapturedFolder, load_job
-from windtunnel.programs.program_file import read_program
-from windtunnel.programs.rank_classes.equality import digest
+from windtunnel.real.capture.processes.leftovers import CAPTURE_PREFIX
+from windtunnel.studies.programs.folder import CapturedFolder, load_job
+from windtunnel.studies.programs.program_file import read_program
+from windtunnel.studies.programs.rank_classes.equality import digest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
 

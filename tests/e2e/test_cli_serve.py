@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.cli import main
+from windtunnel.faces.cli import main
 
 SMALL = ["serve", "llama-3.1-8b", "--cluster", "h100-sxm:2"]
 COLUMNS = (

@@ -34,7 +34,7 @@ MEASUREMENTS = Path(__file__).parents[2] / "validation" / "measurements.csv"
 
 def run_process(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "windtunnel.cli", *words],
+        [sys.executable, "-m", "windtunnel.faces.cli", *words],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -60,7 +60,7 @@ def refused(*words: str, cwd: Path) -> str:
 def test_output_on_a_full_disk_is_one_message(tmp_path: Path, words: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "windtunnel.cli", *PREDICT, *words],
+            [sys.executable, "-m", "windtunnel.faces.cli", *PREDICT, *words],
             cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 2
@@ -119,7 +119,7 @@ def test_the_same_question_gives_the_same_bytes_and_python_agrees(tmp_path: Path
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     assert not (tmp_path / "runs").exists()
-    from windtunnel.training import predict
+    from windtunnel.studies.training import predict
 
     result = predict("llama-3-8b", "h100-sxm:16", {"tp": 2, "global_batch": 32, "seq_len": 4096})
     assert json.loads(first.stdout)["step_time_ns"] == result.step_time_ns
@@ -160,7 +160,7 @@ def test_output_survives_a_plain_terminal_and_a_closed_pipe(tmp_path: Path) -> N
     plain = run_process(*PREDICT, "--no-save", cwd=tmp_path, PYTHONIOENCODING="ascii", COLUMNS="60")
     assert plain.returncode == 0, plain.stderr
     assert max(map(len, plain.stdout.splitlines())) <= 60
-    command = shlex.join([sys.executable, "-m", "windtunnel.cli", *PREDICT, "--json", "--no-save"])
+    command = shlex.join([sys.executable, "-m", "windtunnel.faces.cli", *PREDICT, "--json", "--no-save"])
     piped = subprocess.run(
         ["bash", "-c", f"{command} | true"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -281,7 +281,7 @@ def test_validate_names_the_broken_cell(tmp_path: Path) -> None:
 
 
 def test_the_shipped_measurements_are_readable_and_small() -> None:
-    from windtunnel.accuracy import read_table
+    from windtunnel.evidence.accuracy import read_table
 
     rows = read_table(MEASUREMENTS)
     assert all(row.url_or_file and row.licence for row in rows)

@@ -13,7 +13,7 @@ import yaml
 from in_this_process import command_line
 
 import windtunnel
-from windtunnel.training import Plan
+from windtunnel.studies.training import Plan
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from in_this_process import assert_header, command_line
 
-import windtunnel.cli
-from windtunnel.cli.asked import without_outputs
-from windtunnel.header import SCHEMA, header
+import windtunnel.faces.cli
+from windtunnel.faces.cli.asked import without_outputs
+from windtunnel.questions.header import SCHEMA, header
 
 COFLOWS = Path(__file__).parents[1] / "unit" / "fleet" / "coflows.txt"
 SERVE = "serve llama-3.1-8b --cluster h100-sxm:1 --prompt 64 --output 8 --rate 2 --requests 8"
@@ -79,7 +79,7 @@ def test_what_has_a_band_and_what_is_to_mind_is_said(folder: Path) -> None:
 def test_every_verb_prints_its_json_with_the_header() -> None:
     """`print_json` alone has none: only the prediction, which brings its own, may call it."""
     bare, with_json, headed = set(), set(), set()
-    for path in Path(windtunnel.cli.__file__).parent.glob("*.py"):
+    for path in Path(windtunnel.faces.cli.__file__).parent.glob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
         flags = {one.arg for node in nodes if isinstance(node, ast.FunctionDef) for one in node.args.kwonlyargs}

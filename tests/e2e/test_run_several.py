@@ -152,7 +152,7 @@ def test_replicas_of_different_batches_lose_what_a_real_job_of_the_real_ranks_do
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_it_ends_nothing_is_left(tmp_path: Path, number: int) -> None:
     """After SIGKILL what the script had started ends, and the folder goes, with the next start."""
-    from windtunnel.capture.processes.leftovers import FOLDER_VARIABLE
+    from windtunnel.real.capture.processes.leftovers import FOLDER_VARIABLE
 
     text = training("ddp").replace("range(6)", "range(10**6)")
     (tmp_path / "train.py").write_text("import subprocess\nsubprocess.Popen(['sleep', '300'])\n" + text)

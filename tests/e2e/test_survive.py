@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.cli.app import main
+from windtunnel.faces.cli.app import main
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:

@@ -26,8 +26,8 @@ import gc, json, os, signal, sys, threading, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from windtunnel.survive import train
-from windtunnel.survive.live.place import own_place
+from windtunnel.real.survive import train
+from windtunnel.real.survive.live.place import own_place
 
 strikes, folder = "strike" in sys.argv, Path(sys.argv[1])
 (folder / f"{os.getpid()}.pid").touch()
@@ -98,7 +98,7 @@ def job(folder: Path, *words: str, options: tuple[str, ...] = (), text: str = SC
     command = ["--nproc-per-node", "4", *options, "--report-json", str(folder / "told.json")]
     command += [str(folder / "script.py"), str(folder), str(STEPS), *words]
     environment = {**os.environ, **EARLY}
-    done = windtunnel(*command, cwd=folder, env=environment, timeout=120, module="windtunnel.survive")
+    done = windtunnel(*command, cwd=folder, env=environment, timeout=120, module="windtunnel.real.survive")
     told: dict[str, Any] = json.loads((folder / "told.json").read_text())
     assert told["status"] == done.returncode, done.stderr
     losses = folder / "losses.json"
@@ -144,7 +144,7 @@ path.rename(path.with_suffix(".pids"))
 time.sleep(600)
 """
     )
-    words = [sys.executable, "-m", "windtunnel.survive", "--nproc-per-node", "2", "--standby", "0", str(script)]
+    words = [sys.executable, "-m", "windtunnel.real.survive", "--nproc-per-node", "2", "--standby", "0", str(script)]
     launcher = subprocess.Popen(words)
     while len(list(tmp_path.glob("*.pids"))) < 2:
         assert launcher.poll() is None

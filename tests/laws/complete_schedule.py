@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from windtunnel.errors import ScheduleError
-from windtunnel.training.schedules import Kind, Schedule, walk
+from windtunnel.studies.training.schedules import Kind, Schedule, walk
 
 
 def check(schedule: Schedule) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph.fold import numbered_by_first
-from windtunnel.graph.program import Graph
+from windtunnel.physics.graph.fold import numbered_by_first
+from windtunnel.physics.graph.program import Graph
 
 SAME = ("kind", "category", "flops", "bytes")  # what a class is asked for besides times
 

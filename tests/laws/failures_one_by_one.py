@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from windtunnel.engine.events import At, Cancel, run
-from windtunnel.resilience.failures.draw import NEVER, SLOW, FailureTrace
-from windtunnel.resilience.policies.policy import Phases, Policy
-from windtunnel.resilience.run.many import (
+from windtunnel.physics.engine.events import At, Cancel, run
+from windtunnel.studies.resilience.failures.draw import NEVER, SLOW, FailureTrace
+from windtunnel.studies.resilience.policies.policy import Phases, Policy
+from windtunnel.studies.resilience.run.many import (
     FEWER,
     FIRST_PHASE,
     LOST,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from windtunnel.training.schedules import Schedule, walk
-from windtunnel.training.schedules.ideal_times import Seconds
+from windtunnel.studies.training.schedules import Schedule, walk
+from windtunnel.studies.training.schedules.ideal_times import Seconds
 
 
 def durations(schedule: Schedule, forward: ArrayLike, backward_input: ArrayLike, backward_weight: ArrayLike) -> Seconds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.hardware.topology import DOWN, PAIR, UP, Topology
+from windtunnel.physics.hardware.topology import DOWN, PAIR, UP, Topology
 
 LINK_KINDS = ("nvlink-out", "nvlink-in", "nic-out", "nic-in", "pair", "up", "down")  # by number
 

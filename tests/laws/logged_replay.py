@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine import Sharing, Slowdown, Timeline
-from windtunnel.engine.replay import _checked, _plain, _shared
-from windtunnel.engine.sharing import contenders
-from windtunnel.graph import Graph
+from windtunnel.physics.engine import Sharing, Slowdown, Timeline
+from windtunnel.physics.engine.replay import _checked, _plain, _shared
+from windtunnel.physics.engine.sharing import contenders
+from windtunnel.physics.graph import Graph
 
 
 class SpeedLog(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.lowering.step import LoweredStep
-from windtunnel.training.workload.sequence_lengths import micro_batch_of
+from windtunnel.studies.training.lowering.step import LoweredStep
+from windtunnel.studies.training.workload.sequence_lengths import micro_batch_of
 
 
 def op_durations(step: LoweredStep, segments_ns: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,12 +6,12 @@ import numpy as np
 from link_flows import paths_of
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.engine.coflows import Coflows, Queues, _check, _groups, _paths_of, _rule
-from windtunnel.engine.compiled import coflow_kernels as kernels
-from windtunnel.engine.compiled import flow_kernels
-from windtunnel.engine.compiled.coflow_kernels import Groups, Moment
-from windtunnel.engine.flows import network_of
 from windtunnel.errors import SpecError
+from windtunnel.physics.engine.coflows import Coflows, Queues, _check, _groups, _paths_of, _rule
+from windtunnel.physics.engine.compiled import coflow_kernels as kernels
+from windtunnel.physics.engine.compiled import flow_kernels
+from windtunnel.physics.engine.compiled.coflow_kernels import Groups, Moment
+from windtunnel.physics.engine.flows import network_of
 
 Floats = NDArray[np.float64]
 

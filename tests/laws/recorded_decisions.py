@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from windtunnel.fleet.decision import Decision, Policy, Snapshot
+from windtunnel.studies.fleet.decision import Decision, Policy, Snapshot
 
 
 class Step(NamedTuple):

@@ -13,17 +13,17 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from windtunnel.engine import Slowdown, Timeline, replay
-from windtunnel.hardware import Cluster, Gpu, Host, Link, parse_cluster
-from windtunnel.model import Model, load_model
-from windtunnel.result import Result
-from windtunnel.training import predict, read_plan
-from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.lowering.lower import lower
-from windtunnel.training.lowering.model_chunks import Piece, pieces_of
-from windtunnel.training.lowering.step import LoweredStep
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import NAMES, schedule
+from windtunnel.physics.engine import Slowdown, Timeline, replay
+from windtunnel.physics.hardware import Cluster, Gpu, Host, Link, parse_cluster
+from windtunnel.physics.model import Model, load_model
+from windtunnel.physics.step.result import Result
+from windtunnel.studies.training import predict, read_plan
+from windtunnel.studies.training.layout import Layout, resolve
+from windtunnel.studies.training.lowering.lower import lower
+from windtunnel.studies.training.lowering.model_chunks import Piece, pieces_of
+from windtunnel.studies.training.lowering.step import LoweredStep
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import NAMES, schedule
 
 FRAMEWORKS = ("megatron", "torchtitan", "fsdp", "nanotron")
 GPUS = ("h100-sxm", "a100-80gb-sxm", "b200-sxm", "mi300x")

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from windtunnel.result import Result
+from windtunnel.physics.step.result import Result
 
 
 def assert_sound(result: Result) -> None:

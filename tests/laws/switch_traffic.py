@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from windtunnel.errors import SpecError
-from windtunnel.fleet.flows.trace import Transfer
+from windtunnel.studies.fleet.flows.trace import Transfer
 
 
 def all_to_all(arrival_ns: int, ports: Sequence[int], bytes_of: ArrayLike) -> Transfer:

@@ -13,15 +13,15 @@ from every_rank import whole_job
 from handmade import Grid, Script, folded_job
 from sound import assert_sound
 
-from windtunnel.cost.training import training_costs
-from windtunnel.hardware import parse_cluster
-from windtunnel.hardware.cluster import Cluster, cluster_with
-from windtunnel.model import transformer
-from windtunnel.programs.job import CapturedJob
-from windtunnel.programs.predict import predict_captured
-from windtunnel.result import RankClass, Result
-from windtunnel.step.band import band_of
-from windtunnel.training import predict
+from windtunnel.physics.cost.training import training_costs
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.hardware.cluster import Cluster, cluster_with
+from windtunnel.physics.model import transformer
+from windtunnel.physics.step.band import band_of
+from windtunnel.physics.step.result import RankClass, Result
+from windtunnel.studies.programs.job import CapturedJob
+from windtunnel.studies.programs.predict import predict_captured
+from windtunnel.studies.training import predict
 
 GRID = Grid(2, 2, 2)
 RANKS, STAGES = GRID.world, GRID.pp

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sound import assert_sound
 
-from windtunnel.hardware import Cluster, parse_cluster
-from windtunnel.hardware.cluster import cluster_with
-from windtunnel.programs.job import CapturedJob, Family, moved_families
-from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, priced_job
-from windtunnel.programs.lowering.placement import Pace
-from windtunnel.programs.lowering.pricing import op_pricer
-from windtunnel.programs.lowering.stages import class_names
-from windtunnel.programs.predict import predict_captured, price_captured
-from windtunnel.programs.program import RankProgram
-from windtunnel.step.disturbances.disturbed_step import Replayed, replayed
+from windtunnel.physics.hardware import Cluster, parse_cluster
+from windtunnel.physics.hardware.cluster import cluster_with
+from windtunnel.physics.step.disturbances.disturbed_step import Replayed, replayed
+from windtunnel.studies.programs.job import CapturedJob, Family, moved_families
+from windtunnel.studies.programs.lowering.lower import CapturedGraph, PricedJob, priced_job
+from windtunnel.studies.programs.lowering.placement import Pace
+from windtunnel.studies.programs.lowering.pricing import op_pricer
+from windtunnel.studies.programs.lowering.stages import class_names
+from windtunnel.studies.programs.predict import predict_captured, price_captured
+from windtunnel.studies.programs.program import RankProgram
 
 SIZES = {"layers": 2, "micro_batches": 3, "rows": 256, "width": 512}
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rates_at_once import coflow_rates
 from switch_traffic import all_to_all, gather, paired, spread
 
-from windtunnel.engine.coflows import MIB, POLICIES, Coflows, Queues, replay_coflows
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.fleet.flows import on_switch
+from windtunnel.physics.engine.coflows import MIB, POLICIES, Coflows, Queues, replay_coflows
+from windtunnel.studies.fleet.flows import on_switch
 
 quick = settings(max_examples=60, deadline=None)
 PORTS = 5

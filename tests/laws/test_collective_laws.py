@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.cost.communication.collectives import KINDS, Group, collective, formula, group_of, latency_and_bandwidth
-from windtunnel.hardware import Cluster, cluster_with, parse_cluster
+from windtunnel.physics.cost.communication.collectives import (
+    KINDS,
+    Group,
+    collective,
+    formula,
+    group_of,
+    latency_and_bandwidth,
+)
+from windtunnel.physics.hardware import Cluster, cluster_with, parse_cluster
 
 NAMES = (
     *("a100-80gb-sxm:1024", "h100-sxm:1024", "h800-sxm:1024", "b200-sxm:1024", "gb200:1152", "b300-sxm:1024"),

@@ -10,17 +10,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from small_jobs import DRAWN, Job, Taken, model_of, predicted, shared_jobs, slow_cluster, take
 
-from windtunnel.hardware import cluster_with, parse_cluster
-from windtunnel.model import load_model
-from windtunnel.model.catalogue import catalogue_names
-from windtunnel.training import predict, read_plan
-from windtunnel.training.layout import resolve
-from windtunnel.training.lowering.lower import lower
-from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.lowering.pass_lowering import build_segment
-from windtunnel.training.memory.model_state import optimizer_price
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import Kind, schedule
+from windtunnel.physics.hardware import cluster_with, parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.physics.model.catalogue import catalogue_names
+from windtunnel.studies.training import predict, read_plan
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.lowering.lower import lower
+from windtunnel.studies.training.lowering.model_chunks import pieces_of
+from windtunnel.studies.training.lowering.pass_lowering import build_segment
+from windtunnel.studies.training.memory.model_state import optimizer_price
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import Kind, schedule
 
 law = settings(deadline=None, max_examples=DRAWN, suppress_health_check=[HealthCheck.too_slow])
 GRADIENT = {"fp32": 4, "bf16": 2}

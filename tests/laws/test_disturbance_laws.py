@@ -10,26 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.engine import Slowdown, replay
-from windtunnel.engine.samples import sample_makespans, topological_order
-from windtunnel.engine.sharing import contenders
 from windtunnel.errors import SpecError
-from windtunnel.hardware import parse_cluster
-from windtunnel.hardware.cluster import cluster_with
-from windtunnel.model import transformer
-from windtunnel.step.disturbances.disturbances import parse_disturbances
-from windtunnel.step.nic_sharing import step_sharing
-from windtunnel.step.scenario import Scenario
-from windtunnel.training import predict, read_plan
-from windtunnel.training.disturbances.cells import cell_factors, placed
-from windtunnel.training.disturbances.op_noise import pass_factors
-from windtunnel.training.disturbances.planned import PlannedStep, disturb, uneven_fabric
-from windtunnel.training.disturbances.replicas import unfold
-from windtunnel.training.layout import resolve
-from windtunnel.training.lowering.lower import lower
-from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import schedule
+from windtunnel.physics.engine import Slowdown, replay
+from windtunnel.physics.engine.samples import sample_makespans, topological_order
+from windtunnel.physics.engine.sharing import contenders
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.hardware.cluster import cluster_with
+from windtunnel.physics.model import transformer
+from windtunnel.physics.step.disturbances.disturbances import parse_disturbances
+from windtunnel.physics.step.nic_sharing import step_sharing
+from windtunnel.physics.step.scenario import Scenario
+from windtunnel.studies.training import predict, read_plan
+from windtunnel.studies.training.disturbances.cells import cell_factors, placed
+from windtunnel.studies.training.disturbances.op_noise import pass_factors
+from windtunnel.studies.training.disturbances.planned import PlannedStep, disturb, uneven_fabric
+from windtunnel.studies.training.disturbances.replicas import unfold
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.lowering.lower import lower
+from windtunnel.studies.training.lowering.model_chunks import pieces_of
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import schedule
 
 MODEL = transformer(hidden=512, layers=8, heads=8, vocab=4096, ffn=2048, name="small")
 WIDE = transformer(hidden=1024, layers=8, heads=16, vocab=4096, ffn=4096, name="wide")

@@ -9,13 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
-from windtunnel.engine.compiled.fleet import queue_kernels
-from windtunnel.fleet.exact.clock import NS, Clock, NodeChange, Running
-from windtunnel.fleet.exact.work import Rigid, Scaling
-from windtunnel.fleet.options import Options
-from windtunnel.fleet.policies.queues import NAMES, run_queue
-from windtunnel.fleet.policies.table import POLICIES as TRAITS
-from windtunnel.fleet.site import parse_site
+from windtunnel.physics.engine.compiled.fleet import queue_kernels
+from windtunnel.studies.fleet.exact.clock import NS, Clock, NodeChange, Running
+from windtunnel.studies.fleet.exact.work import Rigid, Scaling
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
+from windtunnel.studies.fleet.policies.table import POLICIES as TRAITS
+from windtunnel.studies.fleet.site import parse_site
 
 POLICIES = ("tiresias", "gittins", "srtf", "themis")
 

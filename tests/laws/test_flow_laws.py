@@ -14,8 +14,8 @@ from link_flows import replay_flows, replay_flows_logged
 from plain_flows import plainly_replayed, plainly_shared
 from rates_at_once import share
 
-from windtunnel.engine.compiled import flow_kernels as kernels
-from windtunnel.engine.flows import (
+from windtunnel.physics.engine.compiled import flow_kernels as kernels
+from windtunnel.physics.engine.flows import (
     Paths,
     network_of,
 )

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from small_jobs import Taken, model_of, take
 from valid_graph import validate
 
-from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import LayoutError
-from windtunnel.graph import Graph, GraphBuilder, OpKind
-from windtunnel.graph.fold import refine
-from windtunnel.hardware import parse_cluster
-from windtunnel.training.disturbances.replicas import unfold
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import NAMES
+from windtunnel.physics.engine import Slowdown, Timeline, replay
+from windtunnel.physics.graph import Graph, GraphBuilder, OpKind
+from windtunnel.physics.graph.fold import refine
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.studies.training.disturbances.replicas import unfold
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import NAMES
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.fleet.capacity.profile import Profile
-from windtunnel.fleet.hybrid.clouds import Cloud, Clouds, read_clouds
-from windtunnel.fleet.hybrid.plan import NS, HybridJob, plan
-from windtunnel.fleet.hybrid.run import figures_of, roaming
-from windtunnel.fleet.hybrid.spot import Ups, spot_run
-from windtunnel.fleet.hybrid.starburst import starburst
-from windtunnel.fleet.jobs.read import read_jobs
-from windtunnel.fleet.options import Options
-from windtunnel.fleet.outcome import aggregates
-from windtunnel.fleet.policies.hybrid import PER, STRATEGIES, patience_s
-from windtunnel.fleet.policies.queues import run_queue
-from windtunnel.fleet.policies.table import names_of
-from windtunnel.fleet.run import simulate
-from windtunnel.fleet.site import parse_site
+from windtunnel.studies.fleet.capacity.profile import Profile
+from windtunnel.studies.fleet.hybrid.clouds import Cloud, Clouds, read_clouds
+from windtunnel.studies.fleet.hybrid.plan import NS, HybridJob, plan
+from windtunnel.studies.fleet.hybrid.run import figures_of, roaming
+from windtunnel.studies.fleet.hybrid.spot import Ups, spot_run
+from windtunnel.studies.fleet.hybrid.starburst import starburst
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.outcome import aggregates
+from windtunnel.studies.fleet.policies.hybrid import PER, STRATEGIES, patience_s
+from windtunnel.studies.fleet.policies.queues import run_queue
+from windtunnel.studies.fleet.policies.table import names_of
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import parse_site
 
 OWN = 8
 

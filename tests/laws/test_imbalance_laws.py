@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from packed_durations import op_durations
 from small_jobs import Job, jobs
 
-from windtunnel.engine import Slowdown, replay
-from windtunnel.graph import Graph
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model, transformer
-from windtunnel.result import StageMemory
-from windtunnel.training import read_plan
-from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.lowering.lower import lower
-from windtunnel.training.lowering.model_chunks import Piece, pieces_of
-from windtunnel.training.lowering.step import LoweredStep
-from windtunnel.training.memory.peak import memory_of
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import schedule
-from windtunnel.training.workload.router_load import RouterLoad, parse_router_load, rank_loads_of
-from windtunnel.training.workload.sequence_lengths import (
+from windtunnel.physics.engine import Slowdown, replay
+from windtunnel.physics.graph import Graph
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model, transformer
+from windtunnel.physics.step.result import StageMemory
+from windtunnel.studies.training import read_plan
+from windtunnel.studies.training.layout import Layout, resolve
+from windtunnel.studies.training.lowering.lower import lower
+from windtunnel.studies.training.lowering.model_chunks import Piece, pieces_of
+from windtunnel.studies.training.lowering.step import LoweredStep
+from windtunnel.studies.training.memory.peak import memory_of
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import schedule
+from windtunnel.studies.training.workload.router_load import RouterLoad, parse_router_load, rank_loads_of
+from windtunnel.studies.training.workload.sequence_lengths import (
     Lengths,
     attention_shares,
     attention_variants,

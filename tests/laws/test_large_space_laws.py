@@ -4,15 +4,15 @@ import itertools
 
 import pytest
 
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.planning import search as searching
-from windtunnel.planning import space as spaces
-from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.choices import Budget, choices
-from windtunnel.planning.oracle import straggling
-from windtunnel.planning.search import Answer, Search
-from windtunnel.planning.space import Space, families, structures
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.planning import search as searching
+from windtunnel.studies.planning import space as spaces
+from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.choices import Budget, choices
+from windtunnel.studies.planning.oracle import straggling
+from windtunnel.studies.planning.search import Answer, Search
+from windtunnel.studies.planning.space import Space, families, structures
 
 CASES = {
     "dense": ("llama-3-8b", 6, {"tp": 1, "cp": 1, "cuda_graphs": False, "overlap_tp": False}),

@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.training.launch import FORMATS, launch_flags, read_native
-from windtunnel.training.layout import resolve
-from windtunnel.training.plan import Plan, read_plan
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.training.launch import FORMATS, launch_flags, read_native
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.plan import Plan, read_plan
 
 DENSE, MIXTURE = load_model("llama-3-8b"), load_model("mixtral-8x7b")
 CLUSTER = parse_cluster("b200:64")

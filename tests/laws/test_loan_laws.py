@@ -8,10 +8,10 @@ from held_leases import Kind, Lease, first_overlap, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.fleet.loans.clock import NS, LoanClock, Training
-from windtunnel.fleet.loans.pool import ServingPool
-from windtunnel.fleet.policies.lyra import Lyra, extra_workers, lendable, reclaim
-from windtunnel.fleet.policies.queues import run_queue
+from windtunnel.studies.fleet.loans.clock import NS, LoanClock, Training
+from windtunnel.studies.fleet.loans.pool import ServingPool
+from windtunnel.studies.fleet.policies.lyra import Lyra, extra_workers, lendable, reclaim
+from windtunnel.studies.fleet.policies.queues import run_queue
 
 OWN, POOL, PER = 2, 2, 4
 

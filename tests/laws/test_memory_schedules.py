@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from small_jobs import Job, jobs, model_of, slow_cluster
 
 from windtunnel.errors import UserError
-from windtunnel.hardware import cluster_with
-from windtunnel.result import Result
-from windtunnel.training import predict
+from windtunnel.physics.hardware import cluster_with
+from windtunnel.physics.step.result import Result
+from windtunnel.studies.training import predict
 
 law = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 

@@ -8,14 +8,22 @@ from held_leases import Kind, Lease, first_overlap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.fleet.jobs.trace import Jobs
-from windtunnel.fleet.options import Options
-from windtunnel.fleet.oversubscribe.clock import CHECKPOINT_S, MOVE_S, Machines, Task
-from windtunnel.fleet.oversubscribe.machines import Beside, p95_of, service_slowdown
-from windtunnel.fleet.oversubscribe.run import RULES
-from windtunnel.fleet.policies.oversubscribe import Rules, Running, admits, candidates, least_loss, throttle, youngest
-from windtunnel.fleet.run import simulate
-from windtunnel.fleet.site import parse_site
+from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.oversubscribe.clock import CHECKPOINT_S, MOVE_S, Machines, Task
+from windtunnel.studies.fleet.oversubscribe.machines import Beside, p95_of, service_slowdown
+from windtunnel.studies.fleet.oversubscribe.run import RULES
+from windtunnel.studies.fleet.policies.oversubscribe import (
+    Rules,
+    Running,
+    admits,
+    candidates,
+    least_loss,
+    throttle,
+    youngest,
+)
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import parse_site
 
 MACHINES = 3
 NS = 1_000_000_000

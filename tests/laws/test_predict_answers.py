@@ -11,11 +11,11 @@ from small_jobs import FRAMEWORKS, jobs, model_of
 from sound import assert_sound
 
 from windtunnel.errors import UserError
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.model.catalogue import catalogue_names
-from windtunnel.training import predict
-from windtunnel.training.schedules import NAMES
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.physics.model.catalogue import catalogue_names
+from windtunnel.studies.training import predict
+from windtunnel.studies.training.schedules import NAMES
 
 law = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 

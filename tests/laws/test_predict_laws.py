@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from small_jobs import Job, jobs, model_of, slow_cluster, take
 from worse_hardware import WORSE
 
-from windtunnel.cost import roofline
-from windtunnel.cost.communication import nccl
-from windtunnel.cost.price import FREE, Price
-from windtunnel.hardware import cluster_with
-from windtunnel.model.operations import Transfer
-from windtunnel.result import Result
-from windtunnel.training import predict
-from windtunnel.training.pricing import Pricer
+from windtunnel.physics.cost import roofline
+from windtunnel.physics.cost.communication import nccl
+from windtunnel.physics.cost.price import FREE, Price
+from windtunnel.physics.hardware import cluster_with
+from windtunnel.physics.model.operations import Transfer
+from windtunnel.physics.step.result import Result
+from windtunnel.studies.training import predict
+from windtunnel.studies.training.pricing import Pricer
 
 law = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from small_jobs import Job, jobs
 from worse_hardware import WORSE
 
-from windtunnel.cli.app import main
-from windtunnel.hardware import cluster_with
-from windtunnel.model import load_model
-from windtunnel.result import Result
-from windtunnel.training import predict
-from windtunnel.training.lowering import passes
+from windtunnel.faces.cli.app import main
+from windtunnel.physics.hardware import cluster_with
+from windtunnel.physics.model import load_model
+from windtunnel.physics.step.result import Result
+from windtunnel.studies.training import predict
+from windtunnel.studies.training.lowering import passes
 
 law = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
@@ -42,7 +42,7 @@ ASKED: list[tuple[str, str, dict[str, Any]]] = [
 
 def test_same_input_same_bytes_in_every_process():
     code = (
-        "import hashlib, json, sys; from windtunnel.training import predict\n"
+        "import hashlib, json, sys; from windtunnel.studies.training import predict\n"
         "for model, cluster, plan in json.load(sys.stdin):\n"
         "    print(hashlib.sha256(predict(model, cluster, plan).to_json().encode()).hexdigest())"
     )

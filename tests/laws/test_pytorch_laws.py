@@ -10,14 +10,14 @@ from calibrated_cpu import calibrated_cpu, config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.training import predict
-from windtunnel.training.layout import resolve
-from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.plan import read_plan
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import Kind
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.training import predict
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.lowering.model_chunks import pieces_of
+from windtunnel.studies.training.plan import read_plan
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import Kind
 
 PLAN: dict[str, Any] = {
     "framework": "pytorch",

@@ -14,12 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.oracle import replayed, straggling
-from windtunnel.planning.search import Search
-from windtunnel.planning.space import Space
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.oracle import replayed, straggling
+from windtunnel.studies.planning.search import Search
+from windtunnel.studies.planning.space import Space
 
 PLANS_MOST = 24
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.training import Plan
-from windtunnel.training.layout import resolve
-from windtunnel.training.lowering import pass_lowering
-from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.lowering.pass_lowering import build_segment
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import Kind
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.training import Plan
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.lowering import pass_lowering
+from windtunnel.studies.training.lowering.model_chunks import pieces_of
+from windtunnel.studies.training.lowering.pass_lowering import build_segment
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import Kind
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("llama-3-8b", {"tp": 2, "overlap_tp": True, "cuda_graphs": True}),

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from valid_graph import runnable, validate
 
-from windtunnel.engine import Slowdown, Timeline, critical_path, exposed, replay
-from windtunnel.engine.compiled import fixed_kernels, kernels
 from windtunnel.errors import ScheduleError
-from windtunnel.graph import Graph, GraphBuilder, OpKind
+from windtunnel.physics.engine import Slowdown, Timeline, critical_path, exposed, replay
+from windtunnel.physics.engine.compiled import fixed_kernels, kernels
+from windtunnel.physics.graph import Graph, GraphBuilder, OpKind
 
 law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

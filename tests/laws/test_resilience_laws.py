@@ -12,11 +12,11 @@ from failures_one_by_one import run_one
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.resilience import Asked, Checkpoint, published, survive, with_times
-from windtunnel.resilience.failures import FailureTrace, draw, read_failures
-from windtunnel.resilience.failures.process import Bursts, Cause, FailureProcess, Lemons, SlowHosts
-from windtunnel.resilience.policies import POLICIES, Job, policy_named
-from windtunnel.resilience.run import Episode, Saving, run_many
+from windtunnel.studies.resilience import Asked, Checkpoint, published, survive, with_times
+from windtunnel.studies.resilience.failures import FailureTrace, draw, read_failures
+from windtunnel.studies.resilience.failures.process import Bursts, Cause, FailureProcess, Lemons, SlowHosts
+from windtunnel.studies.resilience.policies import POLICIES, Job, policy_named
+from windtunnel.studies.resilience.run import Episode, Saving, run_many
 
 HOUR = 3600.0
 SECOND = 1_000_000_000

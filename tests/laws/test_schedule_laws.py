@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ideal_schedule import durations, in_flight, makespan
 
-from windtunnel.training.schedules import NAMES, Kind, Schedule, chunks_in_flight, schedule, walk
+from windtunnel.studies.training.schedules import NAMES, Kind, Schedule, chunks_in_flight, schedule, walk
 
 law = settings(deadline=None)  # the machine may be busy
 times = st.floats(0.1, 3.0)

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prices import plain_times
 
-from windtunnel.serving.emulator.fleet import Fleet
-from windtunnel.serving.replica import Replica, Rules, Sequence
-from windtunnel.serving.replica.interrupted import blocks_held, cancel, steps_done, tokens_given, unfinished
-from windtunnel.serving.replica.replica import NEVER
-from windtunnel.serving.routing import LeastLoaded
-from windtunnel.serving.simulate import simulate
-from windtunnel.serving.workload.lengths import arrivals
-from windtunnel.serving.workload.requests import Workload
+from windtunnel.studies.serving.emulator.fleet import Fleet
+from windtunnel.studies.serving.replica import Replica, Rules, Sequence
+from windtunnel.studies.serving.replica.interrupted import blocks_held, cancel, steps_done, tokens_given, unfinished
+from windtunnel.studies.serving.replica.replica import NEVER
+from windtunnel.studies.serving.routing import LeastLoaded
+from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.workload.lengths import arrivals
+from windtunnel.studies.serving.workload.requests import Workload
 
 BLOCK = 4  # small, so that few examples meet every residue of it
 

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prices import PlainPrices, plain_times
 
-from windtunnel.serving.batching import ContinuousBatching
-from windtunnel.serving.engines.profile import Profile
-from windtunnel.serving.replica import Replica, Rules, Sequence, StepwiseReplica
-from windtunnel.serving.replica.runs import steps_until
-from windtunnel.serving.replica.tally import GAP_SHIFT
-from windtunnel.serving.routing import LeastLoaded, RoundRobin
-from windtunnel.serving.simulate import simulate
-from windtunnel.serving.step_time.times import TICKS_PER_NS
-from windtunnel.serving.workload.lengths import arrivals
-from windtunnel.serving.workload.requests import Workload
+from windtunnel.studies.serving.batching import ContinuousBatching
+from windtunnel.studies.serving.engines.profile import Profile
+from windtunnel.studies.serving.replica import Replica, Rules, Sequence, StepwiseReplica
+from windtunnel.studies.serving.replica.runs import steps_until
+from windtunnel.studies.serving.replica.tally import GAP_SHIFT
+from windtunnel.studies.serving.routing import LeastLoaded, RoundRobin
+from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.step_time.times import TICKS_PER_NS
+from windtunnel.studies.serving.workload.lengths import arrivals
+from windtunnel.studies.serving.workload.requests import Workload
 
 BLOCK = 16
 

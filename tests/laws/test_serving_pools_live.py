@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prices import plain_times
 
-from windtunnel.serving.disaggregated.server import Disaggregated
-from windtunnel.serving.disaggregated.units import cancel, replicas_of, unfinished
-from windtunnel.serving.emulator.fleet import Fleet
-from windtunnel.serving.replica import Replica, Rules, Sequence
-from windtunnel.serving.replica.replica import NEVER
-from windtunnel.serving.routing import LeastLoaded
-from windtunnel.serving.simulate import simulate
-from windtunnel.serving.workload.lengths import arrivals
-from windtunnel.serving.workload.requests import Workload
+from windtunnel.studies.serving.disaggregated.server import Disaggregated
+from windtunnel.studies.serving.disaggregated.units import cancel, replicas_of, unfinished
+from windtunnel.studies.serving.emulator.fleet import Fleet
+from windtunnel.studies.serving.replica import Replica, Rules, Sequence
+from windtunnel.studies.serving.replica.replica import NEVER
+from windtunnel.studies.serving.routing import LeastLoaded
+from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.workload.lengths import arrivals
+from windtunnel.studies.serving.workload.requests import Workload
 
 N = 30
 

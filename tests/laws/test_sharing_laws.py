@@ -12,10 +12,10 @@ from logged_replay import replay_logged
 from plain_flows import plainly_shared
 from test_replay_laws import Case, cases, check_causal, copies, predecessors
 
-from windtunnel.engine import Sharing, Slowdown, replay
-from windtunnel.engine.compiled import shared_kernels
-from windtunnel.engine.sharing import contenders
-from windtunnel.graph import GraphBuilder, OpKind
+from windtunnel.physics.engine import Sharing, Slowdown, replay
+from windtunnel.physics.engine.compiled import shared_kernels
+from windtunnel.physics.engine.sharing import contenders
+from windtunnel.physics.graph import GraphBuilder, OpKind
 
 law = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 

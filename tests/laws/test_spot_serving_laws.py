@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from t4_costs import T4, SpotModel
 
-from windtunnel.serving.spot.loop import play
-from windtunnel.serving.spot.served import Machine
-from windtunnel.serving.spot.state import Change, Played, Policy
+from windtunnel.studies.serving.spot.loop import play
+from windtunnel.studies.serving.spot.served import Machine
+from windtunnel.studies.serving.spot.state import Change, Played, Policy
 
 POLICIES: tuple[Policy, ...] = ("spotserve", "reroute", "restart")
 WHOLE = SpotModel(

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import ScheduleError, SpecError
-from windtunnel.graph.deadlock import explain_deadlock
-from windtunnel.graph.program import Graph, OpKind
+from windtunnel.physics.graph.deadlock import explain_deadlock
+from windtunnel.physics.graph.program import Graph, OpKind
 
 _PER_OP = ("kind", "stream", "rendezvous", "label", "category", "flops", "bytes")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windtunnel.hardware import Cluster, cluster_with
+from windtunnel.physics.hardware import Cluster, cluster_with
 
 
 def _slower_link(cluster: Cluster, tier: str, by: float) -> Cluster:

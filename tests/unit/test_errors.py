@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 
-from windtunnel.capture.processes.scheduler import ScriptError
 from windtunnel.errors import (
     InputFileError,
     LayoutError,
@@ -16,6 +15,7 @@ from windtunnel.errors import (
     UserError,
     WindtunnelError,
 )
+from windtunnel.real.capture.processes.scheduler import ScriptError
 
 
 @pytest.mark.parametrize(

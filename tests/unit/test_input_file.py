@@ -67,7 +67,7 @@ import json, resource, sys
 from contextlib import redirect_stderr
 from io import StringIO
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-from windtunnel.cli import main
+from windtunnel.faces.cli import main
 for words in json.load(sys.stdin):
     said = StringIO()
     with redirect_stderr(said):

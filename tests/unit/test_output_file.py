@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from windtunnel.errors import InputFileError
+from windtunnel.faces.report.run_list import RunList
 from windtunnel.output_file import write_atomically
-from windtunnel.report.run_list import RunList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import UserError
-from windtunnel.techniques import offload
+from windtunnel.studies.techniques import offload
 
 HEAVY = ("numpy", "numba", "pyarrow", "pydantic", "rich", "jinja2", "yaml", "scipy", "pandas", "torch")
 
@@ -52,7 +52,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_names_in_python_and_on_the_command_line_are_the_same_functions() -> None:
-    from windtunnel.training import Plan, predict
+    from windtunnel.studies.training import Plan, predict
 
     assert windtunnel.predict is predict
     assert windtunnel.Plan is Plan
@@ -66,11 +66,13 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_help_loads_no_number_crunching() -> None:
-    code = "from windtunnel.cli import main\nassert main(['--help']) == 0\nassert main(['predict', '--help']) == 0"
+    code = (
+        "from windtunnel.faces.cli import main\nassert main(['--help']) == 0\nassert main(['predict', '--help']) == 0"
+    )
     loaded = loaded_by(code)
     assert "cyclopts" in loaded
     assert loaded.isdisjoint({"numpy", "numba", "pyarrow", "pydantic", "jinja2", "yaml", "scipy"})
-    assert not any(name.startswith(("windtunnel.training", "windtunnel.cost")) for name in loaded)
+    assert not any(name.startswith(("windtunnel.studies.training", "windtunnel.physics.cost")) for name in loaded)
 
 
 def test_the_module_runs_as_the_command() -> None:
@@ -82,7 +84,7 @@ def test_the_module_runs_as_the_command() -> None:
 
 def test_what_needs_torch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "windtunnel.techniques.offload.windowed", raising=False)
+    monkeypatch.delitem(sys.modules, "windtunnel.real.techniques.offload.windowed", raising=False)
     with pytest.raises(
         UserError, match=r"offload.apply needs PyTorch; install it with: pip install 'windtunnel\[torch\]'"
     ):

@@ -13,7 +13,7 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.result import Result
+from windtunnel.physics.step.result import Result
 
 PLAN = {"tp": 2, "pp": 2, "global_batch": 16, "seq_len": 2048}
 

@@ -31,22 +31,22 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.capture.arguments import parse_launch
-from windtunnel.capture.launch import Options, capture_job
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
-from windtunnel.programs.job import CapturedJob
-from windtunnel.programs.op_shapes import attention_of
-from windtunnel.programs.predict import load, predict_captured
-from windtunnel.result import Result
-from windtunnel.training.layout import resolve
-from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.lowering.simulated import simulate
-from windtunnel.training.memory.saved_tensors import keeping
-from windtunnel.training.plan import read_plan
-from windtunnel.training.predict import predict
-from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import schedule
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.physics.step.result import Result
+from windtunnel.real.capture.arguments import parse_launch
+from windtunnel.real.capture.launch import Options, capture_job
+from windtunnel.studies.programs.job import CapturedJob
+from windtunnel.studies.programs.op_shapes import attention_of
+from windtunnel.studies.programs.predict import load, predict_captured
+from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.lowering.model_chunks import pieces_of
+from windtunnel.studies.training.lowering.simulated import simulate
+from windtunnel.studies.training.memory.saved_tensors import keeping
+from windtunnel.studies.training.plan import read_plan
+from windtunnel.studies.training.predict import predict
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import schedule
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 AGREES = 0.02

@@ -26,8 +26,8 @@ def world_of(how: str) -> Iterator[Any]:
     if how == "real":
         yield None
         return
-    from windtunnel.capture.processes.file_mailbox import FileMailbox
-    from windtunnel.capture.virtual_world.world import World
+    from windtunnel.real.capture.processes.file_mailbox import FileMailbox
+    from windtunnel.real.capture.virtual_world.world import World
 
     box = FileMailbox(Path(os.environ["LETTERS"]), RANK) if "LETTERS" in os.environ else None
     with World(RANK, WORLD, mailbox=box, devices=("cpu",)) as world:
@@ -40,8 +40,8 @@ def described(call: Any) -> list[Any]:
 
 def ops(how: str) -> dict[str, Any]:
     """Ops of the last step, and all communications of the run that carry no control messages."""
-    from windtunnel.capture.recorder.recorder import Recorder
-    from windtunnel.emulate.tape.record_real import Recording
+    from windtunnel.real.capture.recorder.recorder import Recorder
+    from windtunnel.real.emulate.tape.record_real import Recording
 
     heard: list[Any] = []
     with world_of(how) as world, contextlib.ExitStack() as opening:
@@ -58,8 +58,8 @@ def ops(how: str) -> dict[str, Any]:
 
 def memory(how: str) -> dict[str, Any]:
     """The allocator's log of the whole run, and the peak of its last step."""
-    from windtunnel.emulate.clock.script_clock import optimizer_hooks
-    from windtunnel.emulate.memory import MemoryWatch, peak_of, read_log
+    from windtunnel.real.emulate.clock.script_clock import optimizer_hooks
+    from windtunnel.real.emulate.memory import MemoryWatch, peak_of, read_log
 
     watch = MemoryWatch()
     watch.start((), stack=False)

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from windtunnel.fleet.flows import POLICIES, read_trace, run_flows
+from windtunnel.studies.fleet.flows import POLICIES, read_trace, run_flows
 
 
 def main() -> None:

@@ -13,12 +13,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.fleet.hybrid.clouds import read_clouds
-from windtunnel.fleet.hybrid.plan import plan
-from windtunnel.fleet.hybrid.run import figures_of, hybrid_jobs, roaming
-from windtunnel.fleet.hybrid.starburst import starburst
-from windtunnel.fleet.jobs.read import read_jobs
-from windtunnel.fleet.policies.hybrid import STRATEGIES, Weights
+from windtunnel.studies.fleet.hybrid.clouds import read_clouds
+from windtunnel.studies.fleet.hybrid.plan import plan
+from windtunnel.studies.fleet.hybrid.run import figures_of, hybrid_jobs, roaming
+from windtunnel.studies.fleet.hybrid.starburst import starburst
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.policies.hybrid import STRATEGIES, Weights
 
 OWN_GPUS = 128
 SITE = """

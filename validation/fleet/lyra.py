@@ -15,14 +15,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.cli.fleet_loans import loans_of
-from windtunnel.fleet.jobs.read import read_jobs
-from windtunnel.fleet.loans.frontier import frontier
-from windtunnel.fleet.options import Options
-from windtunnel.fleet.outcome import aggregates
-from windtunnel.fleet.policies.table import names_of
-from windtunnel.fleet.run import simulate
-from windtunnel.fleet.site import parse_site
+from windtunnel.faces.cli.fleet_loans import loans_of
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.loans.frontier import frontier
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.outcome import aggregates
+from windtunnel.studies.fleet.policies.table import names_of
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import parse_site
 
 SITES = (
     ("jobs_itp.csv", "cluster=03", 22),

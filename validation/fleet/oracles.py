@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.fleet.flows import read_trace, run_flows
-from windtunnel.fleet.jobs.read import read_jobs
-from windtunnel.fleet.options import Options
-from windtunnel.fleet.outcome import aggregates
-from windtunnel.fleet.packing.study import packing_figures, read_nodes
-from windtunnel.fleet.run import simulate
-from windtunnel.fleet.site import parse_site
-from windtunnel.fleet.tables import Tables
+from windtunnel.studies.fleet.flows import read_trace, run_flows
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.outcome import aggregates
+from windtunnel.studies.fleet.packing.study import packing_figures, read_nodes
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.tables import Tables
 
 PUBLISHED_FIG8A = {"edf": 0.118, "gandiva": 0.090, "tiresias": 0.287, "elasticflow": 0.728}
 

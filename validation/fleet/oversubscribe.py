@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.fleet.jobs.read import read_jobs
-from windtunnel.fleet.oversubscribe.machines import Beside
-from windtunnel.fleet.oversubscribe.run import RULES, simulated
-from windtunnel.fleet.site import parse_site
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.oversubscribe.machines import Beside
+from windtunnel.studies.fleet.oversubscribe.run import RULES, simulated
+from windtunnel.studies.fleet.site import parse_site
 
 FROM_S, TO_S = 2_000_000, 2_260_000
 

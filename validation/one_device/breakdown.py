@@ -148,11 +148,11 @@ def parts_of(events: Any) -> dict[tuple[str, str], float]:
 def predicted_parts(case: Case, device: str) -> tuple[dict[tuple[str, str], float], Any]:
     """Seconds per step of (part, pass) as priced, and the whole Result."""
     import windtunnel
-    from windtunnel.training.layout import resolve
-    from windtunnel.training.lowering.model_chunks import pieces_of
-    from windtunnel.training.lowering.pass_lowering import build_segment
-    from windtunnel.training.pricing import Pricer
-    from windtunnel.training.schedules import Kind
+    from windtunnel.studies.training.layout import resolve
+    from windtunnel.studies.training.lowering.model_chunks import pieces_of
+    from windtunnel.studies.training.lowering.pass_lowering import build_segment
+    from windtunnel.studies.training.pricing import Pricer
+    from windtunnel.studies.training.schedules import Kind
 
     result = windtunnel.predict(case.config, device, case.plan)
     layout = resolve(

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from windtunnel.cost.communication.collectives import Group, collective
-from windtunnel.hardware import parse_cluster
+from windtunnel.physics.cost.communication.collectives import Group, collective
+from windtunnel.physics.hardware import parse_cluster
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 SIZES = tuple(3 << exponent for exponent in range(11, 25))

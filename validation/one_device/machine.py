@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from windtunnel.calibrate.interference_filter import is_usual
+from windtunnel.real.calibrate.interference_filter import is_usual
 
 FIRST_LOOKS, BETWEEN_LOOKS_S = 20, 0.5  # at the reference, until it is known what is usual
 REFERENCE_SIZE = {"cpu": 768, "cuda": 4096}

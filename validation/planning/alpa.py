@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from shardings import best_by_trying_all, best_sharding
 
 from windtunnel.errors import UserError
-from windtunnel.hardware import parse_cluster
-from windtunnel.model import Model, load_model, transformer
-from windtunnel.planning.alpa.stages import best_stages, submeshes
-from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.least.blocks import block_parameters, kept_bytes
-from windtunnel.planning.oracle import Layout, Plan, laid_out
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import Model, load_model, transformer
+from windtunnel.studies.planning.alpa.stages import best_stages, submeshes
+from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.least.blocks import block_parameters, kept_bytes
+from windtunnel.studies.planning.oracle import Layout, Plan, laid_out
 
 # hidden, layers, heads: alpa-projects/alpa, benchmark/alpa/suite_manual_gpt.py (facts)
 GPT = {

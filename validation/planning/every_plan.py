@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from windtunnel.planning.oracle import Layout, Replayed, laid_out, replayed
-from windtunnel.planning.space import Space, savings, structures, switches
+from windtunnel.studies.planning.oracle import Layout, Replayed, laid_out, replayed
+from windtunnel.studies.planning.space import Space, savings, structures, switches
 
 
 def every_plan(space: Space) -> Iterator[Layout]:

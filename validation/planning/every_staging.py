@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from windtunnel.planning.alpa.stages import Stage
+from windtunnel.studies.planning.alpa.stages import Stage
 
 
 def every_staging(layers: int, devices: Sequence[int], total_devices: int) -> Iterator[tuple[Stage, ...]]:

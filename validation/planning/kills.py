@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from windtunnel.sweeps import sweep
-from windtunnel.sweeps.journal import read_journal
+from windtunnel.studies.sweeps import sweep
+from windtunnel.studies.sweeps.journal import read_journal
 
 STUDY = {
     "fixed": {"model": "llama-3-8b", "cluster": "h100-sxm:64", "plan.global_batch": 128, "plan.seq_len": 4096},
@@ -36,7 +36,7 @@ def main() -> None:
         out = Path(folder, "killed.parquet")
         journal = Path(folder, "killed.parquet.journal")
         code = (
-            "from windtunnel.sweeps import sweep\nif __name__ == '__main__':\n"
+            "from windtunnel.studies.sweeps import sweep\nif __name__ == '__main__':\n"
             f"    sweep({STUDY!r}, out={str(out)!r}, jobs=2)"
         )
         script = Path(folder, "run.py")

@@ -17,15 +17,15 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from windtunnel.accuracy.cases import Case, case_of
-from windtunnel.accuracy.table import read_table
 from windtunnel.errors import UserError
-from windtunnel.hardware import Cluster
-from windtunnel.planning import plan as best_plan
-from windtunnel.planning.fields.features import HABIT
-from windtunnel.planning.oracle import laid_out
-from windtunnel.planning.space import SAVINGS, STRUCTURE, Space, switches
-from windtunnel.training import predict
+from windtunnel.evidence.accuracy.cases import Case, case_of
+from windtunnel.evidence.accuracy.table import read_table
+from windtunnel.physics.hardware import Cluster
+from windtunnel.studies.planning import plan as best_plan
+from windtunnel.studies.planning.fields.features import HABIT
+from windtunnel.studies.planning.oracle import laid_out
+from windtunnel.studies.planning.space import SAVINGS, STRUCTURE, Space, switches
+from windtunnel.studies.training import predict
 
 CLOSE = 0.10
 SEARCHED = {*STRUCTURE, *SAVINGS, "dp", "layers_per_stage", "sequence_parallel"} - {"compile", "offload_optimizer"}

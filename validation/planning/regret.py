@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import math
 
-from windtunnel.accuracy.outcome import outcome_of
-from windtunnel.accuracy.ranking import rankings
-from windtunnel.accuracy.table import read_table
-from windtunnel.training import predict
+from windtunnel.evidence.accuracy.outcome import outcome_of
+from windtunnel.evidence.accuracy.ranking import rankings
+from windtunnel.evidence.accuracy.table import read_table
+from windtunnel.studies.training import predict
 
 
 def main() -> None:

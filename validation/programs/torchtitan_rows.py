@@ -124,7 +124,7 @@ HEAD = (
 
 def figures(row: dict[str, str], layout: Layout, folder: Path) -> list[str]:
     """A line of the table. "Op by op": the same capture as if nothing had been compiled."""
-    from windtunnel.programs.predict import load, predict_captured
+    from windtunnel.studies.programs.predict import load, predict_captured
 
     job = load(folder)
     measured, gib = float(row["d_step_time_s"]), float(row["peak_mem_gib"])

@@ -43,7 +43,7 @@ def child(rank: int, world: int, port: int, folder: str, turns: int) -> None:
     from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
     from windtunnel.process import die_with_parent
-    from windtunnel.survive import RankLog
+    from windtunnel.real.survive import RankLog
 
     die_with_parent(os.getppid())
     torch.set_num_threads(1)
@@ -129,8 +129,8 @@ def started(world: int, folder: str, turns: int = 0):
 
 
 def cases(store, processes, folder: Path, asked) -> int:
-    from windtunnel.survive.watch.log import read_logs
-    from windtunnel.survive.watch.verdict import verdict
+    from windtunnel.real.survive.watch.log import read_logs
+    from windtunnel.real.survive.watch.verdict import verdict
 
     rng = random.Random(asked.seed)
     kinds = [*SLOW, "stop", "loop"]
@@ -187,7 +187,7 @@ def cases(store, processes, folder: Path, asked) -> int:
 
 def event_cost() -> None:
     """CPU time of logging one segment, against not logging it, in turns."""
-    from windtunnel.survive import RankLog
+    from windtunnel.real.survive import RankLog
 
     with tempfile.TemporaryDirectory() as folder:
         log = RankLog.create(Path(folder) / "0.log", 0)

@@ -63,7 +63,7 @@ class Killer:
 
 
 def job(ranks: int, standbys: int, steps: int, pause: float, killer: Killer | None, afresh: bool):
-    from windtunnel.survive import launch
+    from windtunnel.real.survive import launch
 
     with tempfile.TemporaryDirectory() as folder:
         losses = Path(folder) / "losses.json"

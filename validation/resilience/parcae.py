@@ -11,10 +11,10 @@ import csv
 import sys
 from pathlib import Path
 
-from windtunnel.resilience.spot.moves import Moves
-from windtunnel.resilience.spot.policies import fastest, parcae
-from windtunnel.resilience.spot.tables import models_in, read_model
-from windtunnel.resilience.spot.trace import SpotTrace, read_trace
+from windtunnel.studies.resilience.spot.moves import Moves
+from windtunnel.studies.resilience.spot.policies import fastest, parcae
+from windtunnel.studies.resilience.spot.tables import models_in, read_model
+from windtunnel.studies.resilience.spot.trace import SpotTrace, read_trace
 
 
 def earned(moves: Moves, trace: SpotTrace, layouts: list[tuple[int, int]]) -> float:

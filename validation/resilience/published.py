@@ -13,7 +13,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from windtunnel.resilience import (
+from windtunnel.studies.resilience import (
     Asked,
     Checkpoint,
     ettr,

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.accuracy.serving import predict
-from windtunnel.accuracy.serving.rows import ServingRow, engine_named, read_rows
-from windtunnel.serving.engines.profile import load_engine
+from windtunnel.evidence.accuracy.serving import predict
+from windtunnel.evidence.accuracy.serving.rows import ServingRow, engine_named, read_rows
+from windtunnel.studies.serving.engines.profile import load_engine
 
 NAMES = ("layer_gap_s", "prefill_factor")
 PRIOR, SPREAD = np.array([1.0e-5, 1.1]), np.array([5e-6, 0.2])

@@ -28,7 +28,7 @@ from statistics import mean, median
 import numpy as np
 
 from windtunnel import Deployment, Model, Workload, load_model, serve
-from windtunnel.serving import load_engine
+from windtunnel.studies.serving import load_engine
 
 TABLE = Path(__file__).with_name("offline_throughput.csv")
 REQUESTS = {

@@ -25,9 +25,9 @@ from statistics import fmean, median
 import numpy as np
 
 from windtunnel import Deployment, Workload, serve
-from windtunnel.accuracy.serving.models import model_named
-from windtunnel.accuracy.serving.rows import gpu_of
-from windtunnel.serving import load_engine
+from windtunnel.evidence.accuracy.serving.models import model_named
+from windtunnel.evidence.accuracy.serving.rows import gpu_of
+from windtunnel.studies.serving import load_engine
 
 TABLE = Path(__file__).with_name("unseen.csv")
 LONGEST_PROMPT = 1024

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.serving.multiplex.group import Group, serve_groups
+from windtunnel.studies.serving.multiplex.group import Group, serve_groups
 
 SEEDS = 20
 LEVELS = {"e2e_p50_s": 50, "e2e_p90_s": 90, "e2e_p99_s": 99}

@@ -14,7 +14,7 @@ import argparse
 
 import numpy as np
 
-from windtunnel.serving.weight_pool.loop import Servers, SmallModel, System, play_pool, zipf
+from windtunnel.studies.serving.weight_pool.loop import Servers, SmallModel, System, play_pool, zipf
 
 BATCH, FLOPS = 8, 0.5 * 15.7e12
 # parameters, FLOPs of one input (2 per multiply-add): ResNet and DenseNet papers, Inception-v3; BERT and GPT-2 at 128

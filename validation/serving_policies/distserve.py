@@ -49,13 +49,13 @@ from pathlib import Path
 import numpy as np
 from fitted_times import Line, fitted_times, read_fits
 
-from windtunnel.serving.disaggregated.server import Disaggregated
-from windtunnel.serving.replica.replica import Replica
-from windtunnel.serving.replica.rules import Rules
-from windtunnel.serving.replica.sequence import Sequence
-from windtunnel.serving.simulate import simulate
-from windtunnel.serving.step_time.times import TICKS_PER_NS
-from windtunnel.serving.workload.requests import Workload
+from windtunnel.studies.serving.disaggregated.server import Disaggregated
+from windtunnel.studies.serving.replica.replica import Replica
+from windtunnel.studies.serving.replica.rules import Rules
+from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.step_time.times import TICKS_PER_NS
+from windtunnel.studies.serving.workload.requests import Workload
 
 GPU = "A100-80G-SXM"
 BLOCK = 16

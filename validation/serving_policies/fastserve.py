@@ -21,13 +21,13 @@ import numpy as np
 from fitted_times import fitted_times, read_fits
 from sharegpt import lengths
 
-from windtunnel.serving.batching.continuous import ContinuousBatching
-from windtunnel.serving.batching.plan import Batching
-from windtunnel.serving.batching.skip_join import SkipJoinBatching
-from windtunnel.serving.replica.rules import Rules
-from windtunnel.serving.replica.stepwise import StepwiseReplica
-from windtunnel.serving.simulate import simulate
-from windtunnel.serving.workload.requests import Workload
+from windtunnel.studies.serving.batching.continuous import ContinuousBatching
+from windtunnel.studies.serving.batching.plan import Batching
+from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
+from windtunnel.studies.serving.replica.rules import Rules
+from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
+from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.workload.requests import Workload
 
 BLOCK, BATCH, PROMPT_TOKENS = 16, 16, 2048
 KV_TOKENS, TOKEN_BYTES = 66144, 2 * 2 * 40 * 5120  # of OPT-13B on 80 GB (distserve_max_tokens)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.serving.step_time.times import TICKS_PER_S, DecodeLine
+from windtunnel.studies.serving.step_time.times import TICKS_PER_S, DecodeLine
 
 COLUMNS = ("gpu", "engine", "model", "tp", "phase", "batch_threshold", "a_ms", "b_ms", "c_ms")
 PHASES = ("prefill", "decoding_smallbs", "decoding_largebs")

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.serving.spot.loop import play
-from windtunnel.serving.spot.reconfigure import Choice
-from windtunnel.serving.spot.served import Machine
-from windtunnel.serving.spot.state import Change, Policy, ServerRules
+from windtunnel.studies.serving.spot.loop import play
+from windtunnel.studies.serving.spot.reconfigure import Choice
+from windtunnel.studies.serving.spot.served import Machine
+from windtunnel.studies.serving.spot.state import Change, Policy, ServerRules
 
 POLICIES: tuple[Policy, ...] = ("restart", "reroute", "spotserve")
 MACHINE = Machine(storage_bytes_per_s=4 * 0.8 * 7.88e9)

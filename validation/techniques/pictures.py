@@ -25,8 +25,8 @@ import predicted_and_run as both
 from lanes import Bar, lanes_svg
 from slow_link import reason, slow_link
 
-from windtunnel.techniques.flat import Played, Task
-from windtunnel.techniques.offload.window import LayerTimes, timeline
+from windtunnel.studies.techniques.flat import Played, Task
+from windtunnel.studies.techniques.offload.window import LayerTimes, timeline
 
 # technique -> (page, arguments as in predicted_and_run)
 SHOWN = {

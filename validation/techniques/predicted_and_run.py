@@ -26,9 +26,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from slow_link import reason, slow_link
 
-from windtunnel.techniques.flat import Lane, Task, cut, play
-from windtunnel.techniques.flat.play import SHARED
-from windtunnel.techniques.offload.window import LayerTimes, timeline
+from windtunnel.studies.techniques.flat import Lane, Task, cut, play
+from windtunnel.studies.techniques.flat.play import SHARED
+from windtunnel.studies.techniques.offload.window import LayerTimes, timeline
 
 LINK, MIB = "scale_out", 1 << 20
 NEEDS = {  # what each one's prediction is made of

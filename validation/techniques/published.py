@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from windtunnel.hardware import Cluster, parse_cluster
-from windtunnel.model import Model, load_model
-from windtunnel.model.families import transformer
-from windtunnel.result import TechniqueGain
-from windtunnel.techniques import explained, predict_with
-from windtunnel.techniques.flat import Task
-from windtunnel.techniques.flat.lower import lower_flat
-from windtunnel.techniques.flat.play import play
-from windtunnel.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without
-from windtunnel.techniques.priced import Drawn
-from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
-from windtunnel.techniques.prioritised_all_to_all.price import figures, rewrite
-from windtunnel.training import Plan, predict, read_plan
+from windtunnel.physics.hardware import Cluster, parse_cluster
+from windtunnel.physics.model import Model, load_model
+from windtunnel.physics.model.families import transformer
+from windtunnel.physics.step.result import TechniqueGain
+from windtunnel.studies.techniques import explained, predict_with
+from windtunnel.studies.techniques.flat import Task
+from windtunnel.studies.techniques.flat.lower import lower_flat
+from windtunnel.studies.techniques.flat.play import play
+from windtunnel.studies.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without
+from windtunnel.studies.techniques.priced import Drawn
+from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
+from windtunnel.studies.techniques.prioritised_all_to_all.price import figures, rewrite
+from windtunnel.studies.training import Plan, predict, read_plan
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:

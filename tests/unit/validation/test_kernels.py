@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scripts import script
 
-from windtunnel.cost.measured.cache import package_data
+from windtunnel.physics.cost.measured.cache import package_data
 
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm", "gb300", "l40s")
 needs_package = pytest.mark.skipif(package_data() is None, reason="aiconfigurator-core is not installed")

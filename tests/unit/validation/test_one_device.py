@@ -17,7 +17,7 @@ from compare import figures, wrong_pairs  # noqa: E402
 from in_turns import Calibrating  # noqa: E402
 from machine import counted  # noqa: E402
 
-from windtunnel.model import load_model  # noqa: E402
+from windtunnel.physics.model import load_model  # noqa: E402
 
 CASES = read_cases()
 SMALL = {
@@ -69,7 +69,7 @@ def test_windtunnel_counts_the_parameters_of_the_model_that_is_trained(name: str
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_is_one_that_windtunnel_reads(name: str) -> None:
-    from windtunnel.training import read_plan
+    from windtunnel.studies.training import read_plan
 
     plan = read_plan(CASES[name].plan)
     assert plan.global_batch == CASES[name].batch * CASES[name].accumulate

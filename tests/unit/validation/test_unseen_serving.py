@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from scripts import script
 
-from windtunnel.cost.measured.cache import package_data
+from windtunnel.physics.cost.measured.cache import package_data
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Published runs, predicted and held against what was measured."""

@@ -1,0 +1,147 @@
+"""The report of a validation: every outcome and every score, as plain data; renderers work from it alone."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError
+from windtunnel.evidence.accuracy.guess import with_guesses
+from windtunnel.evidence.accuracy.outcome import Outcome
+from windtunnel.evidence.accuracy.ranking import Ranking, rankings
+from windtunnel.evidence.accuracy.score import (
+    Feasibility,
+    MemoryScore,
+    Ordering,
+    Score,
+    Spread,
+    feasibility,
+    grouped,
+    memory_scores,
+    ordering,
+    score,
+    spreads,
+)
+
+ENDLESS = 10**12  # GPUs
+SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
+GROUPS = ("by_scale", "by_kind", "by_precision", "spread", "memory", "feasibility", "ranking", "ordering")
+ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Outcomes in the order of the table, and their scores. `level`, `source` and `anchor` are what was asked for."""
+
+    table: str
+    level: str | None
+    source: str | None
+    anchor: str
+    outcomes: tuple[Outcome, ...]
+    by_source: tuple[tuple[str, tuple[Score, ...]], ...]  # per level: per source
+    by_scale: tuple[Score, ...]  # per source, of the best level there is
+    by_kind: tuple[Score, ...]  # dense and MoE, per source, of the best level
+    by_precision: tuple[Score, ...]
+    spread: tuple[Spread, ...]
+    memory: tuple[MemoryScore, ...]
+    feasibility: tuple[Feasibility, ...]
+    ranking: tuple[Ranking, ...]
+    ordering: tuple[Ordering, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        groups = {name: [asdict(one) for one in getattr(self, name)] for name in GROUPS}
+        for shown, one in zip(groups["feasibility"], self.feasibility, strict=True):
+            shown |= {"recall": one.recall, "false_alarm_share": one.false_alarm_share}
+        return {
+            **{name: getattr(self, name) for name in ("table", "level", "source", "anchor")},
+            "by_source": {level: [asdict(one) for one in scores] for level, scores in self.by_source},
+            **groups,
+            "rows": [row_of(outcome) for outcome in self.outcomes],
+        }
+
+    def write_rows(self, path: str | Path) -> None:
+        """One CSV line per row of the table, skipped ones included. Raises InputFileError if it cannot be written."""
+        try:
+            with Path(path).open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, ROW_FIELDS, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(row_of(outcome) for outcome in self.outcomes)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise InputFileError(path, f"cannot be written ({reason})", "give --rows another path") from None
+
+
+def row_of(outcome: Outcome) -> dict[str, Any]:
+    """The fields of `--rows`; numbers rounded to what they can bear."""
+    return {
+        "id": outcome.row.id,
+        "step_time_s": _rounded(outcome.step_time_s),
+        "p5_s": _rounded(outcome.p5_s),
+        "p95_s": _rounded(outcome.p95_s),
+        "peak_mem_gib": _rounded(outcome.peak_mem_gib),
+        "status": outcome.status,
+        "reason": outcome.reason,
+    }
+
+
+def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source: str | None, anchor: str) -> Report:
+    """Score the outcomes that were asked for."""
+    asked = [
+        outcome
+        for outcome in outcomes
+        if (level is None or outcome.row.level == level)
+        and (source is None or source.lower() in outcome.row.source.lower())
+    ]
+    levels = sorted({outcome.row.level for outcome in asked})
+    # A rate is fitted on rows of one level: those of another are other kinds of runs.
+    guessed = {
+        one.row.id: one for level in levels for one in with_guesses([one for one in asked if one.row.level == level])
+    }
+    asked = [guessed[outcome.row.id] for outcome in asked]
+    best = [outcome for outcome in asked if levels and outcome.row.level == levels[0]]
+    orderings = (ordering(f"level {name}", [o for o in asked if o.row.level == name]) for name in levels)
+    return Report(
+        table=table,
+        level=level,
+        source=source,
+        anchor=anchor,
+        outcomes=tuple(outcomes),
+        by_source=tuple(
+            (name, _scores((o for o in asked if o.row.level == name), lambda o: o.row.source)) for name in levels
+        ),
+        by_scale=_scores((o for o in best if o.row.n_gpus), _scale, key=_by_scale),
+        by_kind=_scores(best, lambda o: f"{o.row.source}: {'MoE' if o.row.moe else 'dense'}"),
+        by_precision=_scores(best, lambda o: f"{o.row.source}: {o.row.gpu} {o.row.precision}"),
+        spread=spreads(asked),
+        memory=memory_scores(asked),
+        feasibility=feasibility(asked),
+        ranking=rankings(asked),
+        ordering=tuple(one for one in orderings if one is not None),
+    )
+
+
+def _scores(
+    outcomes: Iterable[Outcome], name: Callable[[Outcome], str], key: Callable[[str], Any] | None = None
+) -> tuple[Score, ...]:
+    groups = grouped(outcomes, name)
+    return tuple(score(label, groups[label]) for label in sorted(groups, key=key))
+
+
+def _scale(outcome: Outcome) -> str:
+    n_gpus = outcome.row.n_gpus or 1
+    low, high = next((low, high) for low, high in SCALES if low <= n_gpus <= high)
+    return f"{outcome.row.source}: {low:,}-{high:,} GPUs" if high < ENDLESS else f"{outcome.row.source}: {low:,}+ GPUs"
+
+
+def _by_scale(label: str) -> tuple[str, int]:
+    source, _, scale = label.rpartition(": ")
+    return source, int(re.split("[-+]", scale)[0].replace(",", ""))
+
+
+def _rounded(value: float | None) -> float | str:
+    return "" if value is None else float(f"{value:.6g}")

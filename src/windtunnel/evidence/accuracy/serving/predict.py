@@ -1,0 +1,314 @@
+"""One row predicted: the deployment is built, the row's client is played, and means over requests are taken.
+
+output_tokens_per_s = concurrency x OSL / (TTFT + (OSL - 1) TPOT)      as the tables derive it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from windtunnel.errors import UserError
+from windtunnel.evidence.accuracy.serving.launches import (
+    PROMPTS,
+    REPEATED_WAVES,
+    deployed,
+    held_back,
+    launched,
+    planned_ahead,
+    repeats,
+)
+from windtunnel.evidence.accuracy.serving.models import model_named
+from windtunnel.evidence.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
+from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model
+from windtunnel.studies.serving.build import Engine, engine_of
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.disaggregated.pools import Pools, run_pools
+from windtunnel.studies.serving.engines.profile import Profile, load_engine
+from windtunnel.studies.serving.measures import stamps_of
+from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.run import serve_with, summarise
+from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.step_time.times import TICKS_PER_S
+from windtunnel.studies.serving.workload.lengths import lengths
+from windtunnel.studies.serving.workload.requests import Workload
+
+ASSUMED_CONCURRENCY = 16
+MOST_REQUESTS = 8000  # of one row; steady long before
+LEAST_WAVES = 4
+SIDES = ("prefill", "decode")
+ODD_WORKERS = (11, 9, 7, 5, 3)
+USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
+MOST_BATCH = 512  # sequences of one decode worker
+MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
+DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
+MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
+LARGE_BATCH = 16384  # tokens from which the first batch compiles
+REGIMES = ("stable", "near saturation", "over")
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What is said of one row; NaN where nothing can be said."""
+
+    id: str
+    ttft_s: float
+    tpot_s: float
+    output_tokens_per_s: float
+    tpot_p5_s: float
+    tpot_p95_s: float
+    regime: str
+    status: str  # predicted, assumed (something was left open), refused
+    reason: str
+
+
+def predicted(
+    row: ServingRow,
+    profiles: dict[str, Profile] | None = None,
+    taken: Collection[Recipe] = (),
+    drafted: bool | None = None,
+) -> Predicted:
+    """Predict a row; one that cannot be asked is refused, with the reason.
+
+    `profiles`: instead of the shipped ones. `taken`: published recipes that other rows of the table say they are.
+    `drafted`: whether the row drafted, where its table tells.
+    """
+    try:
+        results, assumed = _run(row, profiles or {}, taken, drafted)
+    except UserError as error:
+        return Predicted(row.id, *(math.nan,) * 5, "", "refused", str(error))
+    for result in results:
+        if result.ttft is None or result.tpot is None:
+            reason = result.reason or "no request got an answer of two tokens"
+            return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
+    ttft = _middle([one.ttft.mean for one in results if one.ttft is not None]) + _cold_s(row, assumed)
+    tpot = _middle([one.tpot.mean for one in results if one.tpot is not None])
+    concurrency, osl = row.whole("concurrency", ASSUMED_CONCURRENCY), row.whole("osl", 1)
+    rate = concurrency * osl / (ttft + (osl - 1) * tpot)
+    bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
+    seen = 1.0  # share of the time between first and last token that a client sees
+    if 0 < (held := held_back(row)) < osl - 1:
+        ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
+    tpot *= seen
+    low, high = seen * min(one[0] for one in bands), seen * max(one[1] for one in bands)
+    regime = max((one.regime for one in results), key=REGIMES.index)
+    reason = "; ".join(dict.fromkeys(assumed))
+    return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
+
+
+def _cold_s(row: ServingRow, assumed: list[str]) -> float:
+    """What compiling adds to the mean time to first token where the client is known to have sent no warm-up.
+
+    The first request of every slot waits for it, if together they are a large batch.
+    """
+    if row.disaggregated or row.number("warmups_per_slot") != 0.0:
+        return 0.0
+    cold = load_engine(engine_named(row)).cold_start_s
+    if not cold or row.whole("concurrency", 1) * row.whole("isl", 1) <= LARGE_BATCH:
+        return 0.0
+    assumed.append(f"no warm-up: the first request of every slot waits {cold:.0f} s for compilation")
+    return cold / row.whole("prompts_per_slot", 10)
+
+
+def _middle(values: list[float]) -> float:
+    """Half-way on a log scale."""
+    return math.prod(values) ** (1.0 / len(values))
+
+
+def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
+    """The row's client."""
+    for name in ("isl", "osl"):
+        if not (row.number(name) or 0.0) >= 1.0:
+            raise UserError(f"{name} = {row.text(name)!r}: a deployment without lengths is no question")
+    if not (row.number("concurrency") or 0.0) >= 1.0:
+        assumed.append(f"concurrency {ASSUMED_CONCURRENCY}")
+    concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
+    if concurrency > 100_000 or row.whole("isl", 1) > 10**7 or row.whole("osl", 1) > 10**6:
+        raise UserError("lengths or concurrency beyond what a deployment serves")
+    waves = row.whole("prompts_per_slot", REPEATED_WAVES if repeats(row) else 10)
+    waves = max(min(waves, LEAST_WAVES), min(waves, MOST_REQUESTS // concurrency))
+    ratio = row.number("length_ratio") or 1.0
+    prompts, outputs = lengths(concurrency * waves, row.whole("isl", 1), row.whole("osl", 1), min(ratio, 1.0), 0)
+    return Workload(prompts, outputs, None, concurrency)
+
+
+def _run(
+    row: ServingRow, profiles: dict[str, Profile], taken: Collection[Recipe], drafted: bool | None
+) -> tuple[list[ServingResult], list[str]]:
+    assumed: list[str] = []
+    model = model_named(row.text("model"), row.text("model_family"))
+    load = workload_of(row, assumed)
+    if row.disaggregated:
+        return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
+    deployment = deployed(row, deployment_of(row))
+    cluster = gpu_of(row.text("gpu"), deployment.gpus)
+    profile = profiles.get(deployment.engine)
+    if drafted_not_yet(row):
+        profile = replace(profile or load_engine(deployment.engine), speculative_tokens=0)
+    profile = planned_ahead(row, profile or load_engine(deployment.engine))
+    drafts = [(0, 0.0)]
+    if DRAFTING in row.text("model").lower():
+        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts
+        if any(depth for depth, _ in drafts):
+            depths = " or ".join(str(depth) for depth, _ in drafts)
+            assumed.append(f"drafting {depths} tokens as published for this concurrency")
+    engines = [launched(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
+    engines = [_roomy(engine, load, assumed) for engine in engines]
+    if engines[0].rules.prefix_caching and repeats(row):
+        assumed.append(f"the client's {PROMPTS} prompts were sent again and again")
+        return [_warm(engine, replace(load, prefix_names=_repeated(row, load))) for engine in engines], assumed
+    return [serve_with(engine, load) for engine in engines], assumed
+
+
+def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
+    """Names of the full blocks of prompts that are sent in turn."""
+    blocks = row.whole("isl", 1) // load.prefix_block
+    prompts = [tuple(range(place * blocks, (place + 1) * blocks)) for place in range(PROMPTS)]
+    return [prompts[index % PROMPTS] for index in range(len(load))]
+
+
+def _warm(engine: Engine, load: Workload) -> ServingResult:
+    """A load on an engine that has seen all of its prompts, as after two warm-up requests per slot."""
+    server = engine.replica()
+    names = load.names_in(engine.rules.block_size) or []
+    for prompt in dict.fromkeys(names):
+        if server.pool.cached + len(prompt) <= server.pool.total:
+            server.pool.take(len(prompt))
+            server.pool.release(len(prompt), server.pool.name(prompt))
+    sent, refused = simulate(load, [server], None, block_size=engine.rules.block_size, longest=engine.longest)
+    return summarise(engine, load, [server], stamps_of(sent), refused, {})
+
+
+def _pools(
+    row: ServingRow,
+    model: Model,
+    load: Workload,
+    profiles: dict[str, Profile],
+    assumed: list[str],
+    recipes: list[Recipe],
+) -> list[ServingResult]:
+    """One result where the row says what ran; one for each reading where it leaves the workers open."""
+    sides = [deployment_of(row, f"{side}_") for side in SIDES]
+    counts = [row.whole(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
+    concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
+    found = []
+    for read in _readings(model, sides, counts, assumed, recipes):
+        profile = profiles.get(read.decode.engine)
+        cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
+        one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
+        lengths = (row.whole("isl", 1), row.whole("osl", 1))
+        n_decode = read.n_decode or decode_workers(concurrency, one[1].profile.engine)
+        n_prefill = read.n_prefill or prefill_workers(one[0], one[1], *lengths, concurrency, n_decode)
+        if not all(counts):
+            drafted = f", {read.decode.speculative_tokens} drafted" if read.decode.speculative_tokens else ""
+            assumed.append(
+                f"{n_prefill} prefill {read.prefill.words()}, {n_decode} decode {read.decode.words()}{drafted}"
+            )
+        cluster = gpu_of(row.text("gpu"), n_prefill * read.prefill.gpus + n_decode * read.decode.gpus)
+        engines = [
+            _roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, read.decode)
+        ]
+        first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
+        found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What may have run: a worker of each kind, and how many (0 = not known)."""
+
+    prefill: Deployment
+    decode: Deployment
+    n_prefill: int
+    n_decode: int
+
+
+def _listed(row: ServingRow, taken: Collection[Recipe], drafted: bool | None) -> list[Recipe]:
+    """Published deployments that a row may be."""
+    found = recipes_of(row, taken)
+    same = [one for one in found if drafted is None or (one.drafted > 0) == drafted]
+    return same or found
+
+
+def _readings(
+    model: Model, sides: list[Deployment], counts: list[int], assumed: list[str], recipes: list[Recipe]
+) -> list[_Reading]:
+    """What the row says; else the published recipes that fit it; else its layouts, without and with drafting."""
+    prefill, decode = sides
+    if all(counts):
+        return [_Reading(prefill, decode, *counts)]
+    if recipes:
+        assumed.append("workers as published for this concurrency" + (", half-way" if len(recipes) > 1 else ""))
+        return [
+            _Reading(
+                replace(prefill, **layout_of(one.prefill)),
+                _drafting(replace(decode, **layout_of(one.decode)), one.drafted, one.accepted),
+                one.prefill_workers,
+                one.decode_workers,
+            )
+            for one in recipes
+        ]
+    readings = [_Reading(prefill, decode, *counts)]
+    if model.mtp_layers and not load_engine(decode.engine).speculative_tokens:
+        readings.append(_Reading(prefill, _drafting(decode, DRAFTED, ACCEPTED), *counts))
+        assumed.append("drafting is not stated: half-way, on a log scale, between without and with")
+    return readings
+
+
+def _drafting(deployment: Deployment, tokens: int, accepted: float) -> Deployment:
+    return replace(deployment, speculative_tokens=tokens, acceptance=accepted) if tokens else deployment
+
+
+def decode_workers(concurrency: int, engine: str) -> int:
+    """Decode workers of a row that does not say.
+
+    Published TensorRT-LLM deployments load each worker with a power of two of sequences, so an odd factor of the
+    concurrency is the number of workers; where there is none, four, SGLang's two: medians of InferenceX's recipes.
+    """
+    if engine == "trtllm":
+        odd = next((n for n in ODD_WORKERS if concurrency % n == 0), None)
+        if odd is not None:
+            return odd
+    usual = USUAL_WORKERS.get(engine, 2)
+    return max(1, min(concurrency, max(usual, round(concurrency / MOST_BATCH))))
+
+
+def prefill_workers(prefill: Engine, decode: Engine, isl: int, osl: int, concurrency: int, n_decode: int) -> int:
+    """Enough of them that decoding at the client's concurrency does not wait for prompts."""
+    budget = prefill.rules.longest_chunk
+    chunks = [(min(isl, budget), 0)] * (prefill.deployment.attn_dp * max(1, budget // isl))
+    step_s = prefill.times.mixed(0, 0, chunks, len(chunks)) / TICKS_PER_S
+    prompts_per_s = len(chunks) * chunks[0][0] / isl / step_s
+    batch = max(1, round(concurrency / n_decode))
+    token_s = decode.times.decode(batch).at(batch * (isl + osl // 2)) / TICKS_PER_S
+    wanted = n_decode * batch / osl / token_s
+    return max(1, min(MOST_WORKERS, math.ceil(wanted / prompts_per_s - SLACK)))
+
+
+@lru_cache(maxsize=512)
+def _engine(model: Model, cluster: Cluster, deployment: Deployment, profile: Profile | None) -> Engine:
+    return engine_of(model, cluster, deployment, profile=profile or load_engine(deployment.engine))
+
+
+def _roomy(engine: Engine, load: Workload, assumed: list[str]) -> Engine:
+    """An engine that really ran has had room: what memory leaves at most, and for a few requests in any case."""
+    longest = int(load.input_tokens.max() + load.output_tokens.max())
+    least = -(-2 * longest // engine.rules.block_size) * engine.deployment.attn_dp
+    if engine.blocks >= least:
+        return engine
+    if engine.deployment.gpu_memory_utilization is None:
+        fuller = _engine(
+            engine.model,
+            engine.cluster,
+            replace(engine.deployment, gpu_memory_utilization=MOST_MEMORY, max_num_batched_tokens=FEW_TOKENS),
+            engine.profile,
+        )
+        if fuller.blocks >= least:
+            assumed.append(f"started with {MOST_MEMORY:.0%} of memory, since the usual share leaves no room")
+            return replace(fuller, rules=replace(engine.rules, watermark_blocks=fuller.rules.watermark_blocks))
+    assumed.append("room for two requests in a cache that seems to have none")
+    return replace(engine, blocks=least)

@@ -1,0 +1,154 @@
+"""What came of a table: errors by source and over all, coverage, and one CSV line per row."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from windtunnel.evidence.accuracy.serving.naive import naive_times
+from windtunnel.evidence.accuracy.serving.predict import Predicted
+from windtunnel.evidence.accuracy.serving.rows import ServingRow
+
+MEASURES = (
+    ("tpot_s", "tpot_ms", 1e-3),
+    ("output_tokens_per_s", "d_output_tokens_per_s", 1.0),
+    ("ttft_s", "ttft_ms", 1e-3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Errors of one group of rows: |predicted / measured - 1|."""
+
+    name: str
+    rows: int
+    answered: int
+    tpot_mean: float | None
+    tpot_median: float | None
+    tpot_bias: float | None  # median of predicted / measured
+    tokens_mean: float | None
+    tokens_median: float | None
+    ttft_median: float | None
+    in_band: float | None
+    naive_tpot_mean: float | None  # of a formula without scheduling, `naive.py`, on the rows that it can answer
+    naive_tokens_mean: float | None
+    naive_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServingReport:
+    """Predictions beside measurements."""
+
+    source: str
+    rows: tuple[ServingRow, ...]
+    predictions: tuple[Predicted, ...]
+
+    def overall(self) -> Score:
+        """All rows but repeats."""
+        return self._score("all", lambda row: True)
+
+    def scores(self) -> list[Score]:
+        """By model family, GPU, engine and mode; repeats of a measurement are left out."""
+        keys = list(dict.fromkeys(_key(row) for row in self.rows))
+        return [self._score(" ".join(key), lambda row, key=key: _key(row) == key) for key in sorted(keys)]  # type: ignore[misc]
+
+    def by_level(self) -> list[Score]:
+        """By how well rows are specified, where the table says so; repeats are left out."""
+        levels = sorted({row.text("spec_level") for row in self.rows} - {""})
+        return [self._score(f"level {one}", lambda row, one=one: row.text("spec_level") == one) for one in levels]  # type: ignore[misc]
+
+    def write_rows(self, path: Path) -> None:
+        """`id,ttft_s,tpot_s,output_tokens_per_s,tpot_p5_s,tpot_p95_s,regime,status,reason`, every row of the table."""
+        names = [item.name for item in fields(Predicted)]
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            lines = csv.writer(file)
+            lines.writerow(names)
+            for one in self.predictions:
+                values = [getattr(one, name) for name in names]
+                lines.writerow("" if isinstance(v, float) and math.isnan(v) else _short(v) for v in values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "table": self.source,
+            "rows": len(self.rows),
+            "repeats_left_out": sum(1 for row in self.rows if row.text("duplicate_of")),
+            "overall": asdict(self.overall()),
+            "levels": [asdict(score) for score in self.by_level()],
+            "groups": [asdict(score) for score in self.scores()],
+            "refused": [{"id": one.id, "reason": one.reason} for one in self.predictions if one.status == "refused"],
+        }
+
+    def _score(self, name: str, wanted: Callable[[ServingRow], bool]) -> Score:
+        pairs = [
+            (row, one)
+            for row, one in zip(self.rows, self.predictions, strict=True)
+            if wanted(row) and not row.text("duplicate_of")
+        ]
+        ratios = {key: _ratios(pairs, key, column, scale) for key, column, scale in MEASURES}
+        tpot = ratios["tpot_s"]
+        inside = [
+            one.tpot_p5_s <= measured * 1e-3 <= one.tpot_p95_s
+            for row, one in pairs
+            if (measured := row.number("tpot_ms")) is not None and not math.isnan(one.tpot_s)
+        ]
+        errors = {key: [abs(value - 1.0) for value in values] for key, values in ratios.items()}
+        return Score(
+            name,
+            len(pairs),
+            sum(1 for _, one in pairs if one.status != "refused"),
+            _mean(errors["tpot_s"]),
+            _median(errors["tpot_s"]),
+            _median(tpot),
+            _mean(errors["output_tokens_per_s"]),
+            _median(errors["output_tokens_per_s"]),
+            _median(errors["ttft_s"]),
+            sum(inside) / len(inside) if inside else None,
+            *_naive([row for row, _ in pairs]),
+        )
+
+
+def _ratios(pairs: Iterable[tuple[ServingRow, Predicted]], key: str, column: str, scale: float) -> list[float]:
+    found = []
+    for row, one in pairs:
+        measured, value = row.number(column), getattr(one, key)
+        if measured is not None and measured > 0.0 and not math.isnan(value):
+            found.append(value / (measured * scale))
+    return found
+
+
+def _naive(rows: Sequence[ServingRow]) -> tuple[float | None, float | None, int]:
+    """(mean error of TPOT, of tokens/s, rows) of the formula without scheduling."""
+    tpots, tokens = [], []
+    for row in rows:
+        found, measured = naive_times(row), row.number("tpot_ms")
+        if found is None or not measured:
+            continue
+        ttft, tpot = found
+        tpots.append(abs(tpot / (measured * 1e-3) - 1.0))
+        rate, osl = row.number("d_output_tokens_per_s"), row.whole("osl", 1)
+        if rate:
+            tokens.append(abs(row.whole("concurrency", 1) * osl / (ttft + (osl - 1) * tpot) / rate - 1.0))
+    return _mean(tpots), _mean(tokens), len(tpots)
+
+
+def _key(row: ServingRow) -> tuple[str, ...]:
+    family = row.text("model_family") or row.text("model").rpartition("/")[2]
+    return (family, row.text("gpu"), row.text("engine"), row.text("mode") or "agg")
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.9g}" if isinstance(value, float) else value

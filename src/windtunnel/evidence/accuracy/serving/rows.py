@@ -1,0 +1,163 @@
+"""Rows of a table of measured deployments, and the questions they ask.
+
+One row is one deployment under one load: `mode` agg (one kind of replica) or disagg (prefill and decode workers).
+What a row leaves open is assumed, and said: numbers of workers (that match in rate), concurrency (16), the client
+(10 prompts per slot, fixed lengths). Measured columns (`ttft_ms`, `tpot_ms`, `d_output_tokens_per_s`) may be empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.engines.profile import release_on
+
+NEEDED = ("id", "model", "gpu", "engine", "isl", "osl", "concurrency")
+NUMBERS = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "d_output_tokens_per_s")
+QUANTISED = {
+    "fp8": "fp8",
+    "fp8_static": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4",
+    "int4": "int4",
+    "int4_wo": "int4",
+    "w4afp8": "int4",
+    "int8": "int8",
+    "int8_wo": "int8",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "bf16",
+    "float16": "bf16",
+}
+DYNAMO = {"0.8": "1.2.0rc6", "0.9": "1.3.0rc1", "0.7": "1.2.0rc2", "0.6": "1.1.0rc5"}  # runtime image -> TensorRT-LLM
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """One line of the table."""
+
+    fields: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.fields["id"]
+
+    def text(self, name: str) -> str:
+        """A column, empty where it is missing, or `nan`, as numpy writes what is missing."""
+        found = (self.fields.get(name) or "").strip()
+        return "" if found.lower() == "nan" else found
+
+    def number(self, name: str) -> float | None:
+        """A column as a finite number; None where it is empty or none."""
+        try:
+            found = float(self.text(name))
+        except ValueError:
+            return None
+        return found if math.isfinite(found) else None
+
+    def whole(self, name: str, default: int) -> int:
+        """A column as a whole number of at least one."""
+        value = self.number(name)
+        return default if value is None or value < 1 else round(value)
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether prompts and answers have GPUs of their own."""
+        return self.text("mode").lower().startswith("dis")
+
+
+def read_rows(tables: Sequence[Path]) -> list[ServingRow]:
+    """All rows of the tables, in their order. Raises InputFileError."""
+    found = []
+    for path in tables:
+        try:
+            with open(path, newline="", encoding="utf-8-sig") as file:
+                reader = csv.DictReader(file)
+                missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+                if missing:
+                    raise InputFileError(path, f"has no column {missing[0]}", f"it needs {', '.join(NEEDED)}")
+                for line in reader:
+                    found.append(ServingRow(line))
+                    _check_numbers(found[-1], path, reader.line_num)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise InputFileError(path, " ".join(str(error).split()), "give a readable CSV") from error
+    return found
+
+
+def _check_numbers(row: ServingRow, path: Path, line: int) -> None:
+    """What a row leaves open is empty, not unreadable. Raises InputFileError."""
+    for name in NUMBERS:
+        if row.text(name) and row.number(name) is None:
+            raise InputFileError(path, f"line {line}: {name} = {row.text(name)!r}", "give a number, or leave it empty")
+
+
+def is_serving_table(path: Path) -> bool:
+    """Whether a CSV has the columns of measured deployments."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False  # whoever reads it says what is wrong with it
+    return set(NEEDED) <= set(header)
+
+
+def gpu_of(name: str, count: int) -> Cluster:
+    """A cluster of that GPU that holds `count`. Raises UserError."""
+    plain = name.lower().replace("_", "-").replace("-server", "")
+    plain = {"rtxpro6000": "rtx-pro-6000", "a100-sxm": "a100-80gb-sxm", "h100-pcie": "h100-sxm"}.get(plain, plain)
+    per_node = parse_cluster(f"{plain}:1").gpus_per_node
+    whole = count if count <= per_node else -(-count // per_node) * per_node
+    return parse_cluster(f"{plain}:{whole}")
+
+
+def engine_named(row: ServingRow) -> str:
+    """Engine and release: a serving image with a release of its own means the engine inside; else that of the date."""
+    engine, release = row.text("engine").lower(), row.text("engine_version")
+    if not any(letter.isdigit() for letter in release):  # "", "main", "latest"
+        release = release_on(engine, row.text("measured"))
+    if "trt" in engine or "tensorrt" in engine:
+        release = next((inside for image, inside in DYNAMO.items() if release.startswith(image + ".")), release)
+        engine = "trtllm"
+    return f"{engine}-{release}" if release else engine
+
+
+def weights_of(row: ServingRow) -> tuple[str, str]:
+    """(dense, routed) number formats. Raises SpecError for one that is not known."""
+    whole = row.text("precision").lower()
+    dense, routed = row.text("gemm_quant").lower() or whole, row.text("moe_quant").lower() or whole
+    if "gpt-oss" in row.text("model").lower():
+        dense, routed = row.text("gemm_quant").lower() or "bf16", row.text("moe_quant").lower() or "mxfp4"
+    formats = []
+    for name in (dense or "bf16", routed or dense or "bf16"):
+        if name not in QUANTISED:
+            raise SpecError("gemm_quant", name, f"is not known; known: {', '.join(QUANTISED)}")
+        formats.append(QUANTISED[name])
+    return formats[0], formats[1]
+
+
+def layout(row: ServingRow, prefix: str = "") -> dict[str, Any]:
+    """Parallel sizes under `tp`, or `prefill_tp` and `decode_tp`."""
+    tp, pp, dp = (row.whole(f"{prefix}{name}", 1) for name in ("tp", "pp", "attn_dp"))
+    slices, groups = row.whole(f"{prefix}moe_tp", 1), row.whole(f"{prefix}moe_ep", 1)
+    if slices * groups != tp * dp:  # dense models list ones
+        return {"tp": tp, "pp": pp, "attn_dp": dp}
+    return {"tp": tp, "pp": pp, "attn_dp": dp, "moe_tp": slices, "moe_ep": groups}
+
+
+def deployment_of(row: ServingRow, prefix: str = "") -> Deployment:
+    """The deployment of a row, or of one side of it. Raises UserError."""
+    dense, routed = weights_of(row)
+    return Deployment(engine=engine_named(row), weights=dense, expert_weights=routed, **layout(row, prefix))

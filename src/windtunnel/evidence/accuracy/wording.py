@@ -1,0 +1,326 @@
+"""What the words in a table mean for a plan: frameworks, precisions, recomputation, notes, release.
+
+Every rule is explicit. A word that no rule knows makes the row `UnreadableError`, because the alternative is a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from windtunnel.evidence.accuracy.table import Row
+
+
+class UnreadableError(Exception):
+    """The row cannot be represented; the text says why."""
+
+
+# The first word that the row's framework contains decides.
+FRAMEWORKS: tuple[tuple[str, str], ...] = (
+    ("jax", "maxtext"),  # PaxML as well
+    ("maxtext", "maxtext"),
+    ("megatron-deepspeed", "megatron-deepspeed"),
+    ("deepspeed", "deepspeed"),
+    ("internevo", "internevo"),
+    ("colossal", "colossalai"),
+    ("transformers", "fsdp"),
+    ("accelerate", "fsdp"),
+    ("torchtitan", "torchtitan"),
+    ("nanotron", "nanotron"),
+    ("automodel", "fsdp"),
+    ("megatron", "megatron"),
+    ("composer", "fsdp"),
+    ("fsdp", "fsdp"),
+)
+
+# fp8 by itself is TransformerEngine's delayed scaling; the exceptions are in `precision_of`.
+PRECISIONS = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+    "fp8_ds": "fp8",
+    "fp8_cs": "fp8-current",
+    "fp8-current": "fp8-current",
+    "fp8_mx": "mxfp8",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "fp8-delayed": "fp8",
+    **dict.fromkeys(("fp8_sc", "fp8-blockwise", "fp8_blockwise"), "fp8-current"),  # scaled from the tensor at hand
+    **dict.fromkeys(("fp8-tensorwise", "fp8_tensorwise", "fp8-rowwise", "fp8_rowwise"), "fp8-current"),
+}
+
+# Parts of a layer as Megatron-Core's `--recompute-modules` and other sources name them.
+RECOMPUTED_PARTS = {
+    "attention core": "core_attention",
+    "core_attn": "core_attention",
+    "per-op sac": "ops",
+    "layernorm": "norms",
+    "mlp": "mlp",
+    "moe": "mlp",
+    "moe_act": "moe_activation",
+    "mla_up_proj": "mla_up_proj",
+}
+
+NO_OVERLAP = (
+    *("overlap_tp", "overlap_tp_backward", "overlap_p2p", "overlap_ep"),
+    *("overlap_grad_reduce", "overlap_param_gather"),
+)
+
+# What a note says by itself.
+NOTES: dict[str, dict[str, Any]] = {
+    "tp comm overlap": {"overlap_tp": True},
+    "asynctp yes": {"overlap_tp": True},
+    "asynctp no": {"overlap_tp": False},
+    "torch.compile": {"compile": True},
+    "torch.compile: yes": {"compile": True},
+    "torch.compile: no": {"compile": False},
+    "moe all-to-all overlap": {"overlap_ep": True},
+    "fp32 gradient accumulation": {"gradient_dtype": "fp32"},
+    "bf16 optimizer moments": {"optimizer_dtype": "bf16"},
+    "activation inputs in fp8": {"fp8_activation_input": True},
+}
+
+# Since when PyTorch's SDPA is cuDNN's by default, and on which GPUs.
+CUDNN_SDPA, CUDNN_SDPA_GPUS = "2026-03", ("H100", "H200", "H800", "B200", "GB200")
+
+FAMILIES = {"llama-like": "llama", "llama2": "llama", "llama3": "llama", "gpt-3": "gpt", "grok-1": "grok"}
+
+
+def check_task(row: Row) -> None:
+    """Steps of pre-training and of fine-tuning, of all weights or of adapters, are predicted."""
+    if row.task.lower() not in ("", "pretrain", "pre-training", "pretraining", "lora", "sft"):
+        raise UnreadableError(f"task {row.task!r} is not modelled")
+
+
+def shards_unknown(row: Row) -> bool:
+    """Whether parameters are sharded over some of the replicas, and nobody says over how many."""
+    return "sharding degree not stated" in row.notes.lower()
+
+
+def is_packed(row: Row) -> bool:
+    """Whether sequences are packed from documents of lengths that nobody states.
+
+    NeMo's and Megatron-Bridge's fine-tuning packs question-answer pairs and keeps attention inside them (SQuAD); MLPerf
+    cuts long reports into whole sequences, and AutoModel's are made up (its tables: mock data).
+    """
+    nvidia = any(word in row.source.lower() for word in ("nemo", "megatron-bridge", "dgx cloud"))
+    return row.task.lower() in ("sft", "lora") and nvidia and "mock data" not in row.notes.lower()
+
+
+def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
+    """Plan fields of a LoRA row, and what had to be assumed.
+
+    Targets: MLPerf's rules name queries, keys, values and output; NeMo's and Megatron-Bridge's performance recipes set
+    `peft.target_modules = ['linear_qkv']`; AutoModel matches all linear layers. MLPerf's 70 B parameters fit on one GPU
+    as they do in its logs only where frozen weights and the activation's input are kept in fp8 (`FP8_ACTIVATION`).
+    """
+    if row.task.lower() != "lora":
+        return {}, []
+    source = row.source.lower()
+    fields: dict[str, Any] = {"lora_rank": 16, "lora_targets": "all"}
+    if "mlperf" in source:
+        fields |= {"lora_targets": "attention"}
+        if row.precision.lower().startswith("fp8"):
+            fields |= {"fp8_parameters": True, "fp8_activation_input": True}
+    elif "automodel" not in source and any(word in source for word in ("nemo", "megatron-bridge", "dgx cloud")):
+        fields |= {"lora_targets": "qkv"}
+    if stated := re.search(r"lora rank (\d+)", row.notes.lower()):
+        return fields | {"lora_rank": int(stated[1])}, []
+    return fields, ["rank of the adapters not stated, taken as 16"]
+
+
+def framework_of(row: Row) -> str:
+    """Name of the plan's framework; where none is stated, a plan's default."""
+    return next((framework for word, framework in FRAMEWORKS if word in row.framework.lower()), "megatron")
+
+
+def is_known_framework(row: Row) -> bool:
+    """Whether a rule names the row's framework; otherwise it is taken as a plan's default."""
+    return any(word in row.framework.lower() for word, _ in FRAMEWORKS)
+
+
+def family_of(row: Row) -> str:
+    """Model family, for what the numbers of a row leave out (norms, biases, positions)."""
+    family = row.model_family.lower()
+    return FAMILIES.get(family, family) or "llama"
+
+
+def precision_of(row: Row) -> str:
+    """Format of the GEMMs. FP8 is delayed scaling unless row or framework says otherwise."""
+    name = row.precision.lower()
+    if name == "fp8_fine":
+        if row.gpu.upper().startswith(("B", "GB")):
+            return "mxfp8"  # the finer granularity that Blackwell has in hardware
+        return "fp8-current"  # scaled by blocks, from the tensor at hand
+    if name not in PRECISIONS:
+        raise UnreadableError(f"precision {row.precision!r} is not modelled")
+    # torchtitan's float8 scales by the tensor at hand, and so do Megatron-Bridge's FP8 recipes from 25.09 on.
+    current = any(word in row.notes.lower() for word in ("fp8_cs", "current scaling"))
+    current = current or any(word in row.framework.lower() for word in ("torchtitan", "megatron-bridge"))
+    return "fp8-current" if name == "fp8" and current else PRECISIONS[name]
+
+
+def gathers_fp8(row: Row, framework: str) -> bool | None:
+    """torchtitan's guide to float8 gathers parameters in it (2024-11); others have their habit."""
+    return True if framework == "torchtitan" and precision_of(row) == "fp8-current" else None
+
+
+def attention_of(row: Row) -> str:
+    """Fused unless the row says unfused; which fused kernel follows from who ran it, and when.
+
+    Composer's own models ran the first Triton kernel (`attn_impl: triton`, their default to 2024);
+    PyTorch's SDPA was FlashAttention-2 on every GPU; from PyTorch 2.11 on (2026-03), whose wheels bring cuDNN above
+    9.15.0, it is cuDNN's on Hopper and on B200 and GB200 (`check_prefer_cudnn_attention` in `sdp_utils.cpp`: compute
+    capability 9.0 and 10.0; huggingface/transformers pull request 48163). Megatron ran cuDNN's. Before FlashAttention-2
+    came out (2023-07), TransformerEngine had the first FlashAttention, which is not faster than the Triton kernel (Dao
+    2023, figure 5).
+    """
+    if row.attention_impl.lower().startswith("unfused"):
+        return "unfused"
+    if "composer" in row.framework.lower():
+        return "triton"
+    if "megatron" in row.framework.lower() and "2020" < row.date < "2023-07":
+        return "triton"
+    if "sdpa" not in row.attention_impl.lower():
+        return "flash"
+    cudnn = row.date >= CUDNN_SDPA and row.gpu.upper().startswith(CUDNN_SDPA_GPUS)
+    return "flash" if cudnn else "flash2"
+
+
+def expert_tensor_of(row: Row) -> int | None:
+    """Expert-tensor degree where the source's recipes set it: Megatron-Bridge keeps experts whole."""
+    return 1 if row.moe and "megatron-bridge" in row.source.lower() else None
+
+
+def context_kind_of(text: str) -> str:
+    """How context parallelism works: Ulysses is all-to-all over heads."""
+    known = {"ring": "ring", "p2p": "ring", "ulysses": "ulysses", "a2a": "ulysses", "all-to-all": "ulysses"}
+    if text.lower() not in known:
+        raise UnreadableError(f"cp_kind {text!r} is not modelled")
+    return known[text.lower()]
+
+
+def recomputes_of(row: Row) -> tuple[str, ...]:
+    """What is recomputed: one value where the row says, those in use where it does not."""
+    text = row.recompute.strip().lower()
+    if not text:  # MaxText's `remat_policy` is 'full' unless told otherwise (base.yml, 2025)
+        if row.gpu == "MI300X" and row.task == "lora" and "mlperf" in row.source.lower() and (row.cp or 1) == 1:
+            return (
+                "full:21",
+            )  # `config_MI300X_1x8x1.sh` of a third party, after AMD's v5.0 reference: full, by block, 21 layers
+        return ("full",) if framework_of(row) == "maxtext" else ("none", "full")
+    if text == "none" and re.match(r"meta\b", row.framework.lower()):
+        # No layer is computed again, but Meta's SwiGLU keeps its two inputs and makes their product anew in the
+        # backward kernel (xformers/ops/swiglu_op.py; arXiv 2302.13971, section 2.4: outputs of linear layers are kept).
+        return ("selective:activation",)
+    if text in ("none", "full"):
+        return (text,)
+    if text == "selective":  # Megatron-Core's `--recompute-granularity selective`
+        return ("selective:core_attention",)
+    if layers := re.fullmatch(r"full[ (:]+(\d+) layers?\)?", text):
+        return (f"full:{layers[1]}",)
+    if named := re.fullmatch(r"selective(?:: *(.+)| *\((.+)\))", text):
+        parts = [part.strip() for part in re.split(r"[+,]", named[1] or named[2])]
+        if set(parts) <= set(RECOMPUTED_PARTS):
+            return ("selective:" + ",".join(RECOMPUTED_PARTS[part] for part in parts),)
+    raise UnreadableError(f"recompute {row.recompute!r} is not modelled")
+
+
+def offloaded_layers(row: Row) -> int:
+    """Layers whose activations go to the host."""
+    text = row.offload.strip().lower()
+    if text in ("", "none"):
+        return 0
+    layers = re.fullmatch(r"activations of (\d+) layers?", text)
+    if not layers:
+        raise UnreadableError(f"offload {row.offload!r} is not modelled")
+    return int(layers[1])
+
+
+def fields_of_notes(row: Row) -> dict[str, Any]:
+    """Plan fields that the notes settle; what they do not mention stays with the framework's habit."""
+    fields: dict[str, Any] = {}
+    for note in (part.strip().lower() for part in row.notes.split(";")):
+        if note.startswith("cuda graphs"):
+            # TransformerEngine's graphs hold attention and router; the experts, which are most launches, stay outside.
+            fields["cuda_graphs"] = not (row.moe and "transformer_engine" in note)
+        elif note in NOTES:
+            fields |= NOTES[note]
+        elif found := re.fullmatch(r"expert tp (\d+)", note):
+            fields["etp"] = int(found[1])
+        elif found := re.match(r"(?:fsdp group|fully sharded over) (\d+)\b", note):
+            fields["shard_group"] = int(found[1])
+        elif "nothing overlaps" in note or "no overlap at all" in note:
+            fields |= dict.fromkeys(NO_OVERLAP, False)
+    if row.attention_impl.lower().startswith("te +"):  # AutoModel with TransformerEngine's fused layers
+        fields["compile"] = True
+    if "ulysses cp" in row.notes.lower():
+        fields["cp_kind"] = "ulysses"
+    # `nemotron/nemotron4-340b-synth.yaml` of that release: `optim.dtype: bf16`.
+    if "dgxc-benchmarking@v24.11" in row.url_or_file and "nemotron/README_340b" in row.url_or_file:
+        fields.setdefault("optimizer_dtype", "bf16")
+    # `train_llama3_8b_h100_fp8.sh` says `--grad-reduce-in-bf16`, which is not Megatron-LM's default.
+    if "megatron-lm" in row.url_or_file.lower() and "examples/llama" in row.url_or_file:
+        fields["gradient_dtype"] = "bf16"
+    # Megatron-LM before 2023 ran collectives and sends in line with the computation.
+    if row.framework.lower() == "megatron-lm" and row.date[:4].isdigit() and int(row.date[:4]) < 2023:
+        for name in ("overlap_tp", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather"):
+            fields.setdefault(name, False)
+    return fields
+
+
+# Models whose recipes of Megatron-Bridge 25.09 set `cuda_graphs`, and the GPUs they set it on
+# (`perf_matrix` of `scripts/performance/configs/*/*_llm_pretrain.yaml`, 2025-09).
+GRAPHED_RECIPES = {
+    "Qwen3-30B-A3B": ("GB200", "B200-SXM"),
+    "Qwen3-235B-A22B": ("GB200",),
+    "DeepSeek-V3": ("GB200", "B200-SXM"),
+}
+
+
+def recipe_choices(row: Row) -> dict[str, tuple[bool, ...]]:
+    """Whether a Megatron-Bridge row's experts may have run in CUDA graphs, and whether their exchange was overlapped.
+
+    A graph needs shapes that the host does not wait for: experts of a fixed capacity (`tokendrop`), or the dispatcher
+    of the recipes from 26.06 on. Rows that cite their recipe say it in their notes. The recipes with `tokendrop` say
+    who ran in graphs, and leave `moe_a2a` off.
+    """
+    if not row.moe or "megatron-bridge" not in row.source.lower() or row.recompute.strip():
+        return {}
+    if "tokendrop" in row.notes.lower():
+        name = next((name for name in GRAPHED_RECIPES if row.model.startswith(name)), None)
+        graphs = (False, True) if name is None else (row.gpu in GRAPHED_RECIPES[name],)
+        return {"cuda_graphs": graphs, "overlap_ep": (False,)}
+    return dict.fromkeys(("cuda_graphs", "overlap_ep"), (False, True)) if row.date >= "2026-06" else {}
+
+
+def release_of(row: Row) -> str | None:
+    """Software release, the calibration key: 'mlperf-v3.0', 'nemo-24.11', 'bridge-26.02', ... or None."""
+    source = row.source.lower()
+    if found := re.search(r"mlperf training (v\d+\.\d+)", source):
+        return f"mlperf-{found[1]}"
+    if "megatron-bridge" in source and (found := re.search(r"(\d\d\.\d\d)", source)):
+        return f"bridge-{found[1]}"
+    if "dgx cloud" in source:
+        found = re.search(r"@v(\d\d\.\d\d)", row.url_or_file)
+        return f"nemo-{found[1]}" if found else _dated("nemo", row)
+    if "nemo" in source:
+        found = re.search(r"(\d\d\.\d\d)$", source.strip())
+        return f"nemo-{found[1]}" if found else _dated("nemo", row)
+    if "mosaicml llm-foundry benchmark" in source:
+        return "llm-foundry-23.10"  # when its tables came (pull request 543); none came later (issue 1584)
+    for word, name in (("torchtitan", "torchtitan"), ("llm-foundry", "llm-foundry"), ("nanotron", "nanotron")):
+        if word in source:
+            return _dated(name, row)
+    return _dated("megatron", row) if row.framework.lower().startswith("megatron") else None
+
+
+def _dated(name: str, row: Row) -> str:
+    if found := re.match(r"(?:20)?(\d\d)-(\d\d)$", row.date):
+        return f"{name}-{found[1]}.{found[2]}"
+    year = re.search(r"(\d{4})$", row.date)
+    return f"{name}-{year[1]}" if year else name

@@ -1,0 +1,150 @@
+"""The application: its verbs, and what every one of them does about mistakes, interrupts and closed pipes.
+
+Exit status: 0 an answer, 2 a mistake of the user, 3 an answer that says the job does not fit in memory, 130
+interrupted, 141 nobody reads the output any more. A mistake is one line on stderr: `windtunnel: error: ...`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
+
+from windtunnel.errors import UserError
+from windtunnel.faces.cli.asked import ASKED, CommandLine, without_outputs
+from windtunnel.faces.cli.calibrate import calibrate
+from windtunnel.faces.cli.capture import capture
+from windtunnel.faces.cli.compare import compare
+from windtunnel.faces.cli.explain import explain
+from windtunnel.faces.cli.fleet import fleet
+from windtunnel.faces.cli.launch_words import script_apart
+from windtunnel.faces.cli.plan import plan
+from windtunnel.faces.cli.plan_flags import check_whole_numbers, switches_spelled_out
+from windtunnel.faces.cli.predict import predict
+from windtunnel.faces.cli.run import run
+from windtunnel.faces.cli.runs import runs
+from windtunnel.faces.cli.serve import serve
+from windtunnel.faces.cli.survive import survive
+from windtunnel.faces.cli.sweep import sweep
+from windtunnel.faces.cli.techniques import techniques
+from windtunnel.faces.cli.ui import ui
+from windtunnel.faces.cli.validate import validate
+from windtunnel.faces.cli.version import version, version_line
+from windtunnel.faces.cli.watch import watch
+from windtunnel.faces.cli.whatif import whatif
+
+LAUNCHERS = (capture, run)  # verbs that take a launch line: what follows the script is the script's
+USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
+
+
+def build() -> App:
+    """The application with its verbs."""
+    app = App(
+        name="windtunnel",
+        help="A wind tunnel for AI clusters: what a training step costs at any scale, how sure that is, and why.",
+        version=version_line,
+        default_parameter=Parameter(show_default=False),  # `()` and `False` say nothing; texts name the others
+        version_flags=["--version"],
+        help_format="plaintext",
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for verb in (
+        predict,
+        plan,
+        sweep,
+        whatif,
+        compare,
+        explain,
+        runs,
+        serve,
+        techniques,
+        fleet,
+        survive,
+        watch,
+        validate,
+        calibrate,
+        *LAUNCHERS,
+        ui,
+        version,
+    ):
+        app.command(verb)
+    app.register_install_completion_command()
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    before = ASKED.get()
+    try:
+        own, launched = script_apart(sys.argv[1:] if arguments is None else arguments, LAUNCHERS)
+        words = switches_spelled_out(own)
+        check_whole_numbers(words)
+        app, asked = build(), without_outputs(own)
+        again = [*switches_spelled_out(asked), *launched]
+        ASKED.set(CommandLine([*asked, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
+        status = app([*words, *launched], exit_on_error=False, print_error=False)
+        print(end="", flush=True)  # stdout may be closed: then there is none
+    except CycloptsError as error:
+        return _mistake(_said(error))
+    except UserError as error:
+        return _mistake(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_output()
+        return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        _forget_output()
+        return _mistake(f"the output cannot be written ({error.strerror}): free some room, or send it elsewhere")
+    finally:
+        ASKED.set(before)
+    return status if isinstance(status, int) else 0
+
+
+def _forget_output() -> None:
+    """What is still buffered has nowhere to go; the interpreter would complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _said(error: CycloptsError) -> str:
+    if isinstance(error, MissingArgumentError):
+        return _not_given(error)
+    if isinstance(error, UnusedCliTokensError):
+        words = " ".join(error.unused_tokens or ())
+        return f"nothing takes {words!r}: an option has one value, and is given again for another; see {_help(error)}"
+    return _not_known(error) if isinstance(error, UnknownOptionError) else str(error)
+
+
+def _not_known(error: UnknownOptionError) -> str:
+    """The flag that is not known, and the one that comes near: by their letters, as the dashes are alike in all."""
+    word = (error.token.keyword or error.token.value or "").partition("=")[0]
+    names = {name.lstrip("-"): name for one in error.argument_collection if one.parse for name in one.names}
+    near = get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
+    remedy = f"did you mean {names[near[0]]}?" if near else f"see {_help(error)}"
+    return f"unknown option {word}: {remedy}"
+
+
+def _help(error: CycloptsError) -> str:
+    return f"`{' '.join(['windtunnel', *(error.command_chain or ()), '--help'])}`"
+
+
+def _not_given(error: MissingArgumentError) -> str:
+    """What cyclopts says of a word that is missing, and of a flag that stands without its value, told apart."""
+    _, _, meant = str(error).partition(" Did you mean ")
+    remedy = f"did you mean {meant}" if meant else f"see {_help(error)}"
+    if error.keyword is None:
+        return f"{error.argument.name if error.argument is not None else ''} is not given: {remedy}"
+    return f"{error.keyword} has no value (one that begins with - is written {error.keyword}=-1): {remedy}"
+
+
+def _mistake(message: str) -> int:
+    print(f"windtunnel: error: {' '.join(message.split())}", file=sys.stderr)
+    return USER_MISTAKE

@@ -1,0 +1,117 @@
+"""`windtunnel fleet --live JOBS.yaml`: a policy over real processes, and its simulation beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import SpecError
+from windtunnel.faces.cli.output import print_answer
+
+BY_DURATION = ("sjf", "sjf-skip", "easy", "srtf")
+
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.decision import Policy
+    from windtunnel.studies.fleet.jobs.trace import Jobs
+    from windtunnel.studies.fleet.site import Site
+
+
+def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool, restart_s: float = 0.0) -> None:
+    """Run the jobs' commands under one policy, and print each job's JCT, real and simulated.
+
+    `restart_s`: of each `duration_s`, what a start takes; a job that is started again pays it again.
+    """
+    import math
+
+    from windtunnel.studies.fleet.exact.clock import NS, Clock, Running
+    from windtunnel.studies.fleet.exact.work import Rigid
+    from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
+    from windtunnel.studies.fleet.options import Options
+    from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
+
+    # Nobody knows how fast a command is on other GPUs.
+    known = names_of(lambda traits: on_clock(traits) and not traits.sizes)
+    if len(names) != 1 or names[0] not in known:
+        raise SpecError("--policy", ",".join(names), f"a live run has one of {', '.join(known)}")
+    commands = jobs.columns.get("command")
+    if commands is None or not all(commands):
+        raise SpecError(
+            "command", None, "each job of a live run needs one, such as command: python train.py", jobs.source
+        )
+    made = [
+        LiveJob(
+            at,
+            jobs.name[at],
+            float(jobs.submit_s[at]),
+            int(jobs.gpus[at]),
+            commands[at],
+            None if math.isnan(jobs.duration_s[at]) else float(jobs.duration_s[at]),
+        )
+        for at in range(len(jobs))
+    ]
+    large = next((job for job in made if not 0 < job.gpus <= site.gpus), None)
+    if large is not None:
+        raise SpecError(f"gpus of {large.name}", large.gpus, f"give from 1 to {site.gpus}", jobs.source)
+    odd = next((job for job in made if "/" in job.name or job.name in ("", ".", "..")), None)
+    if odd is not None:
+        raise SpecError(
+            "job", odd.name, "a live job's name is a folder's: leave out slashes and dots alone", jobs.source
+        )
+    unsaid = next((job for job in made if job.duration_s is None), None)
+    if unsaid is not None and names[0] in BY_DURATION:
+        remedy = f"{names[0]} orders jobs by it: add it to each, or give --policy fifo"
+        raise SpecError(f"duration_s of {unsaid.name}", None, remedy, jobs.source)
+    nodes = (site.per_node,) * site.nodes
+
+    def policy() -> Policy:
+        return POLICIES[names[0]].made(site, Options())
+
+    Scheduler(made, nodes, policy(), folder, restart_s).run()
+    simulated: dict[int, float] = {}
+    if all(job.duration_s is not None for job in made):
+        running = [
+            Running(
+                job.index,
+                round(job.submit_s * NS),
+                job.gpus,
+                Rigid(max((job.duration_s or 0.0) - restart_s, 0.0), restart_s),
+            )
+            for job in made
+        ]
+        Clock(running, nodes, policy()).run()
+        simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
+    rows: list[dict[str, Any]] = [
+        {
+            "job": job.name,
+            "jct_s": None if job.end_s is None else round(job.end_s - job.submit_s, 3),
+            "simulated_jct_s": round(simulated[job.index], 3) if simulated else None,
+            "preemptions": job.preemptions,
+            "deaths": job.deaths,
+            "starts": job.attempt,
+            "state": "failed" if job.failed else "completed",
+        }
+        for job in made
+    ]
+    # Of the jobs that completed, real and simulated alike: what failed has no completion time.
+    whole = [row for row in rows if row["state"] == "completed"]
+    mean, beside = _mean(whole, "jct_s"), _mean(whole, "simulated_jct_s")
+    document = {"policy": names[0], "jct_mean_s": mean, "simulated_jct_mean_s": beside, "jobs": rows}
+    if json:
+        print_answer("fleet --live", document)
+        return
+    for row in rows:
+        real, beside_s = (_seconds(row[name]) for name in ("jct_s", "simulated_jct_s"))
+        print(f"{row['job']:20} {row['state']:9} {real} s real {beside_s} s simulated")
+    if mean is None:
+        print("no job completed")
+        return
+    print(f"mean JCT {mean:.2f} s real" + (f", {beside:.2f} s simulated ({mean / beside - 1:+.1%})" if beside else ""))
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row[name] is not None]
+    return round(sum(values) / len(values), 3) if values else None
+
+
+def _seconds(value: float | None) -> str:
+    return f"{'-' if value is None else f'{value:.2f}':>9}"

@@ -1,0 +1,44 @@
+"""Verbs that take a launch line: their own options, torchrun's, the script, and the script's own words after it.
+
+What follows the script is the script's, even `--seed` or `--help`; so the words are parted before they are parsed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+from windtunnel.real.capture.arguments import split_words
+
+_EVERYWHERE = ("--help", "-h", "--version")
+
+
+def script_apart(arguments: Sequence[str], verbs: Sequence[Callable[..., Any]]) -> tuple[list[str], list[str]]:
+    """(words to parse, words to pass on as they are, from `--`); the second is empty for verbs without a launch line.
+
+    `verbs`: those that take one, with their options as keyword-only parameters.
+    """
+    words = list(arguments)
+    for verb in verbs:
+        if words and words[0] == verb.__name__:
+            with_value, switches = options_of(verb)
+            parted = split_words(words[1:], with_value, (*switches, *_EVERYWHERE))
+            at = parted.index("--")
+            return [words[0], *parted[:at]], parted[at:] if len(parted) > at + 1 else []
+    return words, []
+
+
+def options_of(verb: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    """Options of a verb that take a value, and those that take none."""
+    hints = get_type_hints(verb, include_extras=True)
+    with_value: list[str] = []
+    switches: list[str] = []
+    for name, parameter in inspect.signature(verb).parameters.items():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        hint = hints[name]
+        kind, extras = getattr(hint, "__origin__", hint), getattr(hint, "__metadata__", ())
+        named = [given for extra in extras for given in getattr(extra, "name", None) or ()]
+        (switches if kind is bool else with_value).extend(named or ["--" + name.replace("_", "-")])
+    return with_value, switches

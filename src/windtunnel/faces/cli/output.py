@@ -1,0 +1,123 @@
+"""Where output goes: results on stdout, progress and notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.faces.cli.asked import ASKED
+from windtunnel.questions.header import header
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_WIDTH = 120  # columns where no terminal says how wide it is
+PATIENCE_S = 1.0  # what is done sooner needs no progress
+
+
+def stdout(piped_width: int = PIPED_WIDTH) -> Console:
+    """The console for results; `piped_width` columns where neither a terminal nor COLUMNS says how wide it is."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False)
+    width = None if console.is_terminal else _columns() or piped_width
+    return Console(file=sys.stdout, highlight=False, width=width)
+
+
+def _columns() -> int | None:
+    import os
+
+    columns = os.environ.get("COLUMNS", "")
+    return max(40, int(columns)) if columns.isascii() and columns.isdigit() and len(columns) < 5 else None
+
+
+def print_answer(
+    study: str,
+    own: Mapping[str, Any],
+    *,
+    band: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
+    """The answer of a study as one JSON document: the header that all have, and its own part, whose fields win."""
+    asked = ASKED.get()
+    reproduce = None if asked is None else asked.command
+    spec = {} if asked is None or "spec" in own else asked.spec()
+    print_json(header(study, spec, reproduce, band=band, provenance=provenance, warnings=warnings) | dict(own))
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document, keys sorted, so that the same answer is the same bytes."""
+    print(json.dumps(document, sort_keys=True, indent=1, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, out of the way of the output."""
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on stderr that something is going on, if it takes longer than a second and a person is looking."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from threading import Timer
+
+    from rich.console import Console
+
+    status = Console(stderr=True).status(f"{what}; the engine is compiled first, once per machine" if cold() else what)
+    timer = Timer(PATIENCE_S, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+def cold() -> bool:
+    """Whether compiled kernels are kept in none of the places where numba looks for them."""
+    import os
+    import tempfile
+    from pathlib import Path
+
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    beside = Path(__file__).parents[1] / "engine" / "compiled" / "__pycache__"
+    # Each where those before are read-only; the last as in `engine/compiled/__init__.py`.
+    temporary = Path(tempfile.gettempdir()) / f"windtunnel-numba-{getattr(os, 'getuid', lambda: 'user')()}"
+    places = [Path(chosen)] if chosen else [beside, Path(caches) / "numba", temporary]
+    return not any(place.is_dir() and next(place.rglob("kernels.*.nbi"), None) for place in places)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A callback for (done, total) that draws a bar on stderr once a second has passed, if a person is looking."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from time import monotonic
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=None)
+    begun = monotonic()
+
+    def report(done: int, total: int) -> None:
+        if not bar.live.is_started and monotonic() - begun > PATIENCE_S:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        bar.stop()

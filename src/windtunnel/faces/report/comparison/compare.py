@@ -1,0 +1,233 @@
+"""Two results side by side: how far apart they are, where in the step that lies, and what was asked differently.
+
+The difference of the step times is split by breakdown category. Both breakdowns sum exactly to their steps, so the
+differences sum exactly to the difference; the same holds for the memory of the fullest stage. What is computed is
+subtraction only: compare(a, b) is minus compare(b, a), and compare(a, a) is zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from windtunnel.errors import SpecError
+from windtunnel.faces.report import figures
+from windtunnel.faces.report.figures import plain
+from windtunnel.faces.report.prediction.categories import label_of
+from windtunnel.faces.report.prediction.rows import memory_parts
+from windtunnel.faces.report.prediction.spec_words import difference_words, disturbing, flatten, title
+from windtunnel.physics.step.result import Result
+from windtunnel.physics.step.scenario import NAMES
+from windtunnel.units import format_bytes
+
+_ABSENT = None
+_LINK_NAMES = ("cluster.scale_up.name", "cluster.scale_out.name")
+_COUNTED = ("active_parameters", "parameters")  # of the model: they follow from its shape
+MEMORY_WORTH_SAYING = 0.1  # of the larger
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two results, as far as the comparison shows it."""
+
+    title: str
+    content_hash: str
+    status: str
+    step_time_ns: int
+    step_time_p5_ns: int
+    step_time_p95_ns: int
+    tokens_per_step: int
+    tokens_per_s_per_gpu: float
+    mfu: float
+    peak_memory_bytes: int
+    fullest_stage: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field of the spec that differs; None stands for unset or absent."""
+
+    field: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`b` minus `a`. `causes_ns` sums exactly to `step_ns`, `memory_causes_bytes` to `memory_bytes`.
+
+    When one of the two has no timing (an infeasible job that was not replayed), `timed` is False and there are no
+    causes; the same for memory.
+    """
+
+    a: Side
+    b: Side
+    timed: bool
+    step_ns: int
+    causes_ns: Mapping[str, int]
+    memory_bytes: int
+    memory_causes_bytes: Mapping[str, int]
+    spec: tuple[Difference, ...]
+    explanation: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, for `--json`."""
+        return asdict(self)
+
+
+def compare(a: Result, b: Result) -> Comparison:
+    """What changes from `a` to `b`, and in which categories. Raises SpecError for what is no Result."""
+    for name, given in (("a", a), ("b", b)):
+        if not isinstance(given, Result):
+            raise SpecError(name, given, "give a Result: windtunnel.load_result reads a kept one")
+    timed = a.step_time_ns > 0 and b.step_time_ns > 0
+    causes = _minus(b.breakdown_ns, a.breakdown_ns) if timed else {}
+    memory = _minus(_memory(b), _memory(a)) if a.memory and b.memory else {}
+    spec = _differences(a, b)
+    side_a, side_b = _side(a), _side(b)
+    return Comparison(
+        a=side_a,
+        b=side_b,
+        timed=timed,
+        step_ns=b.step_time_ns - a.step_time_ns if timed else 0,
+        causes_ns=causes,
+        memory_bytes=sum(memory.values()),
+        memory_causes_bytes=memory,
+        spec=spec,
+        explanation=" ".join(_explain(a, b, causes if timed else None, spec)),
+    )
+
+
+def _side(result: Result) -> Side:
+    peak = result.peak_memory if result.memory else None
+    return Side(
+        title=title(result),
+        content_hash=result.content_hash,
+        status=result.status,
+        step_time_ns=result.step_time_ns,
+        step_time_p5_ns=result.step_time_p5_ns,
+        step_time_p95_ns=result.step_time_p95_ns,
+        tokens_per_step=result.tokens_per_step,
+        tokens_per_s_per_gpu=result.tokens_per_s_per_gpu,
+        mfu=result.mfu,
+        peak_memory_bytes=peak.device_bytes if peak else 0,
+        fullest_stage=peak.stage if peak else None,
+    )
+
+
+def _memory(result: Result) -> dict[str, int]:
+    return {category.key: n_bytes for category, n_bytes in memory_parts(result.peak_memory)}
+
+
+def _minus(b: Mapping[str, int], a: Mapping[str, int]) -> dict[str, int]:
+    return {key: b.get(key, 0) - a.get(key, 0) for key in sorted({*a, *b})}
+
+
+def _differences(a: Result, b: Result) -> tuple[Difference, ...]:
+    """What was asked differently: disturbances first, then the plan, names, and the numbers that follow from them."""
+    flat_a, flat_b = _flat(a), _flat(b)
+    pairs = [Difference(key, flat_a.get(key, _ABSENT), flat_b.get(key, _ABSENT)) for key in {*flat_a, *flat_b}]
+    differing = [pair for pair in pairs if pair.a != pair.b or isinstance(pair.a, bool) != isinstance(pair.b, bool)]
+    fields = {pair.field for pair in differing}
+    return tuple(sorted((pair for pair in differing if not _follows(pair.field, fields)), key=_order))
+
+
+def _flat(result: Result) -> dict[str, Any]:
+    # Through JSON: a result read from its folder has lists where a fresh one may have tuples.
+    return {**disturbing(result.reproduce), **flatten(json.loads(json.dumps(result.spec)))}
+
+
+def _follows(field: str, differing: set[str]) -> bool:
+    """Whether a field says nothing beyond the others: a source, or a link's name beside its numbers."""
+    if "sources" in field.split("."):
+        return True
+    link = field.removesuffix("name")
+    return field in _LINK_NAMES and any(other.startswith(link) and other != field for other in differing)
+
+
+def _order(pair: Difference) -> tuple[int, str]:
+    last = pair.field.rpartition(".")[2]
+    if pair.field in NAMES:
+        return 0, f"{NAMES.index(pair.field)}"
+    if pair.field.startswith("plan."):
+        return 1, pair.field
+    if last in ("name", "n_gpus"):
+        return 2, pair.field
+    return (4 if last in _COUNTED else 3), pair.field
+
+
+def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple[Difference, ...]) -> list[str]:
+    said = [_fit_words(a, b)] if "infeasible" in (a.status, b.status) else []
+    if causes is not None:
+        step = b.step_time_ns - a.step_time_ns
+        said.append(_time_words(a, step, causes))
+        overlapping = a.step_time_p5_ns <= b.step_time_p95_ns and b.step_time_p5_ns <= a.step_time_p95_ns
+        # Where only disturbances differ both are wrong by the same: their order is certain, whatever the bands.
+        if step and overlapping and not (spec and all(pair.field in NAMES for pair in spec)):
+            said.append("The p5–p95 bands overlap, so the order of the two is not certain.")
+            said += _memory_words(a.peak_memory.device_bytes, b.peak_memory.device_bytes)
+        if a.tokens_per_step != b.tokens_per_step or a.n_gpus != b.n_gpus:
+            said.append("Steps or clusters differ in size: compare tokens/s/GPU rather than step times.")
+    if spec:
+        named = [" ".join(difference_words(pair.field, pair.a, pair.b)) for pair in spec[:3]]
+        rest = f" and {len(spec) - 3} more" if len(spec) > 3 else ""
+        said.append(f"Asked differently: {', '.join(named)}{rest}.")
+    else:
+        said.append("Both were asked for the same thing.")
+    return said
+
+
+def _fit_words(a: Result, b: Result) -> str:
+    if a.status == b.status:
+        needs = [(name, one.infeasible) for name, one in (("A", a), ("B", b)) if one.infeasible]
+        by = [f"{name} by {format_bytes(need.needed_bytes - need.capacity_bytes)}" for name, need in needs]
+        return f"Neither A nor B fits{': ' * bool(by)}{', '.join(by)}."
+    bad, name, other = (b, "B", "A") if b.status == "infeasible" else (a, "A", "B")
+    reason = ""
+    if bad.infeasible:
+        over = format_bytes(bad.infeasible.needed_bytes - bad.infeasible.capacity_bytes)
+        reason = f": {plain(bad.infeasible.reason)}, {over} too much on {bad.class_name(bad.infeasible.stage)}"
+    return f"{name} does not fit{reason}; {other} does."
+
+
+def _memory_words(a_bytes: int, b_bytes: int) -> list[str]:
+    """What may decide between two that are as fast."""
+    if abs(a_bytes - b_bytes) < MEMORY_WORTH_SAYING * max(a_bytes, b_bytes):
+        return []
+    less, more = (("A", a_bytes), ("B", b_bytes)) if a_bytes < b_bytes else (("B", b_bytes), ("A", a_bytes))
+    return [f"{less[0]} needs less memory: {format_bytes(less[1])}, {more[0]} {format_bytes(more[1])}."]
+
+
+def _time_words(a: Result, step: int, causes: Mapping[str, int]) -> str:
+    if not any(causes.values()):
+        return "B takes the same time as A."
+    with_it = sorted((key for key in causes if causes[key] * step > 0), key=lambda key: (-abs(causes[key]), key))
+    against = sorted((key for key in causes if causes[key] * step < 0), key=lambda key: (-abs(causes[key]), key))
+    if not step:
+        moved = sorted((key for key in causes if causes[key]), key=lambda key: (-abs(causes[key]), key))
+        return f"B takes the same time as A: {_listed(moved[:2], causes)} cancel out."
+    named, covered, whole = [], 0, sum(causes[key] for key in with_it)
+    for key in with_it[:3]:
+        named.append(key)
+        covered += causes[key]
+        if abs(covered) >= 0.8 * abs(whole):
+            break
+    size = f"{abs(step) / a.step_time_ns * 100:.1f} % {'more' if step > 0 else 'less'} time per step than A"
+    text = f"B takes {size} ({_signed(step)}): {_listed(named, causes)}"
+    if against and abs(causes[against[0]]) >= 0.05 * abs(step):
+        text += f", against {_listed(against[:1], causes)}"
+        covered += causes[against[0]]
+    if abs(step - covered) >= 0.05 * abs(step):
+        text += f"; all else {_signed(step - covered)}"
+    return f"{text}."
+
+
+def _listed(keys: list[str], causes: Mapping[str, int]) -> str:
+    words = [f"{plain(label_of(key))} {_signed(causes[key])}" for key in keys]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _signed(ns: int) -> str:
+    return figures.signed(figures.duration(abs(ns)), ns)

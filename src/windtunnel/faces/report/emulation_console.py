@@ -1,0 +1,143 @@
+"""What is printed after a script ran as one real rank among virtual peers: plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import quantiles
+from typing import Any
+
+from windtunnel.real.emulate.run import Emulation, Outcome
+from windtunnel.real.emulate.timeline import size_text
+from windtunnel.units import format_many, format_time
+
+
+def report_lines(asked: Emulation, outcome: Outcome, predicted_s: float | None = None) -> Iterator[str]:
+    """The answer, top line first."""
+    facts = outcome.facts
+    peers = asked.launch.world_size - 1
+    others = f"{format_many(peers, 'peer')} virtual"
+    yield f"rank {asked.rank} of {asked.launch.world_size:,} ran for real, {others}, on {asked.cluster}"
+    yield from _steps(asked, outcome, predicted_s)
+    yield from _technique(facts)
+    yield from _memory(facts)
+    yield from _faked(asked, facts)
+    for text in facts.get("notes") or ():
+        yield f"note: {text}"
+
+
+def report_lines_of_several(
+    asked: Emulation, outcomes: Mapping[int, Outcome], predicted_s: float | None = None
+) -> Iterator[str]:
+    """The same of several real ranks: their steps and memory one after another, what they share once."""
+    size = asked.launch.world_size
+    peers = size - len(outcomes)
+    others = "nobody virtual" if not peers else f"{format_many(peers, 'peer')} virtual"
+    ranks = ", ".join(map(str, outcomes))
+    yield f"ranks {ranks} of {size:,} ran for real, each in a process of its own, {others}, on {asked.cluster}"
+    for rank, outcome in outcomes.items():
+        yield f"rank {rank}"
+        for line in (*_steps(asked, outcome, None), *_memory(outcome.facts)):
+            yield f"  {line}"
+    if predicted_s is not None:
+        yield f"predicted   {format_time(predicted_s)} on {asked.cluster} (the real ranks run on this machine)"
+    facts = outcomes[asked.rank].facts
+    yield from _technique(facts)
+    yield from _faked(asked, facts)
+    missing = facts.get("without_program")
+    if missing:
+        more = "" if asked.captured is not None else ", or give --captured FOLDER"
+        yield (
+            f"note: no real rank is where {missing:,} virtual ones are in the groups that carry messages: they are"
+            f" taken to compute what the first real rank does; name more --ranks{more}"
+        )
+    for text in dict.fromkeys(text for outcome in outcomes.values() for text in outcome.facts.get("notes") or ()):
+        yield f"note: {text}"
+
+
+def _technique(facts: Mapping[str, Any]) -> Iterator[str]:
+    told = facts.get("technique")
+    if told is not None:
+        given = ", ".join(f"{key}={value}" for key, value in told["parameters"].items() if value is not None)
+        share = f"; {told['share_sent']:.1%} of the gradients' elements were sent" if "share_sent" in told else ""
+        yield f"technique   {told['name']} ({given}) on {told['modules']} DistributedDataParallel{share}"
+
+
+def _steps(asked: Emulation, outcome: Outcome, predicted_s: float | None) -> Iterator[str]:
+    facts, step = outcome.facts, outcome.step_s
+    if step is None:
+        yield "step        none seen: no optimizer of torch.optim was stepped twice, so nothing is said about times"
+        return
+    steps = outcome.settled_steps_s
+    spread = ""
+    if len(steps) >= 4:
+        tenths = quantiles(steps, n=10)
+        spread = f", p10 {format_time(tenths[0])}, p90 {format_time(tenths[-1])}"
+    yield f"step        {format_time(step)} median of {len(steps)} of the real rank{spread}"
+    blocked = list(facts.get("blocked_s") or ())[-len(steps) :]
+    if blocked:
+        share = sum(blocked) / max(sum((facts.get("step_s") or [0.0])[-len(blocked) :]), 1e-12)
+        yield f"waiting     {share:.1%} of it, for communications with peers"
+    behind = facts.get("behind_s", 0.0) / max(1, facts.get("steps", 1))
+    if behind > 0.01 * step:
+        yield f"emulating   took {format_time(behind)} a step more: the script's clock shows it, these figures do not"
+    replayed = facts.get("replayed_step_s")
+    if replayed:
+        off = f"{replayed / step - 1:+.1%}"
+        yield f"replayed    {format_time(replayed)} by the whole job, all ranks virtual, as fast as measured ({off})"
+    if predicted_s is not None:
+        yield f"predicted   {format_time(predicted_s)} on {asked.cluster} (the real rank runs on this machine)"
+    settled, movement = facts.get("settled_at"), facts.get("movement")
+    if settled is not None:
+        yield f"settled     arrivals of peers hold since step {settled} (they last moved by {movement:.2%} of the step)"
+    elif movement is not None:
+        yield f"settled     not yet: arrivals of peers last moved by {movement:.2%} of the step; run more steps"
+    else:
+        yield "settled     not yet: too few steps; peers came when the real rank came"
+
+
+def _memory(facts: Mapping[str, Any]) -> Iterator[str]:
+    memory = facts.get("memory")
+    if not memory:
+        return
+    reserved = f", {size_text(memory['reserved_bytes'])} reserved" if memory["reserved_bytes"] else ""
+    at = f", at {memory['op']}" if memory["op"] else ""
+    place = f" ({memory['place']})" if memory["place"] else ""
+    yield f"peak memory {size_text(memory['allocated_bytes'])} allocated{reserved}{at}{place}"
+    for name, size in sorted(memory["categories"].items(), key=lambda item: -item[1]):
+        yield f"            {size_text(size):>8} {name}"
+
+
+def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
+    kinds, control = facts.get("kinds") or {}, facts.get("control") or {}
+    if not kinds and not control:
+        yield "faked       nothing: the script communicated with nobody"
+        return
+    told = ", ".join(f"{count:,} {kind} ({size_text(moved)})" for kind, (count, moved) in kinds.items())
+    calls = ", ".join(f"{count:,} {kind}" for kind, count in control.items())
+    aside = f"of objects and small tensors of the host: {calls}; these take no time here" if calls else ""
+    for number, text in enumerate(filter(None, (told, aside))):
+        yield f"{'' if number else 'faked':<12}{text}"
+    what = {"like-me": "peers hold what this rank holds; received messages are noise", "noise": "noise"}[asked.data]
+    if asked.ranks:
+        what = "real ranks truly exchange theirs, and each peer holds what one of them holds"
+    if asked.tape is not None and asked.tape[0] == "replay":
+        what = f"from {asked.tape[1]}"
+    yield f"            data: {what}; times: their members' arrivals, priced on {asked.cluster}"
+    if facts.get("unplanned"):
+        share = facts["unplanned"] / max(1, facts["unplanned"] + facts.get("planned", 0))
+        count = facts["unplanned"]
+        many = format_many(count, "communication")
+        unlike = f"{many} ({share:.1%}) {'was' if count == 1 else 'were'} of steps unlike the others"
+        yield f"            {unlike}: peers came when the real rank came"
+    if asked.slow:
+        worst = max(asked.slow, key=lambda rank: asked.slow[rank])
+        others = f", the slowest of {len(asked.slow):,}" if len(asked.slow) > 1 else ""
+        yield f"            rank {worst} slowed by {asked.slow[worst]:g}{others}"
+    if asked.peer_times:
+        yield f"            computing of other classes: as measured, {', '.join(map(str, asked.peer_times))}"
+    if _lacks_stages(asked, kinds):
+        yield "            messages came when asked for: other stages' programs are not known; give --captured FOLDER"
+
+
+def _lacks_stages(asked: Emulation, kinds: Mapping[str, Any]) -> bool:
+    return "recv" in kinds and asked.captured is None and not asked.ranks

@@ -1,0 +1,177 @@
+"""What was predicted, in words: names and layout out of a Result's `spec`, whatever form its parts have.
+
+`Result.spec` holds model, cluster and plan; disturbances stand in `Result.reproduce` only.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from windtunnel.faces.report.figures import plain
+from windtunnel.physics.step.result import Result
+from windtunnel.physics.step.scenario import NAMES
+from windtunnel.units import format_bytes, format_flops, format_rate, format_time
+
+_LAYOUT = ("tp", "pp", "virtual_stages", "cp", "ep", "dp")
+_UNITS: dict[str, Callable[[float], str]] = {  # endings of fields, and how such a number is written
+    "_bytes_per_s": format_rate,
+    "_bytes": format_bytes,
+    "_per_s": format_flops,
+    "_s": format_time,
+}
+_UNIT = re.compile(r"(_bytes_per_s|_bytes|(?<=flops)_per_s(?=\.|$)|_s)(?=\.\w+$|$)")
+_LAYOUT_NAMES = {"virtual_stages": "vpp"}
+
+
+def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings as `plan.tp`-like keys, sorted; lists of mappings are numbered, other lists stay whole."""
+    flat: dict[str, Any] = {}
+
+    def visit(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for key in sorted(value, key=str):
+                visit(f"{prefix}.{key}" if prefix else str(key), value[key])
+        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                visit(f"{prefix}.{number}", item)
+        else:
+            flat[prefix] = value
+
+    visit("", spec)
+    return flat if spec else {}
+
+
+def shown(value: Any) -> str:
+    """One value of a spec as a person writes it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.12g}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return plain(", ".join(shown(item) for item in value)) or "-"
+    return plain(value) or "-"
+
+
+def difference_words(field: str, a: Any, b: Any) -> tuple[str, str]:
+    """A field and how it changes, as a person writes both: `slow`, `gpu=1037:1.15 → none`."""
+    name = plain(field)
+    write: Callable[[Any], str] = shown
+    measured = _UNIT.search(field)
+    if measured and all(value is None or _is_number(value) for value in (a, b)):
+        in_units = _UNITS[measured[1]]
+        if a is None or b is None or in_units(a) != in_units(b):  # else the difference is below what units show
+            name, write = plain(field.replace(measured[1], "", 1)), in_units
+    absent = "none" if field in NAMES else "-"
+    before, after = (absent if value in (None, []) else _short(write(value)) for value in (a, b))
+    return name, f"{before} → {after}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def model_name(result: Result) -> str:
+    """Name of the model, or `model`."""
+    return _first(result.spec, ("model.name", "model.model_type", "model")) or "model"
+
+
+def gpu_name(result: Result) -> str:
+    """Name of the GPU, or `GPUs`."""
+    places = ("gpu.name", "gpu", "node.gpu.name", "node.gpu", "name")
+    found = _first(result.spec, (*(f"cluster.{place}" for place in places), "cluster"))
+    return found.partition(":")[0] or "GPUs"
+
+
+def calibrated_words(result: Result) -> str:
+    """What a calibrated device's numbers rest on: `97 % of it measured here, on NAME, DATE`; "" elsewhere."""
+    flat = flatten(result.spec)
+    if not flat.get("cluster.calibration.digest"):
+        return ""
+    share = sum(value for key, value in result.provenance.items() if key in ("measured", "interpolated"))
+    points = flat.get("cluster.calibration.points")
+    where = ", ".join(
+        str(flat[f"cluster.calibration.{key}"]) for key in ("device", "date") if flat.get(f"cluster.calibration.{key}")
+    )
+    return f"{share:.0%} rests on {points:,} points measured on {where}"
+
+
+def _first(spec: Mapping[str, Any], places: Sequence[str]) -> str:
+    named = (_at(spec, place) for place in places)
+    return next((plain(value) for value in named if isinstance(value, str) and value.strip()), "")
+
+
+def _at(spec: Any, place: str) -> Any:
+    """What lies at `gpu.name`; None where nothing does."""
+    for key in place.split("."):
+        spec = spec.get(key) if isinstance(spec, Mapping) else None
+    return spec
+
+
+def title(result: Result) -> str:
+    """One line: `llama-3.1-405b on 8,192 x h100-sxm`."""
+    return f"{model_name(result)} on {gpus(result)}"
+
+
+def gpus(result: Result) -> str:
+    """How many of which: `8,192 × h100-sxm`, or every type of a cluster that has several."""
+    parts = result.spec.get("mixed")
+    if isinstance(parts, Sequence) and not isinstance(parts, str):
+        return " + ".join(f"{part['n_gpus']:,} × {_at(part, 'gpu.name')}" for part in parts)
+    return f"{result.n_gpus:,} × {gpu_name(result)}"
+
+
+def layout(result: Result) -> tuple[tuple[str, str], ...]:
+    """The plan's degrees and batch as (name, value), leaving out degrees of 1."""
+    plan = result.spec.get("plan")
+    if not isinstance(plan, Mapping):
+        return ()
+    pairs = [
+        (_LAYOUT_NAMES.get(key, key), shown(plan[key]))
+        for key in _LAYOUT
+        if plan.get(key) is not None and (plan[key] != 1 or key == "tp")
+    ]
+    for key, name in (
+        ("zero_stage", "zero"),
+        ("global_batch", "batch"),
+        ("micro_batch", "micro-batch"),
+        ("seq_len", "seq"),
+        ("precision", ""),
+        ("schedule", ""),
+        ("framework", ""),
+    ):
+        if plan.get(key) is not None:
+            pairs.append((name, shown(plan[key])))
+    if plan.get("recompute") not in (None, "none"):
+        pairs.append(("recompute", shown(plan["recompute"])))
+    return tuple(pairs)
+
+
+def disturbing(command: str) -> dict[str, Any]:
+    """`slow` as a list of texts, the others as their text; what the command does not name is not there."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return {}
+    found: dict[str, Any] = {}
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        if not flag.startswith("--") or name not in NAMES:
+            continue
+        text = value if equals else words[i + 1] if i + 1 < len(words) else ""
+        if name == "slow":
+            found.setdefault(name, []).append(text)
+        else:
+            found[name] = text
+    return found

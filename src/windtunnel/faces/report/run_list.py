@@ -1,0 +1,210 @@
+"""Run folders as `windtunnel runs` and the page list them: read once, tagged, deleted. The folders are the database.
+
+Tags lie in `tags.json` beside the runs; a summary of each run is kept by the size and time of its `result.json`, so
+that a list of thousands is read once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from windtunnel.errors import InputFileError, UserError
+from windtunnel.faces.report.prediction.spec_words import gpus, model_name
+from windtunnel.faces.report.run_folder import RESULT_FILE, load
+from windtunnel.output_file import write_atomically
+from windtunnel.physics.step.result import Result
+
+NAME = re.compile(r"[0-9a-f]{12}")
+TAGS_FILE = "tags.json"
+TAG_LENGTH_MOST, TAGS_MOST = 40, 12
+_IN_COLUMNS = ("--tp", "--pp", "--cp", "--ep", "--dp")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of the list."""
+
+    name: str
+    model: str
+    where: str
+    layout: str
+    step_time_s: float
+    p5_s: float
+    p95_s: float
+    mfu: float
+    memory_share: float
+    status: str
+    saved_s: float
+    problem: str = ""  # why it cannot be shown
+    asked: tuple[str, ...] = ()  # what no column shows, as the command has it: `--recompute full`
+
+    @property
+    def words(self) -> str:
+        """What a search looks through."""
+        return f"{self.name} {self.model} {self.where} {self.layout} {self.status} {' '.join(self.asked)}".lower()
+
+
+class RunList:
+    """The runs in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._known: dict[str, tuple[tuple[int, int], Run]] = {}
+        self._lock = Lock()
+
+    def all(self) -> list[Run]:
+        """Newest first."""
+        return self.newest(None)[0]
+
+    def newest(self, most: int | None) -> tuple[list[Run], int]:
+        """The `most` newest, or all, newest first, and how many there are; others are not read."""
+        with self._lock:
+            saved = []
+            for folder in self.root.iterdir() if self.root.is_dir() else ():
+                if NAME.fullmatch(folder.name):
+                    with suppress(OSError):  # no run, or deleted meanwhile
+                        saved.append((-(folder / RESULT_FILE).stat().st_mtime, folder.name))
+            saved.sort()
+            names = {name for _, name in saved}
+            self._known = {name: one for name, one in self._known.items() if name in names}
+            found = []
+            for _, name in saved[:most]:
+                with suppress(FileNotFoundError):
+                    found.append(self._run(self.root / name))
+        return found, len(saved)
+
+    def names(self) -> list[str]:
+        """Of all runs; none is read."""
+        folders = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(one.name for one in folders if NAME.fullmatch(one.name) and (one / RESULT_FILE).is_file())
+
+    def matching(self, search: str, tag: str = "") -> list[Run]:
+        """Those that hold every word searched for, in what the list shows or in their tags."""
+        tags, words = self.tags(), search.lower().split()
+        return [
+            run
+            for run in self.all()
+            if (not tag or tag in tags.get(run.name, ()))
+            and all(word in f"{run.words} {' '.join(tags.get(run.name, ())).lower()}" for word in words)
+        ]
+
+    def one(self, name: str) -> Run:
+        """One line of the list. InputFileError where there is none of this name."""
+        return self._run(self.result_path(name).parent)
+
+    def _run(self, folder: Path) -> Run:
+        status = (folder / RESULT_FILE).stat()
+        stamp = (status.st_size, status.st_mtime_ns)
+        known = self._known.get(folder.name)
+        if known is None or known[0] != stamp:
+            known = (stamp, summary(folder.name, folder, status.st_mtime))
+            self._known[folder.name] = known
+        return known[1]
+
+    def result(self, name: str) -> Result:
+        """The whole of one run. InputFileError where there is none of this name."""
+        return load(self.result_path(name).parent)
+
+    def delete(self, name: str) -> None:
+        """Remove a run folder and its tags."""
+        with self._lock:  # two tabs delete the same one
+            shutil.rmtree(self.result_path(name).parent)
+            tags = self.tags()
+            if tags.pop(name, None) is not None:
+                self._write(tags)
+
+    def result_path(self, name: str) -> Path:
+        """Its `result.json`. InputFileError where there is none of this name."""
+        path = self.root / name / RESULT_FILE
+        if not NAME.fullmatch(name) or not path.is_file():
+            raise InputFileError(name[:60], "is no run of this list", "choose one from the list")
+        return path
+
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """Tags of each run that has any; none where the file is not ours."""
+        try:
+            document = json.loads((self.root / TAGS_FILE).read_text())
+        except (OSError, ValueError):
+            return {}
+        tagged = document.items() if isinstance(document, dict) else ()
+        return {
+            name: tuple(str(tag)[:TAG_LENGTH_MOST] for tag in tags[:TAGS_MOST])
+            for name, tags in tagged
+            if isinstance(tags, list)
+        }
+
+    def tag(self, name: str, text: str) -> tuple[str, ...]:
+        """Give a run the tags in `text`, with commas between; returns them."""
+        given = tuple(dict.fromkeys(part.strip()[:TAG_LENGTH_MOST] for part in text.split(",") if part.strip()))
+        with self._lock:  # two tabs tag at once
+            self.result_path(name)
+            tags = self.tags() | {name: given[:TAGS_MOST]}
+            if not given:
+                del tags[name]
+            self._write(tags)
+        return given[:TAGS_MOST]
+
+    def _write(self, tags: dict[str, tuple[str, ...]]) -> None:
+        write_atomically(self.root / TAGS_FILE, json.dumps(tags, indent=1, sort_keys=True).encode())
+
+
+def told_apart(runs: Sequence[Run]) -> dict[str, str]:
+    """By name of a run: what was asked of it and not of all that look like it; nothing where none does."""
+    alike: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.model, run.where, run.layout), []).append(run)
+    found = {}
+    for group in alike.values():
+        common = set(group[0].asked).intersection(*(run.asked for run in group))
+        for run in group:
+            own = (text.removeprefix("--").removeprefix("set ") for text in run.asked if text not in common)
+            found[run.name] = " · ".join(own)
+    return found
+
+
+def _asked(command: str) -> tuple[str, ...]:
+    """The options of a command that gives a run again, each with its value, but for those that columns show."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ()
+    found: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            found.append(word.replace("=", " ", 1))
+        elif found:
+            found[-1] += f" {word}"
+    return tuple(text for text in found if text.split(" ")[0] not in _IN_COLUMNS)
+
+
+def summary(name: str, folder: Path, saved_s: float) -> Run:
+    """One line about a run folder; what cannot be read says why."""
+    try:
+        result = load(folder)
+    except UserError as error:
+        return Run(name, "", "", "", 0.0, 0.0, 0.0, 0.0, 0.0, "unreadable", saved_s, str(error))
+    plan = result.spec.get("plan", {})
+    degrees = " · ".join(f"{key} {plan[key]}" for key in ("tp", "pp", "cp", "ep", "dp") if plan.get(key, 1) != 1)
+    most = result.peak_memory.device_bytes if result.memory else 0
+    return Run(
+        name=name,
+        model=model_name(result),
+        where=gpus(result),
+        layout=degrees or "one GPU each",
+        step_time_s=result.step_time_s,
+        p5_s=result.step_time_p5_ns / 1e9,
+        p95_s=result.step_time_p95_ns / 1e9,
+        mfu=result.mfu,
+        memory_share=most / max(result.memory_capacity_bytes, 1),
+        status=result.status,
+        saved_s=saved_s,
+        asked=_asked(result.reproduce),
+    )

@@ -1,0 +1,230 @@
+"""A form's fields as a question, and the question as a command, as Python and as YAML.
+
+Fields of the plan are read off `Plan` itself, so that a new one appears in the page by itself. A file that was dropped
+on the page is named by its name alone and lies in the folder of uploads; no other path can be named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.physics.step.result import Result
+from windtunnel.physics.step.scenario import NAMES, Scenario
+
+if TYPE_CHECKING:
+    from windtunnel.studies.training.question import Question
+
+FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args)")
+FIRST = ("tp", "pp", "cp", "ep", "global_batch", "micro_batch", "seq_len", "precision", "recompute", "zero_stage")
+SECOND = ("virtual_stages", "schedule", "framework", "sequence_parallel")
+LABELS = {
+    "tp": "tensor parallel (tp)",
+    "pp": "pipeline stages (pp)",
+    "cp": "context parallel (cp)",
+    "ep": "expert parallel (ep)",
+    "seq_len": "sequence length",
+    "recompute": "recompute activations",
+    "zero_stage": "ZeRO stage",
+}
+SLIDERS = {"tp": 6, "pp": 7, "cp": 5, "micro_batch": 5}  # powers of two up to 2^N
+START = {
+    "model": "llama-3-70b",
+    "gpu": "h100-sxm",
+    "gpus": "512",
+    "tp": "8",
+    "pp": "4",
+    "global_batch": "512",
+    "seq_len": "8192",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the plan, as a form shows it."""
+
+    name: str
+    label: str
+    help: str
+    choices: tuple[str, ...]  # empty: free text
+    number: bool
+    default: str
+    slider: int = 0
+
+
+def plan_fields() -> dict[str, Field]:
+    """Every field of a plan by its name."""
+    from windtunnel.studies.training import Plan
+
+    fields = {}
+    for name, info in Plan.model_fields.items():
+        kinds = _kinds(info.annotation)
+        choices = tuple(str(one) for kind in kinds if get_origin(kind) is Literal for one in get_args(kind))
+        if bool in kinds:
+            choices = ("on", "off")
+        default = "" if info.is_required() or info.default is None else str(info.default)
+        number = int in kinds or float in kinds
+        label = LABELS.get(name, name.replace("_", " "))
+        fields[name] = Field(name, label, info.description or "", choices, number, default, SLIDERS.get(name, 0))
+    return fields
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    """The plain types that an annotation allows."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(kind for part in get_args(annotation) for kind in _kinds(part))
+    if hasattr(annotation, "__metadata__"):
+        return _kinds(get_args(annotation)[0])
+    return (annotation,)
+
+
+def plan_of(values: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a plan that a form fills, as values of their types. SpecError for what is none."""
+    from windtunnel.studies.training import Plan
+
+    found: dict[str, Any] = {}
+    for name, info in Plan.model_fields.items():
+        text = values.get(name, "").strip()
+        if not text:
+            continue
+        kinds = _kinds(info.annotation)
+        if bool in kinds:
+            if text not in ("on", "off"):
+                raise SpecError(name, text, "give on or off")
+            found[name] = text == "on"
+        elif float in kinds:
+            found[name] = _number(name, text, float)
+        elif int in kinds:
+            found[name] = _number(name, text, int)
+        elif any(get_origin(kind) is tuple for kind in kinds):
+            found[name] = tuple(_number(name, part.strip(), int) for part in text.split(","))
+        else:
+            found[name] = text
+    return found
+
+
+def _number(name: str, text: str, kind: type) -> Any:
+    try:
+        return kind(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        raise SpecError(name, text, "give a whole number" if kind is int else "give a number") from None
+
+
+def file_or_name(field: str, text: str, uploads: Path) -> str:
+    """A name of the catalogue as it is, the name of an uploaded file as its path. SpecError for any other path."""
+    text = text.strip()
+    if FILE.fullmatch(text):
+        path = uploads / text
+        if not path.is_file():
+            raise SpecError(field, text, "no such file was dropped on the page; drop it here, or give a name")
+        return str(path)
+    if "/" in text or "\\" in text or text.startswith((".", "~")):
+        raise SpecError(field, text, "the page reads no files but those dropped on it; give a name, or drop the file")
+    if not text:
+        raise SpecError(field, None, "give a name, or drop a file on the page")
+    return text
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a form asks."""
+
+    model: str
+    cluster: str
+    plan: Mapping[str, Any]
+    sets: tuple[str, ...]
+    scenario: Scenario
+    plan_file: Path | None = None  # a plan in YAML or a framework's own, whose fields `plan` overrides
+
+    def answer(self, advice: bool = False) -> Result:
+        """Predict; `advice`: with the changes of the plan that help. Raises UserError."""
+        from windtunnel.studies.planning.advice import advised
+
+        asked = self._question()
+        result = asked.answer(self.scenario)
+        return advised(result, asked, self.scenario) if advice else result
+
+    def _question(self) -> Question:
+        from windtunnel.studies.training.question import Question
+
+        return Question.asked(self.model, self.cluster, self.plan_file, self.plan, self.sets)
+
+    def settled(self) -> dict[str, Any]:
+        """The fields of the plan; with a file, those that it says as well."""
+        if self.plan_file is None and not is_stated(self.model):
+            return dict(self.plan)
+        return self._question().plan.model_dump(mode="json", exclude_unset=True)
+
+    def as_python(self) -> str:
+        """The question as a call of the library."""
+        arguments = [repr(self.model), repr(self.cluster), repr(self.settled())]
+        given = {name: getattr(self.scenario, name) for name in NAMES} | {"slow": list(self.scenario.slow)}
+        arguments += [f"{name}={value!r}" for name, value in given.items() if value]
+        return f"import windtunnel\n\nresult = windtunnel.predict({', '.join(arguments)})\n"
+
+    def as_yaml(self) -> str:
+        """The plan as a file."""
+        import yaml
+
+        return yaml.safe_dump(json.loads(json.dumps(self.settled())), sort_keys=False)
+
+
+def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
+    """The question that a form's fields ask. Raises SpecError, its field named as in the form."""
+    named, file = values.get("model", ""), values.get("plan_file", "").strip()
+    plan_file = Path(file_or_name("plan_file", file, uploads)) if file else None
+    if file and not FILE.fullmatch(file):
+        raise SpecError("plan_file", file, "drop a plan on the page, in YAML or the framework's own, and give its name")
+    if plan_file is not None and not named.strip() and is_stated(file):
+        named, plan_file = file, None  # the file states the model too
+    model = file_or_name("model", named, uploads)
+    gpu = file_or_name("gpu", values.get("gpu", ""), uploads)
+    gpus = values.get("gpus", "").strip()
+    if gpus and not (gpus.replace(",", "").isdigit() and int(gpus.replace(",", ""))):
+        raise SpecError("gpus", gpus, "give a whole number from 1 up")
+    cluster = f"{gpu}:{gpus.replace(',', '')}" if gpus else gpu
+    slow = tuple(line.strip() for line in values.get("slow", "").splitlines() if line.strip())
+    for line in slow:
+        if "=" not in line:
+            file_or_name("slow", line, uploads)
+    sets = [f"cluster.nic={values['nic'].strip()}"] if values.get("nic", "").strip() else []
+    sets += [line.strip() for line in values.get("set", "").splitlines() if line.strip()]
+    router = values.get("router_load", "").strip() or None
+    if router and not router.startswith("zipf:"):
+        router = file_or_name("router_load", router, uploads)
+    scenario = Scenario(slow, values.get("jitter", "").strip() or 0.0, router)
+    return Asked(model, cluster, plan_of(values), tuple(sets), scenario, plan_file)
+
+
+def is_stated(name: str) -> bool:
+    """Whether a file of this name may state a model beside its plan: torchtitan's and Megatron's do."""
+    return name.lower().endswith((".toml", ".sh", ".args", ".txt"))
+
+
+def field_for(path: Path) -> str:
+    """The field of the form that a dropped file belongs in."""
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        return "router_load"
+    if is_stated(path.name):
+        return "plan_file"
+    if suffix not in (".json", ".yaml", ".yml"):
+        return ""
+    from windtunnel.studies.training.launch import is_native
+    from windtunnel.studies.training.plan import Plan, read_mapping
+
+    try:
+        document = read_mapping(path)
+        native = is_native(path)
+    except UserError:
+        return "model" if suffix == ".json" else "gpu"  # whose reader says what is wrong with it
+    if suffix == ".json" and {"model_type", "architectures", "hidden_size"} & set(document):
+        return "model"
+    plan = native or (bool(document) and set(document) <= set(Plan.model_fields))
+    return "plan_file" if plan else "gpu"

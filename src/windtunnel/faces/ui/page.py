@@ -1,0 +1,334 @@
+"""What the page shows: each method draws one page, or a part of one, of the runs, the jobs and an answer.
+
+Answers are computed one at a time, under a lock; long ones are processes (`jobs.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.faces.report.pages import page_template
+from windtunnel.faces.report.prediction.html import view_of
+from windtunnel.faces.report.run_list import RunList, told_apart
+from windtunnel.faces.ui.form import FIRST, SECOND, START, Asked, asked_of, plan_fields
+from windtunnel.faces.ui.jobs import REPORTS, VERBS, JobList
+from windtunnel.faces.ui.swept import address_of, shown
+from windtunnel.faces.ui.variations import VARIED, points
+from windtunnel.physics.step.result import Result
+
+SHOWN_MOST = 100  # runs on one page of the list
+KEPT_MOST = 32  # answers
+# What a search for plans leaves as it was asked; the layout is what it looks for.
+SEARCH_KEEPS = ("global_batch", "seq_len", "precision", "framework", "optimizer")
+
+
+class Page:
+    """What the routes share: the runs, the jobs, and a lock around the one prediction at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.runs, self.jobs, self.lock = RunList(root), JobList(root), Lock()
+        self.root = root
+        self._answered: OrderedDict[Hashable, Result] = OrderedDict()
+
+    def draw(self, template: str, /, **parts: Any) -> str:
+        """A template of this package with its parts."""
+        return page_template(template, "windtunnel.faces.ui").render(**parts)
+
+    def result(self, asked: Asked) -> Result:
+        """The answer to a question; the last ones are kept, since keeping, going back and advice ask the same again."""
+        files = self.jobs.uploads  # a file that is dropped again may answer otherwise
+        key = (repr(asked), files.stat().st_mtime_ns if files.is_dir() else 0)
+        with self.lock:
+            if key not in self._answered:
+                self._answered[key] = asked.answer()
+            self._answered.move_to_end(key)
+            while len(self._answered) > KEPT_MOST:
+                self._answered.popitem(last=False)
+            return self._answered[key]
+
+    # Ask
+
+    def ask(self, values: Mapping[str, str]) -> str:
+        """The form, filled."""
+        from windtunnel.physics.hardware.catalogue import cluster_names, gpu_names
+        from windtunnel.physics.model.catalogue import catalogue_names
+
+        fields = plan_fields()
+        filled = dict(values) or dict(START)
+        return self.draw(
+            "ask.html.j2",
+            title="Ask",
+            here="ask",
+            values=filled,
+            models=[*catalogue_names(), *(name for name in self.jobs.files() if name.endswith(".json"))],
+            machines=[*gpu_names(), *cluster_names(), *(n for n in self.jobs.files() if n.endswith((".yaml", ".yml")))],
+            first=[fields[name] for name in FIRST],
+            second=[fields[name] for name in SECOND],
+            more=[field for name, field in fields.items() if name not in (*FIRST, *SECOND)],
+        )
+
+    def answer(self, values: Mapping[str, str]) -> str:
+        """The answer to a filled form, or what is wrong with it."""
+        try:
+            asked = asked_of(values, self.jobs.uploads)
+            result = self.result(asked)
+            python, yaml = asked.as_python(), asked.as_yaml()
+        except UserError as error:
+            return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
+        return self.draw(
+            "answer.html.j2",
+            **(view_of(result) | {"advice_later": True}),
+            resolved=resolved_of(result),
+            python=python,
+            yaml=yaml,
+        )
+
+    def advice(self, values: Mapping[str, str]) -> str:
+        """What would make a filled form's step shorter, or make it fit; nothing where the form is wrong."""
+        try:
+            asked = asked_of(values, self.jobs.uploads)
+            with self.lock:
+                result = asked.answer(advice=True)
+        except UserError:
+            return ""  # the answer beside it says what is wrong
+        return page_template("advice.html.j2").render(advice=view_of(result)["advice"])
+
+    def keep(self, values: Mapping[str, str]) -> str:
+        """Save the answer to a filled form as a run folder; its name."""
+        from windtunnel.faces.report.run_folder import save
+
+        return save(self.result(asked_of(values, self.jobs.uploads)), self.root).name
+
+    def search(self, values: Mapping[str, str]) -> str:
+        """Begin a search for the best plan of a filled form's model on its cluster; the job's name."""
+        asked = asked_of(values, self.jobs.uploads)
+        settled = asked.settled()
+        words = [Path(asked.model).name, "--cluster", Path(asked.cluster).name]  # a dropped file by its name alone
+        for name in SEARCH_KEEPS:
+            if name in settled:
+                words += [f"--{name.replace('_', '-')}", shown(settled[name])]
+        words += [word for text in asked.sets for word in ("--set", text)]
+        words += [word for text in asked.scenario.slow for word in ("--slow", Path(text).name)]
+        return self.jobs.start("plan", shlex.join(words))
+
+    # Vary
+
+    def vary(self, values: Mapping[str, str]) -> str:
+        """The page that varies one field."""
+        filled = dict(values) or dict(START)
+        return self.draw(
+            "vary.html.j2",
+            title="What if",
+            here="vary",
+            values=filled,
+            varied=VARIED,
+            fields=[plan_fields()[name] for name in VARIED if name in plan_fields()],
+            vary=filled.get("vary", "tp"),
+        )
+
+    def points(self, values: Mapping[str, str]) -> str:
+        """Answers over the values of one field, as small multiples."""
+        try:
+            price = float(values.get("price", "").strip() or 2.5)
+            if not 0.0 <= price < math.inf:
+                raise ValueError
+            asked = asked_of(values, self.jobs.uploads)
+            with self.lock:
+                found = points(values.get("vary", "tp"), values, self.jobs.uploads)
+        except UserError as error:
+            return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
+        except ValueError:
+            return self.draw("mistake.html.j2", text="price: give a number of dollars per GPU-hour", field="price")
+        try:
+            resolved = resolved_of(self.result(asked))
+        except UserError:  # its own line of the table says so
+            resolved = {}
+        answered = [point for point in found if not point.problem]
+        return self.draw(
+            "points.html.j2",
+            vary=VARIED[values.get("vary", "tp")],
+            price=price,
+            resolved=resolved,
+            slow=values.get("vary") == "slow",
+            points=found,
+            now_s=next((point.step_time_s for point in answered if point.now), 0.0),
+            longest_s=max((point.p95_s for point in answered), default=1.0) or 1.0,
+            fullest=max([1.0, *(point.memory_share for point in answered)]),
+            dearest=max((point.dollars_per_million_tokens(price) for point in answered), default=1.0) or 1.0,
+        )
+
+    # Runs
+
+    def list_runs(self, values: Mapping[str, str], part: bool) -> str:
+        """The list, or its rows alone."""
+        search, tag = values.get("search", "").strip(), values.get("tag", "")
+        if search or tag:
+            found = self.runs.matching(search, tag)
+            count = len(found)
+        else:
+            found, count = self.runs.newest(SHOWN_MOST)
+        tags = self.runs.tags()
+        shown = found[:SHOWN_MOST]
+        parts = {"runs": shown, "apart": told_apart(shown), "tags": tags, "count": count, "most": SHOWN_MOST}
+        if part:
+            return self.draw("run_rows.html.j2", **parts)
+        every = sorted({tag for those in tags.values() for tag in those})
+        return self.draw(
+            "runs.html.j2", title="Runs", here="runs", search=values.get("search", ""), every=every, **parts
+        )
+
+    def show_run(self, name: str) -> str:
+        """One saved run."""
+        result = self.runs.result(name)
+        return self.draw(
+            "run.html.j2",
+            title=f"Run {name}",
+            here="runs",
+            name=name,
+            tags=", ".join(self.runs.tags().get(name, ())),
+            **view_of(result),
+        )
+
+    def compare(self, names: list[str]) -> str:
+        """Two runs or more side by side; of two, what explains the difference."""
+        from windtunnel.faces.report.comparison.compare import compare
+        from windtunnel.faces.report.prediction.categories import label_of
+
+        if not 2 <= len(names) <= 8:
+            raise SpecError("run", len(names), "choose two to eight runs in the list")
+        results = [self.runs.result(name) for name in names]
+        keys: dict[str, None] = {}
+        for result in results:
+            keys |= dict.fromkeys(sorted(result.breakdown_ns, key=lambda key: -result.breakdown_ns[key]))
+        longest = max((value for result in results for value in result.breakdown_ns.values()), default=1) or 1
+        comparison = compare(results[0], results[1]) if len(results) == 2 else None
+        return self.draw(
+            "compare.html.j2",
+            title="Compare",
+            here="runs",
+            columns=[
+                {"name": name, "letter": letter, "run": self.runs.one(name), "result": result}
+                for letter, name, result in zip("ABCDEFGH", names, results, strict=False)
+            ],
+            labels={key: label_of(key) for key in keys},
+            longest_ns=longest,
+            explanation=comparison.explanation if comparison else "",
+            differences=[(one.field, shown(one.a), shown(one.b)) for one in comparison.spec] if comparison else [],
+        )
+
+    def download(self, name: str, kind: str) -> tuple[bytes, str, str]:
+        """(content, media type, file name) of a run as one HTML file, a Perfetto trace or JSON."""
+        result = self.runs.result(name)
+        if kind == "html":
+            from windtunnel.faces.report.prediction.html import render_html
+
+            return render_html(result).encode(), "text/html", f"{name}.html"
+        if kind == "trace":
+            from windtunnel.faces.report.prediction.trace import trace_bytes
+
+            return trace_bytes(result), "application/gzip", f"{name}.json.gz"
+        if kind == "json":
+            return self.runs.result_path(name).read_bytes(), "application/json", f"{name}.json"
+        raise SpecError("kind", kind, "use html, trace or json")
+
+    # Studies
+
+    def studies(self, values: Mapping[str, str]) -> str:
+        """Forms for long questions, and the list of those asked."""
+        return self.draw(
+            "studies.html.j2",
+            title="Studies",
+            here="studies",
+            verbs=VERBS,
+            verb=values.get("verb", "plan"),
+            words=values.get("words", EXAMPLES["plan"]),
+            examples=EXAMPLES,
+            about=ABOUT,
+            jobs=self.jobs.all(),
+            files=self.jobs.files(),
+        )
+
+    def job(self, name: str, part: bool) -> str:
+        """One long question: how far it is, and its answer."""
+        job, folder = self.jobs.get(name), self.jobs.path(name)
+        answer = ""
+        if job.state in ("done", "failed") and (folder / "answer.json").is_file():
+            answer = (folder / "answer.json").read_text(errors="replace")
+        return self.draw(
+            "job_state.html.j2" if part else "job.html.j2",
+            title=job.verb,
+            here="studies",
+            job=job,
+            plans=plans_of(answer) if job.verb == "plan" else {},
+            answer=answer[:ANSWER_MOST],
+            drawn=job.report and job.verb in REPORTS and job.verb != "plan",
+            began_s=round(time.time() - job.begun_s),
+        )
+
+
+ANSWER_MOST = 200_000
+ABOUT = {
+    "plan": "the best layout of a training job",
+    "sweep": "a grid of questions",
+    "serve": "latency and rate of a served model",
+    "fleet": "schedulers on a trace of jobs",
+    "survive": "what failures cost",
+    "explain": "stragglers in a measured trace",
+}
+EXAMPLES = {
+    "plan": "llama-3-70b --cluster h100-sxm:512 --global-batch 512 --seq 8192",
+    "sweep": "study.yaml",
+    "serve": "llama-3.1-70b --cluster h100-sxm:8 --tp 4 --engine vllm --prompt 2000 --output 300 --concurrency 32",
+    "fleet": "trace.csv --cluster h100-sxm:1024 --policy fifo,tiresias",
+    "survive": "llama-3.1-405b --cluster h100-sxm:16384 --tp 8 --pp 16 --global-batch 2048 --seq 8192 --days 54",
+    "explain": "trace.parquet",
+}
+
+
+def resolved_of(result: Result) -> dict[str, str]:
+    """What was filled in for the fields that a form left open."""
+    plan = result.spec.get("plan", {})
+    return {name: shown(value) for name, value in plan.items() if value is not None} | {"gpus": str(result.n_gpus)}
+
+
+def plans_of(answer: str) -> dict[str, Any]:
+    """What `plan --json` found as the report of plans shows it, each plan linked to Ask; empty for anything else."""
+    from windtunnel.faces.report.planning.html import plans_view
+
+    try:
+        document = json.loads(answer)
+        for one in document["plans"]:  # JSON's keys are sorted; a plan is said as a form shows it
+            one["plan"] = {name: one["plan"][name] for name in plan_fields() if name in one["plan"]}
+        return plans_view(document, plan_address)
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def plan_address(plan: Mapping[str, Any]) -> str:
+    """Where Ask shows a plan that was found."""
+    words = shlex.split(str(plan["reproduce"]))
+    sets = [value for flag, value in pairwise(words) if flag == "--set"]
+    named = {"model": words[2], **plan["plan"], **({"set": "\n".join(sets)} if sets else {})}
+    return f"/?{address_of(words[words.index('--cluster') + 1], named)}"
+
+
+def field_of(error: UserError) -> str:
+    """The field of the form that an error is about; "" where it names none."""
+    if isinstance(error, SpecError):
+        name = error.field.removeprefix("plan.").removeprefix("--").replace("-", "_").partition(".")[0]
+        return {"cluster": "gpu", "n_gpus": "gpus"}.get(name, name)
+    if isinstance(error, UnknownNameError):
+        return {"model": "model", "GPU": "gpu", "pipeline schedule": "schedule"}.get(error.kind, "")
+    text = str(error)
+    known = (*plan_fields(), "gpus")
+    return next((name for name in known if text.startswith((f"{name} ", f"{name}:"))), "")

@@ -1,0 +1,223 @@
+"""Routes of the local page: which address shows what.
+
+    /                    ask: a form, and the answer to it
+    /answer              the answer as a part of the page, at every key stroke
+    /advice              what would make it better, behind the answer
+    /search              begins a search for the best plan of what is asked
+    /vary  /points       one field over its values
+    /runs ...            saved answers: list, search, tag, show, compare, delete, download
+    /studies ...         long questions: plan, sweep, serve, fleet, survive, explain
+
+What they show is drawn by `page.py`, in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import wraps
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from windtunnel.errors import InputFileError, UserError
+from windtunnel.faces.report.pages import page_template
+from windtunnel.faces.ui.form import field_for
+from windtunnel.faces.ui.guard import Guard
+from windtunnel.faces.ui.page import Page, field_of
+from windtunnel.faces.ui.swept import journalled, tabled
+
+SCRIPTS = ("page.js", "cloud.js", "htmx.min.js")
+REPORT_SCRIPTS = ("report.js", "heatmap.js")
+POLL_S = 0.5
+# A report that a job drew runs its own script, so it is shown apart from the page: no cookie, no page, no network.
+REPORT_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+)
+
+
+def application(root: Path, hosts: tuple[str, ...], token: str = "", ready: Callable[[], None] = lambda: None) -> Any:
+    """The ASGI application. `root`: where runs lie; `hosts`: names, with port, under which it may be asked; `ready` is
+    called when it would answer at once."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    page, static_files = Page(root), scripts()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await run_in_threadpool(page.ask, {})  # imports and compiles what the first reader would wait for
+        ready()
+        yield
+
+    def values_of(request: Request) -> dict[str, str]:
+        return {key: value[:4000] for key, value in request.query_params.items() if key != "token"}
+
+    def shows(draw: Callable[[Request], str]) -> Callable[[Request], Any]:
+        """A page, or one clear sentence with status 400."""
+
+        @wraps(draw)
+        async def respond(request: Request) -> Response:
+            try:
+                return HTMLResponse(await run_in_threadpool(draw, request))
+            except UserError as error:
+                status = 404 if isinstance(error, InputFileError) else 400
+                return HTMLResponse(page.draw("error.html.j2", title="Sorry", here="", text=str(error)), status)
+
+        return respond
+
+    def does(act: Callable[[Request, Mapping[str, str]], str]) -> Callable[[Request], Any]:
+        """Something that changes: the answer is where to go next, or part of a page."""
+
+        @wraps(act)
+        async def respond(request: Request) -> Response:
+            body = (await request.body()).decode("utf-8", "replace")
+            form = {key: value[:20_000] for key, value in parse_qsl(body, keep_blank_values=True)}
+            try:
+                where = await run_in_threadpool(act, request, form)
+            except UserError as error:
+                return HTMLResponse(page.draw("mistake.html.j2", text=str(error), field=field_of(error)), 200)
+            if request.headers.get("hx-request"):
+                return Response(headers={"HX-Redirect": where}) if where.startswith("/") else HTMLResponse(where)
+            return RedirectResponse(where, 303)
+
+        return respond
+
+    def keep(request: Request, form: Mapping[str, str]) -> str:
+        name = page.keep(form)
+        return page.draw("kept.html.j2", name=name)
+
+    def search(request: Request, form: Mapping[str, str]) -> str:
+        return f"/studies/{page.search(form)}"
+
+    def delete_runs(request: Request, form: Mapping[str, str]) -> str:
+        for name in request.query_params.getlist("run"):
+            page.runs.delete(name)
+        return "/runs"
+
+    def tag_run(request: Request, form: Mapping[str, str]) -> str:
+        page.runs.tag(request.path_params["name"], form.get("tags", ""))
+        return f"/runs/{request.path_params['name']}"
+
+    def start_job(request: Request, form: Mapping[str, str]) -> str:
+        return f"/studies/{page.jobs.start(form.get('verb', ''), form.get('words', ''))}"
+
+    def stop_job(request: Request, form: Mapping[str, str]) -> str:
+        page.jobs.stop(request.path_params["name"])
+        return f"/studies/{request.path_params['name']}"
+
+    def delete_job(request: Request, form: Mapping[str, str]) -> str:
+        page.jobs.delete(request.path_params["name"])
+        return "/studies"
+
+    async def upload(request: Request) -> Response:
+        name = request.query_params.get("name", "")
+        content = await request.body()
+        try:
+            kept = await run_in_threadpool(page.jobs.add_file, name, content)
+            field = await run_in_threadpool(field_for, page.jobs.uploads / kept)
+            return Response(kept, media_type="text/plain", headers={"x-field": field})
+        except UserError as error:
+            return Response(str(error), 400, media_type="text/plain")
+
+    async def watch(request: Request) -> Response:
+        """Server-sent events: the state of a job, until it ends."""
+        name = request.path_params["name"]
+        try:
+            page.jobs.get(name)
+        except InputFileError as error:
+            return Response(str(error), 404)
+
+        async def events() -> AsyncIterator[bytes]:
+            before, offset, folder = "", 0, page.jobs.path(name)
+            while not await request.is_disconnected():
+                try:
+                    job = await run_in_threadpool(page.jobs.get, name)
+                except InputFileError:  # another tab removed it
+                    return
+                after = -1
+                while job.verb in ("sweep", "plan") and after != offset:
+                    after = offset
+                    points, offset = await run_in_threadpool(journalled, folder, offset)
+                    if points:
+                        yield f"event: points\ndata: {json.dumps(points)}\n\n".encode()
+                state = json.dumps({"state": job.state, "said": job.said})
+                if state != before:
+                    yield f"data: {state}\n\n".encode()
+                    before = state
+                if job.state != "running":
+                    return
+                await asyncio.sleep(POLL_S)
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    def job_points(request: Request) -> Response:
+        try:
+            points = tabled(page.jobs.path(request.path_params["name"]))
+        except InputFileError as error:
+            return Response(str(error), 404)
+        return Response(json.dumps(points), media_type="application/json")
+
+    def job_report(request: Request) -> Response:
+        try:
+            path = page.jobs.path(request.path_params["name"]) / "report.html"
+        except InputFileError as error:
+            return Response(str(error), 404)
+        if not path.is_file():
+            return Response("no report yet", 404)
+        return Response(path.read_bytes(), media_type="text/html", headers={"content-security-policy": REPORT_POLICY})
+
+    def download(request: Request) -> Response:
+        try:
+            content, media, name = page.download(request.path_params["name"], request.path_params["kind"])
+        except UserError as error:
+            return Response(str(error), 404)
+        return Response(content, media_type=media, headers={"content-disposition": f'attachment; filename="{name}"'})
+
+    async def static(request: Request) -> Response:
+        found = static_files.get(request.path_params["name"])
+        if found is None:
+            return Response("no such file", 404)
+        return Response(found, media_type="text/javascript", headers={"cache-control": "max-age=60"})
+
+    routes = [
+        Route("/", shows(lambda request: page.ask(values_of(request)))),
+        Route("/answer", shows(lambda request: page.answer(values_of(request)))),
+        Route("/advice", shows(lambda request: page.advice(values_of(request)))),
+        Route("/keep", does(keep), methods=["POST"]),
+        Route("/search", does(search), methods=["POST"]),
+        Route("/vary", shows(lambda request: page.vary(values_of(request)))),
+        Route("/points", shows(lambda request: page.points(values_of(request)))),
+        Route("/runs", shows(lambda request: page.list_runs(values_of(request), False))),
+        Route("/runs/rows", shows(lambda request: page.list_runs(values_of(request), True))),
+        Route("/runs/delete", does(delete_runs), methods=["POST"]),
+        Route("/compare", shows(lambda request: page.compare(request.query_params.getlist("run")))),
+        Route("/runs/{name}", shows(lambda request: page.show_run(request.path_params["name"]))),
+        Route("/runs/{name}/tags", does(tag_run), methods=["POST"]),
+        Route("/runs/{name}/file/{kind}", download),
+        Route("/studies", shows(lambda request: page.studies(values_of(request)))),
+        Route("/studies/start", does(start_job), methods=["POST"]),
+        Route("/studies/{name}", shows(lambda request: page.job(request.path_params["name"], False))),
+        Route("/studies/{name}/state", shows(lambda request: page.job(request.path_params["name"], True))),
+        Route("/studies/{name}/watch", watch),
+        Route("/studies/{name}/stop", does(stop_job), methods=["POST"]),
+        Route("/studies/{name}/delete", does(delete_job), methods=["POST"]),
+        Route("/studies/{name}/report", job_report),
+        Route("/studies/{name}/points", job_points),
+        Route("/uploads", upload, methods=["POST"]),
+        Route("/static/{name}", static),
+    ]
+    return Guard(Starlette(routes=routes, lifespan=lifespan), hosts, token)
+
+
+def scripts() -> dict[str, bytes]:
+    """The files that the pages load, by their names. Styles are in the pages, so that they are painted at once."""
+    folder = files("windtunnel.faces.ui") / "static"
+    found = {name: (folder / name).read_bytes() for name in SCRIPTS}
+    return found | {"report.js": "\n".join(page_template(part).render() for part in REPORT_SCRIPTS).encode()}

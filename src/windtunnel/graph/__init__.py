@@ -1,7 +1,0 @@
-"""The execution graph of a step: flat arrays, a builder for small ones, the allocator replay."""
-
-from windtunnel.graph.allocator import AllocatorResult, replay_allocator
-from windtunnel.graph.builder import GraphBuilder
-from windtunnel.graph.program import Graph, OpKind
-
-__all__ = ["AllocatorResult", "Graph", "GraphBuilder", "OpKind", "replay_allocator"]

@@ -1,0 +1,83 @@
+"""Rows of one measured table of `aiconfigurator-core`, filtered while they are read.
+
+Tables lie at `<system>/<operation>/<framework>/<version>/<name>.parquet`. Of several versions the newest that has the
+file serves: they time the same kernel on the same GPU, and what an older engine loses to it is the engine profile's.
+A framework without the table borrows that of another, in the order of `FRAMEWORKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.physics.cost.measured.cache import package_data, version_order
+
+FRAMEWORKS = ("trtllm", "sglang", "vllm")
+Columns = dict[str, NDArray[Any]]
+
+
+def available() -> bool:
+    """Whether the package with the tables is installed."""
+    return package_data() is not None
+
+
+def tables(system: str | None, operation: str, name: str, framework: str) -> list[tuple[str, Path]]:
+    """As `paths`, in a list; none of a GPU that has no tables."""
+    return list(paths(system, operation, name, framework)) if system else []
+
+
+def paths(system: str, operation: str, name: str, framework: str, release: str = "") -> Iterator[tuple[str, Path]]:
+    """(framework, file) of a table, that of `framework` first; of each the newest version, up to `release` if given."""
+    for one in (framework, *(other for other in FRAMEWORKS if other != framework)):
+        versions = [path.parent for path in reversed(every(system, operation, name, one))]
+        if versions:
+            older = [
+                at
+                for at in versions
+                if release and one == framework and version_order(at.name) <= version_order(release)
+            ]
+            chosen = older[-1] if older else versions[0 if release and one == framework else -1]
+            yield one, chosen / f"{name}.parquet"
+
+
+def every(system: str, operation: str, name: str, framework: str) -> list[Path]:
+    """A framework's own table of each version, newest first."""
+    found = package_data()
+    folder = Path() if found is None else found[0] / system / operation / framework
+    return sorted(folder.glob(f"*/{name}.parquet"), key=lambda at: version_order(at.parent.name), reverse=True)
+
+
+@lru_cache(maxsize=256)
+def rows(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> Columns:
+    """`columns` of the rows whose other columns have the values in `where`."""
+    import pyarrow.parquet as pq
+
+    filters = [(name, "=", value) for name, value in where]
+    table = pq.read_table(path, columns=list(columns), filters=filters or None)
+    return {name: np.asarray(table.column(name).to_pylist()) for name in columns}
+
+
+@lru_cache(maxsize=256)
+def distinct(
+    path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]
+) -> tuple[tuple[Any, ...], ...]:
+    """The combinations of `columns` that occur, sorted."""
+    import pyarrow.parquet as pq
+
+    filters = [(name, "=", value) for name, value in where]
+    table = pq.read_table(path, columns=list(columns), filters=filters or None)
+    kinds = table.group_by(list(columns)).aggregate([])  # a table has 200,000 rows of some 100 combinations
+    return tuple(sorted(zip(*(kinds.column(name).to_pylist() for name in columns), strict=True)))
+
+
+@lru_cache(maxsize=256)
+def has_column(path: Path, name: str) -> bool:
+    """Whether the table has such a column."""
+    import pyarrow.parquet as pq
+
+    return name in pq.read_schema(path).names

@@ -1,0 +1,114 @@
+"""Kernels without a measurement: data-sheet rates times a utilisation that depends on the size, by generation.
+
+    GEMM       time = floor + max(2mnk / (rate * u), bytes / (bandwidth * e_mem))
+               u = peak * m/(m+32) * n/(n+32) * k/(k+k_half) * tiles/(tiles + 0.05 SMs),  tiles = mn / 128^2
+    attention  time = floor + max(flops / (rate * u), bytes / (bandwidth * e_mem))
+               u = peak * L/(L + 650) * T/(T + 0.3 SMs),  L = twice the mean kv length, T = tiles of 128 query rows
+    memory     time = floor + bytes / (bandwidth * e_mem)
+
+The forms were fitted on the measured grids (mean absolute error 5-9 % for bf16, 8-9 % for fp8 on m, n, k >= 256), the
+constants are in `calibration/roofline.yaml` with their sources. Each time never falls when a size grows: in u * 1/work
+every factor x/(x+c) meets the x of the work, leaving x + c.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.physics.cost.calibration import read_calibration
+from windtunnel.physics.cost.price import Price, Source
+from windtunnel.physics.hardware.gpu import Gpu
+
+TILE = 128  # rows and columns of an output tile; rows of a query tile
+OPERAND_BYTES = {
+    **{"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0},
+    **{"fp8": 1.0, "int8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """A share of the data-sheet rate, the size at which half of it is reached, and the log half-width of its band."""
+
+    peak: float
+    k_half: float
+    band: float
+
+
+def constants() -> dict[str, Any]:
+    """`calibration/roofline.yaml`."""
+    return read_calibration("roofline.yaml")
+
+
+def by_generation(generations: dict[str, Any], generation: str) -> dict[str, Any]:
+    """The entry of a generation, or that of `other`."""
+    found: dict[str, Any] = generations.get(generation, generations["other"])
+    return found
+
+
+def launch_floor_s() -> float:
+    """The shortest time any kernel takes on the device."""
+    return float(constants()["launch_floor_s"])
+
+
+def gemm_efficiency(gpu: Gpu, dtype: str) -> Efficiency:
+    """Peak utilisation of the matrix units for `dtype`; fp16 as bf16."""
+    entry = by_generation(constants()["generations"], gpu.generation)["gemm"]
+    found = entry.get("bf16" if dtype == "fp16" else dtype) or constants()["gemm_dtype_default"]
+    return Efficiency(float(found["peak"]), float(found["k_half"]), float(found["band"]))
+
+
+def streamed_bytes_per_s(gpu: Gpu) -> float:
+    """What a long kernel streams."""
+    return gpu.memory_bandwidth_bytes_per_s * memory_efficiency(gpu)[0]
+
+
+def memory_efficiency(gpu: Gpu) -> tuple[float, float]:
+    """Share of HBM bandwidth that a long streaming kernel reaches, and the log half-width of its band."""
+    entry = by_generation(constants()["generations"], gpu.generation)["memory"]
+    return float(entry["efficiency"]), float(entry["band"])
+
+
+def gemm_bytes(m: float, n: float, k: float, dtype: str) -> float:
+    """Bytes a GEMM must move at least: both operands once, and the result in 2 bytes (4 from fp32 operands)."""
+    operand = OPERAND_BYTES[dtype]
+    return operand * (m * k + k * n) + max(2.0, operand) * m * n
+
+
+def gemm(gpu: Gpu, m: float, n: float, k: float, dtype: str) -> Price:
+    """An untimed GEMM, m x k by k x n."""
+    efficiency = gemm_efficiency(gpu, dtype)
+    edge = float(constants()["edge_rows"])
+    # 2mnk / u, written as a product of sums so that it plainly never falls
+    tiles_and_tail = (m + edge) * (n + edge) + constants()["wave_share"] * gpu.sm_count * TILE * TILE
+    rate = gpu.peak_flops(dtype) * efficiency.peak * gpu.kernel_scale.clock
+    compute_s = 2.0 * tiles_and_tail * (k + efficiency.k_half) / rate
+    return _of(gpu, compute_s, gemm_bytes(m, n, k, dtype), efficiency.band)
+
+
+def attention(
+    gpu: Gpu, query_rows: float, mean_length: float, head_dim: float, bytes_total: float, dtype: str
+) -> Price:
+    """Untimed forward attention: `query_rows` (batch x heads x seq_q) each over `mean_length` keys."""
+    entry = by_generation(constants()["generations"], gpu.generation)["attention"]
+    half_rows = float(constants()["attention_half_waves"]) * gpu.sm_count * TILE
+    half_length = float(constants()["attention_half_length"]) / 2.0
+    work = 4.0 * (query_rows + half_rows) * (mean_length + half_length) * head_dim
+    compute_s = work / (gpu.peak_flops(dtype) * float(entry["peak"]) * gpu.kernel_scale.clock)
+    return _of(gpu, compute_s, bytes_total, float(entry["band"]))
+
+
+def memory_bound(gpu: Gpu, bytes_total: float) -> Price:
+    """A kernel that only moves `bytes_total` (read plus written) through HBM."""
+    band = memory_efficiency(gpu)[1]
+    return _of(gpu, 0.0, bytes_total, band)
+
+
+def _of(gpu: Gpu, compute_s: float, bytes_total: float, band: float) -> Price:
+    efficiency, memory_band = memory_efficiency(gpu)
+    memory_s = bytes_total / (gpu.memory_bandwidth_bytes_per_s * efficiency)
+    seconds = launch_floor_s() + max(compute_s, memory_s)
+    width = math.exp(max(band, memory_band))
+    return Price(seconds, seconds / width, seconds * width, Source.ROOFLINE)

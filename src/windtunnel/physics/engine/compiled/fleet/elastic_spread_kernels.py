@@ -1,0 +1,158 @@
+"""Compiled plans of ElasticFlow for all jobs: by deadline, and who gets spare GPUs. Of one: `elastic_plan_kernels.py`.
+
+Allocations of all jobs are kept as (time, gpus, count), rows of [jobs, ..].
+Each function's `.py_func` is the same code uncompiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import Jobs, Line, Plan, level_up, plan, within
+
+Array: TypeAlias = NDArray[Any]
+
+
+@njit(cache=True)
+def plan_all(jobs: Jobs, out: Plan, free: Line, kept: Any, end: Array) -> bool:
+    """Plan all jobs in order; whether all are in time. Into `free` what is left, `kept` (time, gpus, count) [jobs, ..]
+    what each gets, `end` f64[jobs, 2] when it ends."""
+    free.time[0], free.gpus[0], free.used[0] = jobs.now, jobs.cluster, 1
+    in_time = True
+    for job in range(len(jobs.left)):
+        plan(jobs, job, free, -1, True, out)
+        _keep(kept, job, out)
+        end[job] = out.end
+        _copy(out.free, free)
+        in_time &= out.in_time[0]
+    return in_time
+
+
+@njit(cache=True)
+def _keep(kept: Any, job: int, out: Plan) -> None:
+    kept[2][job] = out.allocations.used[0]
+    for at in range(out.allocations.used[0]):
+        kept[0][job, at], kept[1][job, at] = out.allocations.time[at], out.allocations.gpus[at]
+
+
+@njit(cache=True)
+def _copy(source: Line, target: Line) -> None:
+    target.used[0] = source.used[0]
+    for at in range(source.used[0]):
+        target.time[at], target.gpus[at] = source.time[at], source.gpus[at]
+
+
+@njit(cache=True)
+def _given_back(kept: Any, job: int, end: float, free: Line, cluster: int, wide: Line) -> None:
+    """The timeline as if a job had nothing: both step functions in one pass, without times at which nothing changes."""
+    count, n = kept[2][job], free.used[0]
+    at, mark, used = 0, 0, 0
+    base, held, last, ended = cluster, 0, -1, False
+    while at < n or mark < count or not ended:
+        time = np.inf if ended else end
+        if at < n:
+            time = min(time, free.time[at])
+        if mark < count:
+            time = min(time, kept[0][job, mark])
+        if at < n and free.time[at] == time:
+            base = free.gpus[at]
+            at += 1
+        if mark < count and kept[0][job, mark] == time:
+            held = kept[1][job, mark]
+            mark += 1
+        ended |= end == time
+        total = base + (0 if time >= end else held)
+        if total != last:
+            wide.time[used], wide.gpus[used] = time, total
+            used += 1
+            last = total
+    wide.used[0] = used
+
+
+@njit(cache=True)
+def _gpu_time(time: Array, gpus: Array, count: int, end: float) -> float:
+    total = 0.0
+    for at in range(count):
+        total += gpus[at] * ((time[at + 1] if at + 1 < count else end) - time[at])
+    return total
+
+
+@njit(cache=True)
+def _consider(
+    jobs: Jobs,
+    job: int,
+    held: int,
+    end: float,
+    spare: int,
+    free: Line,
+    kept: Any,
+    held_gpu_s: float,
+    whole: bool,
+    wide: Line,
+    out: Plan,
+) -> float:
+    """What one level more is worth to a job that holds some; its plan is left in `out`. -inf where it cannot be.
+    `held_gpu_s`: of its plan so far. `whole`: as for `plan`."""
+    level = level_up(jobs, job, held)
+    if level == held or level - held > spare:
+        return -np.inf
+    _given_back(kept, job, end, free, jobs.cluster, wide)
+    plan(jobs, job, wide, within(jobs, job, level), whole, out)
+    added = _gpu_time(out.allocations.time, out.allocations.gpus, out.allocations.used[0], out.end[0]) - held_gpu_s
+    worth: float = added / (level - held)
+    return worth if jobs.as_released else -worth
+
+
+@njit(cache=True)
+def spread(jobs: Jobs, order: Array, held: Array, end: Array, free: Line, kept: Any, wide: Line, out: Plan) -> None:
+    """Give spare GPUs, one level at a time, to the job that gains most.
+
+    `order`: of jobs, re-ordered by worth in place; `held` i64[jobs] and `end` f64[jobs], the planned end, become what
+    they are then. The better plans are in `kept`, what is left in `free`.
+    """
+    n = len(order)
+    spare = jobs.cluster - held.sum()
+    worth, planned, held_gpu_s = np.full(n, -np.inf), np.zeros(n, np.bool_), np.empty(n)
+    for job in range(n):
+        held_gpu_s[job] = _gpu_time(kept[0][job], kept[1][job], kept[2][job], end[job])
+    while True:
+        for job in range(n):
+            level = level_up(jobs, job, held[job])
+            if level > held[job] == 0:  # comes first whatever its plan
+                planned[job] = level <= spare
+                worth[job] = np.inf if planned[job] else -np.inf
+            elif level > held[job]:
+                held_s = held_gpu_s[job]
+                worth[job] = _consider(jobs, job, held[job], end[job], spare, free, kept, held_s, False, wide, out)
+                planned[job] = worth[job] != -np.inf
+        _sort(order, worth)
+        best = -1
+        for at in range(n):
+            if planned[order[at]]:
+                best = order[at]
+                break
+        if best < 0 or spare <= 0:
+            return
+        _consider(jobs, best, held[best], end[best], spare, free, kept, 0.0, True, wide, out)
+        _keep(kept, best, out)
+        _copy(out.free, free)
+        level = level_up(jobs, best, held[best])
+        spare -= level - held[best]
+        held[best], end[best] = level, out.end[0]
+        held_gpu_s[best] = _gpu_time(kept[0][best], kept[1][best], kept[2][best], end[best])
+        planned[best] = False
+
+
+@njit(cache=True)
+def _sort(order: Array, worth: Array) -> None:
+    """By falling worth; equal ones keep their order."""
+    for at in range(1, len(order)):
+        job, back = order[at], at
+        while back > 0 and worth[order[back - 1]] < worth[job]:
+            order[back] = order[back - 1]
+            back -= 1
+        order[back] = job

@@ -1,0 +1,123 @@
+"""Builds a graph op by op: for segments, examples and tests of up to some thousand ops (about a microsecond per op)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.physics.graph.program import DTYPES, Graph, OpKind
+
+COLUMNS = ("kind", "stream", "dep_ptr", "dep_idx", "label", "category", "flops", "bytes")
+
+
+class GraphBuilder:
+    """Collects streams and ops, then `build()` freezes them. Op indices are handed out in call order from 0."""
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[int, str], int] = {}
+        self._labels: dict[str, int] = {}
+        self._categories: dict[str, int] = {}
+        self._rendezvous: dict[int, Hashable] = {}  # op -> its key, where it has one
+        # Of each op, in columns: tuples of ops would keep the garbage collector busy.
+        self._kind: list[int] = []
+        self._stream: list[int] = []
+        self._dep_idx: list[int] = []
+        self._dep_ptr: list[int] = [0]
+        self._label: list[int] = []
+        self._category: list[int] = []
+        self._flops: list[float] = []
+        self._bytes: list[float] = []
+        self._duration_ns: list[int] = []
+
+    @property
+    def n_ops(self) -> int:
+        """Ops so far: the index of the next one."""
+        return len(self._kind)
+
+    def stream(self, rank: int, name: str) -> int:
+        """The global id of the stream `name` of program `rank`; made on first use."""
+        return self._streams.setdefault((rank, name), len(self._streams))
+
+    def op(
+        self,
+        kind: OpKind,
+        stream: int,
+        *,
+        after: Iterable[int] = (),
+        duration_ns: int = 0,
+        label: str = "",
+        category: str = "",
+        flops: float = 0.0,
+        bytes: float = 0.0,
+        rendezvous: Hashable | None = None,
+    ) -> int:
+        """Append an op to the end of a stream and return its index.
+
+        `after`: ops (also later ones) that must have ended. `rendezvous`: any key; ops that share it start together.
+        """
+        op = len(self._kind)
+        self._dep_idx.extend(after)
+        self._dep_ptr.append(len(self._dep_idx))
+        self._kind.append(kind)
+        self._stream.append(stream)
+        self._label.append(self._labels.setdefault(label, len(self._labels)))
+        self._category.append(self._categories.setdefault(category, len(self._categories)))
+        self._flops.append(flops)
+        self._bytes.append(bytes)
+        self._duration_ns.append(duration_ns)
+        if rendezvous is not None:
+            self._rendezvous[op] = rendezvous
+        return op
+
+    def repeat(self, first: int, times: int) -> None:
+        """Append the ops from `first` on so many times more, each time after ops as far back as they were.
+
+        Ops with a rendezvous are not repeated: which of them would start together is not for a builder to say.
+        """
+        if any(op >= first for op in self._rendezvous):
+            raise ValueError("ops with a rendezvous cannot be repeated")
+        n, begins = len(self._kind) - first, self._dep_ptr[first]
+        for column in (self._kind, self._stream, self._label, self._category, self._duration_ns):
+            column += column[first:] * times
+        self._flops += self._flops[first:] * times
+        self._bytes += self._bytes[first:] * times
+        copies = np.arange(1, times + 1)[:, None]
+        index, ends = np.array(self._dep_idx[begins:], np.int64), np.array(self._dep_ptr[first + 1 :], np.int64)
+        self._dep_idx += (index + copies * n).ravel().tolist()
+        self._dep_ptr += (ends + copies * len(index)).ravel().tolist()
+
+    def build(self, multiplicity: Sequence[int] | None = None) -> Graph:
+        """Freeze. `multiplicity[p]`: real ranks that program p stands for (default 1 each)."""
+        ranks = [rank for rank, _ in self._streams]
+        n_programs = max(ranks, default=-1) + 1 if multiplicity is None else len(multiplicity)
+        groups = _numbered(self._rendezvous.values())
+        rendezvous = np.full(self.n_ops, -1, np.int32)
+        for op, key in self._rendezvous.items():
+            rendezvous[op] = groups[key]
+        return Graph(
+            **{name: np.array(getattr(self, f"_{name}"), DTYPES[name]) for name in COLUMNS},
+            stream_rank=np.array(ranks, dtype=np.int32),
+            rendezvous=rendezvous,
+            multiplicity=np.array([1] * n_programs if multiplicity is None else multiplicity, dtype=np.int64),
+            labels=tuple(self._labels) or ("",),
+            categories=tuple(self._categories) or ("",),
+            stream_names=tuple(name for _, name in self._streams),
+        )
+
+    def lists(self) -> tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], Sequence[int], list[str]]:
+        """What a graph would hold, without making one: kinds, streams, pointers into and index of what each op waits
+        for, durations in ns, names of the streams."""
+        names = [name for _, name in self._streams]
+        return self._kind, self._stream, self._dep_ptr, self._dep_idx, self._duration_ns, names
+
+    def duration_ns(self) -> NDArray[np.int64]:
+        """int64[n]: the durations that were given to `op`."""
+        return np.array(self._duration_ns, dtype=np.int64)
+
+
+def _numbered(keys: Iterable[Hashable]) -> dict[Any, int]:
+    """Keys in the order in which they first come, numbered from 0."""
+    return {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -1,0 +1,239 @@
+"""The catalogue of GPUs and node types, and `parse_cluster`, the one way from what a user says to a `Cluster`.
+
+    h100-sxm:8192            a GPU in its usual node type, and how many
+    aws-p5:64                a node type, and how many GPUs
+    my-cluster.yaml          a file (see docs); its `gpu` and `base` are names from the catalogue or numbers of your own
+    my-cluster.yaml:64       the same, with another number of GPUs
+
+One YAML file per GPU under `catalogue/gpus`, one per node type under `catalogue/clusters`: to add one is to add a file.
+Names do not depend on case, and `_` or a blank reads as `-`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.hardware.cluster import Cluster, cluster_with
+from windtunnel.physics.hardware.gpu import Gpu
+from windtunnel.units import parse_count
+
+_HERE = Path(__file__).parent / "catalogue"
+_MIXED = "mixed GPU types are for predict and plan only, as NAME:COUNT+NAME:COUNT or `groups` in YAML: give one GPU"
+_LARGEST_CLUSTER = 2**24  # GPUs; far above what exists, and a typing error beyond
+
+
+def gpu_names() -> tuple[str, ...]:
+    """The GPUs of the catalogue, by canonical name."""
+    return _stems("gpus")
+
+
+def cluster_names() -> tuple[str, ...]:
+    """The node types of the catalogue, by canonical name."""
+    return _stems("clusters")
+
+
+def get_gpu(name: str) -> Gpu:
+    """A GPU of the catalogue, by name or alias.
+
+    Raises:
+        UnknownNameError: the catalogue has none of that name.
+    """
+    found = _canonical("gpus", name)
+    if found is None:
+        remedy = "To describe one of your own, give its numbers under `gpu:` in a cluster file."
+        raise UnknownNameError("GPU", name, gpu_names(), remedy)
+    return _load_gpu(found)
+
+
+def parse_cluster(spec: str | Path | Mapping[str, Any]) -> Cluster:
+    """The cluster that `spec` names or describes: `name:count`, a YAML file, `file:count`, or the mapping itself.
+
+    Raises:
+        UserError: SpecError (a key or value), UnknownNameError (a GPU or node type) or InputFileError (the file).
+    """
+    if isinstance(spec, Mapping):
+        return _from_mapping(spec, None, None)
+    if isinstance(spec, os.PathLike):
+        return _from_file(spec, None)
+    if not isinstance(spec, str) or not spec.strip():
+        raise SpecError("cluster", spec, "give name:count, such as h100-sxm:64, or the path of a YAML file")
+    text = spec.strip()
+    head, colon, tail = text.rpartition(":")
+    if colon and _is_yaml(head):
+        return _from_file(head, _count(tail, spec))
+    if _is_yaml(text) or os.sep in text:
+        return _from_file(text, None)
+    if colon and any(mark in head for mark in ":,+"):
+        raise SpecError("cluster", spec, _MIXED)
+    name = head if colon else text
+    kind = "clusters" if _canonical("clusters", name) else "gpus"
+    found = _canonical(kind, name)
+    if found is None:
+        known = (*gpu_names(), *cluster_names())
+        raise UnknownNameError("GPU or cluster", name, known, "For one of your own, give a YAML file.")
+    if not colon:
+        raise SpecError("cluster", spec, f"say how many GPUs, such as {found}:64")
+    return _sized(_load_cluster(found) if kind == "clusters" else _usual_cluster(found), _count(tail, spec), spec)
+
+
+def with_settings(cluster: Cluster, settings: Mapping[str, Any]) -> Cluster:
+    """`cluster` with single numbers set anew; what follows from them (kernel rates, usable memory) follows.
+
+    Args:
+        cluster: What to start from.
+        settings: As a cluster document: `{"gpu": {"memory": "96 GiB"}, "nic": "800 Gb/s"}`; "gpu" may be a name.
+
+    Raises:
+        SpecError: as `parse_cluster`.
+    """
+    from windtunnel.physics.hardware.spec import ClusterSchema, Place, cluster_from, gpu_from, validated
+
+    spec, _ = validated(ClusterSchema, settings, Place())
+    if spec.base is not None:
+        raise SpecError("base", spec.base, "a cluster that stands already keeps its base; name another cluster")
+    if isinstance(settings.get("gpu"), Mapping) and "base" in settings["gpu"]:
+        base = settings["gpu"]["base"]
+        raise SpecError("gpu.base", base, f"a GPU is changed as a whole by its name: cluster.gpu={base}")
+    gpu = None
+    if isinstance(spec.gpu, str):
+        gpu = get_gpu(spec.gpu)
+    elif spec.gpu is not None:
+        gpu = gpu_from(spec.gpu, cluster.gpu, Place().inside("gpu"))
+    if gpu is not None and cluster.calibration is not None and spec.calibration is None:
+        cluster = _still_calibrated(cluster, gpu)
+    changed = cluster_from(settings, gpu, cluster, None if spec.n_gpus is not None else cluster.n_gpus, Place())
+    if changed.n_gpus > _LARGEST_CLUSTER:
+        raise SpecError("cluster.gpus", changed.n_gpus, f"more than {_LARGEST_CLUSTER} GPUs is not meant")
+    return changed
+
+
+def _still_calibrated(cluster: Cluster, gpu: Gpu) -> Cluster:
+    """A calibrated cluster that is to get `gpu`: without its calibration if that is another device.
+
+    Raises:
+        SpecError: the same device at other rates; its measured times cannot follow them.
+    """
+    if gpu.name.removesuffix("-custom") != cluster.gpu.name.removesuffix("-custom"):
+        return cluster_with(cluster, calibration=None)
+    for name in ("flops_per_s", "memory_bandwidth_bytes_per_s", "kernel_scale"):
+        if getattr(gpu, name) != getattr(cluster.gpu, name):
+            remedy = "this device was calibrated, and measured times do not follow other rates; set memory only, or use"
+            raise SpecError(f"gpu.{name}", getattr(gpu, name), f"{remedy} a cluster without `calibration`")
+    return cluster
+
+
+def _from_file(path: str | os.PathLike[str], n_gpus: int | None) -> Cluster:
+    from windtunnel.physics.hardware.strict_yaml import read_mapping
+
+    given = read_mapping(Path(path))
+    return _from_mapping({"name": Path(path).stem, **given}, n_gpus, str(path))
+
+
+def _from_mapping(given: Mapping[str, Any], n_gpus: int | None, document: str | None) -> Cluster:
+    from windtunnel.physics.hardware.spec import ClusterSchema, GpuSchema, Place, cluster_from, gpu_from, validated
+
+    place = Place("", document)
+    spec, written = validated(ClusterSchema, given, place)
+    if spec.n_gpus is not None and spec.n_gpus > _LARGEST_CLUSTER:
+        raise place.error(written["n_gpus"], spec.n_gpus, f"more than {_LARGEST_CLUSTER} GPUs is not meant")
+    gpu, usual = None, None
+    if isinstance(spec.gpu, str):
+        gpu = get_gpu(spec.gpu)
+        usual = _usual_cluster(gpu.name)
+    elif isinstance(spec.gpu, Mapping):
+        at = place.inside("gpu")
+        parent_name = validated(GpuSchema, spec.gpu, at)[0].base
+        parent = get_gpu(parent_name) if parent_name is not None else None
+        gpu = gpu_from(spec.gpu, parent, at)
+        usual = _usual_cluster(parent.name) if parent else None
+    elif isinstance(spec.gpu, (list, tuple)):
+        raise place.error("gpu", spec.gpu, _MIXED)
+    elif spec.gpu is not None:
+        raise place.error("gpu", spec.gpu, "give the name of a GPU, or `key: value` lines that describe one")
+    base = usual
+    if spec.base is not None:
+        found = _canonical("clusters", spec.base)
+        if found is None:
+            raise UnknownNameError("cluster", spec.base, cluster_names(), "`base` names a node type of the catalogue.")
+        base = _load_cluster(found)
+    if gpu is None and base is None:
+        raise place.error("gpu", None, "give the name of a GPU, such as h100-sxm, or a `base` cluster")
+    return cluster_from(given, gpu, base, n_gpus, place)
+
+
+def _usual_cluster(gpu_name: str) -> Cluster:
+    """One node of the usual type of a catalogue GPU, with that GPU in it."""
+    usual = _raw("gpus", gpu_name).get("cluster")
+    return cluster_with(_load_cluster(str(usual)), gpu=_load_gpu(gpu_name))
+
+
+def _sized(cluster: Cluster, n_gpus: int, spec: str) -> Cluster:
+    try:
+        return cluster_with(cluster, n_gpus=n_gpus)
+    except SpecError as error:
+        raise SpecError("cluster", spec, error.remedy) from error
+
+
+def _count(tail: str, spec: str) -> int:
+    try:
+        count = parse_count(tail, "cluster")
+    except SpecError as error:
+        raise SpecError("cluster", spec, "after the colon comes the number of GPUs, such as h100-sxm:64") from error
+    if count > _LARGEST_CLUSTER:
+        raise SpecError("cluster", spec, f"more than {_LARGEST_CLUSTER} GPUs is not meant")
+    return count
+
+
+def _is_yaml(text: str) -> bool:
+    return text.lower().endswith((".yaml", ".yml", ".json")) or os.path.isfile(text)
+
+
+def _normal(name: str) -> str:
+    return "-".join(name.strip().lower().replace("_", " ").split())
+
+
+@cache
+def _stems(kind: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (_HERE / kind).glob("*.yaml")))
+
+
+@cache
+def _aliases(kind: str) -> dict[str, str]:
+    """Alias -> canonical name, over all files of a kind. Reads them all, so only where a name is no file's own."""
+    return {_normal(alias): stem for stem in _stems(kind) for alias in _raw(kind, stem).get("aliases", ())}
+
+
+def _canonical(kind: str, name: str) -> str | None:
+    normal = _normal(name)
+    return normal if normal in _stems(kind) else _aliases(kind).get(normal)
+
+
+@cache
+def _raw(kind: str, stem: str) -> dict[str, Any]:
+    from windtunnel.physics.hardware.strict_yaml import read_mapping
+
+    return read_mapping(_HERE / kind / f"{stem}.yaml", own=True)
+
+
+@cache
+def _load_gpu(stem: str) -> Gpu:
+    from windtunnel.physics.hardware.spec import Place, gpu_from
+
+    return gpu_from({"name": stem, **_raw("gpus", stem)}, None, Place("", f"catalogue/gpus/{stem}.yaml"))
+
+
+@cache
+def _load_cluster(stem: str) -> Cluster:
+    """One node of a catalogue node type."""
+    from windtunnel.physics.hardware.spec import Place, cluster_from
+
+    raw = _raw("clusters", stem)
+    base = _load_cluster(str(raw["base"])) if "base" in raw else None
+    gpu = _load_gpu(str(raw["gpu"])) if "gpu" in raw else None
+    n_gpus = parse_count(raw.get("gpus_per_node") or (base.gpus_per_node if base else 1))
+    return cluster_from({"name": stem, **raw}, gpu, base, n_gpus, Place("", f"catalogue/clusters/{stem}.yaml"))

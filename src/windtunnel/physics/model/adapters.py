@@ -1,0 +1,94 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685): frozen layers, and two thin matrices beside some.
+
+    y = W x + (alpha / r) B (A x),   W frozen, A of r x k, B of n x r
+
+A frozen matrix has no weight gradient, so its input need not stay for the backward pass, nothing is gathered for that
+gradient again, and what is quantised is written once, not also along the other axis. The gradient of its input is
+needed as before. An adapter has both gradients, in 16 bits, and keeps the input of its layer.
+
+Adapters beside a layer that is split by column split B, beside one that is split by row A, as NeMo's and
+Megatron-Bridge's `ParallelLinearAdapter` does; their own exchanges (r wide) are priced, that of the summed output is
+the layer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from windtunnel.physics.model.operations import KEPT_BYTES, Operation, Shard, Transfer
+
+ADAPTER = "adapter"  # part of an adapter's ops
+QKV = ("qkv", "q", "q_up", "kv_up")
+ATTENTION = (*QKV, "out")
+TARGETS = {"qkv": QKV, "attention": ATTENTION, "all": (*ATTENTION, "mlp_up", "mlp_down", "shared_up", "shared_down")}
+SPLIT_BY_ROW = ("out", "mlp_down", "shared_down")
+
+
+def with_adapters(operations: Sequence[Operation], shard: Shard, rank: int, targets: str) -> tuple[Operation, ...]:
+    """The ops of one block with its weights frozen, and behind each layer that is a target those of its adapter."""
+    found: list[Operation] = []
+    for op in operations:
+        found.append(_frozen(op, shard))
+        if op.kind == "gemm" and op.name in TARGETS[targets]:
+            found += _adapter(op, shard, float(rank))
+    return tuple(found)
+
+
+def learning(operations: Sequence[Operation]) -> float:
+    """Parameters that learn among ops of `with_adapters`."""
+    return sum(op.weight_elements for op in operations)
+
+
+def _frozen(op: Operation, shard: Shard) -> Operation:
+    if op.name == "embedding":  # nothing before it learns
+        return replace(op, weight_elements=0.0, backward_bytes=0.0, before_backward=None)
+    once = KEPT_BYTES[shard.precision] if op.low_precision else 0.0
+    if not once:
+        return replace(op, weight_elements=0.0, regather=None)
+    *_, m, n, k = op.shape
+    rows = m * (op.shape[0] if op.kind == "grouped_gemm" else 1.0)
+    return replace(
+        op,
+        weight_elements=0.0,
+        regather=None,
+        forward_bytes=max(0.0, op.forward_bytes - once * rows * k),
+        backward_bytes=max(0.0, op.backward_bytes - once * rows * n),
+    )
+
+
+def _adapter(op: Operation, shard: Shard, rank: float) -> Iterator[Operation]:
+    m, n, k = op.shape
+    w = shard.activation_bytes
+    row = op.name in SPLIT_BY_ROW
+    parts = shard.tp if not row and rank % shard.tp == 0 else 1
+    summed = row and shard.tp > 1
+    across = Transfer("all_reduce", "tp", m * rank * w) if summed else None
+    joined = Transfer("all_gather", "tp", m * rank * w) if parts > 1 else None
+    own = m / shard.tp if summed and shard.sequence_parallel else m
+    yield _product(f"{op.name} adapter A", m, rank / parts, k, w, across or joined)
+    yield _product(f"{op.name} adapter B", own, n, rank, w, None)
+    # Scaled, then added to the layer's output; backward scaled, and the two gradients of the input added.
+    yield Operation(
+        f"{op.name} adapter sum",
+        ADAPTER,
+        "memory",
+        forward_bytes=5.0 * w * own * n,
+        backward_bytes=w * (2.0 * own * n + 3.0 * m * k),
+        output_bytes=own * n * w,
+        kernels=2,
+    )
+
+
+def _product(name: str, m: float, n: float, k: float, width: float, after: Transfer | None) -> Operation:
+    return Operation(
+        name,
+        ADAPTER,
+        "gemm",
+        shape=(m, n, k),
+        flops=2.0 * m * n * k,
+        saved_bytes=m * k * width,
+        output_bytes=m * n * width,
+        weight_elements=n * k,
+        after=after,
+    )

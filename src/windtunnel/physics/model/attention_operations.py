@@ -1,0 +1,166 @@
+"""The attention block of a layer on one rank: projections, rotary embedding, the attention itself, and the way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from windtunnel.physics.model.architecture import Attention, Model
+from windtunnel.physics.model.layer_parts import linear, transferred
+from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
+
+
+def attention_operations(attention: Attention, model: Model, shard: Shard) -> list[Operation]:
+    """The ops of one attention block in forward order."""
+    t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
+    heads = attention.heads / shard.tp
+    kv_heads = max(attention.kv_heads / shard.tp, 1.0)
+    d, dv = attention.head_dim, attention.value_head_dim
+    ops: list[Operation] = []
+    if attention.kind == "mla":
+        own = shard.residual_tokens  # the latents are computed before tokens are gathered, and gathered instead of them
+        rank, rope, nope = attention.kv_lora_rank or 0, attention.rope_head_dim, attention.nope_head_dim
+        if attention.q_lora_rank:
+            ops.append(linear("q_down", "attention", own, attention.q_lora_rank, h, shard, side="none"))
+            ops.append(linear("q_up", "mla_up_proj", t, heads * d, attention.q_lora_rank, shard, side="column"))
+        else:
+            ops.append(linear("q", "attention", t, heads * d, h, shard, side="column"))
+        ops.append(linear("kv_down", "attention", own, rank + rope, h, shard, side="none"))
+        ops.append(linear("kv_up", "mla_up_proj", t, heads * (nope + dv), rank, shard, side="column"))
+        kv_heads = heads
+    else:
+        width = heads * d + kv_heads * (d + dv) + heads * dv * attention.output_gate
+        ops.append(linear("qkv", "attention", t, width, h, shard, side="column"))
+    query_key = t * (heads + kv_heads) * d
+    passes = 0.0
+    if attention.position == "rope":
+        passes += 2 * w if shard.fused else 10 * w
+    if attention.qk_norm != "none":
+        passes += 2 * w if shard.fused or shard.fused_norms else 15 * w
+    if attention.kind == "mla":
+        ops.append(_rotated_latents(attention, shard, heads))
+    elif passes:
+        ops.append(
+            Operation(
+                "rope",
+                "attention",
+                "memory",
+                forward_bytes=passes * query_key,
+                backward_bytes=1.5 * passes * query_key,
+                output_bytes=query_key * w,
+                kernels=2 if shard.fused else 8,
+                timed=Timed("rope", t * (heads + kv_heads), d) if attention.position == "rope" else None,
+            )
+        )
+    ops += _core_attention(attention, shard, heads, kv_heads)
+    ops.append(linear("out", "attention", t, h, heads * dv, shard, side="row"))
+    return ops
+
+
+def _rotated_latents(attention: Attention, shard: Shard, heads: float) -> Operation:
+    """Rotary part and the rest put together for queries and keys, values cut out: in place and fused, or in passes.
+
+    Fused: queries' rotary part read and written, keys and values written from what the up-projection gave. In passes:
+    slices, the rotation in four, the one rotary key copied for every head, two concatenations, values made contiguous.
+    """
+    t, w = shard.tokens, shard.activation_bytes
+    d, dv, rope = attention.head_dim, attention.value_head_dim, attention.rope_head_dim
+    each = 2.0 * rope + 2.0 * (d + dv) if shard.fused_mla else 8.0 * rope + 4.0 * d + 2.0 * d + 2.0 * dv
+    passes = t * heads * w * each
+    return Operation(
+        "rope",
+        "mla_up_proj",
+        "memory",
+        forward_bytes=passes,
+        backward_bytes=1.5 * passes,
+        output_bytes=t * heads * (2.0 * d + dv) * w,
+        kernels=2 if shard.fused_mla else 14,
+    )
+
+
+def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: float) -> list[Operation]:
+    t, w, s = shard.tokens, shard.activation_bytes, shard.seq_len
+    d, dv = attention.head_dim, attention.value_head_dim
+    flops = t * attention.score_flops_per_token(s, "full") / shard.tp  # as MFU counts them, the mask left out
+    kept = t * w * (heads * d + kv_heads * (d + dv) + heads * dv) + 4 * t * heads  # q, k, v, out, log-sum-exp
+    key_value = t * kv_heads * (d + dv) * w
+    ring = shard.cp > 1 and shard.cp_kind == "ring"
+    exchange = Transfer("send_recv", "cp", key_value) if ring else None
+    if shard.attention_impl != "unfused":
+        window = attention.window or 0
+        if attention.chunked and window and s > window:  # independent chunks: a batch of short sequences
+            shape = (shard.batch * s // window, window, window, heads, kv_heads, d, dv, 0, shard.cp)
+        else:
+            shape = (shard.batch, s, s, heads, kv_heads, d, dv, window, shard.cp)
+        core = Operation(
+            "core_attention",
+            "core_attention",
+            "attention",
+            shape=shape,
+            flops=flops,
+            saved_bytes=kept,
+            output_bytes=t * heads * dv * w,
+            before=exchange,
+            kernels=shard.cp if ring else 1,
+            variant=shard.attention_impl,
+        )
+        if shard.cp > 1 and not ring:
+            move = [Transfer("all_to_all", "cp", t * (heads * d + kv_heads * (d + dv)) * w)]
+            move.append(Transfer("all_to_all", "cp", t * heads * dv * w))
+            return [transferred("heads_to_ranks", move[0]), core, transferred("ranks_to_heads", move[1])]
+        alone = shard.cp == 1  # fused or not at all among context-parallel ranks
+        return [_products(core, shard) if alone and kv_heads < heads and not shard.fused_groups else core]
+    # Unfused: scores, masked softmax (and dropout) and probabilities are written out; they are what core_attention
+    # recomputation drops (5 a s^2 b bytes, Korthikanti section 4).
+    scores = shard.batch * heads * (s / shard.cp) * s
+    batch = shard.batch * heads
+    return [
+        Operation(
+            "scores",
+            "core_attention",
+            "gemm_batch",
+            shape=(batch, s / shard.cp, s, d),
+            flops=2 * scores * d,
+            saved_bytes=t * w * (heads + kv_heads) * d,
+            output_bytes=scores * w,
+        ),
+        Operation(
+            "softmax",
+            "core_attention",
+            "memory",
+            # The fused causal kernel reads the half that is not masked and writes all; dropout reads, writes and marks.
+            forward_bytes=scores * (1.5 * w + 2 * w + 1),
+            saved_bytes=scores * 5,
+            backward_bytes=scores * (2 * w + 1 + 2 * w),
+            output_bytes=scores * w,
+            kernels=2,
+            timed=Timed("softmax", scores / s, s),
+        ),
+        Operation(
+            "context",
+            "core_attention",
+            "gemm_batch",
+            shape=(batch, s / shard.cp, dv, s),
+            flops=2 * scores * dv,
+            saved_bytes=t * w * kv_heads * dv,
+            output_bytes=t * heads * dv * w,
+        ),
+    ]
+
+
+def _products(core: Operation, shard: Shard) -> Operation:
+    """Attention as plain products, all scores written: what PyTorch's falls back to where no kernel takes its heads.
+
+    Keys and values are copied for each query head, queries and keys scaled; then the product, the mask added, softmax,
+    a look for rows without any key and the choice between them, and the product with the values.
+    """
+    batch, s, _, heads, _, d, dv, *_ = core.shape
+    w, scores, wide = shard.activation_bytes, batch * heads * s * s, batch * heads * s
+    moved = 7.5 * scores + wide * (6 * d + 2 * dv)
+    return replace(
+        core,
+        variant="products",
+        forward_bytes=w * moved,
+        backward_bytes=w * (5.0 * scores + wide * (6 * d + 2 * dv)),
+        saved_bytes=w * (scores + wide * (2 * d + dv)),
+        kernels=14,
+    )

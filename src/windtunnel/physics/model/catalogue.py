@@ -1,0 +1,89 @@
+"""The shipped models: one file in config.json format each, in `catalogue/`. Adding a model is adding a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.huggingface import read_config
+from windtunnel.physics.model.limits import showable
+
+FOLDER = Path(__file__).parent / "catalogue"
+
+# Names that people use for a model of the catalogue beyond its own, in lower case, without the organisation in front.
+ALIASES = {
+    "meta-llama-3-8b": "llama-3-8b",
+    "meta-llama-3-70b": "llama-3-70b",
+    "meta-llama-3.1-8b": "llama-3.1-8b",
+    "meta-llama-3.1-70b": "llama-3.1-70b",
+    "meta-llama-3.1-405b": "llama-3.1-405b",
+    "llama-3.3-70b": "llama-3.1-70b",  # the same shape, trained further
+    "llama-2-7b-hf": "llama-2-7b",
+    "llama-2-13b-hf": "llama-2-13b",
+    "llama-2-70b-hf": "llama-2-70b",
+    "llama-4-scout-17b-16e": "llama-4-scout",
+    "llama-4-maverick-17b-128e": "llama-4-maverick",
+    "mistral-7b-v0.1": "mistral-7b",
+    "mixtral-8x7b-v0.1": "mixtral-8x7b",
+    "mixtral-8x22b-v0.1": "mixtral-8x22b",
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-r1-0528": "deepseek-v3",
+    "deepseek-v3.1": "deepseek-v3",
+    "gpt-3": "gpt3-175b",
+    "gpt3": "gpt3-175b",
+    "gpt-2": "gpt2",
+    "gpt-2-xl": "gpt2-xl",
+    "bloom": "bloom-176b",
+    "nemotron-4-340b-base": "nemotron-4-340b",
+}
+
+
+@lru_cache(maxsize=1)
+def catalogue_names() -> tuple[str, ...]:
+    """Names of the shipped models, sorted."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+def load_model(spec: str | Path | Mapping[str, Any]) -> Model:
+    """A model by catalogue name, by path of a `config.json` or its folder, or from the mapping itself.
+
+    Names ignore case and an organisation in front: `llama-3.1-405b`, `meta-llama/Llama-3.1-405B`. A name of the
+    catalogue wins over a file of that name beside it; write `./name` for the file. Raises the errors of `read_config`,
+    and UnknownNameError for a name that is neither.
+    """
+    if isinstance(spec, Mapping | Path):
+        return read_config(spec)
+    if not isinstance(spec, str):
+        raise SpecError("model", showable(spec), "give a catalogue name, the path of a config.json, or a mapping")
+    name = _resolved(spec)
+    if name is not None and not ("/" in spec and _exists(spec)):
+        return _shipped(name)
+    if spec.startswith((".", "/")) or spec.endswith(".json") or _exists(spec):
+        return read_config(Path(spec))
+    raise UnknownNameError(
+        "model", spec, catalogue_names(), "Or give the path of a config.json or of a captured folder."
+    )
+
+
+def _resolved(spec: str) -> str | None:
+    if spec.startswith((".", "/")):
+        return None
+    name = spec.lower().rpartition("/")[2]
+    name = ALIASES.get(name, name)
+    return name if name in catalogue_names() else None
+
+
+def _exists(spec: str) -> bool:
+    try:
+        return bool(spec) and Path(spec).exists()
+    except (OSError, ValueError):  # too long for a path, or with a null byte
+        return False
+
+
+@lru_cache(maxsize=128)
+def _shipped(name: str) -> Model:
+    return read_config(FOLDER / f"{name}.json", name)

@@ -1,0 +1,155 @@
+"""A mixture of experts on one rank: router, dispatch to the ranks that hold the experts, their GEMMs, and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from windtunnel.physics.model.architecture import FeedForward, Model
+from windtunnel.physics.model.layer_parts import activate, transferred
+from windtunnel.physics.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed, Transfer
+
+
+def expert_operations(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
+    """Router, dispatch, experts, combine; this rank's experts get `load` times the mean number of tokens."""
+    h, w = model.hidden_size, shard.activation_bytes
+    local = shard.residual_tokens if shard.sequence_parallel else shard.tokens / shard.tp
+    routed = local * block.experts_per_token  # tokens sent by this rank, and received when experts are balanced
+    even = routed * shard.etp  # the expert-tensor group sees each other's tokens
+    arrived = even * load
+    groups = block.experts // shard.ep
+    f = block.size / shard.etp
+    up = 2 if block.gated else 1
+    # Every rank sends as much as any other and receives by what its experts are given; combine is the reverse.
+    # Across domains a token goes once to each of them, over the network, and is handed on inside.
+    places = shard.ep if shard.ep_domains == 1 else shard.ep_domains
+    sent = local * ranks_per_token(block, places) if shard.deduplicates else routed
+    exchange = Transfer("all_to_all", "ep", sent * h * w) if shard.ep > 1 else None
+    # DeepSeek's own stack sends what goes to the experts, tokens and their outputs' gradients, in fp8.
+    quantised = Transfer("all_to_all", "ep", sent * h) if shard.ep > 1 and shard.low_precision_dispatch else exchange
+    gather = Transfer("all_gather", "etp", even * h * w) if shard.etp > 1 else None
+    scatter = Transfer("reduce_scatter", "etp", even * h * w) if shard.etp > 1 else None
+    router = Operation(
+        "router",
+        "router",
+        "memory",
+        # Scores in fp32: read the tokens and the matrix; top-k and the probability map over experts.
+        forward_bytes=local * (h * (w + 4) + 24.0 * block.experts),
+        backward_bytes=local * (h * (w + 8) + 24.0 * block.experts),
+        flops=2.0 * local * h * block.experts,
+        saved_bytes=local * block.experts * 8.0,
+        kernels=12,
+        weight_elements=h * block.experts,
+    )
+    # Low-precision grouped GEMMs want each expert's rows padded: one more copy.
+    padding = 2 * w * arrived * h if shard.precision in CAST_BYTES else 0.0
+    permute = Operation(
+        "permute",
+        "moe_permute",
+        "memory",
+        forward_bytes=2 * w * routed * h + padding,
+        backward_bytes=2 * w * routed * h + padding,
+        output_bytes=routed * h * w,
+        kernels=4,
+        timed=Timed("gather_rows", routed, h),
+    )
+    sort = Operation(
+        "sort_by_expert",
+        "moe_permute",
+        "memory",
+        forward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
+        backward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
+        output_bytes=arrived * h * w,
+        kernels=2,
+    )
+    # Probabilities are multiplied in behind the activation, so what comes back is not kept; once it had to be.
+    unpermute = Operation(
+        "unpermute",
+        "moe_permute",
+        "memory",
+        forward_bytes=w * (routed + local) * h,
+        backward_bytes=w * (2 * routed + local) * h,
+        saved_bytes=0.0 if shard.deduplicates else routed * h * w,
+        output_bytes=local * h * w,
+        kernels=3,
+        timed=Timed("scatter_add_rows", routed, h),
+    )
+    if shard.masked_dispatch:
+        router, permute, unpermute = _masked(router, local, routed, h, shard)
+    ops = [router, permute]
+    if exchange:
+        assert quantised is not None
+        ops.append(replace(transferred("dispatch", quantised, load, load), before_backward=exchange))
+    if gather:
+        ops.append(transferred("expert_gather", gather, load, load))
+    if sort.forward_bytes:
+        ops.append(sort)
+    ops += [
+        _grouped("experts_up", groups, even / groups, up * f, h, shard, load),
+        activate("expert_activation", "moe_activation", arrived, f, block, shard),
+        _grouped("experts_down", groups, even / groups, h, f, shard, load),
+    ]
+    if sort.forward_bytes:
+        ops.append(sort)
+    if scatter:
+        ops.append(transferred("expert_scatter", scatter, load, load))
+    if exchange:
+        back = transferred("combine", exchange, load)
+        ops.append(replace(back, before_backward=quantised))  # each rank's own tokens come back
+    return [*ops, unpermute]
+
+
+def _masked(router: Operation, tokens: float, places: float, h: float, shard: Shard) -> list[Operation]:
+    """Router, way in and way out of tokens as in DeepSpeed-MoE (`sharded_moe.py`, after GShard).
+
+    The router writes, for each choice of a token, an fp32 table of tokens by places with its weight where it goes.
+    Their sum weighs what comes back; where it is not zero is the mask, as booleans and then as wide as the tokens,
+    which it multiplies. Going back, the sum's gradient is read for each choice. There are as many places as tokens are
+    sent.
+    """
+    w, table, choices = shard.activation_bytes, tokens * places, places / tokens
+    sums = 12.0 * (choices - 1.0)  # two read, one written
+    size = places * h * w
+    product = Operation("", "moe_permute", "gemm", flops=2.0 * table * h, output_bytes=size)
+    return [
+        replace(
+            router,
+            forward_bytes=router.forward_bytes + table * (4.0 * choices + sums + 4.0 + 1.0 + 1.0 + w),
+            backward_bytes=router.backward_bytes + table * 4.0 * choices,
+            saved_bytes=router.saved_bytes + table * (4.0 + w),
+            kernels=router.kernels + round(4 * choices),
+        ),
+        replace(product, name="permute", shape=(places, h, tokens)),
+        # Both of what it multiplies have gradients.
+        replace(
+            product, name="unpermute", kind="gemm_batch", shape=(1.0, tokens, h, places), saved_bytes=size,
+            output_bytes=tokens * h * w,
+        ),
+    ]  # fmt: skip
+
+
+def ranks_per_token(block: FeedForward, ranks: int) -> float:
+    """Ranks that hold one or more of a token's experts, on average, if its router chooses alike among all it may."""
+    if block.groups_per_token:
+        ranks = max(1, round(ranks * block.groups_per_token / block.expert_groups))
+    return ranks * (1.0 - (1.0 - 1.0 / ranks) ** block.experts_per_token)
+
+
+def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Shard, load: float) -> Operation:
+    """GEMMs of this rank's experts. How its rows divide among them is left out: their tiles are worked off together."""
+    low, m = shard.precision in CAST_BYTES, even * load
+    cast = CAST_BYTES[shard.precision] if low else 0.0
+    kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
+    return Operation(
+        name,
+        "mlp",
+        "grouped_gemm",
+        shape=(groups, m, n, k),
+        flops=2.0 * groups * even * n * k,
+        forward_bytes=cast * groups * m * k,
+        backward_bytes=cast * groups * m * n,
+        saved_bytes=groups * m * k * kept,
+        output_bytes=groups * m * n * shard.activation_bytes,
+        weight_elements=groups * n * k,
+        low_precision=low,
+        kernels=round(groups * (shard.expert_launches_low if low else shard.expert_launches)),
+    )

@@ -1,0 +1,179 @@
+"""Models from plain numbers: what tables of published runs give, completed by what the family is known to have.
+
+A homogeneous model is hidden size, layers, heads and so on, plus the conventions of its family: biases, norms,
+positions, whether the embedding is also the output matrix. Sources: the reference configs of each family. `gpt` is
+GPT-3 as trained by Megatron-LM (Narayanan 2021, arXiv 2104.04473: 12*l*h^2*(1 + 13/(12h) + (V+s)/(12lh))); `mpt` is
+llm-foundry's training default (learned positions and biases; the released MPT checkpoints have ALiBi and none).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.model.architecture import (
+    Attention,
+    FeedForward,
+    Layer,
+    Model,
+    Norm,
+    Position,
+    QkNorm,
+    checked,
+)
+from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, counted, showable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What all models of a family share."""
+
+    norm: Norm = "rmsnorm"
+    norms: int = 2
+    position: Position = "rope"
+    tied: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
+    qk_norm: QkNorm = "none"
+    sinks: bool = False
+    router_bias: bool = False
+    parallel_block: bool = False
+    embedding_norm: bool = False
+    norm_bias: bool = False
+    window: int | None = None
+    window_every: int = 1  # every so many layers have the window, the first included
+
+    @property
+    def learned(self) -> bool:
+        """Whether positions are a table of parameters."""
+        return self.position == "learned"
+
+
+_LLAMA = Family()
+_QWEN2 = Family(qkv_bias=True)
+_NEOX = Family(
+    norm="layernorm",
+    norm_bias=True,
+    qkv_bias=True,
+    out_bias=True,
+    ffn_bias=True,
+    gated=False,
+    activation="gelu",
+    parallel_block=True,
+)
+_GPT = replace(_NEOX, parallel_block=False, position="learned", tied=True)
+_BLOOM = replace(_GPT, position="alibi", embedding_norm=True)
+_GPT_OSS = Family(qkv_bias=True, out_bias=True, ffn_bias=True, router_bias=True, sinks=True, window=128, window_every=2)
+
+FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "qwen2": _QWEN2,
+    "qwen2.5": _QWEN2,
+    "qwen3": Family(qk_norm="per_head"),
+    "gpt": _GPT,
+    "gpt2": _GPT,
+    "gpt3": _GPT,
+    "mpt": _GPT,
+    "gpt-neox": _NEOX,
+    "bloom": _BLOOM,
+    "nemotron": Family(norm="layernorm", norm_bias=True, gated=False, activation="relu2"),
+    "grok": Family(norms=4, tied=True, activation="gelu"),
+    "gpt-oss": _GPT_OSS,
+}
+
+
+def transformer(
+    *,
+    hidden: int,
+    layers: int,
+    heads: int,
+    vocab: int,
+    ffn: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    gated: bool | None = None,
+    experts: int | None = None,
+    topk: int | None = None,
+    shared_size: int = 0,
+    family: str = "llama",
+    name: str | None = None,
+    max_sequence_length: int = 4096,
+    tied_embeddings: bool | None = None,
+) -> Model:
+    """A model whose layers are all alike, from plain numbers and the conventions of `family`.
+
+    `ffn` is the intermediate size, of one expert in a mixture; `topk` experts per token; `shared_size` the total size
+    of the experts that every token visits. None takes the family's convention (`kv_heads`: as many as heads;
+    `head_dim`: hidden / heads). Families with learned positions get a table of `max_sequence_length` rows. Raises
+    SpecError for a number out of range, UnknownNameError for a family not in FAMILIES.
+    """
+    if not isinstance(family, str):
+        raise SpecError("family", showable(family), f"give one of {', '.join(FAMILIES)}")
+    key = family.lower().replace("_", "-")
+    if key not in FAMILIES:
+        raise UnknownNameError("model family", family, FAMILIES)
+    kind = FAMILIES[key]
+    counted("hidden", hidden, SIZE_MAX)
+    counted("heads", heads, HEADS_MAX)
+    if head_dim is None and hidden % heads:
+        raise SpecError("heads", heads, f"give a divisor of the hidden size {hidden}, or a head_dim")
+    size = counted("head_dim", hidden // heads if head_dim is None else head_dim, HEADS_MAX)
+    block = FeedForward(
+        size=counted("ffn", ffn, SIZE_MAX),
+        gated=kind.gated if gated is None else gated,
+        activation=kind.activation,
+        bias=kind.ffn_bias,
+    )
+    if experts:
+        block = FeedForward(
+            kind="moe",
+            size=block.size,
+            gated=block.gated,
+            activation=block.activation,
+            bias=block.bias,
+            experts=counted("experts", experts, HEADS_MAX),
+            experts_per_token=counted("topk", topk, HEADS_MAX),
+            shared_size=counted("shared_size", shared_size, SIZE_MAX, least=0),
+            router_bias=kind.router_bias,
+        )
+    elif topk or shared_size:
+        raise SpecError("experts", experts, "give the number of experts, or leave out topk and shared_size")
+    attention = Attention(
+        heads=heads,
+        kv_heads=counted("kv_heads", heads if kv_heads is None else kv_heads, HEADS_MAX),
+        head_dim=size,
+        value_head_dim=size,
+        qkv_bias=kind.qkv_bias,
+        out_bias=kind.out_bias,
+        qk_norm=kind.qk_norm,
+        position=kind.position,
+        sinks=kind.sinks,
+    )
+    plain = _layer(attention, block, kind, None)
+    windowed = _layer(attention, block, kind, kind.window)
+    n = counted("layers", layers, LAYERS_MAX)
+    counted("max_sequence_length", max_sequence_length)
+    model = Model(
+        name=name or f"{key}-{layers}x{hidden}",
+        family=key,
+        hidden_size=hidden,
+        vocab_size=counted("vocab", vocab, SIZE_MAX),
+        layers=tuple(windowed if i % kind.window_every == 0 else plain for i in range(n)),
+        norm=kind.norm,
+        norm_bias=kind.norm_bias,
+        tied_embeddings=kind.tied if tied_embeddings is None else tied_embeddings,
+        learned_positions=max_sequence_length if kind.learned else 0,
+        embedding_norm=kind.embedding_norm,
+        max_sequence_length=max_sequence_length,
+    )
+    return checked(model)
+
+
+def _layer(attention: Attention, block: FeedForward, kind: Family, window: int | None) -> Layer:
+    seen = attention if window is None else replace(attention, window=window)
+    return Layer(attention=seen, feed_forward=block, norms=kind.norms, parallel_block=kind.parallel_block)

@@ -1,0 +1,73 @@
+"""Reads a Hugging Face `config.json` into a Model, and refuses what it does not understand.
+
+Each `model_type` has one short function in `readers/`: the fields it asks for are the ones that
+decide shapes. Any other field must be known to change none (`config_fields.IRRELEVANT`), or it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.model.architecture import Model, checked
+from windtunnel.physics.model.config_fields import Fields
+from windtunnel.physics.model.config_file import read_json
+from windtunnel.physics.model.limits import showable
+from windtunnel.physics.model.readers import gpt, recent, rotary
+
+READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType(
+    {
+        "bloom": gpt.bloom,
+        "deepseek_v2": rotary.deepseek,
+        "deepseek_v3": rotary.deepseek,
+        "gemma2": recent.gemma2,
+        "gemma3": recent.gemma3,
+        "gemma3_text": recent.gemma3_text,
+        "glm4_moe": recent.glm4_moe,
+        "gpt2": gpt.gpt2,
+        "gpt_neox": gpt.gpt_neox,
+        "gpt_oss": rotary.gpt_oss,
+        "grok-1": rotary.grok,
+        "kimi_k2": rotary.deepseek,
+        "llama": rotary.llama,
+        "llama4": rotary.llama4,
+        "llama4_text": rotary.llama4_text,
+        "minimax": recent.minimax,
+        "mistral": rotary.mistral,
+        "mixtral": rotary.mixtral,
+        "mpt": gpt.mpt,
+        "nemotron": rotary.nemotron,
+        "phi3": recent.phi3,
+        "qwen2": rotary.qwen2,
+        "qwen2_moe": rotary.qwen2_moe,
+        "qwen3": rotary.qwen3,
+        "qwen3_moe": rotary.qwen3_moe,
+    }
+)
+
+
+def read_config(source: str | Path | Mapping[str, Any], name: str | None = None) -> Model:
+    """The model that a `config.json` describes, called `name` or after its file or folder.
+
+    `source`: path of the file, of the folder that holds it, or the mapping itself. Raises InputFileError for a file
+    that is missing or no JSON object, UnknownNameError for a `model_type` not in READERS, SpecError for any field at
+    fault.
+    """
+    where = None
+    if not isinstance(source, Mapping):
+        source, path = read_json(Path(source))
+        where = str(path)
+        name = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)
+    kind = source.get("model_type")
+    if not isinstance(kind, str):
+        raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(READERS)}", where)
+    if kind not in READERS:
+        raise UnknownNameError("model_type", kind, READERS, "Its config.json cannot be read.")
+    fields = Fields(source, where)
+    model = READERS[kind](fields)
+    fields.close()
+    return checked(replace(model, name=name or kind), where)

@@ -1,0 +1,122 @@
+"""What one transformer layer computes on one rank for one micro-batch, and the embedding and the head: ops in order.
+
+The single ops are in `model/layer_parts.py`, attention and experts in files of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from windtunnel.physics.model.architecture import FeedForward, Layer, Model
+from windtunnel.physics.model.attention_operations import attention_operations
+from windtunnel.physics.model.expert_operations import expert_operations
+from windtunnel.physics.model.layer_parts import activate, linear, norm_layer, residual_add
+from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
+
+# Bytes per logit of Megatron-Core's own cross-entropy, forward and backward (`tensor_parallel/cross_entropy.py`).
+# Eager: to fp32 (6), maximum (4), less the maximum (8), exponentiated (8), summed (4), divided by the sum (8); times
+# gradient (8), to 16 bits (6). Compiled (`fusions/fused_cross_entropy.py`, three graphs forward and one backward): to
+# fp32 with the maximum (6), less it, exponentiated and summed (12), divided (8); times the gradient, to 16 bits (10).
+OWN_LOSS = {"eager": (38.0, 14.0), "compiled": (26.0, 10.0)}
+
+
+def layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0) -> tuple[Operation, ...]:
+    """The ops of one layer in forward order.
+
+    `load`: how many times the mean the experts of this rank are given, where the router is uneven. Shapes and bytes
+    are then this rank's; FLOPs and transfers' `bytes_total` stay the mean over the ranks that share the experts.
+    """
+    ops = [norm_layer("norm_1", model, shard), *attention_operations(layer.attention, model, shard)]
+    ops.append(residual_add("residual_1", model, shard))
+    if layer.norms > 1 and not layer.parallel_block:
+        ops.append(norm_layer("norm_2", model, shard))
+    ops += _feed_forward(layer.feed_forward, model, shard, load)
+    ops.append(residual_add("residual_2", model, shard))
+    if layer.parallel_block and layer.feed_forward.kind == "dense" and shard.tp > 1:
+        ops = [_shared_by_both(op) for op in ops]
+    return tuple(ops)
+
+
+def _shared_by_both(op: Operation) -> Operation:
+    """An op of a parallel block over tensor-parallel ranks: both halves read one gathered input, their sum is reduced.
+
+    The projections to queries, keys and values gather forward, the feed-forward's output is reduced with attention's;
+    backward the other way round. So each of the two is done once in a pass and not twice (GPT-NeoX, PaLM, MegaScale).
+    """
+    if op.part == "mlp" and op.name.endswith("_up"):
+        return replace(op, before=None, after_backward=None)
+    if op.part != "mlp" and op.kind == "gemm":
+        if op.after is not None:  # attention's output
+            return replace(op, after=None, before_backward=None)
+        return replace(op, regather=None)
+    return op
+
+
+def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
+    """Token look-up, with the collective that sums the vocabulary shards."""
+    h, w = model.hidden_size, shard.activation_bytes
+    size = shard.tokens * h * w
+    after = None
+    if shard.tp > 1:
+        after = Transfer("reduce_scatter" if shard.sequence_parallel else "all_reduce", "tp", size)
+    # The gradient scatter reads and adds fp32 rows.
+    return (
+        Operation(
+            "embedding",
+            "embedding",
+            "memory",
+            forward_bytes=2 * size,
+            backward_bytes=3 * size,
+            output_bytes=size,
+            after=after,
+            before_backward=Transfer("all_gather", "tp", size) if after and shard.sequence_parallel else None,
+            timed=Timed("embedding", shard.tokens, h),
+        ),
+    )
+
+
+def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Operation, ...]:
+    """Final norm, output GEMM and cross-entropy; over vocabulary shards its maximum, sum and target are shared."""
+    t, h = shard.tokens, model.hidden_size
+    v = vocab_padded / shard.tp
+    logits = t * v
+    # Fused: read logits, write probabilities (fp32 inside). Eager: upcast and exponentiate in separate passes.
+    forward, backward = (8.0, 6.0) if shard.fused else (16.0, 10.0)
+    forward, backward = OWN_LOSS.get(shard.loss, (forward, backward))
+    shared = Transfer("all_reduce", "tp", 4.0 * t)
+    names = ("loss maximum", "loss sum", "loss target") if shard.tp > 1 else ()
+    return (
+        norm_layer("final_norm", model, shard),
+        linear("head", "head", t, v, h, shard, side="column", low=False),
+        *(Operation(name, "head", "transfer", before=shared) for name in names),
+        Operation(
+            "loss",
+            "head",
+            "memory",
+            forward_bytes=forward * logits,
+            backward_bytes=backward * logits,
+            saved_bytes=4.0 * logits,
+            output_bytes=2.0 * logits,
+            kernels=12 if shard.loss == "eager" else 3 if shard.fused else 8,
+            timed=Timed("cross_entropy", t, v),
+        ),
+    )
+
+
+def _feed_forward(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
+    if block.kind == "dense":
+        return _dense(block.size, block, model, shard, "mlp")
+    ops = expert_operations(block, model, shard, load)
+    if block.shared_size:
+        ops += _dense(block.shared_size, block, model, shard, "shared")
+    return ops
+
+
+def _dense(size: int, block: FeedForward, model: Model, shard: Shard, prefix: str) -> list[Operation]:
+    t, h, f = shard.tokens, model.hidden_size, size / shard.tp
+    up = 2 if block.gated else 1
+    return [
+        linear(f"{prefix}_up", "mlp", t, up * f, h, shard, side="column"),
+        activate("activation", "activation", t, f, block, shard),
+        linear(f"{prefix}_down", "mlp", t, h, f, shard, side="row"),
+    ]

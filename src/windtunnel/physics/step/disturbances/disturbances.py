@@ -1,0 +1,104 @@
+"""Disturbances: what makes some GPUs, links or moments unlike the others.
+
+A lost NIC's traffic goes through the neighbour on its node, which then carries twice as much: both GPUs' traffic across
+nodes takes twice as long. How fast the lost NIC was no longer matters, so losing a bad one may even help.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from numbers import Integral
+
+from windtunnel.errors import SpecError
+from windtunnel.physics.hardware import Cluster
+from windtunnel.physics.step.disturbances.parse import Slow, read_slow, takers
+from windtunnel.physics.step.scenario import Scenario, share_of
+
+SAMPLES = 200  # where something random is asked for without saying how many
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbances:
+    """All disturbances of one prediction."""
+
+    slow: tuple[Slow, ...] = ()
+    jitter: float = 0.0  # relative standard deviation of one pass of a cell
+    samples: int = 0
+    seed: int = 0
+
+    @property
+    def parts(self) -> tuple[Slow, ...]:
+        """All of them one by one, jitter last."""
+        if not self.jitter:
+            return self.slow
+        text = f"jitter {100.0 * self.jitter:g}%"
+        return (*self.slow, Slow(text, (), 1.0, link=False, kind="jitter", share=self.jitter))
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the step differs from sample to sample."""
+        return any(one.random or (one.kind == "thermal" and self.samples > 0) for one in self.parts)
+
+    def flags(self) -> str:
+        """The flags that ask for these disturbances, with a blank ahead; empty where there are none."""
+        flags = [f" --slow {shlex.quote(one.text)}" for one in self.slow]
+        if self.jitter:
+            flags.append(f" --jitter {self.jitter:g}")
+        if self.sampled:
+            flags.append(f" --samples {self.samples}")
+        if self.seed and flags:
+            flags.append(f" --seed {self.seed}")
+        return "".join(flags)
+
+
+def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
+    """The disturbances of a scenario, from its words or from files of them.
+
+    Raises SpecError on what names no GPU, link or sensible amount, InputFileError on a file that cannot be read as a
+    list of such words.
+    """
+    samples, seed = scenario.samples, scenario.seed
+    if not isinstance(samples, Integral) or not 0 <= samples <= 1_000_000:
+        raise SpecError("samples", samples, "give a whole number from 0 to 1,000,000")
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+        raise SpecError("seed", seed, "give a whole number from 0 to 2^63 - 1")
+    noise = share_of("jitter", scenario.jitter)
+    if noise > 1.0:
+        raise SpecError("jitter", scenario.jitter, "give a relative standard deviation of at most 100 %")
+    found = Disturbances(read_slow(scenario.slow, cluster, seed), noise, samples, seed)
+    return replace(found, samples=SAMPLES) if found.sampled and not samples else found
+
+
+def turns_of(parts: Iterable[Slow]) -> dict[int, int]:
+    """How many of its kind come before each random part, by its number: what it draws does not hang on other kinds."""
+    before: Counter[str] = Counter()
+    turns = {}
+    for number, one in enumerate(parts):
+        if one.random:
+            turns[number] = before[one.kind]
+            before[one.kind] += 1
+    return turns
+
+
+def link_times(slow: Iterable[Slow], cluster: Cluster) -> dict[int, float]:
+    """How many times as long each GPU's traffic across nodes takes, by GPU, where that is not once."""
+    slow = [one for one in slow if one.kind in ("link", "lost")]
+    own: dict[int, float] = {}
+    for one in slow:
+        if one.kind == "link":
+            own[one.gpus[0]] = max(own.get(one.gpus[0], 1.0), one.factor)
+    lost = {one.gpus[0] for one in slow if one.kind == "lost"}
+    per_node, nics = cluster.gpus_per_node, min(cluster.gpus_per_node, cluster.n_gpus)
+    carried: dict[int, list[int]] = {}  # by NIC that takes over: the GPUs whose own NIC is lost
+    for nic in sorted(lost):
+        first = nic // per_node * per_node
+        alive = [first + other for other in takers(nic - first, nics) if first + other not in lost]
+        carried.setdefault(alive[0], []).append(nic)
+    times = {nic: factor for nic, factor in own.items() if nic not in lost}
+    for taker, guests in carried.items():
+        for gpu in (taker, *guests):
+            times[gpu] = own.get(taker, 1.0) * (1 + len(guests))
+    return times

@@ -1,0 +1,119 @@
+"""What disturbances do to a step: how long it takes, what each costs, how it spreads over samples, who waits for whom.
+
+A disturbance costs what the step takes less when it alone is mended (`without`), and adds what it does as the only one
+(`alone`). What is random or heats up is followed from sample to sample, on the same draws with it and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.physics.step.disturbances.attribution import NOWHERE, Explanation, beyond
+from windtunnel.physics.step.disturbances.disturbances import SAMPLES, Disturbances
+from windtunnel.physics.step.disturbances.disturbed_step import DisturbedStep, Made, Replayed
+from windtunnel.physics.step.disturbances.parse import Slow
+from windtunnel.physics.step.result import Blame, Disturbed, Samples
+
+BLAMED_AT_MOST = 64  # disturbances whose own cost is worked out: two replays each
+SAMPLED_AT_MOST = 8  # disturbances whose cost is also followed from sample to sample
+
+Sets = Sequence[frozenset[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Sampled:
+    """int64[samples] makespans: as asked, without one of the disturbances, and with one alone where chance is in it."""
+
+    whole: NDArray[np.int64]
+    without: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    alone: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+
+
+def effect_of(
+    job: DisturbedStep[Made],
+    asked: Disturbances,
+    *,
+    sample: Callable[[Sets, int], Sequence[NDArray[np.int64]]],
+    explain: Callable[[Replayed[Made], Sequence[Slow]], Explanation],
+    place: Callable[[int], tuple[int, int]],
+    simulated: Callable[[Made, bool], tuple[int, tuple[int, ...]]],
+) -> tuple[int, Disturbed]:
+    """The makespan under all disturbances of `job` in nanoseconds, and what explains it; with samples, their median.
+
+    Args:
+        job: The step; its `parts` may hold more than `asked` does: what other modules draw.
+        asked: Jitter, seed, and how many samples.
+        sample: int64[count] makespans of each of some sets of disturbances, all on the same draws.
+        explain: What every rank did in a replayed step, given what disturbs it.
+        place: Stage and replica of a rank.
+        simulated: How many programs were simulated and how many replicas each class has; with samples, or without.
+    """
+    calm, count = job.makespan(()), asked.samples or SAMPLES
+    found = _sampled(job, count, asked.samples > 0, sample)
+    if found is None:
+        samples, final = None, job.makespan(job.everything)
+    else:
+        low, final, high = _percentiles(found.whole)
+        samples = Samples(asked.jitter, count, asked.seed, low, final, high)
+    steady = job.replayed(job.everything)
+    explanation = explain(steady, job.parts)
+    usual = explain(job.replayed(()), ()).waiting
+    explanation = explanation._replace(waiting=beyond(explanation.waiting, usual))
+    programs, sizes = simulated(steady.made, found is not None)
+    blame = _blame(job, found, calm, place)
+    return final, Disturbed(
+        undisturbed_step_time_ns=calm,
+        gpus_lost=len(steady.made.step.program_of) * (1.0 - calm / final) if final else 0.0,
+        programs=programs,
+        replica_classes=sizes,
+        blame=tuple(sorted(blame, key=lambda one: (-one.without_ns, -one.alone_ns, one.what))),
+        samples=samples,
+        **explanation._asdict(),
+    )
+
+
+def _blame(
+    job: DisturbedStep[Made], found: _Sampled | None, calm: int, place: Callable[[int], tuple[int, int]]
+) -> list[Blame]:
+    blame = []
+    for number, one in enumerate(job.parts):
+        at = (one.stage, NOWHERE) if one.kind == "stage" else place(one.gpus[0]) if one.gpus else (NOWHERE, NOWHERE)
+        if found is not None and number in found.without:
+            spread = _percentiles(found.whole - found.without[number])
+            alone = int(np.median(found.alone[number])) if number in found.alone else job.makespan({number})
+            blame.append(Blame(one.text, alone - calm, spread[1], *at, spread))
+        elif number < BLAMED_AT_MOST and not one.random:
+            mended = job.makespan(job.everything) - job.makespan(job.everything - {number})
+            blame.append(Blame(one.text, job.makespan({number}) - calm, mended, *at))
+    return blame
+
+
+def _sampled(
+    job: DisturbedStep[Made], count: int, warms: bool, sample: Callable[[Sets, int], Sequence[NDArray[np.int64]]]
+) -> _Sampled | None:
+    """None where no sample would differ from another. `warms`: what heats up does so over the samples."""
+    random = [number for number, one in enumerate(job.parts) if one.random]
+    varied = [number for number, one in enumerate(job.parts) if one.random or one.kind == "thermal"]
+    if not random and not (varied and warms):
+        return None
+    steady = [number for number in range(len(job.parts)) if number not in varied]
+    blamed = (varied + steady)[:SAMPLED_AT_MOST]
+    alone = [number for number in blamed if number in varied]
+    wanted = {job.everything, *(job.everything - {one} for one in blamed), *(frozenset({one}) for one in alone)}
+    differing = sorted((numbers for numbers in wanted if numbers & set(varied)), key=sorted)
+    found = dict(zip(differing, sample(differing, count), strict=True))
+    found |= {numbers: np.full(count, job.makespan(numbers)) for numbers in wanted if numbers not in found}
+    return _Sampled(
+        found[job.everything],
+        {one: found[job.everything - {one}] for one in blamed},
+        {one: found[frozenset({one})] for one in alone},
+    )
+
+
+def _percentiles(values: NDArray[np.int64]) -> tuple[int, int, int]:
+    low, middle, high = (int(value) for value in np.percentile(values, [5, 50, 95]))
+    return low, middle, high

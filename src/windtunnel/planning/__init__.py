@@ -1,6 +1,0 @@
-"""Planning: the best plan for a model on a cluster, and the proof that none in the space is better."""
-
-from windtunnel.planning.answer import Planned, Plans
-from windtunnel.planning.plan import plan
-
-__all__ = ["Planned", "Plans", "plan"]

@@ -1,5 +1,0 @@
-"""Stages of a captured script: its units as prices, and the cut of them that makes its step shortest."""
-
-from windtunnel.planning.captured.plan import plan_captured
-
-__all__ = ["plan_captured"]

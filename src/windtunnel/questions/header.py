@@ -1,0 +1,59 @@
+"""The header of every answer, whichever study gave it: what was asked, by what, and how sure it is.
+
+    schema      version of this form, one for all studies
+    version     of the product that gave the answer
+    study       the verb that was asked: `predict`, `plan`, `serve`, `fleet flows`, ...
+    spec        what was asked: as the study resolved it, or the verb's arguments by name
+    reproduce   the command line that asks it again; None where none did
+    band        None, or of which figure (`of`) it gives `p5` and `p95`
+    provenance  None, or what the figures rest on: by source its share of the busy time, or words
+    warnings    what to mind
+
+The study's own part stands beside it in the same document. docs/result-schema.md has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+SCHEMA = "windtunnel.physics.step.result/2"
+
+
+@lru_cache(maxsize=1)
+def product_version() -> str:
+    """Of the installed package, for what a result was made by."""
+    try:
+        return metadata.version("windtunnel")
+    except metadata.PackageNotFoundError:  # run from a source tree that nobody installed
+        return "not installed"
+
+
+def header(
+    study: str,
+    spec: Mapping[str, Any],
+    reproduce: str | None,
+    *,
+    version: str | None = None,
+    band: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The fields above, JSON-able. `version`: of the product that gave the answer, if not of this one."""
+    return {
+        "schema": SCHEMA,
+        "version": version or product_version(),
+        "study": study,
+        "spec": dict(spec),
+        "reproduce": reproduce,
+        "band": None if band is None else dict(band),
+        "provenance": None if provenance is None else dict(provenance),
+        "warnings": list(warnings),
+    }
+
+
+def band_entry(figure: str, p5: float, p95: float) -> dict[str, Any]:
+    """The band of a figure, which is named by its path in the document, e.g. `plans[0].step_time_s`."""
+    return {"of": figure, "p5": p5, "p95": p95}

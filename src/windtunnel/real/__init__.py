@@ -1,0 +1,1 @@
+"""Everything that runs PyTorch: capture, emulation, calibration, real twins of studies."""

@@ -1,0 +1,110 @@
+"""Checkpoints of tensors that hold no data: saved as a short note of what was saved, and loaded by it.
+
+`torch.save` writes a marker; `torch.load` of a marker gives what was saved, its tensors copied, so a script that saves
+and resumes does as it would. `torch.distributed.checkpoint` writes and reads many files from all ranks: there a save
+leaves a marker in its folder, and a load leaves the state as it is. safetensors' files are as `torch.save`'s.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from windtunnel.real.capture.replacements import Replacements
+
+MARKER = b"windtunnel: saved during a capture, number "
+NOTE = "checkpoints are not written: what the script saves is kept in memory, and gone with the capture"
+
+
+@contextmanager
+def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
+    """While this holds, `torch.save`, `torch.load` and `torch.distributed.checkpoint` touch no tensor's data.
+
+    `note`: takes one line for the user, at the first save.
+    """
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.utils._pytree import tree_map_only
+
+    from windtunnel.real.capture.torch_private import distributed as compat
+
+    saved: dict[int, Any] = {}
+    numbers = itertools.count()
+    replaced = Replacements()
+    load = torch.load
+
+    def copied(thing: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), thing)
+
+    def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
+        number = next(numbers)
+        with compat.outside_modes():  # a real one takes no memory of the device's
+            saved[number] = copied(obj)
+        note(NOTE)
+        marker = MARKER + str(number).encode()
+        if hasattr(f, "write"):
+            f.write(marker)
+        else:
+            with io.open(os.fspath(f), "wb") as file:  # noqa: UP020 - through what stands in for it while capturing
+                file.write(marker)
+
+    def loaded(f: Any, *more: Any, **keywords: Any) -> Any:
+        if hasattr(f, "read"):
+            at = f.tell()
+            head = f.read(len(MARKER) + 20)
+            f.seek(at)
+        else:
+            with io.open(os.fspath(f), "rb") as file:  # noqa: UP020
+                head = file.read(len(MARKER) + 20)
+        if isinstance(head, bytes) and head.startswith(MARKER) and int(head[len(MARKER) :]) in saved:
+            return copied(saved[int(head[len(MARKER) :])])
+        return load(f, *more, **keywords)
+
+    def save_all(*_: Any, checkpoint_id: Any = None, **__: Any) -> None:
+        note(NOTE)
+        if checkpoint_id is not None:
+            os.makedirs(os.fspath(checkpoint_id), exist_ok=True)
+            with io.open(os.path.join(os.fspath(checkpoint_id), ".metadata"), "wb") as file:  # noqa: UP020
+                file.write(MARKER)
+
+    def save_soon(*_: Any, checkpoint_id: Any = None, **__: Any) -> Future[None]:
+        save_all(checkpoint_id=checkpoint_id)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def load_all(*_: Any, **__: Any) -> None:
+        note("checkpoints are not read: the state stays as it was made")
+
+    def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+        save(dict(tensors), filename)
+
+    def save_model(model: Any, filename: Any, *_: Any, **__: Any) -> None:
+        save(dict(model.state_dict()), filename)
+
+    def load_file(filename: Any, device: Any = "cpu") -> Any:
+        with io.open(os.fspath(filename), "rb") as file:  # noqa: UP020
+            ours = file.read(len(MARKER)) == MARKER
+        return loaded(filename) if ours else load_tensors(filename, device)
+
+    with suppress(ImportError):  # writes from Rust, where nobody stands in
+        safetensors = importlib.import_module("safetensors.torch")
+        load_tensors = safetensors.load_file
+        for name, new in (("save_file", save_file), ("save_model", save_model), ("load_file", load_file)):
+            replaced.set(safetensors, name, new)
+    for module in (torch, torch.serialization):
+        replaced.set(module, "save", save)
+        replaced.set(module, "load", loaded)
+    for module in (dcp, sys.modules[dcp.save.__module__], sys.modules[dcp.load.__module__]):
+        for name, new in (("save", save_all), ("async_save", save_soon), ("load", load_all)):
+            if hasattr(module, name):
+                replaced.set(module, name, new)
+    with replaced:
+        yield

@@ -1,0 +1,192 @@
+"""Repeats what the fake-tensor mode answered, without asking it again: most ops of a training step are repeats.
+
+PyTorch's own cache spends most of an op's time on its key. Here a call is looked up by op, scalars, and shape,
+strides, offset, dtype and device of each tensor; an entry says for each output whether it is one of the inputs, a
+view of one, or new. Only calls that PyTorch itself would cache are kept, and what is new or different goes the
+ordinary way, so the outputs are those of the mode (a test holds the two against each other).
+
+What else follows from the key alone (specs, FLOPs, bytes) is found once and kept with the entry, as its `note`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from windtunnel.real.capture.torch_private import recorder as compat
+from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
+
+_NO_TENSORS = (
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_enter.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+)
+_WITHOUT = frozenset(map(id, _NO_TENSORS))  # by identity: the hash of an op is a Python function
+_PLAIN = frozenset(
+    (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+)  # arguments that are their own key
+_default_dtype, _inference = torch.get_default_dtype, torch.is_inference_mode_enabled
+
+
+class _Output(NamedTuple):
+    """How one output comes about."""
+
+    same_as: int  # flat position of the input that it is; -1
+    view_of: int  # of the input whose storage it lies on; -1: its own
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: Any = None
+    attributes: Any = None  # what the fake tensor carries; None: a value that is no tensor
+    device: Any = None
+    constant: Any = None  # that value
+
+
+class Entry:
+    """What a call gives."""
+
+    __slots__ = ("container", "note", "outputs")
+
+    def __init__(self, container: type | None, outputs: tuple[_Output, ...]) -> None:
+        self.container = container  # list or tuple; None: a single output
+        self.outputs = outputs
+        self.note: Any = None  # whoever runs the call may keep here what follows from its key
+
+
+class _NotKept(Exception):  # noqa: N818 - says that a call goes the ordinary way
+    pass
+
+
+class FastFakes:
+    """For one fake-tensor mode, which is on."""
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+        self._aside = compat.set_aside(mode)
+        self._fake: Any = fake_tensor_class()
+        self._entries: dict[Any, Entry | None] = {}
+        self._ops: dict[int, Any] = {}  # those with entries, so that their identities stay theirs
+        self._attributes: dict[Any, dict[str, Any]] = {}  # by device
+        self.entry: Entry | None = None  # of the last call, if it is kept
+        self._taken: list[Any] = []
+
+    def taken(self) -> list[Any]:
+        """The tensors that the last call took, in the order of its arguments, where it is kept. To be asked for once:
+        what is held here longer than the call is freed late.
+        """
+        tensors, self._taken = self._taken, []
+        return tensors
+
+    def forget(self) -> None:
+        """What "cuda" means has changed: another device is the current one."""
+        self._entries.clear()
+
+    def run(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `func(*args, **kwargs)` gives under the mode."""
+        self.entry = None
+        if id(func) in _WITHOUT:
+            with self._aside:
+                return func(*args, **kwargs)
+        parts: list[Any] = [id(func), _default_dtype(), _inference()]
+        tensors: list[Any] = []
+        try:
+            self._describe(args, parts, tensors)
+            if kwargs:
+                parts.extend(kwargs)
+                self._describe(kwargs.values(), parts, tensors)
+            key = tuple(parts)
+            entry: Any = self._entries.get(key, self)  # self: never met
+        except (_NotKept, TypeError):
+            return self._ordinary(func, types, args, kwargs)
+        if entry is None:
+            return self._ordinary(func, types, args, kwargs)
+        if entry is self:
+            self._ops[id(func)] = func
+            out = self._ordinary(func, types, args, kwargs)
+            entry = self._entries[key] = self._learnt(func, args, kwargs, tensors, out)
+            self.entry, self._taken = entry, tensors
+            return out
+        out = self._repeat(entry, tensors)
+        self.entry, self._taken = entry, tensors
+        return out
+
+    def _ordinary(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        with self._aside:
+            return self._mode.dispatch(func, types, args, kwargs)
+
+    def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> None:
+        fake, mode = self._fake, self._mode
+        for value in values:
+            kind = type(value)
+            if kind is fake:
+                if value.constant is not None or value.fake_mode is not mode:
+                    raise _NotKept
+                parts += (value.shape, value.stride(), value.storage_offset(), value.dtype, value._fake_device)
+                tensors.append(value)
+            elif kind in _PLAIN:
+                parts += (kind, value)
+            elif kind is list or kind is tuple:
+                parts.append(len(value))
+                self._describe(value, parts, tensors)
+            elif isinstance(value, torch.Tensor | torch.SymInt):
+                raise _NotKept
+            else:
+                parts += (kind, value)
+
+    def _learnt(self, func: Any, args: Any, kwargs: Any, tensors: list[Any], out: Any) -> Entry | None:
+        if not compat.may_be_cached(self._mode, func, args, kwargs):
+            return None
+        container = type(out) if type(out) in (list, tuple) else None
+        flat = list(out) if container is not None else [out]
+        positions = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
+        storages = {compat.storage_address(t): i for i, t in reversed(list(enumerate(tensors)))}
+        outputs: list[_Output] = []
+        own: set[int] = set()
+        for value in flat:
+            if value is None or type(value) in (int, float, bool):
+                outputs.append(_Output(-1, -1, constant=value))
+                continue
+            if type(value) is not self._fake or value.constant is not None or value.is_sparse or value.dtype.is_complex:
+                return None
+            if (
+                value.is_quantized
+                or value.layout is not torch.strided
+                or (value.requires_grad and id(value) not in positions)
+            ):
+                return None
+            storage = compat.storage_address(value)
+            view_of = storages.get(storage, -1)
+            if view_of < 0 and (storage in own or value.storage_offset()):
+                return None
+            own.add(storage)
+            device = value._fake_device
+            attributes = self._attributes.get(device)
+            if attributes is None:
+                attributes = self._attributes[device] = compat.attributes_of_a_fake(value)
+            where = (tuple(value.shape), value.stride(), value.storage_offset())
+            outputs.append(_Output(positions.get(id(value), -1), view_of, *where, value.dtype, attributes, device))
+        return Entry(container, tuple(outputs))
+
+    def _repeat(self, entry: Entry, tensors: list[Any]) -> Any:
+        if entry.container is None:
+            output = entry.outputs[0]
+            if output.same_as >= 0:
+                return tensors[output.same_as]
+            with self._aside:
+                return self._one(output, tensors)
+        with self._aside:
+            return entry.container([self._one(output, tensors) for output in entry.outputs])
+
+    def _one(self, output: _Output, tensors: list[Any]) -> Any:
+        same_as, view_of, shape, stride, offset, dtype, attributes, device, constant = output
+        if attributes is None:
+            return constant
+        if same_as >= 0:
+            return tensors[same_as]
+        if view_of >= 0:
+            element = compat.meta_view(tensors[view_of].untyped_storage(), offset, shape, stride, dtype)
+        else:
+            element = compat.meta_tensor(shape, stride, dtype)
+        return compat.made_fake(self._fake, element, device, attributes)

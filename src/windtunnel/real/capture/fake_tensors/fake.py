@@ -1,0 +1,57 @@
+"""Tensors without data for a whole script: shapes, dtypes and devices are real, numbers are not computed.
+
+with fake_tensors("cuda", gpus=8, local_rank=3):
+    ...         # torch.randn(4, 4, device="cuda") costs no memory and no GPU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedGpu
+
+
+@contextmanager
+def fake_tensors(
+    device: Literal["cuda", "cpu"] = "cuda",
+    *,
+    gpu: PretendedGpu | None = None,
+    gpus: int = 8,
+    local_rank: int = 0,
+    note: Callable[[str], None] = lambda text: None,
+) -> Iterator[Any]:
+    """Every tensor made inside is fake; "cuda" pretends `gpus` GPUs as well, of which `local_rank` is the current one.
+
+    `note` is told of kernels that are taken for others. `torch.compile` runs as eager code inside: its graphs would be
+    compiled for shapes, not for a device.
+    Yields PyTorch's fake-tensor mode.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from windtunnel.real.capture.fake_tensors.pretend_cuda import pretend_cuda
+    from windtunnel.real.capture.torch_private import fake_gaps as gaps
+    from windtunnel.real.capture.torch_private import fakes as compat
+    from windtunnel.real.capture.torch_private.flex import compiler_rules_kept, flex_attention_in_one_op
+    from windtunnel.real.capture.torch_private.triton import triton_kernels_in_one_op
+
+    with ExitStack() as stack:
+        stack.enter_context(compiler_rules_kept())
+        FakeTensorMode.cache_clear()  # for the process; "cuda" may have meant another device before
+        if device == "cuda":
+            cuda = stack.enter_context(pretend_cuda(gpu, count=gpus, device=local_rank))
+            cuda.watch_device(lambda _: FakeTensorMode.cache_clear())
+        for prepared in (
+            *(compat.eager_compile, compat.uncompiled_internals, compat.numpy_of_fakes, compat.swappable_fakes),
+            *(compat.multi_tensor_optimizers, compat.collectives_as_in_a_run),
+            *(gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes),
+            *(gaps.copies_of_fakes, gaps.texts_of_fakes, gaps.one_cpu, gaps.addresses_looked_at, gaps.random_dtensors),
+        ):
+            stack.enter_context(prepared())
+        stack.enter_context(flex_attention_in_one_op(note))
+        stack.enter_context(triton_kernels_in_one_op(note))
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        stack.enter_context(mode)
+        yield mode

@@ -1,0 +1,296 @@
+"""Capturing a whole job: play a few ranks of the script, find who is like whom, check that, keep one of each class.
+
+1. Rank 0 is played. Its groups give the grid of ranks, its messages the dimensions along which all coordinates are run.
+2. `representatives.find_classes` asks for ranks until it knows the classes; pipelines run together.
+3. Ranks drawn at random are played and held against the class they were taken to be of. One that differs is taken into
+   the search, which begins again; where that finds no end, the capture ends with the first op that differs: a fold that
+   is not exact is worth nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.errors import SpecError
+from windtunnel.process import terminated_is_an_end
+from windtunnel.real.capture.arguments import Launch
+from windtunnel.real.capture.processes.leftovers import sweep
+from windtunnel.real.capture.processes.scheduler import Outcome, Report, ScriptError, Workers
+from windtunnel.studies.programs.folder import publish, runs_document, table_document
+from windtunnel.studies.programs.program_file import numbers_of, read_program
+from windtunnel.studies.programs.rank_classes.equality import first_difference
+from windtunnel.studies.programs.rank_classes.grid import Grid, RankAxes, find_grid
+from windtunnel.studies.programs.rank_classes.representatives import Table, draw, find_axes, find_classes
+from windtunnel.studies.programs.rank_classes.search import NoClassesError
+from windtunnel.studies.programs.rank_classes.uneven_shards import Tail
+
+LOAD = ("torch", "torch.distributed")
+# What scripts import anyway, so that it is imported once.
+TRY_TO_LOAD = (
+    *("torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
+    *("torch.distributed.pipelining", "torch.distributed.checkpoint", "torch.distributed.tensor.experimental"),
+    *("torch.nn.parallel", "torch.utils.checkpoint", "torch.utils.data", "torch._dynamo", "numpy"),
+    *(f"windtunnel.real.capture.virtual_world.{name}" for name in ("world", "initialisation", "objects")),
+    *("windtunnel.real.capture.recorder.recorder", "windtunnel.real.capture.fake_tensors.fake"),
+)
+PLAYER = "windtunnel.real.capture.processes.rank_process:play"
+PLAYS = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}  # as `Workers` take it
+DRAWN, FEW_RANKS = 4, 8
+MOST_DRAWS = 4  # times that drawn ranks may differ from what they were taken to be
+MOST_AT_ALL = 4096  # ranks that `--representatives all` plays
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to capture."""
+
+    steps: int = 2  # the last one is kept
+    device: Literal["cuda", "cpu"] = "cuda"
+    ranks: tuple[int, ...] = ()  # only these; nothing is said about others
+    representatives: Literal["auto", "all"] = "auto"
+    verify: int | None = None  # ranks drawn at random; None: DRAWN, or all of a job of up to FEW_RANKS
+    seed: int = 0
+    answers: Mapping[str, str] = field(default_factory=dict)  # what control flow is told: loss=2.0
+    timeout_s: float = 600.0  # for one rank, not counting what it waits for others and for a core
+    jobs: int | None = None  # ranks played at a time; as many as there are cores
+
+
+def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, Any]:
+    """Capture one steady step of every rank of a script, into a folder; the folder's document.
+
+    Raises ScriptError (the script cannot be captured) and other UserErrors. Whatever the end, no process and no
+    temporary file is left (of SIGKILL: after the next start).
+    """
+    from windtunnel.studies.programs.folder import check_place, sweep_place
+
+    begun = time.monotonic()
+    _check(launch, options)
+    check_place(out)
+    sweep_place(out)
+    sweep()
+    waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
+    with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
+        task = task_of(launch, options)
+        table: Table | None = None
+        if options.ranks:
+            workers.run(options.ranks, task, helpers_end=True)
+            kept = {rank: [rank] for rank in options.ranks}
+            grid = _grid(launch, [workers.outcomes[rank] for rank in options.ranks])
+            tables: dict[str, Any] = {"grid": {"sizes": list(grid.sizes), "names": list(grid.names)}}
+            verified: list[int] = []
+        elif options.representatives == "all":
+            workers.run(range(launch.world_size), task)
+            kept, grid, tables = _from_all(launch, workers)
+            verified = list(range(launch.world_size))
+        else:
+            table, verified = _from_few(launch, options, workers, task)
+            tables, grid = table_document(table), table.layout.grid
+            kept = {rank: [rank] for rank in table.counts()}
+        counts = table.counts() if table else {rank: len(ranks) for rank, ranks in kept.items()}
+        document = {
+            **_facts(launch, options, workers, verified, time.monotonic() - begun),
+            **tables,
+            "classes": [_class(grid, workers.outcomes[rank], counts[rank]) for rank in sorted(kept)],
+        }
+        assert workers.folder is not None
+        files = {rank: workers.folder / f"program_{rank}.jsonl.gz" for rank in kept}
+        told = _fits(launch, options, document, files, workers)
+        document["compared"] = told[0]
+        document["notes"] = sorted({*document["notes"], *told[1:]})
+        publish(out, document, files)
+    return document
+
+
+def _fits(
+    launch: Launch, options: Options, document: Mapping[str, Any], files: Mapping[int, Path], workers: Workers
+) -> list[str]:
+    """What was compared, then notes. Raises ScriptError where ranks ask what cannot be done together."""
+    from windtunnel.studies.programs.folder import load_job
+    from windtunnel.studies.programs.rank_classes.agreement import book_of, book_of_some, deadlock, disagreement
+
+    played = len(workers.outcomes)
+    if options.ranks:
+        found = disagreement(book_of_some({rank: read_program(path) for rank, path in files.items()}))
+        compared = f"{played:,} of {launch.world_size:,} ranks with each other; nothing is known of the others"
+        late = ""
+    else:
+        assert workers.folder is not None
+        draft = workers.folder / "draft"
+        publish(draft, document, files)
+        job = load_job(draft)
+        alike = "" if played == launch.world_size else "; the others are taken to be like these"
+        compared = f"{played:,} of {launch.world_size:,} ranks with each other{alike}"
+        found, late = disagreement(book_of(job)), ""
+        if not found and (late := deadlock(job)) and (options.device == "cuda" or deadlock(job, eager_sends=True)):
+            found, late = late, ""
+    if found:
+        raise ScriptError(f"the job could not run: {found}; compared were {compared}")
+    if late:
+        late = f"on GPUs the job would hang: {late}; on CPUs it runs as long as gloo takes the messages at once"
+    return [compared, *([late] if late else [])]
+
+
+def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[str, Any]) -> tuple[Table, list[int]]:
+    workers.run([0], task)
+    layout = _layout(launch, workers.outcomes)
+
+    def digests(ranks: Sequence[int]) -> dict[int, str]:
+        workers.run(ranks, task, helpers_end=True)
+        return {rank: str(workers.outcomes[rank]["digest"]) for rank in ranks}
+
+    def kind_of(rank: int) -> object:
+        return workers.outcomes[rank]["kind"]
+
+    def tails_of(rank: int) -> list[Tail]:
+        return [(numbers_of(runs), places) for runs, places in workers.outcomes[rank]["tails"]]
+
+    known: list[int] = []
+    few = FEW_RANKS if launch.world_size <= FEW_RANKS else DRAWN
+    count = few if options.verify is None else options.verify
+    try:
+        for turn in range(MOST_DRAWS):
+            table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
+            refined = _layout(launch, workers.outcomes)
+            if refined != layout:  # other ranks call in groups that rank 0 is not in
+                layout = refined
+                table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
+            drawn = draw(layout, count, options.seed + turn, workers.outcomes)
+            digests(drawn)
+            # Ranks that were played because others waited for them are as good a test as those that were drawn.
+            odd = _that_differs(table, workers)
+            if odd is None:
+                return table, drawn
+            known.append(odd)
+    except NoClassesError as error:
+        workers.run([error.one, error.other], task)
+        raise _not_folded(launch, workers, layout.grid, error.one, error.other) from None
+    raise _not_folded(launch, workers, layout.grid, table.representative_of(known[-1]), known[-1])
+
+
+def _that_differs(table: Table, workers: Workers) -> int | None:
+    """A rank that was run and is not what the table takes it to be."""
+    digest = {rank: outcome["digest"] for rank, outcome in workers.outcomes.items()}
+    return next((rank for rank in sorted(digest) if digest[rank] != digest[table.representative_of(rank)]), None)
+
+
+def _not_folded(launch: Launch, workers: Workers, grid: Grid, one: int, other: int) -> ScriptError:
+    assert workers.folder is not None
+    programs = [read_program(workers.folder / f"program_{rank}.jsonl.gz") for rank in (one, other)]
+    difference = first_difference(*programs)
+    what = difference.text if difference else "their programs have different digests"
+    return ScriptError(
+        f"no few ranks stand for all {launch.world_size:,}: rank {other} ({grid.label(other)}) should run what rank"
+        f" {one} ({grid.label(one)}) runs, and does not: {what}; the job is not folded. If what differs is data, make"
+        " it equal; or run every rank with --representatives all, or some with --ranks"
+    )
+
+
+def _from_all(launch: Launch, workers: Workers) -> tuple[dict[int, list[int]], Grid, dict[str, Any]]:
+    outcomes = workers.outcomes
+    layout = _layout(launch, outcomes)
+    first: dict[object, int] = {}
+    kept: dict[int, list[int]] = {}
+    chosen = []
+    for rank in range(launch.world_size):
+        exact, _ = layout.place(rank)
+        representative = first.setdefault((exact, outcomes[rank]["digest"]), rank)
+        kept.setdefault(representative, []).append(rank)
+        chosen.append(representative)
+    return kept, layout.grid, runs_document(layout.grid, chosen)
+
+
+def _grid(launch: Launch, outcomes: Sequence[Outcome]) -> Grid:
+    groups = {numbers_of(runs) for outcome in outcomes for runs in outcome["groups"]}
+    meshes = {(tuple(names), tuple(sizes)) for outcome in outcomes for names, sizes in outcome["meshes"]}
+    return find_grid(launch.world_size, groups, sorted(meshes))
+
+
+def _layout(launch: Launch, outcomes: Mapping[int, Outcome]) -> RankAxes:
+    grid = _grid(launch, list(outcomes.values()))
+    pairs = {(rank, peer) for rank, outcome in outcomes.items() for peer in outcome["peers"] if peer >= 0}
+    return find_axes(grid, sorted(pairs))
+
+
+def task_of(launch: Launch, options: Options) -> dict[str, Any]:
+    """What a rank is told to play."""
+    return {
+        "launch": asdict(launch),
+        "steps": options.steps,
+        "device": options.device,
+        "answers": dict(options.answers),
+        "timeout_s": options.timeout_s,
+    }
+
+
+def _check(launch: Launch, options: Options) -> None:
+    for rank in options.ranks:
+        if not 0 <= rank < launch.world_size:
+            raise SpecError("--ranks", rank, f"ranks are 0 to {launch.world_size - 1}")
+    if options.steps < 1:
+        raise SpecError("--steps", options.steps, "capture at least one step")
+    if options.verify is not None and options.verify < 0:
+        raise SpecError("--verify", options.verify, "give a number of ranks, or 0 to trust the representatives")
+    if options.timeout_s <= 0:
+        raise SpecError("--timeout", options.timeout_s, "give seconds, more than 0")
+    if options.jobs is not None and options.jobs < 1:
+        raise SpecError("--jobs", options.jobs, "give at least 1")
+    if options.representatives == "all" and not options.ranks and launch.world_size > MOST_AT_ALL:
+        raise SpecError("--representatives", "all", f"would play {launch.world_size} ranks; give auto, or --ranks")
+
+
+def _facts(
+    launch: Launch, options: Options, workers: Workers, verified: Sequence[int], seconds: float
+) -> dict[str, Any]:
+    outcomes = workers.outcomes
+    answers: dict[tuple[str, str, str], int] = {}
+    for outcome in outcomes.values():
+        for what, told, where, count in outcome["answers"]:
+            answers[what, told, where] = max(count, answers.get((what, told, where), 0))
+    one = next(iter(outcomes.values()))
+    return {
+        "script": {"line": launch.line, "arguments": list(launch.arguments), "folder": os.getcwd()},
+        "world_size": launch.world_size,
+        "local_world_size": launch.local_world_size,
+        "facts": {"device": options.device, "step": options.steps, **one.get("facts", {})},
+        "faked": one.get("faked", []),
+        "verification": {
+            "drawn": list(verified),
+            "seed": options.seed,
+            "played": len(outcomes),
+            "equal": True if verified or len(outcomes) == launch.world_size else None,  # None: nothing was checked
+        },
+        "answers": [
+            {"what": what, "told": told, "where": where, "times": times}
+            for (what, told, where), times in sorted(answers.items())
+        ],
+        "notes": sorted({note for outcome in outcomes.values() for note in outcome["notes"]}),
+        "seconds": round(seconds, 2),
+        "seconds_of_one_rank": round(max(outcome["seconds"] for outcome in outcomes.values()), 2),
+        "cpu_seconds_of_one_rank": round(max(outcome["cpu_seconds"] for outcome in outcomes.values()), 2),
+        "peak_rss_bytes": max(outcome["peak_rss_bytes"] for outcome in outcomes.values()),
+    }
+
+
+def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, Any]:
+    rank = int(outcome["rank"])
+    return {
+        "rank": rank,
+        "at": grid.label(rank),
+        "ranks": count,
+        "ops": outcome["ops"],
+        "flops": outcome["flops"],
+        "collectives": _calls(outcome["collectives"]),
+        "control": _calls(outcome["control"]),
+        "peak_bytes": outcome["peak_bytes"],
+        "peak_op": outcome["peak_op"],
+        "resident_bytes": outcome["resident_bytes"],
+    }
+
+
+def _calls(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+    return {kind: {"calls": calls, "bytes": moved} for kind, (calls, moved) in sorted(found.items())}

@@ -1,0 +1,317 @@
+"""One process that plays one rank: the rank's environment, the virtual world, the recorder, and the unmodified script.
+
+The script runs as `__main__`, as torchrun would start it, until the wanted step has been recorded; then `StepTaken`
+ends it. That is a BaseException, so that scripts that catch what goes wrong do not catch it; what `finally` and `with`
+do on the way out still happens, and is not recorded.
+
+What became of it is left in the folder: `outcome_<rank>.json`, and `program_<rank>.jsonl.gz` where there is one.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from windtunnel.errors import UserError, WindtunnelError
+from windtunnel.real.capture.arguments import Launch
+from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
+from windtunnel.real.capture.processes.write_overlay import writes_aside
+from windtunnel.real.capture.replacements import Replacements
+from windtunnel.studies.programs.program import RankProgram
+from windtunnel.studies.programs.program_file import runs_of, write_program
+from windtunnel.studies.programs.summary import summary
+
+# The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
+MAILBOX_TIMEOUT_S = 24 * 3600.0
+_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
+
+
+class StepTaken(BaseException):
+    """The wanted step is recorded; the script ends here."""
+
+
+def play(task: Mapping[str, Any]) -> int:
+    """Play a rank to the end of the wanted step; the exit status. Never raises."""
+    begun = time.monotonic()
+    folder, rank = Path(task["folder"]), int(task["rank"])
+    faulthandler.enable()
+    signal.signal(signal.SIGUSR1, lambda number, frame: _say_where(folder / f"where_{rank}", frame))
+    try:
+        program, facts = _played(task, folder)
+        write_whole(folder / f"program_{rank}.jsonl.gz", write_program(program))
+        outcome = {"status": "ok", **summary(program), **facts}
+    except BaseException as error:  # whatever a script can do
+        outcome = {"status": "error", **_told(error)}
+    outcome["seconds"] = time.monotonic() - begun
+    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = used()
+    write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
+    return 0 if outcome["status"] == "ok" else 1
+
+
+def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[str, Any]]:
+    import torch
+    from torch.multiprocessing import reductions
+
+    from windtunnel.real.capture.fake_tensors.checkpoints import checkpoints_kept
+    from windtunnel.real.capture.fake_tensors.fake import fake_tensors
+    from windtunnel.real.capture.recorder.recorder import Recorder
+    from windtunnel.real.capture.torch_private import distributed as compat
+    from windtunnel.real.capture.virtual_world.world import World
+
+    compat.require_tried_torch()
+    launch = Launch(**{**task["launch"], "arguments": tuple(task["launch"]["arguments"])})
+    rank, wanted, device = int(task["rank"]), int(task["steps"]), task["device"]
+    os.environ.update(launch.environment(rank))
+    torch.set_num_threads(1)
+    _leave_modes_in_forks(compat)
+    taken: list[RankProgram] = []
+
+    def stepped(program: RankProgram) -> None:
+        if not taken:
+            taken.append(replace(program, **_meshes(compat)))
+            raise StepTaken
+
+    local_world = min(launch.local_world_size, launch.world_size)
+    local = rank % local_world
+    devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
+    box = FileMailbox(folder, rank)
+    said: dict[str, None] = {}
+
+    def say_once(text: str) -> None:
+        said[text] = None
+
+    try:
+        with (
+            fake_tensors(device, gpus=local_world, local_rank=local, note=say_once),
+            compat.real_device_meshes(),
+            Replacements((reductions, "rebuild_tensor", compat.outside(reductions.rebuild_tensor))),  # shared memory
+            compat.ddp_outside_modes(),
+            World(
+                rank,
+                launch.world_size,
+                local_world_size=local_world,
+                mailbox=box,
+                mailbox_timeout_s=MAILBOX_TIMEOUT_S,
+                devices=devices,
+            ) as world,
+            Recorder(
+                *(rank, launch.world_size, world),
+                answers=answers_of(task["answers"]),
+                on_step=stepped,
+                device=device,
+                first=wanted,
+            ) as recorder,
+        ):
+            world.fake = True
+            try:
+                with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0), checkpoints_kept(say_once):
+                    run_script(launch)
+            except SystemExit as error:  # an ordinary end for some scripts
+                if error.code not in (None, 0):
+                    raise
+    except StepTaken:
+        pass
+    except BaseException:
+        if not taken:  # else it came while the script was cleaning up after what ended it, in a state that is no more
+            raise
+    if not taken:
+        raise NoStepError(recorder.steps, wanted, launch.line)
+    notes = tuple(dict.fromkeys((*taken[0].notes, *recorder.notes, *world.notes, *said)))
+    facts = {**taken[0].facts, "step": wanted, "script": launch.line, "arguments": list(launch.arguments)}
+    program = replace(taken[0], notes=notes, facts=facts)
+    kept = ("torch", "device", "parameters", "allocator")
+    return program, {
+        "facts": {name: facts[name] for name in kept if name in facts},
+        "faked": _faked(launch, device),
+        "tails": [[runs_of(members), sorted(places)] for members, places in recorder.tails.items()],
+    }
+
+
+class NoStepError(UserError):
+    """The script ended before the wanted step did."""
+
+    def __init__(self, seen: int, wanted: int, script: str) -> None:
+        done = f"{seen} step{'s' if seen != 1 else ''}"
+        remedy = "let it train longer, or give fewer --steps" if seen else "no optimizer was stepped; does it train?"
+        super().__init__(f"{script} ended after {done}, and step {wanted} was to be captured: {remedy}")
+
+
+def answers_of(given: Mapping[str, str]) -> Any:
+    """`--answer` as the recorder takes it: names of its fields, or lines of the script. Raises SpecError."""
+    from dataclasses import fields
+
+    from windtunnel.errors import SpecError
+    from windtunnel.real.capture.fake_tensors.control_flow import Answers
+
+    kinds = {field.name: field.type for field in fields(Answers) if field.name != "by_line"}
+    named: dict[str, Any] = {}
+    by_line: dict[str, float | int | bool] = {}
+    for name, text in given.items():
+        field = name.replace("-", "_")
+        value = _value(text)
+        if ":" in name:
+            by_line[name] = value
+        elif field not in kinds:
+            known = ", ".join(name.replace("_", "-") for name in kinds)
+            raise SpecError("--answer", name, f"is no answer; known: {known}, or a line of the script, train.py:42")
+        elif (kinds[field] == "bool") != isinstance(value, bool) or (kinds[field] == "int" and type(value) is not int):
+            remedy = {"bool": "give true or false", "int": "give a whole number"}.get(
+                str(kinds[field]), "give a number"
+            )
+            raise SpecError("--answer", f"{name}={text}", remedy)
+        else:
+            named[field] = value
+    return Answers(**named, by_line=by_line)
+
+
+def _value(text: str) -> float | int | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("+-").isdigit() else float(text)
+
+
+def _meshes(compat: Any) -> dict[str, Any]:
+    """Every DeviceMesh that the script holds: names and sizes of its dimensions, and this rank's coordinates."""
+    import gc
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    found: dict[tuple[Any, Any], None] = {}
+    with compat.outside_modes():
+        for mesh in [one for one in gc.get_objects() if type(one) is DeviceMesh]:
+            place = mesh.get_coordinate()
+            if mesh.mesh_dim_names and place is not None:
+                names, sizes = tuple(mesh.mesh_dim_names), tuple(int(size) for size in mesh.shape)
+                found.setdefault(((names, sizes), tuple(int(at) for at in place)))
+    ordered = sorted(found)
+    return {"meshes": tuple(mesh for mesh, _ in ordered), "coordinates": tuple(place for _, place in ordered)}
+
+
+_left: list[Any] = []  # contexts that forks of a rank stay in
+
+
+def _leave_modes_in_forks(compat: Any) -> None:
+    """Data-loader workers are forks: they make real tensors, which nobody records."""
+
+    def leave() -> None:
+        _left.append(compat.outside_modes())
+        _left[-1].__enter__()
+
+    os.register_at_fork(after_in_child=leave)
+
+
+def _faked(launch: Launch, device: str) -> list[str]:
+    others = launch.world_size - 1
+    peers = f"{others:,} peers of torch.distributed, each of which behaves as this rank does"
+    faked = [peers, "tensors: they have shapes, and hold no data"]
+    if device == "cuda":
+        from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedGpu
+
+        faked.append(f"torch.cuda: {launch.local_world_size} x {PretendedGpu().name} a node")
+    return faked
+
+
+def run_script(launch: Launch) -> None:
+    """The script as `__main__`, with what a fresh interpreter would give it."""
+    import runpy
+
+    sys.argv = [launch.target, *launch.arguments]
+    if launch.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(launch.target, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(launch.target).resolve().parent))
+        runpy.run_path(launch.target, run_name="__main__")
+
+
+# What went wrong, and where
+
+
+def _told(error: BaseException) -> dict[str, str]:
+    details = traceback_of_script(error)
+    where = place_in_script(error.__traceback__)
+    at = f"{where}: " if where else ""
+    if isinstance(error, SystemExit):  # what it said of that is in its log; a trace would only say where
+        status = 0 if error.code is None else error.code
+        text = f"the script ended itself (exit status {status}) before the wanted step"
+        return {"message": f"{at}{text}", "details": ""}
+    if isinstance(error, TimeoutError):
+        return {"message": f"{at}{error}", "details": details}
+    if isinstance(error, UserError):
+        return {"message": f"{at}{error}", "details": details}
+    name = type(error).__name__
+    text = " ".join(str(error).split()) or "no message"
+    text = text if len(text) < 600 else text[:600] + " ..."
+    if isinstance(error, WindtunnelError):
+        return {"message": f"{at}{text}", "details": details}
+    return {"message": f"{at}{name}: {text}; the traceback is above: does it run under torchrun?", "details": details}
+
+
+def traceback_of_script(error: BaseException) -> str:
+    """As Python would print it without windtunnel's frames; nothing for what windtunnel says in one line."""
+    if isinstance(error, UserError):
+        return ""
+    report = traceback.TracebackException.from_exception(error)
+    pending: list[traceback.TracebackException | None] = [report]
+    while pending:
+        one = pending.pop()
+        if one is not None:
+            theirs = [frame for frame in one.stack if not _is_ours(frame.filename)]
+            one.stack = traceback.StackSummary.from_list(theirs or list(one.stack))
+            pending += [one.__cause__, one.__context__]
+    return "".join(report.format())
+
+
+def _is_ours(path: str) -> bool:
+    """No part of what the script did: windtunnel, and what starts a script."""
+    return path == "<frozen runpy>" or os.path.realpath(path).startswith(_OURS)
+
+
+def place_in_script(trace: TracebackType | None) -> str:
+    """`train.py:42`, the innermost line that is neither windtunnel's nor of an installed package."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    return _innermost(frames)
+
+
+def _say_where(path: Path, frame: FrameType | None) -> None:
+    """On SIGUSR1: the launcher asks where this rank is."""
+    frames = [(one.f_code.co_filename, line) for one, line in traceback.walk_stack(frame)]
+    path.write_text(_innermost(frames[::-1]))
+
+
+def _innermost(frames: list[tuple[str, int]]) -> str:
+    for name, line in reversed(frames):
+        if not _is_foreign(name):
+            return f"{os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name}:{line}"
+    return ""
+
+
+def _is_foreign(path: str) -> bool:
+    """Of Python, of an installed package, or of windtunnel itself."""
+    return path.startswith("<") or os.path.realpath(path).startswith(_foreign_folders())
+
+
+@cache
+def _foreign_folders() -> tuple[str, ...]:
+    installed = {os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values()}
+    return (*installed, _OURS)
+
+
+def used() -> tuple[float, int]:
+    """Seconds on a core, and the most memory at once, of this process."""
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

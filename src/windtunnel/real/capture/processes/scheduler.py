@@ -1,0 +1,384 @@
+"""The parent's side of `fork_server.py`: which ranks are played when, what became of them, and that nothing is left.
+
+As many ranks run at a time as there are cores; one that waits for another's control message does not count. A rank
+that is waited for and was not asked for is started too: pipelines assemble themselves, one stage asking for the next,
+and no order of starting can make them wait for ever. What can: two ranks that wait for each other, or a rank that ended
+without sending what another waits for. Both are found by looking at who waits, and are errors that name the line of the
+script.
+
+A *helper* is a rank that was not asked for itself: only its messages are wanted. It runs while somebody waits for one,
+and stands still otherwise: what it would do beyond them is no use. A pipeline needs a little of each of its stages, one
+after the other; where a core is idle, the next in line is started ahead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.process import interrupts_later, state_of
+from windtunnel.real.capture.processes import file_mailbox, fork_server
+from windtunnel.real.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, folder_of_this_process
+
+START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
+STUCK_S = 2.0  # all ranks wait for each other for so long: they always will
+_LOOK_S = 0.02
+_END_S = 10.0
+
+Outcome = Mapping[str, Any]
+Report = Callable[[int, int, str], None]  # ranks done, ranks known to be needed, what is going on
+
+
+class ScriptError(UserError):
+    """The script cannot be captured: it raised, hangs, or does what is not supported. `details`: its traceback."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        self.details = details
+        super().__init__(message)
+
+
+@dataclass
+class _Running:
+    """A rank that runs, and how long it has. While others have the core it wants, its time stands still."""
+
+    pid: int = 0
+    stopped: bool = False  # it stands still
+    ahead: bool = False  # a helper that somebody may wait for soon; until somebody does
+    spent_s: float = 0.0
+    cpu_s: float = 0.0
+    looked: float = field(default_factory=time.monotonic)
+
+    def spent(self, now: float) -> float:
+        """Seconds on a core, or asleep; not those that it was stopped. Looks once a second."""
+        passed = now - self.looked
+        if passed < 1.0:
+            return self.spent_s
+        self.looked = now
+        state, cpu_s = state_of(self.pid)
+        self.spent_s += cpu_s - self.cpu_s if state in ("R", "T") else passed
+        self.cpu_s = cpu_s
+        return self.spent_s
+
+
+class Workers:
+    """A fork server and the ranks it forked. A context: leaving it ends every process and removes every file."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        cores: int | None = None,
+        timeout_s: float = 600.0,
+        report: Report | None = None,
+    ) -> None:
+        self.settings, self.timeout_s = settings, timeout_s
+        self.cores = cores or len(
+            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        )
+        self.report = report or (lambda done, total, text: None)
+        self.outcomes: dict[int, Outcome] = {}
+        self.folder: Path | None = None
+        self._place: Path | None = None  # where it will be
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; it has no name
+        self._running: dict[int, _Running] = {}
+        self._pending = b""
+        self._blocked_since: float | None = None
+        self._steps: dict[int, int] = {}  # of each that was called up: how far it is from who did so
+
+    def __enter__(self) -> Workers:
+        place = self._place = folder_of_this_process(CAPTURE_PREFIX)
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, FOLDER_VARIABLE: str(place)}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", fork_server.__name__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,
+                env=environment,
+            )
+            self._say({**self.settings, "folder": str(place)})
+            loading = _Running(self._process.pid)
+            while self.folder is None:
+                for answer in self._answers(0.2):
+                    if "failed" in answer:
+                        raise ScriptError(
+                            f"this needs PyTorch, and importing {answer['module'] or 'it'} fails: {answer['failed']};"
+                            " install windtunnel[torch], or run windtunnel in the script's environment"
+                        )
+                    self.folder = Path(answer["ready"])
+                if self.folder is None and loading.spent(time.monotonic()) > START_S:
+                    raise ScriptError(f"importing PyTorch takes more than {START_S:.0f} s here; try again")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, ranks: Sequence[int], task: Mapping[str, Any], *, helpers_end: bool = False) -> None:
+        """Play these ranks, and those that they wait for. Raises ScriptError; then `close` is due.
+
+        `helpers_end`: of those that were not asked for, only the messages are wanted, and they are ended with the last
+        of those that were.
+        """
+        queue = deque(rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes)
+        needed = len(queue)
+        wanted = set(queue)
+        self._steps.clear()
+        while queue or self._running:
+            if helpers_end and wanted <= self.outcomes.keys():
+                self._end_helpers()
+                return
+            waiting = {rank: key for rank in self._running if (key := self._wait_of(rank)) is not None}
+            for rank, key in waiting.items():
+                needed += self._call_up(rank, key, queue)
+            self._let_run(wanted if helpers_end else self._running, waiting)
+            while self._busy(waiting) < self.cores:
+                ahead = None if queue or not helpers_end else self._next_in_line(task)
+                if ahead is None and not queue:
+                    break
+                rank = queue.popleft() if ahead is None else ahead
+                needed += ahead is not None
+                self._say({**task, "rank": rank})
+                self._running[rank] = _Running(ahead=ahead is not None)
+                waiting.pop(rank, None)
+            done = needed - len(queue) - len(self._running)
+            self.report(done, needed, f"{len(self._running)} running")
+            for answer in self._answers(_LOOK_S):
+                if "started" in answer:
+                    self._running[answer["started"]].pid = answer["pid"]
+                elif "ended" in answer:
+                    self._take(answer["ended"], answer["status"])
+            self._look_for_hangs(waiting, bool(queue))
+
+    def close(self) -> None:
+        """End everything. An interrupt meanwhile waits until that is done."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert self._place is not None
+        with interrupts_later():
+            with suppress(OSError):
+                assert process.stdin is not None
+                process.stdin.close()
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            end_all(self._place, [process.pid])
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+            self._errors.close()
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def _end_helpers(self) -> None:
+        """Kill what still runs, and hear that it ended."""
+        for one in self._running.values():
+            if one.pid:  # else it is only being started, see below
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(one.pid, signal.SIGKILL)
+        while self._running:
+            for answer in self._answers(_LOOK_S):
+                if "ended" in answer:
+                    self._running.pop(answer["ended"], None)
+                elif "started" in answer:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(answer["pid"], signal.SIGKILL)
+
+    # Helpers
+
+    def _busy(self, waiting: Mapping[int, str]) -> int:
+        return sum(not one.stopped and rank not in waiting for rank, one in self._running.items())
+
+    def _let_run(self, wanted: Collection[int], waiting: Mapping[int, str]) -> None:
+        """As many as there are cores go on: those that are waited for, then those that were begun first, then, as
+        long as one of those that are wanted waits, those that were begun ahead. All others stand still.
+        """
+        waited: dict[int, None] = {}
+        ahead = [rank for rank in self._running if rank in wanted]
+        while ahead:
+            key = waiting.get(ahead.pop())
+            sender = file_mailbox.sender_of(key) if key is not None else None
+            if sender in self._running and sender not in waited:
+                waited[sender] = None
+                ahead.append(sender)
+        needed = [*waited, *(rank for rank in self._running if rank in wanted and rank not in waited)]
+        going = [rank for rank in needed if rank not in waiting]
+        for rank, one in self._running.items():
+            one.ahead = one.ahead and rank not in self._steps
+        if any(rank in waiting for rank in wanted):
+            going += [rank for rank, one in self._running.items() if one.ahead and rank not in waiting]
+        going = going[: self.cores]
+        for rank, one in self._running.items():
+            stop = rank not in going and rank not in waiting
+            if one.pid and stop != one.stopped:
+                one.stopped = stop
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(one.pid, signal.SIGSTOP if stop else signal.SIGCONT)
+
+    def _next_in_line(self, task: Mapping[str, Any]) -> int | None:
+        """Whom a helper that was called up is likely to wait for: as far from it as it is from who called it up."""
+        world = task.get("launch", {}).get("world_size", 0)
+        if sum(one.ahead for one in self._running.values()) >= self.cores:
+            return None
+        for rank, step in self._steps.items():
+            at = rank + step
+            while at in self._running:
+                at += step
+            if rank in self._running and 0 <= at < world and at not in self.outcomes:
+                return at
+        return None
+
+    # What the ranks do
+
+    def _wait_of(self, rank: int) -> str | None:
+        assert self.folder is not None
+        return file_mailbox.waits(self.folder, rank)
+
+    def _call_up(self, rank: int, key: str, queue: deque[int]) -> int:
+        """Have the sender of what `rank` waits for run next; how many ranks that adds."""
+        sender = file_mailbox.sender_of(key)
+        if sender is None:
+            return 0
+        if sender in self._running:
+            if self._running[sender].ahead:
+                self._steps.setdefault(sender, sender - rank)
+            return 0
+        if sender in self.outcomes:
+            # It ended, so its messages are all there; is this one among them?
+            if self._wait_of(rank) == key:
+                self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
+            return 0
+        self._steps.setdefault(sender, sender - rank)
+        fresh = sender not in queue
+        if not fresh:
+            queue.remove(sender)
+        queue.appendleft(sender)
+        return int(fresh)
+
+    def _take(self, rank: int, status: int) -> None:
+        assert self.folder is not None
+        self._running.pop(rank, None)
+        self._blocked_since = None
+        path = self.folder / f"outcome_{rank}.json"
+        try:
+            outcome = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            outcome = {"status": "died", "message": _death(status)}
+        self.outcomes[rank] = outcome
+        if outcome["status"] != "ok":
+            raise ScriptError(f"rank {rank}: {outcome['message']}", outcome.get("details") or self._log(rank))
+
+    def _look_for_hangs(self, waiting: Mapping[int, str], more: bool) -> None:
+        now = time.monotonic()
+        if not self._running or self._busy(waiting) or more:
+            self._blocked_since = None
+        elif self._blocked_since is None:
+            self._blocked_since = now
+        elif now - self._blocked_since > STUCK_S and all(self._wait_of(rank) for rank in waiting):
+            rank = min(waiting)
+            others = ", ".join(str(other) for other in sorted(waiting) if other != rank)
+            self._fail_waiting(
+                rank, f"a message of {file_mailbox.name_of(waiting[rank])}, while rank {others} waits too"
+            )
+        for rank, one in self._running.items():
+            if rank not in waiting and one.spent(now) > self.timeout_s:
+                where = self._where(rank)
+                raise ScriptError(
+                    f"rank {rank} has not come to the end of the step within {self.timeout_s:.0f} s{where};"
+                    " if it only needs longer, give --timeout SECONDS",
+                    self._log(rank),
+                )
+
+    def _fail_waiting(self, rank: int, what: str) -> None:
+        where = self._where(rank)
+        raise ScriptError(
+            f"rank {rank} waits for {what}{where}; the script would hang on a cluster too, unless the two ranks take"
+            " different branches here: check who sends to whom",
+            self._log(rank),
+        )
+
+    def _where(self, rank: int) -> str:
+        """Where in the script a rank is now: it writes that down when it is sent SIGUSR1."""
+        assert self.folder is not None
+        pid = self._running[rank].pid if rank in self._running else 0
+        place = self.folder / f"where_{rank}"
+        if pid:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGUSR1)
+            until = time.monotonic() + 2.0
+            while time.monotonic() < until:
+                time.sleep(0.05)
+                with suppress(FileNotFoundError):
+                    if text := place.read_text().strip():
+                        return f", at {text}"
+        return ""
+
+    def _log(self, rank: int, lines: int = 25) -> str:
+        assert self.folder is not None
+        with suppress(FileNotFoundError):
+            text = (self.folder / f"rank_{rank}.log").read_text(errors="replace")
+            return "\n".join(text.splitlines()[-lines:])
+        return ""
+
+    # The fork server
+
+    def _say(self, line: Mapping[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._lost()
+
+    def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        out = self._process.stdout.fileno()
+        if not select.select([out], [], [], timeout_s)[0]:
+            return []
+        chunk = os.read(out, 1 << 16)
+        if not chunk:
+            self._lost()
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _lost(self) -> None:
+        assert self._process is not None
+        assert self._place is not None
+        end_all(self._place, [self._process.pid])
+        status = self._process.wait()
+        self._errors.seek(0)
+        text = self._errors.read().decode(errors="replace").strip()
+        said = text.splitlines()[-1] if text else _death(status)
+        raise ScriptError(f"the process that runs the script's ranks ended: {said}", text)
+
+
+def _death(status: int) -> str:
+    if status < 0:
+        name = signal.Signals(-status).name
+        memory = "; the machine may be out of memory: play fewer ranks at a time (--jobs 1)" if status == -9 else ""
+        return f"was ended by {name}{memory}"
+    return f"ended with status {status} and no word"

@@ -1,0 +1,150 @@
+"""Communications of a recorded script: what the virtual world is asked, as ops of the program, and what waits for them.
+
+A dispatcher op (of `c10d`, or a functional collective) is answered by the world while the recorder holds it: the
+calls that the world begins meanwhile are that op's. Exchanges of Python objects reach no dispatcher, and become ops
+of their own. Waiting is heard from the work that the script waits on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from windtunnel.real.capture.recorder.call_tensors import leaf_tensors, written_tensors
+from windtunnel.real.capture.recorder.modules import Place
+from windtunnel.real.capture.recorder.op_table import OpFacts
+from windtunnel.real.capture.recorder.protocol import Recording
+from windtunnel.real.capture.recorder.rows import PLACE
+from windtunnel.real.capture.torch_private import compile as compiler
+from windtunnel.studies.programs.communication import Communication
+
+_GIVES_NOTHING = ("send", "barrier", "monitored_barrier_")
+
+
+class Exchanges:
+    """Of one recorder. Also the world's listener; hands on to whoever listened before."""
+
+    def __init__(self, recorder: Recording) -> None:
+        self._recorder = recorder
+        self.before: Any = None  # who listened before
+        self._begun: list[Communication] = []  # by the op in hand
+        self._issued: dict[int, tuple[Communication, int]] = {}  # by identity, until waited for: the op
+        self._of_storage: dict[int, int] = {}  # storage -> the functional communication that fills it
+        self._inside = 0  # depth of ops in hand
+        self.symmetric: set[str] = set()  # groups that the script itself asked for fused exchanges in
+
+    # ---- what the world tells
+
+    def begin(self, call: Communication) -> float | None:
+        """The world answers one."""
+        if self._inside:
+            self._begun.append(call)
+        else:
+            index = self._recorder.rows.note(f"object.{call.kind}", "communication", set(), communication=call)
+            self._issued[id(call)] = (call, index)
+        return None if self.before is None else self.before.begin(call)
+
+    def waited(self, call: Communication) -> None:
+        """The script waited for one."""
+        found = self._issued.pop(id(call), None)
+        if found is not None:
+            self._recorder.rows.note("wait", "wait", {found[1]})
+        if self.before is not None:
+            self.before.waited(call)
+
+    def forget(self, before: int) -> None:
+        """Calls that ops before this one made are not waited for any more: the reducer of DDP waits on futures."""
+        self._issued = {key: entry for key, entry in self._issued.items() if entry[1] >= before}
+
+    # ---- ops
+
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An op of `symm_mem` that exchanges and multiplies: the parts that it has, as one compiled graph."""
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        self.symmetric.add(str(given["group_name"]))
+        with self._recorder.where.one_graph():
+            return compiler.unfused_exchange(func._schema.name.split("::")[1])(*args, **kwargs)
+
+    def communicate(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+        """An op that exchanges, or waits for an exchange."""
+        if facts.wait:
+            return self._wait_tensor(func, args, kwargs)
+        recorder = self._recorder
+        before = len(self._begun)
+        self._inside += 1
+        try:
+            out = self._answered(func, args, kwargs, inputs)
+        finally:
+            self._inside -= 1
+        begun: list[Communication | None] = [*self._begun[before:]]
+        del self._begun[before:]
+        outputs = leaf_tensors(out)
+        ledger, writer = recorder.ledger, recorder.ledger.writer
+        numbers = [ledger.number(t) for t in inputs]
+        after = {writer[n] for n in numbers if n in writer}
+        specs = tuple(recorder.rows.spec(t)[0] for t in inputs)
+        given = tuple(recorder.rows.spec(t)[0] for t in outputs)
+        size = float(sum(recorder.rows.spec(t)[1] for t in inputs))
+        place = self._place(inputs, after, facts.short.startswith("recv"))
+        index = -1
+        for call in begun or [None]:
+            index = recorder.rows.note(
+                *(facts.name, "communication", after, specs),
+                outputs=given,
+                traffic=(size, size),
+                communication=call,
+                place=place,
+            )
+            if call is not None:
+                self._issued[id(call)] = (call, index)
+        for tensor in [*_filled(facts, args, kwargs), *outputs]:
+            n = ledger.number(tensor)
+            writer[n] = index
+            ledger.categories.setdefault(n, "communication")
+        if facts.name.startswith("_c10d_functional"):
+            for tensor in outputs:
+                self._of_storage[ledger.number(tensor)] = index
+        return out
+
+    def _answered(self, func: Any, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+        recorder = self._recorder
+        if not recorder.reader.fake or recorder.world is None:
+            return func(*args, **kwargs)
+        answer = recorder.world.answer
+        if inputs and not recorder.reader.holds_nothing(inputs):
+            return recorder.reader.done(answer, (func, args, kwargs), {})
+        return answer(func, args, kwargs)
+
+    def _place(self, inputs: list[Any], after: set[int], received: bool) -> Place:
+        """Outside all modules: that of what is sent."""
+        recorder = self._recorder
+        place = recorder.where.here(inputs)
+        if place.module or place.phase not in ("other", "forward") or received:
+            return place
+        base, rows = recorder.rows.base, recorder.rows.rows
+        source = max((i for i in after if i >= base), default=None)
+        if source is None:
+            return place
+        of_source: Place = rows[source - base][PLACE]
+        return place._replace(phase=of_source.phase, micro_batch=of_source.micro_batch)
+
+    def _wait_tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
+        recorder = self._recorder
+        number = recorder.ledger.number(args[0])
+        count = recorder.rows.count()
+        own = recorder.reader.fake and recorder.world is not None
+        out = recorder.world.answer(func, args, kwargs) if own else func(*args, **kwargs)
+        issued = self._of_storage.pop(number, None)
+        if recorder.rows.count() == count and issued is not None:  # otherwise the work's own wait was heard
+            recorder.rows.note("wait", "wait", {issued})
+        for tensor in leaf_tensors(out):
+            recorder.ledger.number(tensor)
+        return out
+
+
+def _filled(facts: OpFacts, args: Any, kwargs: Any) -> list[Any]:
+    """What an op of c10d writes: its first argument, which its schema does not say."""
+    if facts.short in _GIVES_NOTHING:
+        return []
+    return written_tensors(facts, args, kwargs) or (
+        leaf_tensors(args[0]) if facts.name.startswith("c10d.") and args else []
+    )

@@ -1,0 +1,22 @@
+"""What the parts of a recorder need of it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from windtunnel.real.capture.fake_tensors.data_dependent import Reader, Records
+from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda
+from windtunnel.real.capture.recorder.modules import Whereabouts
+from windtunnel.real.capture.recorder.op_table import OpFacts
+
+
+class Recording(Records, Protocol):
+    """A recorder as `dispatch` and `exchanges` see it."""
+
+    reader: Reader
+    where: Whereabouts
+    world: Any
+    cuda: PretendedCuda | None
+
+    def read(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+        """An op that gives Python a value: what it is told; the host waits for the device."""

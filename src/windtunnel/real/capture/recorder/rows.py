@@ -1,0 +1,322 @@
+"""The ops of the step in hand, as they are written down: one row each, with what it reads, writes and waits for.
+
+A row holds what an `Op` is made of (see `_op`), with `after` counted from the start of the script. An op depends
+on the last writer of every storage it reads, and on what its stream was told to wait for.
+
+The program of a step is made of these, when it is over. A row is then (name, kind, inputs, outputs, flops,
+bytes read, bytes written, after, stream, place, communication, scalars, reads, writes, lies), with ops in `after` and
+`reads` counted since the script began.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from windtunnel.physics.graph.allocator_settings import settings_in
+from windtunnel.real.capture.fake_tensors.control_flow import is_script
+from windtunnel.real.capture.fake_tensors.dispatch_cache import Entry
+from windtunnel.real.capture.recorder.call_tensors import written_tensors
+from windtunnel.real.capture.recorder.flops import traffic
+from windtunnel.real.capture.recorder.modules import Place, Whereabouts
+from windtunnel.real.capture.recorder.op_table import OpFacts
+from windtunnel.real.capture.recorder.storages import Ledger, worded
+from windtunnel.real.capture.recorder.stream_order import StreamOrder
+from windtunnel.real.capture.torch_private import recorder as compat
+from windtunnel.real.capture.torch_private.compile import micro_pipelined_groups
+from windtunnel.studies.programs.communication import Communication
+from windtunnel.studies.programs.compiler.micro_pipeline import FACT
+from windtunnel.studies.programs.program import Op, TensorSpec
+
+_address = compat.storage_address
+_TOLD = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def told(args: Any, kwargs: Any) -> int:
+    """A number for what an op is given besides tensors: factors, dimensions, dtypes."""
+    return zlib.crc32(repr([*_plain(args), *_plain(sorted(kwargs.items()))]).encode())
+
+
+def _plain(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield len(value)
+            yield from _plain(value)
+        elif not isinstance(value, torch.Tensor):
+            yield value if isinstance(value, _TOLD) else type(value).__name__
+
+
+@dataclass(slots=True, eq=False)
+class Note:
+    """What of a row follows from the op, its scalars, and the shapes of its tensors: kept with a repeated call."""
+
+    kind: str
+    specs: tuple[TensorSpec, ...]  # of what it takes
+    given: tuple[TensorSpec, ...]  # of what it gives
+    sizes: list[int]  # bytes of what it takes, where its storages hold so much
+    made: tuple[int, ...]  # which outputs are new
+    made_sizes: list[int]
+    positions: list[int]  # of those that it writes in place
+    flops: float
+    read: float
+    wrote: float
+    scalars: tuple[object, ...]
+    numbers: int  # equal where it is told the same besides tensors
+
+
+class Rows:
+    """Of one recorder."""
+
+    def __init__(self, ledger: Ledger, where: Whereabouts, device: str) -> None:
+        self.ledger, self.where, self.device = ledger, where, device
+        self.streams = StreamOrder(self.count, lambda what, after: self.sync(after, scalars=(what,)))
+        self.rows: list[tuple[Any, ...]] = []  # of this step: rows[i] is op base + i
+        self.base = 0
+        self._count = 0  # ops since the start
+        self._specs: dict[tuple[Any, ...], tuple[TensorSpec, int]] = {}
+
+    def count(self) -> int:
+        """Ops since the script began."""
+        return self._count
+
+    def begin(self, base: int) -> None:
+        """A step begins with this op: forget those before it."""
+        self.rows = self.rows[base - self.base :]
+        self.base = base
+
+    def spec(self, tensor: Any) -> tuple[TensorSpec, int]:
+        """Of a tensor, and its bytes."""
+        key = (tensor.shape, tensor.dtype, tensor.device.type)
+        found = self._specs.get(key)
+        if found is None:
+            where = "device" if key[2] == self.device else "host"
+            spec = TensorSpec(tuple(int(n) for n in key[0]), str(key[1]).removeprefix("torch."), where)
+            found = self._specs[key] = (spec, tensor.numel() * tensor.element_size())
+        return found
+
+    def writers(self, tensors: Any) -> set[int]:
+        """The ops that wrote these last, of those that have been met."""
+        writer = self.ledger.writer
+        return {writer[n] for t in tensors if (n := self.ledger.known(t)) is not None and n in writer}
+
+    # ---- ops that ran
+
+    def write(
+        self,
+        facts: OpFacts,
+        args: Any,
+        kwargs: Any,
+        inputs: list[Any],
+        outputs: list[Any],
+        out: Any,
+        entry: Entry | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """An op has run. Gives the numbers of its inputs, and which of them it wrote; keeps a note with the `entry`."""
+        ledger = self.ledger
+        numbers = [ledger.number(t) for t in inputs]
+        specs = [self.spec(t) for t in inputs]
+        written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else ()
+        identities = {id(t) for t in written}
+        positions = [i for i, t in enumerate(inputs) if id(t) in identities] if written else []
+        taken = set(numbers)
+        new: list[int] = []
+        made: list[int] = []
+        given: list[TensorSpec] = []
+        new_bytes: list[int] = []
+        for place, tensor in enumerate(outputs):
+            n = ledger.number(tensor)
+            spec, size = self.spec(tensor)
+            given.append(spec)
+            if n not in taken:
+                new.append(place)
+                made.append(n)
+                new_bytes.append(size)
+        held, sizes = ledger.live, [size for _, size in specs]
+        fitting = [min(size, held.get(n, size)) for n, size in zip(numbers, sizes, strict=True)]
+        devices = {s.device for s, _ in specs} | {s.device for s in given}
+        row = (
+            *(facts.name, "copy" if facts.moves and len(devices) > 1 else "compute"),
+            *(tuple(s for s, _ in specs), tuple(given)),
+            facts.flops(args, kwargs, out) if facts.flops is not None else 0.0,
+            *traffic(facts.short, fitting, new_bytes, positions),
+            facts.scalars(args, kwargs) if facts.scalars is not None else (),
+        )
+        if entry is not None and len(taken) == len(numbers):
+            _, kind, taken_specs, given_specs, flops, _, _, scalars = row
+            entry.note = Note(
+                *(kind, taken_specs, given_specs, sizes, tuple(new), new_bytes, positions, flops),
+                *(*traffic(facts.short, sizes, new_bytes, positions), scalars, told(args, kwargs)),
+            )
+        besides = told(args, kwargs) if self.where.compiles else 0
+        self._issue(*row, inputs, numbers, fitting, positions, made, new_bytes, besides)
+        return numbers, positions
+
+    def write_again(
+        self, facts: OpFacts, note: Note, inputs: list[Any], outputs: list[Any]
+    ) -> tuple[list[int], list[int]] | None:
+        """As `write`, where all that follows from the call is known; None: it must be done in full after all."""
+        ledger = self.ledger
+        known, held = ledger.numbers, ledger.live
+        numbers: list[int] = []
+        fits = True
+        for tensor, size in zip(inputs, note.sizes, strict=True):
+            n = known.get(_address(tensor))
+            if n is None:
+                n = ledger.number(tensor)
+            numbers.append(n)
+            if held.get(n, size) < size:
+                fits = False
+        if not fits or (note.positions and len(set(numbers)) < len(numbers)):
+            return None
+        made = [ledger.number(outputs[place]) for place in note.made]
+        row = (facts.name, note.kind, note.specs, note.given, note.flops, note.read, note.wrote, note.scalars)
+        self._issue(*row, inputs, numbers, note.sizes, note.positions, made, note.made_sizes, note.numbers)
+        return numbers, note.positions
+
+    def _issue(
+        self,
+        name: str,
+        kind: str,
+        specs: tuple[TensorSpec, ...],
+        given: tuple[TensorSpec, ...],
+        flops: float,
+        read: float,
+        wrote: float,
+        scalars: tuple[object, ...],
+        inputs: list[Any],
+        numbers: list[int],
+        sizes: list[int],
+        positions: list[int],
+        made: list[int],
+        made_sizes: list[int],
+        besides: int,
+    ) -> None:
+        writer, index = self.ledger.writer, self._count
+        after: Iterable[int] = {writer[n] for n in numbers if n in writer}
+        stream = self.streams.now()
+        waits = self.streams.take()
+        if waits:
+            after = {*after, *waits}
+        place = self.where.here(inputs)
+        reads: tuple[tuple[int, int, int], ...] = ()
+        writes: tuple[tuple[int, int], ...] = ()
+        lies = 0
+        if self.where.compiles:
+            reads = tuple((n, writer.get(n, -1), size) for n, size in zip(numbers, sizes, strict=True))
+            writes = (*((numbers[i], sizes[i]) for i in positions), *zip(made, made_sizes, strict=True))
+            lies = hash((besides, *((t.storage_offset(), *t.stride()) for t in inputs))) & 0xFFFFFFFF
+        for position in positions:
+            writer[numbers[position]] = index
+        for n in made:
+            writer[n] = index
+        issued_on = place.stream if not stream and place.phase == "backward" else stream
+        row = (name, kind, specs, given, flops, read, wrote, tuple(after), issued_on, place, None, scalars)
+        self._append((*row, reads, writes, lies))
+
+    def _append(self, row: tuple[Any, ...]) -> int:
+        index = self._count
+        self.rows.append(row)
+        self._count = index + 1
+        self.streams.issued(row[STREAM], index)
+        return index
+
+    # ---- what is no ATen op
+
+    def note(
+        self,
+        name: str,
+        kind: str,
+        after: set[int],
+        inputs: tuple[TensorSpec, ...] = (),
+        scalars: tuple[object, ...] = (),
+        *,
+        outputs: tuple[TensorSpec, ...] = (),
+        traffic: tuple[float, float] = (0.0, 0.0),
+        communication: Communication | None = None,
+        place: Place | None = None,
+    ) -> int:
+        """Write down a communication, a wait, a sync. Returns its number."""
+        place = place or self.where.here(())
+        after = {*after, *self.streams.take()}
+        stream = self.streams.now()
+        row = (
+            name,
+            kind,
+            inputs,
+            outputs,
+            0.0,
+            *traffic,
+            tuple(after),
+            stream,
+            place,
+            communication,
+            scalars,
+            (),
+            (),
+            0,
+        )
+        return self._append(row)
+
+    def sync(self, after: set[int], inputs: tuple[TensorSpec, ...] = (), scalars: tuple[object, ...] = ()) -> None:
+        """The host waits for these ops."""
+        self.note("sync", "sync", after, inputs, scalars)
+
+
+Row = tuple[Any, ...]
+AFTER, STREAM, PLACE = 7, 8, 9
+
+
+def ops_of(rows: list[Row], base: int) -> tuple[Op, ...]:
+    """Ops of the step that begins with op `base` of the script."""
+    return _receives_placed(tuple(_op(row, base) for row in rows))
+
+
+def measured(ledger: Ledger, base: int, last: int, symmetric: Iterable[str] = ()) -> dict[str, object]:
+    """Facts of a step: PyTorch's version and set-up, and the peak with the Python stack that allocated last.
+
+    `symmetric`: groups in which collectives are taken apart though no setting says so.
+    """
+    import torch
+
+    frames, allocator = ledger.peak_frames, settings_in(os.environ)
+    apart = sorted({*symmetric, *micro_pipelined_groups()})
+    return {
+        "torch": str(torch.__version__),
+        **({"allocator": allocator} if allocator else {}),
+        **({FACT: apart} if apart else {}),
+        "peak": {
+            "bytes": ledger.peak_bytes,
+            "op": max(-1, min(ledger.peak_at - base, last)),
+            "stack": list(worded(frames, is_script) or worded(frames, lambda _: True)[:8]),
+        },
+    }
+
+
+def _op(row: tuple[Any, ...], base: int) -> Op:
+    name, kind, inputs, outputs, flops, read, wrote, after, stream, place, call, scalars, reads, writes, lies = row
+    return Op(
+        *(name, kind, inputs, outputs, flops, read, wrote, tuple(sorted(i - base for i in after if i >= base)), stream),
+        *(place.module, place.phase, place.micro_batch, place.recompute, call, scalars, place.compiled),
+        *(tuple((n, max(-1, writer - base), size) for n, writer, size in reads), writes, lies),
+    )
+
+
+def _receives_placed(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """A message that is received outside all modules is of the pass that reads it first."""
+    readers: dict[int, Op] = {}
+    for op in ops:
+        for earlier in op.after:
+            if op.kind == "compute":
+                readers.setdefault(earlier, op)
+    changed = list(ops)
+    for i, op in enumerate(ops):
+        reader = readers.get(i)
+        call = op.communication
+        if reader is not None and call is not None and call.kind == "recv" and not op.module:
+            changed[i] = replace(op, phase=reader.phase, micro_batch=reader.micro_batch)
+    return tuple(changed)

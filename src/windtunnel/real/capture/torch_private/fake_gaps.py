@@ -1,0 +1,211 @@
+"""Where a fake tensor does not do what a real one does, and programs notice. Private names of torch, tried on 2.13.
+
+- `parameter.data = parameter.to("cuda")` moves a real tensor; a fake one goes on naming its first device
+  (`fake_device`).
+- `torch.tensor([loss, norm])` reads the elements in C++, under no dispatch mode: here Python reads them, as a sync
+  each.
+- `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
+- `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
+  parameters were used: it gets a real one, in which all are.
+- `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers):
+  the address of the storage's description stands in for that of its data.
+- DTensor reads and sets the state of the random numbers around each op that draws some.
+- `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices
+  that way.
+- `f"{loss:.3f}"` asks plain tensors only for their value.
+- Memory of the CPU is one, whatever its number: `cpu:0` is `cpu` to an allocator, and another device to fake tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from windtunnel.real.capture.replacements import Replacements
+from windtunnel.real.capture.torch_private.distributed import outside_modes, set_known_value
+
+FEW = 4096  # elements that are read one by one: each may have a value that is known
+
+
+def data_that_moves() -> Replacements:
+    """Assigning `.data` takes the device along."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    data: Any = torch._C.TensorBase.__dict__["data"]
+
+    def assign(self: Any, new: Any) -> None:
+        data.__set__(self, new)
+        if isinstance(new, FakeTensor):
+            self.fake_device = new.fake_device
+
+    return Replacements((FakeTensor, "data", property(data.__get__, assign)))
+
+
+def lists_of_fakes() -> Replacements:
+    """`tolist()` of many elements asks for one, and says it of all."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    one_by_one = FakeTensor.tolist
+
+    def tolist(self: Any) -> Any:
+        if self.numel() <= FEW:
+            return one_by_one(self)
+        if self.constant is not None:
+            return self.constant.tolist()
+        one = self.detach().reshape(-1)[:1].sum().item()
+        made: Any = one
+        for size in reversed(self.shape):
+            made = [made] * size if not isinstance(made, list) else [list(made) for _ in range(size)]
+        return made
+
+    return Replacements((FakeTensor, "tolist", tolist))
+
+
+def texts_of_fakes() -> Replacements:
+    """Formatting a tensor of one element reads it."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    otherwise = FakeTensor.__format__
+
+    def formatted(self: Any, spec: str) -> str:
+        if self.dim() == 0 and not self.is_meta:
+            return str(self.detach().item().__format__(spec))
+        return str(otherwise(self, spec))
+
+    return Replacements((FakeTensor, "__format__", formatted))
+
+
+def one_cpu() -> Replacements:
+    """No tensor is on `cpu:0`."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    otherwise = FakeTensor._normalize_fake_device
+
+    def normalised(device: Any) -> Any:
+        return torch.device("cpu") if device.type == "cpu" else otherwise(device)
+
+    return Replacements((FakeTensor, "_normalize_fake_device", staticmethod(normalised)))
+
+
+@contextmanager
+def tensors_of_fakes() -> Iterator[None]:
+    """`torch.tensor` takes lists that hold fake tensors."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    make = torch.tensor
+
+    def holds(data: Any) -> bool:
+        return isinstance(data, FakeTensor) or (isinstance(data, list | tuple) and any(holds(one) for one in data))
+
+    def read(data: Any) -> Any:
+        if isinstance(data, FakeTensor):
+            return data.tolist()
+        return [read(one) for one in data] if isinstance(data, list | tuple) else data
+
+    @functools.wraps(make)
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, list | tuple) and holds(data):
+            data = read(data)
+        device = kwargs.get("device")
+        # C++ asks a guard for the number, and ours is the same for all.
+        if device is not None and str(device) == "cuda":
+            kwargs["device"] = torch.device("cuda", torch.cuda.current_device())
+        return make(data, *args, **kwargs)
+
+    builtins = torch.jit._builtins._get_builtin_table()  # private: by identity, what TorchScript takes for which op
+    builtins[id(tensor)] = "aten::tensor"
+    try:
+        with Replacements((torch, "tensor", tensor)):
+            yield
+    finally:
+        del builtins[id(tensor)]
+
+
+def copies_of_fakes() -> Replacements:
+    """`copy.deepcopy` of a fake tensor gives one of its own storage, known value and gradient included."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol at the moment"
+            )
+        with torch.no_grad():
+            made = self.clone()
+        if isinstance(self, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=self.requires_grad)
+        elif self.requires_grad:
+            made.requires_grad_()
+        if self.constant is not None and made.constant is None:
+            with outside_modes():
+                known = self.constant.clone()
+            set_known_value(made, known)
+        memo[id(self)] = made
+        if self.grad is not None:
+            made.grad = deepcopy(self.grad, memo)
+        return made
+
+    return Replacements((FakeTensor, "__deepcopy__", deepcopy))
+
+
+def addresses_looked_at() -> Replacements:
+    """What DDP and FSDP of the first version need of addresses, which fake tensors have not."""
+    import torch
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.distributed.fsdp import _flat_param
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class UsedMap(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func is torch.ops.aten.zeros.default and kwargs.get("dtype") == torch.int32:
+                with outside_modes():
+                    return torch.ones(*args, **{**kwargs, "pin_memory": False})
+            return func(*args, **kwargs)
+
+    def address(self: Any) -> int:
+        storage = self.untyped_storage()
+        return int(storage._cdata) + self.storage_offset() * self.element_size() if storage.nbytes() else 0
+
+    begin: Any = dist.Reducer.__init__
+
+    def reducer(self: Any, *args: Any, **kwargs: Any) -> None:
+        with UsedMap():
+            begin(self, *args, **kwargs)
+
+    def same_storage(one: Any, other: Any) -> bool:
+        return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+    return Replacements(
+        (dist.Reducer, "__init__", reducer),
+        (_flat_param, "_same_storage", same_storage),
+        (FakeTensor, "data_ptr", address),
+    )
+
+
+def random_dtensors() -> Replacements:
+    """DTensor leaves the state of the random numbers alone: nobody sees the numbers."""
+    import torch
+    from torch.distributed.tensor import _random
+
+    @contextmanager
+    def region(self: Any, *_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    def state(self: Any) -> Any:
+        return torch.zeros(16, dtype=torch.uint8, device=self._device)
+
+    return Replacements(
+        (_random.OffsetBasedRNGTracker, "_distribute_region", region),
+        (_random.OffsetBasedRNGTracker, "_get_device_state", state),
+        (_random.OffsetBasedRNGTracker, "_set_device_state", lambda self, given: None),
+    )

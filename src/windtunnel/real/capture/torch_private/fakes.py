@@ -1,0 +1,122 @@
+"""What is in the way of running a whole script on fake tensors, on any device, each with why. Tried on 2.13."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from windtunnel.real.capture.replacements import Replacements
+from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
+
+
+def eager_compile() -> Any:
+    """`torch.compile` does nothing: stance "force_eager" until exit."""
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextmanager
+def uncompiled_internals() -> Iterator[None]:
+    """Functions of PyTorch's own that keep the compiler out, at some microseconds a call: there is none to keep out.
+
+    Each is wrapped when it is first called, and keeps the wrapped form as an attribute.
+    """
+    import torch._dynamo
+
+    wrap, met = torch._dynamo.disable, []
+
+    def disable(fn: Any = None, recursive: bool = True, *, reason: Any = None, wrapping: bool = True) -> Any:
+        if wrapping or fn is None:
+            return wrap(fn, recursive, reason=reason, wrapping=wrapping)
+        met.append(fn)
+        return fn
+
+    with Replacements((torch._dynamo, "disable", disable)):
+        yield
+        for fn in met:
+            vars(fn).pop("__dynamo_disable", None)
+
+
+def numpy_of_fakes() -> Replacements:
+    """`tensor.numpy()` reads values one by one through `item`, which a recorder answers: the C form wants memory."""
+    import numpy as np
+
+    fake_tensor = fake_tensor_class()
+
+    old = torch.Tensor.numpy
+    old_array = torch.Tensor.__array__
+
+    def numpy(self: Any, *, force: bool = False) -> Any:
+        if not isinstance(self, fake_tensor):
+            return old(self, force=force)
+        constant = self.constant
+        if constant is not None:
+            return old(constant, force=force)
+        one = self.detach().reshape(-1)[:1].sum().item() if self.numel() else 0
+        return np.full(tuple(self.shape), one)
+
+    def array(self: Any, dtype: Any = None) -> Any:
+        if not isinstance(self, fake_tensor):
+            return old_array(self, dtype)
+        return numpy(self) if dtype is None else numpy(self).astype(dtype)
+
+    return Replacements((torch.Tensor, "numpy", numpy), (torch.Tensor, "__array__", array))
+
+
+def swappable_fakes() -> Replacements:
+    """`module.to(...)` swaps fake parameters with converted ones, and refuses when somebody refers weakly to one.
+
+    The fake mode itself does, in the table that gives a real tensor the same fake one twice: take swapped ones out of
+    it.
+    """
+    fake_tensor = fake_tensor_class()
+    old = torch.utils.swap_tensors
+
+    def swap_tensors(one: Any, other: Any) -> None:
+        for tensor in (one, other):
+            if isinstance(tensor, fake_tensor):
+                memo = tensor.fake_mode.fake_tensor_converter.meta_converter.tensor_memo
+                for key in [getattr(reference, "key", None) for reference in weakref.getweakrefs(tensor)]:
+                    if key is not None and memo.get(key) is tensor:
+                        del memo[key]
+        if isinstance(one, fake_tensor) and isinstance(other, fake_tensor) and weakref.getweakrefs(one):
+            one.data = (
+                other  # as `module.to(...)` does with real ones: somebody of the script's refers weakly to this one
+            )
+            return
+        old(one, other)
+
+    return Replacements((torch.utils, "swap_tensors", swap_tensors))
+
+
+def multi_tensor_optimizers() -> Replacements:
+    """Optimizers and gradient norms take their multi-tensor form for the tensor classes in two private lists."""
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+
+    name = "_foreach_supported_types"
+    return Replacements(
+        *((module, name, [*getattr(module, name), fake_tensor_class()]) for module in (optimizer, _foreach_utils))
+    )
+
+
+def collectives_as_in_a_run() -> Replacements:
+    """Functional collectives and DTensor take a fake mode for tracing: they wait at once, pad, and learn nothing.
+
+    A run waits when it reads, and looks shardings up. Each module keeps its own reference to the function that tells.
+    """
+    from torch.distributed import _functional_collectives
+
+    tells = _functional_collectives._are_we_tracing
+
+    def no() -> bool:
+        return False
+
+    of_torch = (module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed"))
+    return Replacements(
+        *((module, "_are_we_tracing", no) for module in of_torch if vars(module).get("_are_we_tracing") is tells)
+    )

@@ -1,0 +1,233 @@
+"""The private names of PyTorch that the recorder needs, each with why. Tried on 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from windtunnel.real.capture.replacements import Context, Replacements, within
+
+
+def sequence_number() -> int:
+    """How many autograd nodes this thread has made: tells which forward op a backward node comes from."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running a graph on this thread: the phase of an op."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def running_node() -> Any:
+    """The autograd node that is running, or None between nodes: its sequence number leads to the forward op."""
+    return torch._C._current_autograd_node()
+
+
+def on_recompute(context: Context) -> Callable[[], None]:
+    """Enter `context` for every recomputation of `torch.utils.checkpoint`; returns what undoes it.
+
+    Neither of its two forms has a hook: the non-reentrant one hands a closure to `_CheckpointFrame`, the reentrant one
+    keeps the function on the context that its backward is given.
+    """
+    from torch.utils import checkpoint
+
+    frame = checkpoint._CheckpointFrame
+    reentrant = checkpoint.CheckpointFunction
+    old_init, old_backward = frame.__init__, reentrant.backward
+
+    def init(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        old_init(self, within(context, recompute_fn), *args, **kwargs)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.run_function = within(context, ctx.run_function)
+        return old_backward(ctx, *grads)
+
+    return Replacements((frame, "__init__", init), (reentrant, "backward", staticmethod(backward))).undo
+
+
+def on_sharding_hooks(context: Context) -> Callable[[], None]:
+    """Enter `context` for what FSDP2 does from hooks, which the compiler leaves out of its graphs."""
+    if not torch.distributed.is_available():
+        return lambda: None
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    methods = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
+    return Replacements(*((FSDPParamGroup, name, within(context, method)) for name, method in methods.items())).undo
+
+
+def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
+    """Call `seen(storage, bytes)` after every `storage.resize_` from Python: no op, so no dispatch mode sees it."""
+    old = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: Any) -> Any:
+        answer = old(storage, size)
+        seen(storage, int(size))
+        return answer
+
+    return Replacements((torch.UntypedStorage, "resize_", resize_)).undo
+
+
+def desugars_first(tensor_type: type) -> bool:
+    """Whether a tensor subclass turns its ops into ops on plain tensors: DTensor, AsyncCollectiveTensor, and others.
+
+    Fake tensors are plain in this sense. Everything else with a `__torch_dispatch__` of its own goes first.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not issubclass(tensor_type, torch.Tensor) or issubclass(tensor_type, FakeTensor):
+        return False
+    own = getattr(tensor_type, "__torch_dispatch__", None)
+    return own is not None and own is not torch._C._disabled_torch_dispatch_impl
+
+
+def fake_mode() -> Any:
+    """The fake-tensor mode that is on, or None: it stands apart from the stack of other modes."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def around_sharding_propagation(context: Any) -> Callable[[], None]:
+    """Enter `context` while DTensor finds output shapes by running an op on fake tensors: no work of the script.
+
+    The private lock that PyTorch's multi-threaded tests set is entered around exactly that.
+    """
+    if not torch.distributed.is_available():
+        return lambda: None
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    return Replacements((ShardingPropagator, "_fake_mode_lock", context)).undo
+
+
+def no_dispatch_rules() -> Callable[[], None]:
+    """Every dispatch to a mode or subclass asks Python for a rule registered for that op and class: there is none.
+
+    C++ keeps the function that it asks, so its code is replaced; the first rule that is registered puts it back.
+    """
+    from torch._library import simple_registry
+
+    asked, holder = simple_registry.find_torch_dispatch_rule, simple_registry.GenericTorchDispatchRuleHolder
+    code, register = asked.__code__, holder.register
+
+    def none(op: Any, torch_dispatch_class: Any) -> None:
+        return None
+
+    def undo() -> None:
+        asked.__code__ = code
+        holder.register = register
+
+    def registered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        undo()
+        return register(self, *args, **kwargs)
+
+    if not any(entry.torch_dispatch_rules._data for entry in simple_registry.singleton._data.values()):
+        asked.__code__ = none.__code__
+        holder.register = registered
+    return undo
+
+
+def unwaited(tensor: Any) -> Any:
+    """What functional collectives hand out: waits when it is read.
+
+    Under a fake mode the op would make an empty tensor.
+    """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor)
+
+
+def around_reducer_integers(context: Any) -> Callable[[], None]:
+    """Enter `context` where DDP's C++ exchanges integers that it has made, and reads them raw.
+
+    At start-up it compares the parameters' shapes among ranks; in the second iteration it lays out its buckets anew.
+    Replaces whatever stood in for both.
+    """
+    if not torch.distributed.is_available():
+        return lambda: None
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as native
+    from torch.nn.parallel import distributed as ddp
+
+    lay_out = getattr(dist.Reducer._rebuild_buckets, "__wrapped__", dist.Reducer._rebuild_buckets)
+
+    def rebuild(reducer: Any) -> Any:
+        with context:
+            return lay_out(reducer)
+
+    def verify(group: Any, tensors: Any, logger: Any = None) -> Any:
+        with context:
+            return native._verify_params_across_processes(group, tensors, logger)
+
+    verified = (ddp, "_verify_param_shape_across_processes", verify)
+    return Replacements((dist.Reducer, "_rebuild_buckets", rebuild), verified).undo
+
+
+# ---- fake tensors, made as the fake-tensor mode makes them
+
+
+_FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
+_META = torch.device("meta")
+_unset, _reset = torch._C._unset_dispatch_mode, torch._C._set_dispatch_mode
+
+
+class set_aside:  # noqa: N801 - a context, entered for every op: cheaper as a class than as a generator
+    """As the dispatcher does while it asks the fake-tensor mode: the mode is off inside."""
+
+    __slots__ = ("_mode",)
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        _unset(_FAKE_KEY)
+
+    def __exit__(self, *_: object) -> None:
+        _reset(self._mode)
+
+
+def may_be_cached(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether PyTorch's own cache would keep this call: not one whose output depends on data,
+    or that changes metadata.
+    """
+    from torch._subclasses.fake_tensor import _BypassDispatchCache
+
+    if func is torch.ops.aten._unsafe_view.default:  # kept out there only because it hides that it is a view
+        return True
+    if func.namespace == "_c10d_functional":  # kept out as all that is not ATen: shapes follow from shapes here too
+        return not func._schema.is_mutable
+    try:
+        mode._validate_cache_key(func, args, kwargs)
+    except _BypassDispatchCache:
+        return False
+    return True
+
+
+def attributes_of_a_fake(fake: Any) -> dict[str, Any]:
+    """What every fake tensor of a mode and a device carries."""
+    kept = {name: value if name in ("fake_mode", "_fake_device") else None for name, value in vars(fake).items()}
+    return {name: value for name, value in kept.items() if name != "_is_param"}
+
+
+_empty_strided = torch._C._VariableFunctions.empty_strided  # as torch.empty_strided, without a Python frame
+_set = torch._C.TensorBase.set_
+_make_subclass = torch._C.TensorBase._make_subclass
+_no_data_pointer = torch._C._set_throw_on_mutable_data_ptr
+storage_address = torch._C._storage_address  # `untyped_storage()._cdata`, without making the Python half
+
+
+def meta_tensor(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
+    """A tensor of that shape without memory."""
+    return _empty_strided(shape, stride, dtype=dtype, device=_META)
+
+
+def meta_view(storage: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
+    """One on a storage that is there."""
+    return _set(_empty_strided((0,), (1,), dtype=dtype, device=_META), storage, offset, shape, stride)
+
+
+def made_fake(fake: Any, element: Any, device: Any, attributes: dict[str, Any]) -> Any:
+    """As `FakeTensor.__new__`, for one of whom all is known; `attributes` name its device too."""
+    made = _make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)
+    _no_data_pointer(made)
+    made.__dict__.update(attributes)
+    return made

@@ -1,0 +1,63 @@
+"""Triton kernels that a program launches itself: they need a driver, and tensors with data.
+
+A launch on fake tensors is written down as one op that reads and writes the tensors it is given, and is not run. Its
+bytes are a bound from above: a kernel may touch less. `triton.runtime.jit.JITFunction.run` and
+`.autotuner.Autotuner.run` are what `kernel[grid](...)` ends in; private, tried on Triton 3.8.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from windtunnel.real.capture.replacements import Replacements
+
+_OP = "triton_kernel"
+
+
+@contextmanager
+def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
+    """Launches on fake tensors become `windtunnel.triton_kernel` until exit, and `note` is told of each."""
+    if sys.platform != "linux" or find_spec("triton") is None:
+        yield
+        return
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    with ExitStack() as stack:
+        library = torch.library.Library("windtunnel", "FRAGMENT")
+        stack.callback(library._destroy)  # private: otherwise it goes when it is collected
+        library.define(f"{_OP}(str name, Tensor(a!)[] tensors) -> ()")
+        library.impl(_OP, lambda name, tensors: None, "CompositeExplicitAutograd")
+        library.impl(_OP, lambda name, tensors: None, "Meta")
+        launch = getattr(torch.ops.windtunnel, _OP).default
+        run, tuned = JITFunction.run, Autotuner.run
+
+        def named(self: Any) -> str:
+            return str(getattr(getattr(self, "fn", self), "__name__", "kernel"))
+
+        def seen(self: Any, args: Any, kwargs: Any) -> bool:
+            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, FakeTensor)]
+            if not tensors:
+                return False
+            with torch.no_grad():
+                launch(named(self), tensors)
+            note(f"the Triton kernel {named(self)} was not run: priced by the bytes of its tensors")
+            return True
+
+        def run_of_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if seen(self, args, kwargs) else run(self, *args, **kwargs)
+
+        def run_of_tuner(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if seen(self, args, kwargs) else tuned(self, *args, **kwargs)
+
+        patches = Replacements()
+        stack.callback(patches.undo)
+        patches.set(JITFunction, "run", run_of_kernel)
+        patches.set(Autotuner, "run", run_of_tuner)
+        yield

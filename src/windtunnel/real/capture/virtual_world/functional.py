@@ -1,0 +1,111 @@
+"""Functional collectives on tensors without data, as a dispatch mode meets them.
+
+With data, torch's own C++ for `_c10d_functional` calls `c10d` ops and so comes to `answers`. Under fake tensors it
+makes outputs of the right shape and tells nobody: here the call is made known, and `wait_tensor` finds the work it
+waits for by the storage.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from windtunnel.real.capture.torch_private import distributed as compat
+from windtunnel.real.capture.virtual_world.collectives import Answers, bytes_of, uneven_rows
+from windtunnel.real.capture.virtual_world.groups import Group
+from windtunnel.real.capture.virtual_world.peer_data import Exchange
+from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
+from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError
+from windtunnel.studies.programs.communication import MESSAGES
+
+_KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "broadcast": "broadcast",
+    "all_to_all_single": "all_to_all",
+    "isend": "send",
+    "irecv": "recv",
+}
+
+
+class Functional:
+    """Answers by name of the op."""
+
+    def __init__(self, world: AnsweringWorld, answers: Answers) -> None:
+        self._world, self._answers = world, answers
+        # by storage: an output, and the work that fills it
+        self._unwaited: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def answer(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Outputs of the right shape, and a work for `wait_tensor`; with data, torch's own."""
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        inputs = _listed(given.get("input", given.get("inputs", given.get("tensor", given.get("tensors")))))
+        if not self._world.is_fake(inputs):
+            return func(*args, **kwargs)
+        if name == "wait_tensor":
+            self._wait(inputs[0])
+            return inputs[0]
+        if name.endswith("_") or name == "irecv":
+            output = given.get("input", given.get("inputs", given.get("tensor")))
+        else:
+            output = given["out"] if name.endswith("_out") else self._world.outputs_of(func, args, kwargs)
+        group = self._world.group_of(given["group_name"])
+        if name == "batch_p2p_ops":
+            self._batch(group, given, inputs, _listed(output))
+        elif name == "shard_dim_alltoall":
+            call = self._answers.ask(group, "all_to_all", bytes_of(inputs), inputs, is_async=False)
+            self._world.wait_for(call, self._world.begin(call))
+        else:
+            self._single(group, name, given, inputs, _listed(output))
+        return output
+
+    def _single(self, group: Group, name: str, given: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> None:
+        kind = _KINDS.get(name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced"))
+        if kind is None:
+            raise UnsupportedCommunicationError(
+                f"the dispatcher op _c10d_functional::{name}", "use one of the collectives of torch.distributed instead"
+            )
+        more: dict[str, Any] = {}
+        rows_in: list[int] = []
+        rows_out: list[int] = []
+        if "reduce_op" in given:
+            more["reduce_op"] = str(given["reduce_op"]).lower()
+        if kind == "all_to_all":
+            rows_in, rows_out = (list(given[f"{side}_split_sizes"] or ()) for side in ("input", "output"))
+            more |= uneven_rows(inputs[0], outputs[0], rows_in, rows_out, group.size)
+        position = next((given[end] for end in ("src", "dst") if end in given), -1)
+        if "tag" in given:
+            more["tag"] = given["tag"]
+        total = bytes_of(outputs if kind == "all_gather" else inputs)
+        call = self._answers.ask(group, kind, total, inputs, position=position, **more)
+        if kind not in MESSAGES:
+            sent, received = tuple(inputs), tuple(outputs)
+            exchange = Exchange(call, sent, received, self._world.noise, None, tuple(rows_in), tuple(rows_out))
+            self._world.carry_known(exchange, fresh=not name.endswith(("_", "_out")))
+        self._remember(outputs if kind != "send" else inputs, call, group)
+
+    def _batch(self, group: Group, given: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> None:
+        group.start_batch()
+        ends = zip(given["op_list"], given["peer_list"], given["tag_list"], inputs, outputs, strict=True)
+        for op, peer, tag, own, output in ends:
+            kind = "recv" if op == "irecv" else "send"
+            call = self._answers.ask(group, kind, bytes_of((own,)), (own,), position=peer, tag=tag)
+            self._remember([output], call, group)
+        group.end_batch()
+
+    def _remember(self, outputs: list[Any], call: Any, group: Group) -> None:
+        work = self._world.work((call,), self._world.begin(call), outputs, group, -1)
+        if len(self._unwaited) > 4096:
+            self._unwaited = {key: entry for key, entry in self._unwaited.items() if entry[0]() is not None}
+        for output in outputs:
+            self._unwaited[compat.storage_key(output)] = (weakref.ref(output), work)
+
+    def _wait(self, tensor: Any) -> None:
+        found = self._unwaited.pop(compat.storage_key(tensor), None)
+        if found is not None and found[0]() is not None:
+            found[1].wait()
+
+
+def _listed(tensors: Any) -> list[Any]:
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

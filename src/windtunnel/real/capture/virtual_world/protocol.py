@@ -1,0 +1,62 @@
+"""A virtual world as the modules see it that answer for its peers, and the mailbox that it may have."""
+
+# ruff: noqa: D102  # described in `world.py`
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from windtunnel.real.capture.virtual_world.groups import Group
+from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
+from windtunnel.real.capture.virtual_world.work import Due, Works
+from windtunnel.studies.programs.communication import Communication
+
+
+class Mailbox(Protocol):
+    """Control messages between the ranks of a world that do run, with their real data.
+
+    A message's key names the group, sender, receiver, tag and its number, so this is a dictionary with waiting: nothing
+    is taken out, several may read the same message (a broadcast).
+    """
+
+    def put(self, key: str, data: bytes) -> None:
+        """Leave a message."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait for a message; `TimeoutError` if it does not come."""
+
+
+class AnsweringWorld(Protocol):
+    """What `World` has for them; there each is described."""
+
+    rank: int
+    size: int
+    is_open: bool
+    devices: tuple[str, ...]
+    device_id: Any
+    notes: list[str]
+    peers: PeerPolicy
+    works: Works
+    premul_factor: Any
+
+    def check_rank(self, rank: int, what: str) -> None: ...
+    def check_size(self, size: int) -> None: ...
+    def make_group(
+        self, members: tuple[int, ...], asked: str, name: str, store: Any, *, desc: Any, timeout: Any, device_id: Any
+    ) -> Group: ...
+    def group_of(self, boxed: Any) -> Group: ...
+    def note_mesh(self, names: tuple[str, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...]) -> None: ...
+    def backend_name_of(self, backend: Any) -> str: ...
+    def begin(self, call: Communication) -> Due: ...
+    def wait_for(self, call: Communication, due: Due) -> None: ...
+    def work(
+        self, calls: tuple[Communication, ...], due: Due, outputs: Sequence[Any], group: Group, source: int
+    ) -> Any: ...
+    def deliver(self, exchange: Exchange, group: Group) -> int: ...
+    def carry_known(self, exchange: Exchange, *, fresh: bool = False) -> None: ...
+    def is_fake(self, tensors: Sequence[Any]) -> bool: ...
+    def outputs_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def known_value(self, tensor: Any) -> Any: ...
+    def let_know(self, tensor: Any, value: Any) -> None: ...
+    def noise(self, tensor: Any) -> None: ...

@@ -1,0 +1,140 @@
+"""A GPU as `hold` needs it: PyTorch's public streams and events, a kernel that spins, and memory that NCCL would take.
+
+*Not yet run on a GPU*: reviewed against the documentation and source of PyTorch 2.13. The kernel takes as many blocks
+as the collective would take channels, so that many SMs are shared as they would be. It is compiled by
+`torch.cuda._compile_kernel` (NVRTC); where that fails `torch.cuda._sleep` spins in one block, calibrated in cycles per
+second. Both names are private: `_sleep` is what PyTorch's own tests hold streams with, and there is no public kernel
+that takes a given time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from windtunnel.real.capture.torch_private import emulate as compat
+
+CHANNELS = 16  # blocks of NCCL's kernels on a Hopper node by default; an estimate
+KERNEL = """
+extern "C" __global__ void windtunnel_hold(double nanoseconds) {
+    unsigned long long begun, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while ((double)(now - begun) < nanoseconds);
+}
+"""
+
+
+class TorchCuda:
+    """The current CUDA device, through PyTorch's public streams and events. Not yet run on a GPU."""
+
+    def __init__(self, blocks: int = CHANNELS, communicator_bytes: int = 0) -> None:
+        """`communicator_bytes`: what NCCL takes outside the allocator for each group, held from its first use on."""
+        import torch
+
+        self._cuda: Any = torch.cuda
+        self._streams: dict[str, Any] = {}
+        self._blocks, self._communicator_bytes = blocks, communicator_bytes
+        self.memory = NcclMemory()
+        self._kernel: Any = None
+        self._cycles_per_s = 0.0
+        try:
+            self._kernel = compat.compiled_kernel(KERNEL, "windtunnel_hold")
+        except (RuntimeError, OSError, AttributeError):  # no NVRTC beside this PyTorch
+            self._cycles_per_s = self._calibrated()
+
+    def current(self) -> Any:
+        """torch.cuda.current_stream()."""
+        return self._cuda.current_stream()
+
+    def stream(self, name: str) -> Any:
+        """Of high priority, as NCCL's can be: a waiting kernel gets its SMs before the next of the compute stream."""
+        if name not in self._streams:
+            self._streams[name] = self._cuda.Stream(priority=-1)
+            if self._communicator_bytes:
+                self.memory.hold(self._communicator_bytes)
+        return self._streams[name]
+
+    def record(self, stream: Any) -> Any:
+        """With timing, so that steps can be measured."""
+        event = self._cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """torch.cuda.Stream.wait_event."""
+        stream.wait_event(event)
+
+    def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """torch.cuda.stream."""
+        context: contextlib.AbstractContextManager[Any] = self._cuda.stream(stream)
+        return context
+
+    def spin(self, stream: Any, seconds: float) -> None:
+        """The kernel, or `_sleep`."""
+        if self._kernel is not None:
+            self._kernel(grid=(self._blocks, 1, 1), block=(512, 1, 1), args=[float(seconds * 1e9)], stream=stream)
+            return
+        with self._cuda.stream(stream):
+            compat.sleep_on_stream(int(seconds * self._cycles_per_s))
+
+    def seconds(self, first: Any, then: Any) -> float | None:
+        """torch.cuda.Event.elapsed_time, in milliseconds there."""
+        if not (first.query() and then.query()):
+            return None
+        return float(first.elapsed_time(then)) / 1e3
+
+    def _calibrated(self) -> float:
+        """Cycles that `_sleep` spins in a second: of two sleeps the difference, so that launches cancel."""
+        times: list[float] = []
+        for cycles in (10_000_000, 110_000_000):
+            compat.sleep_on_stream(1_000_000)
+            begun, ended = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
+            begun.record()
+            compat.sleep_on_stream(cycles)
+            ended.record()
+            ended.synchronize()
+            times.append(float(begun.elapsed_time(ended)) / 1e3)
+        return 100_000_000 / max(times[1] - times[0], 1e-9)
+
+
+class NcclMemory:
+    """Device memory that NCCL takes for its buffers, outside PyTorch's allocator, held by cudaMalloc. Not yet run."""
+
+    def __init__(self) -> None:
+        self._held: list[Any] = []
+        self.bytes = 0
+
+    def hold(self, bytes_total: int) -> bool:
+        """Whether it could be had."""
+        import ctypes
+
+        library = _cudart()
+        if library is None:
+            return False
+        pointer = ctypes.c_void_p()
+        if library.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(bytes_total)) != 0:
+            return False
+        self._held.append(pointer)
+        self.bytes += bytes_total
+        return True
+
+    def release(self) -> None:
+        """Give it back."""
+        library = _cudart()
+        for pointer in self._held:
+            if library is not None:
+                library.cudaFree(pointer)
+        self._held.clear()
+        self.bytes = 0
+
+
+def _cudart() -> Any:
+    """The CUDA runtime that this PyTorch has loaded."""
+    import ctypes
+
+    for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so"):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return None

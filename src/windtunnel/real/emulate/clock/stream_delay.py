@@ -1,0 +1,249 @@
+"""Communications of a real rank on a GPU: in the order of streams, on streams of their own, the host never held up.
+
+*Not yet run on a GPU.* Reviewed line by line against PyTorch 2.13's documentation and source; tests run it on a device
+that is played.
+
+As NCCL does, each group has a stream. A communication makes it wait for the stream that the script issues from, fills
+the outputs there, and holds it by a kernel that spins; whoever waits makes the current stream wait for that. The
+tensors are kept until somebody waits, at most to the end of the next step, so that the caching allocator, which knows
+nothing of the other stream, does not give their memory away; the allocator itself is untouched.
+
+How long the kernel spins is planned, as the host runs ahead of the device and cannot know when a stream arrives:
+
+    hold = finish of the slowest member - max(own arrival, finish of the one before on the group's stream)
+
+from the replay of the whole job, whose own part is measured by events on the streams, steps behind. What is not planned
+is held for what it costs once all are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
+from windtunnel.real.emulate.observe import ObservedStep, Observer, identity
+from windtunnel.real.emulate.peers.host_program import resembles
+from windtunnel.real.emulate.peers.peers_replay import Watched
+from windtunnel.studies.programs.communication import Communication
+
+BEHIND = 2  # steps after which events are read: they have long passed, so that reading waits for nothing
+SHORTEST_S = 2e-6  # less is what launching the kernel takes anyway
+
+
+class Device(Protocol):
+    """What is needed of a GPU."""
+
+    def current(self) -> Any:
+        """The stream that the script issues to now."""
+
+    def stream(self, name: str) -> Any:
+        """A stream of ours, made when first asked for."""
+
+    def record(self, stream: Any) -> Any:
+        """An event after what the stream was given so far."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """What the stream is given from here on waits for the event."""
+
+    def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """What is issued inside goes to the stream."""
+
+    def spin(self, stream: Any, seconds: float) -> None:
+        """Hold the stream for so long, from when it gets there."""
+
+    def seconds(self, first: Any, then: Any) -> float | None:
+        """Between two events; None while they have not both passed."""
+
+
+@dataclass(slots=True)
+class _Held:
+    call: Communication
+    arrived: Any  # event on the issuing stream
+    done: Any  # event on the group's stream
+    waits: list[tuple[Any, Any]] = field(default_factory=list)  # before and after a stream waited
+    kept: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class _Step:
+    begun: Any  # event
+    held: list[_Held] = field(default_factory=list)
+    optimizer: Any = None
+    ended: Any = None
+
+
+class StreamDelay:
+    """A listener and a peer policy for a world whose tensors are on a GPU."""
+
+    def __init__(
+        self,
+        device: Device,
+        seconds_of: Callable[[Communication], float],
+        policy: PeerPolicy,
+        *,
+        on_step: Callable[[ObservedStep], Sequence[Watched]] | None = None,
+        started: Callable[[Communication], None] | None = None,
+    ) -> None:
+        """`on_step(seen)` is told of a step once its events have passed, and gives back the real rank's part of the
+        job's replay, from which the next steps are planned.
+        """
+        self.device, self.seconds_of, self._policy, self._on_step = device, seconds_of, policy, on_step
+        self._started = started
+        self.policy = PeerPolicy(self.fill)
+        self.plan: list[tuple[Communication, float]] = []
+        self.unplanned = 0
+        self._open: dict[tuple[object, ...], _Held] = {}
+        self._step: _Step | None = None
+        self._past: deque[_Step] = deque()
+        self._place = 0
+        self._lock = threading.RLock()
+
+    # -------------------------------------------------------------------------------------- what the world asks
+
+    def begin(self, call: Communication) -> float | None:
+        """Nothing is known of times here; the host goes on."""
+        if self._started is not None:
+            self._started(call)
+        return None
+
+    def fill(self, exchange: Exchange) -> None:
+        """Fill the outputs on the group's stream, and hold it."""
+        if not any(tensor.is_cuda for tensor in (*exchange.inputs, *exchange.outputs)):
+            self._policy.fill(exchange)
+            return
+        call, device = exchange.call, self.device
+        with self._lock:
+            issuing, stream = device.current(), device.stream(stream_name(call))
+            arrived = device.record(issuing)
+            device.wait(stream, arrived)
+            with device.on(stream):
+                self._policy.fill(exchange)
+            seconds = self._planned(call)
+            if seconds > SHORTEST_S:
+                device.spin(stream, seconds)
+            held = _Held(call, arrived, device.record(stream), kept=(*exchange.inputs, *exchange.outputs))
+            self._open[identity(call)] = held
+            if self._step is not None:
+                self._step.held.append(held)
+
+    def waited(self, call: Communication) -> None:
+        """The current stream waits for it, and the tensors are the script's alone again."""
+        with self._lock:
+            held = self._open.pop(identity(call), None)
+            if held is None:
+                return
+            current = self.device.current()
+            before = self.device.record(current)
+            self.device.wait(current, held.done)
+            held.waits.append((before, self.device.record(current)))
+            held.kept = ()
+
+    @contextlib.contextmanager
+    def completing(self, call: Communication) -> Iterator[None]:
+        """What records the current stream inside (a CUDA future that is completed) records the group's."""
+        with self.device.on(self.device.stream(stream_name(call))):
+            yield
+
+    def futures_of(self, works: Any) -> Callable[[], None]:
+        """Futures of a class of works are completed in the order of their group's stream; the result undoes that."""
+        original = works.get_future
+
+        def get_future(work: Any) -> Any:
+            with self.completing(work.calls[0]):
+                return original(work)
+
+        works.get_future = get_future
+
+        def undo() -> None:
+            works.get_future = original
+
+        return undo
+
+    # ---------------------------------------------------------------------------------------------------- steps
+
+    def optimizer(self) -> None:
+        """The optimizer begins."""
+        if self._step is not None:
+            self._step.optimizer = self.device.record(self.device.current())
+
+    def end_step(self) -> None:
+        """A step ends, and the next begins; what is long past is read."""
+        with self._lock:
+            event = self.device.record(self.device.current())
+            if self._past:  # what nobody waited for: futures complete in the order of streams
+                for held in self._past[-1].held:
+                    held.kept = ()
+                    self._open.pop(identity(held.call), None)
+            if self._step is not None:
+                self._step.ended = event
+                self._past.append(self._step)
+            self._step, self._place = _Step(event), 0
+            while len(self._past) > BEHIND:
+                seen = self._read(self._past.popleft())
+                if seen is not None and self._on_step is not None:
+                    self.plan = planned(self._on_step(seen))
+
+    def _planned(self, call: Communication) -> float:
+        place, self._place = self._place, self._place + 1
+        if place < len(self.plan) and resembles(call, self.plan[place][0]):
+            return self.plan[place][1]
+        self.unplanned += bool(self.plan)
+        return self.seconds_of(call)
+
+    def _read(self, step: _Step) -> ObservedStep | None:
+        """Events of a step as marks, in seconds from its begin; None when one has not passed."""
+
+        def at(event: Any) -> float:
+            found = self.device.seconds(step.begun, event)
+            if found is None:
+                raise _NotYetError
+            return found
+
+        try:
+            marks: list[tuple[float, int, int, float]] = []  # when, which, place, when it was left
+            for place, held in enumerate(step.held):
+                marks.append((at(held.arrived), 0, place, at(held.done)))
+                marks += [(at(before), 1, place, at(after)) for before, after in held.waits]
+            if step.optimizer is not None:
+                marks.append((at(step.optimizer), 2, -1, 0.0))
+            ended = at(step.ended)
+        except _NotYetError:
+            return None
+        observer = Observer(0.0)
+        for when, which, place, left in sorted(marks):
+            if which == 0:
+                observer.begin(step.held[place].call, when)
+                observer.due(len(observer.calls) - 1, left)
+            elif which == 1:
+                observer.waited(step.held[place].call, when, left)
+            else:
+                observer.optimizer(when)
+        return observer.end(ended)
+
+
+class _NotYetError(Exception):
+    """An event has not passed."""
+
+
+def planned(replayed: Sequence[Watched]) -> list[tuple[Communication, float]]:
+    """How long each communication holds its stream, from the real rank's part of a replay of one step."""
+    free: dict[str, float] = {}
+    found = []
+    for one in replayed:
+        if one.what != "communication" or one.call is None:
+            continue
+        name = stream_name(one.call)
+        begun = max(one.begun, free.get(name, one.begun))
+        free[name] = one.finish
+        found.append((one.call, max(0.0, one.finish - begun)))
+    return found
+
+
+def stream_name(call: Communication) -> str:
+    """NCCL's: one stream per group; messages between two ranks have one per pair and direction here."""
+    return f"{call.group} {call.kind} {call.peer}" if call.is_message else call.group

@@ -1,0 +1,137 @@
+"""A technique's real twin in a script that does not know of it (`windtunnel run --technique sparse_gradients`).
+
+What can be put into a script from outside is what `DistributedDataParallel` offers a place for: its communication hook.
+So every one that the script makes gets the technique's, right after it was made:
+
+    sparse_gradients          chosen chunks only, with error feedback
+    collective_partitioning   all-reduce by group where nodes hold several ranks (group=true), else by primitive
+
+The other techniques change the model, the optimizer or the loop, and are called by the script itself. A script without
+a DistributedDataParallel, or with a communication hook of its own, is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+from windtunnel.errors import LayoutError, SpecError
+from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
+from windtunnel.studies.techniques.named import TECHNIQUES, asked, legal
+from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
+
+PARTS_ARE_MINE = "peers' shards of gradients are made from this rank's: times are the job's, losses are not"
+APPLIED = ("collective_partitioning", "sparse_gradients")
+KNOWN = {name for one in TECHNIQUES for name in (one.name, *one.aliases)}
+
+
+def checked(texts: Sequence[str]) -> None:
+    """Raise UserError where these are not techniques that can be put into a script."""
+    found = [asked(text) for text in texts]
+    legal([technique for technique, _ in found])
+    for technique, plan in found:
+        if technique.name not in APPLIED:
+            remedy = (
+                f"run applies {' and '.join(APPLIED)}, through a communication hook of DistributedDataParallel;"
+                f" {technique.name} is called in the script itself, from windtunnel.studies.techniques"
+            )
+            raise SpecError("--technique", technique.name, remedy)
+        if isinstance(plan, PartitionPlan):
+            for name in ("pieces", "late_weights"):
+                if getattr(plan, name) is not None:
+                    remedy = "run cuts gradients' all-reduces alone; chunked linears are called in the script"
+                    raise SpecError(f"--technique {technique.name}:{name}", getattr(plan, name), remedy)
+    if len(found) > 1:
+        names = " and ".join(technique.name for technique, _ in found)
+        raise SpecError("--technique", names, "DistributedDataParallel has one communication hook: give one technique")
+
+
+def none_behind_the_script(arguments: Sequence[str]) -> None:
+    """Raise SpecError where the script's own words ask for a technique: it would be left out without a word."""
+    for word, next_word in pairwise((*arguments, "")):
+        option, equals, value = word.partition("=")
+        text = value if equals else next_word
+        if option == "--technique" and text.partition(":")[0].strip().lower().replace("-", "_") in KNOWN:
+            remedy = "put --technique before the script: what follows the script is given to the script"
+            raise SpecError("--technique", text, remedy)
+
+
+class Applied:
+    """What became of a technique in one process."""
+
+    def __init__(self, text: str, local_world_size: int) -> None:
+        technique, self.plan = asked(text)
+        self.name, self.local = technique.name, local_world_size
+        self.states: list[Any] = []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name, parameters as they were, how many modules have it, and the share of elements that was sent."""
+        told = {"name": self.name, "parameters": asdict(self.plan), "modules": len(self.states)}
+        if self.name == "sparse_gradients":
+            dense = sum(state.dense for state in self.states)
+            told["share_sent"] = sum(state.sent for state in self.states) / dense if dense else 1.0
+        return told
+
+    def hook_for(self, module: Any) -> tuple[Any, Any]:
+        """State and hook for a DistributedDataParallel."""
+        state: Any
+        if isinstance(self.plan, SparsePlan):
+            from windtunnel.real.techniques.sparse_gradients.ddp_hook import State, hook
+
+            state = State(module.module, self.plan, group=module.process_group)
+            self.states.append(state)
+            return state, hook
+        from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned, partitioned_hook
+
+        state = Partitioned.of(self.plan, self.local, module.process_group)
+        self.states.append(state)
+        return state, partitioned_hook
+
+    def missing(self) -> LayoutError:
+        """Nothing was found to apply it to."""
+        remedy = "wrap the model in torch.nn.parallel.DistributedDataParallel, or leave the technique out"
+        return LayoutError(f"--technique {self.name} found no DistributedDataParallel in the script", remedy)
+
+
+@contextmanager
+def applied(text: str, local_world_size: int) -> Iterator[Applied]:
+    """While inside, every DistributedDataParallel that is made gets the technique's communication hook.
+
+    Raises LayoutError at the first optimizer step, or at the end, if there is none.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from windtunnel.real.capture.replacements import Replacements
+
+    made = Applied(text, local_world_size)
+    init, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
+
+    @functools.wraps(init)
+    def with_hook(self: Any, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        register(self, *made.hook_for(self))
+
+    def refused(self: Any, state: object, hook: Any) -> None:
+        remedy = "leave one of them out: a module has one"
+        raise LayoutError(f"the script registers a communication hook, and so does --technique {made.name}", remedy)
+
+    def before_step(optimizer: Any, args: Any, named: Mapping[str, Any]) -> None:
+        if not made.states:
+            raise made.missing()
+
+    replaced = Replacements()
+    replaced.set(DistributedDataParallel, "__init__", with_hook)
+    replaced.set(DistributedDataParallel, "register_comm_hook", refused)
+    watching = register_optimizer_step_pre_hook(before_step)
+    try:
+        yield made
+        if not made.states:
+            raise made.missing()
+    finally:
+        watching.remove()
+        replaced.undo()

@@ -1,0 +1,423 @@
+"""The real rank: a process of its own that runs the script as one rank of a virtual world, and says what came of it.
+
+`python -m windtunnel.real.emulate.rank FOLDER [RANK]`, with what to run in FOLDER/task.json; `run.py` starts it and reads
+FOLDER/outcome_RANK.json. Imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import UserError
+from windtunnel.process import die_with_parent
+from windtunnel.real.capture.processes.file_mailbox import write_whole
+from windtunnel.real.emulate.outcome import facts_of, told
+
+if TYPE_CHECKING:
+    from windtunnel.real.emulate.clock.compute_time import ComputeTime
+    from windtunnel.real.emulate.conductor import Conductor
+    from windtunnel.real.emulate.ddp_technique import Applied
+    from windtunnel.real.emulate.memory import Peak
+    from windtunnel.real.emulate.observe import ObservedStep
+    from windtunnel.studies.programs.communication import Communication
+
+MEMORY_STEP = 2  # profiling begins at the end of this step: the optimizer's state is there
+MEMORY_STEPS = 2
+
+
+class Journal:
+    """What is learnt while the script runs."""
+
+    def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
+        self.folder, self.task = folder, task
+        self.step_s: list[float] = []
+        self.blocked_s: list[float] = []
+        self.profiled: list[int] = []  # steps that the profiler slowed
+        self.kinds: Counter[str] = Counter()
+        self.kind_bytes: Counter[str] = Counter()
+        self.control: Counter[str] = Counter()  # calls of objects and small tensors of the host
+        self.last: ObservedStep | None = None
+        self.memory: Peak | None = None
+        self.notes: list[str] = []
+        self.optimizers: list[Any] = []
+        self._watch: Any = None
+        self._may_watch = bool(task["memory"])
+        self.conductor: Conductor | None = None
+        self.own: ComputeTime | None = None
+        self.technique: Applied | None = None
+
+    @property
+    def profiling(self) -> bool:
+        """Whether this step is slowed by looking at it."""
+        return self._watch is not None
+
+    def heard(self, call: Communication) -> None:
+        """A communication was begun."""
+        if call.is_control:
+            self.control[call.kind] += 1
+            return
+        self.kinds[call.kind] += 1
+        self.kind_bytes[call.kind] += call.bytes
+
+    def on_step(self, number: int, seen: ObservedStep | None) -> bool:
+        """A step has ended; whether this took time that is not the job's."""
+        if seen is not None:
+            self.step_s.append(seen.ended - seen.begun)
+            self.blocked_s.append(seen.blocked)
+            self.last = seen
+        if self._watch is not None:
+            self._watch.mark(self.optimizers)
+            self.profiled.append(len(self.step_s) - 1)
+            if len(self.profiled) == MEMORY_STEPS:
+                self.stop_watch()
+            return True
+        if number == MEMORY_STEP and self._may_watch and not self.profiled:
+            return self._start_watch()
+        return False
+
+    def _start_watch(self) -> bool:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            return False
+        from windtunnel.real.emulate.memory import MemoryWatch
+
+        watch = MemoryWatch()
+        if watch.start(self.optimizers):
+            watch.mark(self.optimizers)
+            self._watch = watch
+        else:
+            self.script_profiles()
+        return True
+
+    def script_profiles(self) -> None:
+        """The script runs a profiler, and there can be but one."""
+        if self._may_watch and self.memory is None:
+            self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
+            watch, self._watch = self._watch, None
+            if watch is not None:
+                watch.abandon()
+        self._may_watch = False
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        """Know all optimizers; see where gradients lie."""
+        if all(known is not optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        if self._watch is not None:
+            self._watch.note_gradients(self.optimizers)
+
+    def stop_watch(self) -> None:
+        """Read the profiler's log."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self.memory = watch.stop(self.folder, self._folders(), f"{self.task['rank']}")
+
+    def _folders(self) -> list[str]:
+        here = [os.getcwd()]
+        if not self.task["launch"]["is_module"]:
+            here.append(str(Path(self.task["launch"]["target"]).resolve().parent))
+        return here
+
+
+def main() -> None:
+    """Run the task of the folder named on the command line."""
+    folder = Path(sys.argv[1])
+    task = json.loads((folder / "task.json").read_text())
+    if len(sys.argv) > 2:  # one of several real ranks, each with the others' times of its own class
+        task["rank"] = int(sys.argv[2])
+        task["tape"] = [text.replace("{rank}", sys.argv[2]) for text in task["tape"]]
+    task["folder"] = str(folder)
+    die_with_parent(task["parent"])
+    journal = Journal(folder, task)
+    outcome: dict[str, Any] = {}
+    status = 0
+    try:
+        with _prepared(task):
+            if task["tape"][:1] == ["record"]:
+                outcome = _recorded(task)
+            else:
+                _emulated(task, journal)
+        outcome["status"] = "ok"
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+        outcome |= {"status": "ok" if status == 0 else "exit", "exit": status}
+    except KeyboardInterrupt:
+        status = 130
+        outcome |= {"status": "interrupted"}
+    except BaseException as error:  # whatever a script can raise
+        status = 2 if isinstance(error, UserError) else 1
+        outcome |= told(error)
+    outcome |= facts_of(journal)
+    write_whole(folder / f"outcome_{task['rank']}.json", json.dumps(outcome).encode())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads that the script left do not keep it
+
+
+def _emulated(task: Mapping[str, Any], journal: Journal) -> None:
+    import torch
+
+    from windtunnel.real.capture.processes.file_mailbox import FileMailbox
+    from windtunnel.real.capture.replacements import Replacements
+    from windtunnel.real.capture.torch_private.emulate import checkpoints_of_one_rank
+    from windtunnel.real.capture.virtual_world.world import World
+    from windtunnel.real.emulate.clock.compute_time import ComputeTime
+    from windtunnel.real.emulate.memory import watch_profilers
+
+    launch = launch_of(task)
+    several = len(task["ranks"]) > 1
+    on_gpu = torch.cuda.is_available()
+    own = journal.own = ComputeTime()
+    listener, policy, undo = _on_gpu(task, launch, journal) if on_gpu else _on_cpu(task, launch, journal, own)
+    world = World(
+        task["rank"],
+        launch.world_size,
+        local_world_size=launch.local_world_size,
+        peers=policy,
+        listener=listener,
+        mailbox=FileMailbox(journal.folder, task["rank"]),
+        devices=("cpu", "cuda") if on_gpu else ("cpu",),
+        around=None if on_gpu else own.around,
+        beside=[rank for rank in task["ranks"] if rank != task["rank"]],
+        real_peers=_real_peers(task, journal) if several and not task["tape"] else None,
+    )
+    replaced = Replacements()
+    try:
+        with world:
+            checkpoints_of_one_rank(replaced, journal.notes.append)
+            watch_profilers(replaced, journal.script_profiles)
+            with _technique(task, launch, journal):
+                _run(launch)
+            if several and journal.conductor is not None and journal.conductor.company is not None:
+                journal.conductor.company.leave()
+    finally:
+        replaced.undo()
+        undo()
+        journal.stop_watch()
+        journal.notes += world.notes
+
+
+@contextlib.contextmanager
+def _technique(task: Mapping[str, Any], launch: Any, journal: Journal) -> Iterator[None]:
+    """The script runs with the technique that was asked for, if any."""
+    if not task["techniques"]:
+        yield
+        return
+    from windtunnel.real.emulate.ddp_technique import PARTS_ARE_MINE, applied
+
+    with applied(task["techniques"][0], launch.local_world_size) as journal.technique:
+        if journal.technique.name == "collective_partitioning":
+            journal.notes.append(PARTS_ARE_MINE)
+        yield
+
+
+def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
+    """What the real ranks truly send each other."""
+    from windtunnel.real.capture.virtual_world.peer_data import PEERS_LIKE_ME
+    from windtunnel.real.emulate.peers.shards import TiedShards
+    from windtunnel.real.emulate.several.data import RealData
+    from windtunnel.real.emulate.several.real_groups import RealGroups
+
+    return RealData(RealGroups(task["rank"], task["ranks"], journal.folder), TiedShards(PEERS_LIKE_ME))
+
+
+def _on_cpu(
+    task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
+) -> tuple[Any, Any, Callable[[], None]]:
+    from windtunnel.real.emulate.clock.script_clock import ScriptClock, optimizer_hooks
+
+    conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
+    listening = ScriptClock(
+        conductor,
+        on_step=journal.on_step,
+        learns=lambda: not journal.profiling,
+        started=lambda call, ticket: journal.heard(call),
+        own=own,
+    )
+    undo = optimizer_hooks(listening.optimizer, listening.end_step, journal.before_optimizer)
+    return listening, _policy(task, journal), undo
+
+
+def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
+    """Stream-ordered. Not yet run on a GPU."""
+    from windtunnel.physics.cost.device_memory import memory_document
+    from windtunnel.real.capture.virtual_world import work
+    from windtunnel.real.emulate.clock.cuda_device import TorchCuda
+    from windtunnel.real.emulate.clock.script_clock import optimizer_hooks
+    from windtunnel.real.emulate.clock.stream_delay import StreamDelay
+    from windtunnel.real.emulate.run import NOT_RUN_ON_GPU
+
+    conductor = journal.conductor = _conductor(task, launch)
+
+    def seen(step: ObservedStep) -> list[Any]:
+        journal.on_step(len(journal.step_s) + 1, step)
+        return conductor.holds(step)
+
+    device = TorchCuda(communicator_bytes=int(memory_document()["communicator_mib"]) << 20)
+    holding = StreamDelay(device, conductor.seconds_of, _policy(task, journal), on_step=seen, started=journal.heard)
+    journal.notes.append(NOT_RUN_ON_GPU)
+    hooks = optimizer_hooks(holding.optimizer, holding.end_step, journal.before_optimizer)
+    futures = holding.futures_of(work.VirtualWork)
+
+    def undo() -> None:
+        hooks()
+        futures()
+        device.memory.release()
+
+    return holding, holding.policy, undo
+
+
+def _recorded(task: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from windtunnel.real.emulate.tape.record_real import Recording
+    from windtunnel.real.emulate.tape.tape import TapeWriter
+
+    launch = launch_of(task)
+    path = Path(task["tape"][1])
+    facts = {"rank": task["rank"], "world_size": launch.world_size, "torch": str(torch.__version__)}
+    writer = TapeWriter(path, facts)
+    recording = Recording(writer, ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",))
+    try:
+        with recording:
+            _run(launch)
+    except BaseException:
+        writer.discard()
+        raise
+    writer.close()
+    unread = recording.unread()
+    return {"tape": {"communications": writer.communications, "bytes": writer.bytes, "unread": unread}}
+
+
+def _run(launch: Any) -> None:
+    """The script; ending itself with success is an end like any other."""
+    from windtunnel.real.capture.processes.rank_process import run_script
+
+    try:
+        run_script(launch)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+
+
+def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) -> Conductor:
+    from windtunnel.physics.hardware import parse_cluster
+    from windtunnel.real.emulate.conductor import Conductor
+    from windtunnel.real.emulate.peers.prices import seconds_beside_on, seconds_on
+
+    cluster = parse_cluster(task["cluster"])
+    same: Any = range(launch.world_size)
+    others = None
+    if task["captured"]:
+        same, others = _captured(task, cluster)
+    slow = {int(rank): float(factor) for rank, factor in task["slow"].items()}
+    company = _company(task, launch, others) if len(task["ranks"]) > 1 else None
+    return Conductor(
+        task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
+        jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
+        takes=seconds_beside_on(cluster) if on_cpu and _one_core(cluster) else None,
+        queued=seconds_on(cluster, queued=True), company=company,
+    )  # fmt: skip
+
+
+def _company(task: Mapping[str, Any], launch: Any, others: Any) -> Any:
+    """The other real ranks."""
+    from windtunnel.real.emulate.several.company import Company
+    from windtunnel.studies.programs.folder import load_job
+
+    class_of = None
+    if task["captured"]:
+        class_of = dict(enumerate(load_job(Path(task["captured"])).runs.tolist()))
+    return Company(Path(task["folder"]), task["rank"], task["ranks"], launch.world_size, class_of, others)
+
+
+def _one_core(cluster: Any) -> bool:
+    """Whether this is a CPU whose communications run on the one core that also computes: gloo's threads are busy."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cluster.calibration is not None and cluster.calibration.kind == "cpu" and cores == 1
+
+
+def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
+    from windtunnel.real.emulate.peers.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
+    from windtunnel.real.emulate.peers.peer_times import by_class
+    from windtunnel.studies.programs.folder import load_job
+    from windtunnel.studies.programs.lowering.pricing import ATTENTION, GEMM, op_pricer
+
+    job = load_job(Path(task["captured"]))
+    kept = by_class(job, task["rank"], [Path(path) for path in task["peer_times"]])
+    if len(set(job.runs.tolist())) == 1:
+        return range(job.world_size), None
+    pricer = op_pricer(cluster)
+
+    def price(op: Any) -> tuple[float, int]:
+        if op.kind not in ("compute", "copy"):
+            return 0.0, KERNELS
+        priced = pricer.price(op)
+        if priced is None:
+            return 0.0, KERNELS
+        part = OPTIMIZER if op.phase == "optimizer" else PRODUCTS if priced.category in (GEMM, ATTENTION) else KERNELS
+        return priced.price.seconds, part
+
+    return other_classes(job, task["rank"], price, kept)
+
+
+def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
+    from windtunnel.real.capture.virtual_world import peer_data as peers
+    from windtunnel.real.emulate.peers.shards import TiedShards
+
+    tied = TiedShards(peers.PEERS_LIKE_ME).policy()
+    policy = peers.PeerPolicy(peers.noise) if task["data"] == "noise" else tied
+    if task["tape"][:1] == ["replay"]:
+        from windtunnel.real.emulate.tape.tape import Tape, player
+
+        tape = Tape(Path(task["tape"][1]))
+        of_rank = (tape.facts.get("rank"), tape.facts.get("world_size"))
+        if of_rank != (task["rank"], task["launch"]["world_size"]):
+            raise UserError(
+                f"{tape.path} was recorded on rank {of_rank[0]} of {of_rank[1]}, this is rank {task['rank']} of "
+                f"{task['launch']['world_size']}; give --rank {of_rank[0]} --world-size {of_rank[1]}"
+            )
+        play = player(tape, journal.notes.append)
+        otherwise = {kind: peers.recorded(play, fill) for kind, fill in policy.by_kind.items()}
+        return peers.PeerPolicy(peers.recorded(play, policy.default), otherwise)
+    return policy
+
+
+def launch_of(task: Mapping[str, Any]) -> Any:
+    """The launch line of a task."""
+    from windtunnel.real.capture.arguments import Launch
+
+    given = task["launch"]
+    return Launch(**{**given, "arguments": tuple(given["arguments"])})
+
+
+@contextlib.contextmanager
+def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
+    if task["tape"][:1] != ["record"]:
+        os.environ.update(launch_of(task).environment(task["rank"]))
+    import torch  # noqa: F401 - before the clock of the script runs
+
+    from windtunnel.real.capture.processes.write_overlay import short_place_for_sockets
+
+    # Data-loader workers leave folders of sockets when they are killed: these go with the run's own.
+    sockets = Path(task["folder"]) / f"sockets_{task['rank']}"
+    sockets.mkdir()
+    undo = short_place_for_sockets(str(sockets))
+    try:
+        yield
+    finally:
+        undo()
+
+
+if __name__ == "__main__":
+    main()

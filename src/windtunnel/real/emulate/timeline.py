@@ -1,0 +1,106 @@
+"""The last step as a timeline for Perfetto: the real rank as it ran, virtual peers as they were replayed.
+
+One process per rank; one thread for what its host computes and where it waits, one for each group that it communicates
+in. A communication's bar begins when its last member is there; before that it is drawn as waiting for members.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from windtunnel.real.emulate.observe import ObservedStep
+from windtunnel.real.emulate.peers.peers_replay import Watched
+from windtunnel.studies.programs.communication import Communication
+
+_US = 1e6
+
+
+def events_of_real(rank: int, step: ObservedStep) -> Iterator[dict[str, Any]]:
+    """What the real rank did."""
+    lanes = _Lanes(rank)
+    at = step.begun
+    for call, entered, left in sorted(step.waits, key=lambda wait: wait[1]):
+        if entered > at:
+            yield lanes.bar("host", "compute", at, entered, "compute")
+        if left > entered:
+            yield lanes.bar("host", f"wait for {step.calls[call].kind}", entered, left, "wait")
+        at = max(at, left)
+    if step.ended > at:
+        yield lanes.bar("host", "compute", at, step.ended, "compute")
+    for made, (begun, done) in zip(step.calls, step.spans, strict=True):
+        if done > begun:
+            yield lanes.bar(group_text(made), call_text(made), begun, done, "communication")
+    yield from lanes.names(f"rank {rank} (real)")
+
+
+def events_of_peer(rank: int, watched: Iterable[Watched], what: str) -> Iterator[dict[str, Any]]:
+    """What a virtual peer did in the replay; `what` it is: "slow by 1.2", "stage 3"."""
+    lanes = _Lanes(rank)
+    for one in watched:
+        if one.what != "communication":
+            name = one.what if one.call is None else f"wait for {one.call.kind}"
+            if one.ended > one.begun:
+                yield lanes.bar("host", name, one.begun, one.ended, one.what)
+            continue
+        assert one.call is not None
+        if math.isnan(one.finish):
+            continue
+        if one.start > one.begun:
+            yield lanes.bar(group_text(one.call), "waits for its members", one.begun, one.start, "wait")
+        yield lanes.bar(group_text(one.call), call_text(one.call), one.start, one.finish, "communication")
+    yield from lanes.names(f"rank {rank} (virtual{', ' + what if what else ''})")
+
+
+def trace_bytes(title: str, events: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
+    """The gzipped trace, times from its first event on; one event per line."""
+    found = list(events)
+    first = min((event["ts"] for event in found if event["ph"] == "X"), default=0.0)
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
+        head = json.dumps({"displayTimeUnit": "ms", "otherData": {"title": title, **facts}}, separators=(",", ":"))
+        packed.write(head.encode()[:-1] + b',"traceEvents":[')
+        for number, event in enumerate(found):
+            moved = {**event, "ts": round(event["ts"] - first, 3)} if event["ph"] == "X" else event
+            packed.write(b",\n" if number else b"\n")
+            packed.write(json.dumps(moved, separators=(",", ":"), allow_nan=False).encode())
+        packed.write(b"\n]}\n")
+    return buffer.getvalue()
+
+
+def call_text(call: Communication) -> str:
+    """`all_reduce 4.2 MB`."""
+    return f"{call.kind} {size_text(call.bytes)}" if call.bytes else call.kind
+
+
+def group_text(call: Communication) -> str:
+    """`group 3, 8 ranks`."""
+    return f"group {call.group}, {len(call.members)} ranks"
+
+
+def size_text(bytes_total: float) -> str:
+    """`4.2 MB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_total >= size:
+            return f"{bytes_total / size:.3g} {unit}"
+    return f"{bytes_total:.0f} B"
+
+
+class _Lanes:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.known: dict[str, int] = {"host": 0}
+
+    def bar(self, lane: str, name: str, begun: float, ended: float, category: str) -> dict[str, Any]:
+        thread = self.known.setdefault(lane, len(self.known))
+        times = {"ts": begun * _US, "dur": round((ended - begun) * _US, 3)}
+        return {"ph": "X", "name": name, "cat": category, "pid": self.rank, "tid": thread, **times}
+
+    def names(self, title: str) -> Iterator[dict[str, Any]]:
+        yield {"ph": "M", "name": "process_name", "pid": self.rank, "tid": 0, "args": {"name": title}}
+        for lane, thread in self.known.items():
+            yield {"ph": "M", "name": "thread_name", "pid": self.rank, "tid": thread, "args": {"name": lane}}

@@ -1,0 +1,121 @@
+"""Carries out the plans of a batching policy on a real model: blocks, swaps, prompts, tokens; and times each step.
+
+A step's length is the time from asking the policy to the last token: on a CPU the computing time of this thread (one
+thread computes; what other processes take is not counted), on CUDA the time between two synchronisations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+
+from windtunnel.real.serving.llama import Llama, Piece
+from windtunnel.real.serving.prices import Step
+from windtunnel.studies.serving.batching.plan import Batching, Plan, State
+from windtunnel.studies.serving.replica.sequence import Sequence
+
+LOOK_EVERY = 16  # steps
+
+
+@final
+class Timed:
+    """A policy, and when it was last asked."""
+
+    def __init__(self, policy: Batching, now_ns: Callable[[], int]) -> None:
+        self.policy, self._now_ns = policy, now_ns
+        self.asked_ns = 0
+
+    def plan(self, state: State) -> Plan:
+        """The policy's."""
+        self.asked_ns = self._now_ns()
+        return self.policy.plan(state)
+
+
+@final
+class Carrier:
+    """The real side of a replica: which block ids a sequence has, its tokens, its cache while it is swapped out."""
+
+    def __init__(
+        self, model: Llama, blocks: int, policy: Batching, seed: int = 0, look: Callable[[], None] = lambda: None
+    ) -> None:
+        self.model = model
+        self.now_ns = _synchronised if model.device.startswith("cuda") else time.thread_time_ns
+        self.policy = Timed(policy, self.now_ns)
+        self.tokens: dict[int, list[int]] = {}
+        self.log: list[Step] | None = None  # steps and what they took, where wanted
+        self.wall_ns = self.step_ns = self.swapped_blocks = 0
+        self._free = list(range(blocks))
+        self._table: dict[int, list[int]] = {}
+        self._kept: dict[int, Any] = {}
+        self._here: dict[int, Sequence] = {}
+        self._seed = seed
+        self.look = look  # called between steps, now and then; its time is not the engine's
+        self._steps = 0
+
+    def __call__(self, plan: Plan) -> int:
+        """Do it; nanoseconds that it took."""
+        wall = time.monotonic_ns()
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 1:  # in a short run too
+            begin = self.now_ns()
+            self.look()
+            self.policy.asked_ns += self.now_ns() - begin
+        for one in [one for one in self._here.values() if one.last_ns >= 0]:
+            self._release(one)
+            del self._here[one.index]
+        for one in plan.preempt:
+            self._release(one)
+        for one in plan.swap_out:
+            self._kept[one.index] = self.model.copy_out(self._table[one.index])
+            self.swapped_blocks += len(self._table[one.index])
+            self._release(one)
+        for one in plan.swap_in:
+            kept = self._kept.pop(one.index)
+            self._grow(one, kept.shape[2] // self.model.block_size)
+            self.model.copy_in(self._table[one.index], kept)
+        chunks = [self._chunk(one, n) for one, n in plan.chunks]
+        decodes = [self._decode(one) for one in plan.decode]
+        told = self.model.step(chunks, decodes)
+        for (one, n), token in zip(plan.chunks, told, strict=False):
+            if one.computed + n == one.known:
+                self.tokens[one.index].append(token)
+        for one, token in zip(plan.decode, told[len(chunks) :], strict=True):
+            self.tokens[one.index].append(token)
+        took = max(1, self.now_ns() - self.policy.asked_ns)
+        self.step_ns += took
+        if self.log is not None:
+            shapes = tuple((n, one.computed) for one, n in plan.chunks)
+            self.log.append(Step(shapes, tuple(one.context + 1 for one in plan.decode), took * 1e-9))
+        self.wall_ns += time.monotonic_ns() - wall
+        return took
+
+    def _chunk(self, one: Sequence, n: int) -> Piece:
+        ids = self.tokens.get(one.index)
+        if ids is None:
+            draw = np.random.default_rng([self._seed, one.index])
+            ids = self.tokens[one.index] = draw.integers(0, self.model.shape.vocabulary, one.prompt).tolist()
+        self._here[one.index] = one
+        self._grow(one, one.blocks)
+        return Piece(ids[one.computed : one.computed + n], one.computed, self._table[one.index])
+
+    def _decode(self, one: Sequence) -> Piece:
+        self._grow(one, one.blocks)
+        return Piece(self.tokens[one.index][-1:], one.context, self._table[one.index])
+
+    def _grow(self, one: Sequence, blocks: int) -> None:
+        table = self._table.setdefault(one.index, [])
+        while len(table) < blocks:
+            table.append(self._free.pop())
+
+    def _release(self, one: Sequence) -> None:
+        self._free.extend(self._table.pop(one.index, ()))
+
+
+def _synchronised() -> int:
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter_ns()

@@ -1,0 +1,97 @@
+"""`python -m windtunnel.survive --nproc-per-node 4 --standby 1 train.py [arguments]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from windtunnel.errors import UserError
+from windtunnel.process import terminated_is_an_end
+
+
+def _rank_at_step(text: str) -> tuple[int, int]:
+    rank, at, step = text.partition("@")
+    if not (at and rank.isdecimal() and step.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r}: write RANK@STEP, e.g. 1@100")
+    return int(rank), int(step)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Parse, launch, tell."""
+    parser = argparse.ArgumentParser(prog="python -m windtunnel.real.survive", description=__doc__)
+    parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks of the job")
+    parser.add_argument("--standby", type=int, default=1, help="warm processes beside them (1)")
+    parser.add_argument(
+        "--patience", type=float, default=10.0, help="seconds without a beat until a rank is killed (10)"
+    )
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a collective may take (300)")
+    parser.add_argument(
+        "--end-timeout", type=float, default=300.0, help="seconds that the script may go on after the last step (300)"
+    )
+    parser.add_argument(
+        "--replace",
+        action="append",
+        default=[],
+        type=_rank_at_step,
+        metavar="RANK@STEP",
+        help="replace a rank as planned, once so many steps are done and a standby is warm; repeatable",
+    )
+    parser.add_argument("--afresh", action="store_true", help="start each process by itself: no forks")
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="what is imported once for all processes, such as transformers",
+    )
+    parser.add_argument("--report-json", type=Path, help="write what happened here")
+    parser.add_argument("script", type=Path, help="a script that calls windtunnel.real.survive.train")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    asked = parser.parse_args(words)
+    if not asked.script.is_file():
+        parser.error(f"{asked.script}: there is no such script")
+    if find_spec("torch") is None:  # it is imported later, while the fork server does so
+        parser.error("torch is not installed: pip install 'windtunnel[torch]'")
+    if asked.report_json is not None and not os.access(asked.report_json.parent, os.W_OK):
+        parser.error(f"--report-json {asked.report_json}: there is no such folder that can be written to")
+    from windtunnel.real.survive.live.launcher import launch
+
+    command = [sys.executable, str(asked.script), *asked.arguments]
+    try:
+        with terminated_is_an_end():
+            told = launch(
+                command,
+                asked.nproc_per_node,
+                asked.standby,
+                patience_s=asked.patience,
+                timeout_s=asked.timeout,
+                end_s=asked.end_timeout,
+                replace=asked.replace,
+                afresh=asked.afresh,
+                preload=asked.preload,
+            )
+    except KeyboardInterrupt:
+        return 130
+    except UserError as error:
+        parser.error(str(error))
+    if asked.report_json is not None:
+        asked.report_json.write_text(json.dumps(told.to_dict(), indent=1) + "\n")
+    for one in told.replacements:
+        what = "planned change" if one.planned else f"{', '.join(one.dead)} died"
+        paused = "not measured" if one.downtime_s is None else f"{one.downtime_s:.2f} s"
+        print(f"windtunnel: {what}: {paused} until the next step", file=sys.stderr)
+    for rank, step in told.not_replaced:
+        print(f"windtunnel: rank {rank} was not replaced after step {step}: the job ended before", file=sys.stderr)
+    if told.start_s is not None:
+        print(f"windtunnel: starting the job took {told.start_s:.1f} s", file=sys.stderr)
+    if told.reason:
+        print(f"windtunnel: error: {told.reason}", file=sys.stderr)
+    return told.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

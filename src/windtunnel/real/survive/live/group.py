@@ -1,0 +1,122 @@
+"""Groups as objects: any number side by side, none of them torch's default group.
+
+A gloo group is built in a thread with a store client of its own, because building waits for every member, and a member
+may die meanwhile: then the thread is left to its timeout and the next view is built. A TCPStore client is one
+connection under one lock, so a thread that waits on it would hold up everybody who shares it.
+
+A group whose member is lost is aborted by everybody who hears of it, from a failed collective or from the launcher. A
+closed connection alone does not tell all: in a ring each member hears its neighbours only, and a thread that builds a
+group still keeps its connections open.
+
+NCCL would take the same places (`ProcessGroupNCCL`, `abort()`); that path is not written, since no GPU has run it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from windtunnel.real.survive.live.place import Place
+
+BUILD_TIMEOUT_S = 60.0
+ABORT_TAG = 2  # a message that nobody sends
+
+
+def store_of(place: Place) -> Any:
+    """A client of the launcher's store, for one thread."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=BUILD_TIMEOUT_S))
+
+
+class Building:
+    """A group that is being built; `group` is set once it stands."""
+
+    def __init__(self, place: Place, generation: int, members: Sequence[str]) -> None:
+        self.generation, self.members = generation, tuple(members)
+        self.rank = self.members.index(place.name)
+        self.group: Any = None
+        self.over = threading.Event()
+        self._place = place
+        threading.Thread(target=self._build, daemon=True, name=f"group {generation}").start()
+
+    def _build(self) -> None:
+        from torch.distributed import PrefixStore, ProcessGroupGloo
+
+        try:
+            prefix = PrefixStore(f"group/{self.generation}", store_of(self._place))
+            timeout = timedelta(seconds=self._place.timeout_s)
+            self.group = ProcessGroupGloo(prefix, self.rank, len(self.members), timeout)
+        except RuntimeError:  # a member died before it came: the launcher publishes another view
+            self.group = None
+        self.over.set()
+
+    def wait(self, given_up: Callable[[], bool]) -> Any:
+        """The group; None where it could not be built or `given_up()` says that nobody needs it any more."""
+        while not self.over.wait(0.01):
+            if given_up():
+                return None
+        return self.group
+
+
+def abort(group: Any) -> None:
+    """Close all connections of a group. Whatever waits on it fails at once, in any thread here and at its neighbours.
+
+    Gloo closes them when a receive does not end within its limit. It has no other way: in torch 2.13 its `abort` does
+    nothing, and giving the group up waits for its collectives. A connection that is closed already fails without a
+    wait and closes no other, so every peer is tried.
+    """
+    import torch
+
+    for peer in range(group.size()):
+        if peer != group.rank():
+            with suppress(RuntimeError):
+                group.recv([torch.zeros(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
+
+
+def reduced(group: Any, pieces: Sequence[Any]) -> bool:
+    """All-reduce the pieces in place; False where a member is gone."""
+    try:
+        works = [group.allreduce([piece]) for piece in pieces]
+        for work in works:
+            work.wait()
+    except RuntimeError:
+        return False
+    return True
+
+
+def gathered(group: Any, number: int, size: int) -> list[int] | None:
+    """One number from every member, by rank; None where a member is gone."""
+    import torch
+
+    everyone = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    try:
+        group.allgather([everyone], [torch.tensor([number])]).wait()
+    except RuntimeError:
+        return None
+    return [int(one) for one in everyone]
+
+
+def handed_over(group: Any, rank: int, source: int, lacking: Sequence[int], state: bytes) -> bytes | None:
+    """The state of rank `source`, sent to each rank that lacks it. None where a member is gone; `state` elsewhere."""
+    import torch
+
+    try:
+        if rank == source and lacking:
+            data = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+            for target in lacking:
+                group.send([torch.tensor([data.numel()])], target, 0).wait()
+                group.send([data], target, 1).wait()
+        elif rank in lacking:
+            length = torch.zeros(1, dtype=torch.int64)
+            group.recv([length], source, 0).wait()
+            data = torch.empty(int(length), dtype=torch.uint8)
+            group.recv([data], source, 1).wait()
+            state = data.numpy().tobytes()
+        group.allreduce([torch.zeros(1)]).wait()  # everybody has it
+    except RuntimeError:
+        return None
+    return state

@@ -1,0 +1,87 @@
+"""Local SGD in PyTorch: K local steps, then one all-reduce averages the weights; the rate is eta0 phi(r) psi(k).
+
+    rates = LearningRate(optimizer, LocalPlan(local_steps=20, rounds="exponential", steps="exponential"))
+    local = LocalSGD(model, rates)
+    for batch in batches:
+        loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        local.after_step()
+
+The weights travel as one flat buffer a round, so traffic is that of one gradient every K steps. A policy for learning
+rates only: what it brings is a matter of the data (docs/techniques/local_sgd.md says what was found).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from windtunnel.errors import SpecError
+from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
+
+
+class LearningRate:
+    """Sets the learning rate of each parameter group to its first one times phi(r) psi(k)."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, plan: LocalPlan) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SpecError("optimizer", optimizer, "give a torch.optim.Optimizer")
+        self.optimizer, self.plan = optimizer, plan
+        self.first = [float(group["lr"]) for group in optimizer.param_groups]
+        self.round = self.local = 0
+        self._set()
+
+    def step(self) -> bool:
+        """One local step is done; whether a round is, too."""
+        self.local += 1
+        over = self.local == self.plan.local_steps
+        if over:
+            self.round, self.local = self.round + 1, 0
+        self._set()
+        return over
+
+    def _set(self) -> None:
+        factor = self.plan.factor(self.round, self.local)
+        for group, first in zip(self.optimizer.param_groups, self.first, strict=True):
+            group["lr"] = first * factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+        return {"round": self.round, "local": self.local, "first": list(self.first)}
+
+    def load_state_dict(self, found: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.round, self.local, self.first = int(found["round"]), int(found["local"]), list(found["first"])
+        self._set()
+
+
+class LocalSGD:
+    """Averages a model's weights over a process group at the end of each round."""
+
+    def __init__(self, model: nn.Module, rates: LearningRate, group: Any = None) -> None:
+        if not isinstance(rates, LearningRate):
+            raise SpecError("rates", rates, "give a LearningRate of the optimizer that trains the model")
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.rates, self.group, self.bytes_sent = rates, group, 0
+
+    def after_step(self) -> bool:
+        """To be called after each optimizer step; whether the weights were averaged."""
+        over = self.rates.step()
+        if over:
+            self.average()
+        return over
+
+    def average(self) -> None:
+        """The mean of the weights over all ranks, on every rank the same bits."""
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        dist.all_reduce(flat, group=self.group)
+        flat /= dist.get_world_size(self.group)
+        self.bytes_sent += flat.numel() * flat.element_size()
+        at = 0
+        for parameter in self.parameters:
+            parameter.detach().copy_(flat[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()

@@ -1,0 +1,376 @@
+"""STRONGHOLD's working window in PyTorch: hooks on the layers of a module, the same arithmetic, less device memory.
+
+The last w layers, and all that is no layer, stay on the device. The others live on the host:
+
+    before forward i    wait until i is here; ask for i + w          after forward i     i goes
+    before backward i   wait until i is here; ask for i - w          after backward i    gradients to the host, where
+                                                                     *this layer* is updated in a worker; i goes
+
+A fetch waits for the update of its layer. So each layer sees the same parameters, gradients and optimizer steps as
+with everything on the device: bit-equal. A parameter that several layers share, or a layer and the rest, stays on the
+device.
+
+Not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Literal
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from windtunnel.arguments import typed
+from windtunnel.errors import SpecError
+from windtunnel.real.techniques.offload.arena import Arena, HostedLayer, Link, device_bytes_of
+from windtunnel.units import parse_bytes
+
+MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+KEPT = 10_000
+_AWAY: WeakSet[nn.Module] = WeakSet()  # layers that some window has taken
+MOMENTS = 2  # of Adam, taken when a window is chosen before there is any state
+
+
+@typed("window", "device_memory", "updaters", "link_bytes_per_s")
+def apply(
+    model: nn.Module,
+    optimizer: MakeOptimizer,
+    *,
+    window: int | Literal["auto"] = "auto",
+    device_memory: int | str | None = None,
+    layers: Sequence[nn.Module] | None = None,
+    updaters: int = 1,
+    link_bytes_per_s: float | None = None,
+) -> Windowed:
+    """Keep a window of the model's layers on the device.
+
+    `optimizer` makes an optimizer of a list of parameters: one for each layer that is away, one for the rest. `layers`:
+    in the order in which they run; left out, the largest `nn.ModuleList` or `nn.Sequential`. `window`: layers that
+    stay; auto: as many as `device_memory` (bytes, or "8 GiB") holds with parameters, gradients and two moments each.
+    `link_bytes_per_s` throttles copies, to try out a slower link. Raises SpecError.
+    """
+    if not isinstance(model, nn.Module):
+        raise SpecError("model", model, "give a torch.nn.Module")
+    found = list(layers) if layers is not None else _layers_of(model)
+    if len(found) < 2:
+        raise SpecError("layers", len(found), "give the module's layers, two or more, in the order in which they run")
+    if any(layer in _AWAY for layer in found):
+        raise SpecError("model", type(model).__name__, "it has a window already: close() that one first")
+    if updaters < 1:
+        raise SpecError("updaters", updaters, "give 1 or more")
+    if window == "auto":
+        if device_memory is None:
+            raise SpecError("device_memory", None, "a window by formula needs a budget, e.g. '8 GiB'")
+        window = chosen_window(model, found, parse_bytes(device_memory, "device_memory"))
+    if not 1 <= window <= len(found):
+        raise SpecError("window", window, f"give 1 to {len(found)}, the number of layers")
+    return Windowed(model, found, optimizer, window, updaters, link_bytes_per_s)
+
+
+def predicted_peak(model: nn.Module, layers: Sequence[nn.Module], window: int) -> int:
+    """Bytes of parameters, gradients and moments on the device at the peak, without activations.
+
+    What stays: four times its parameters. What comes and goes: in the backward pass a layer, the window of w more that
+    has been asked for, and two layers' gradients, one being made and one being copied out.
+    """
+    own = _owned(model, layers)
+    sizes = [sum(p.numel() * p.element_size() for p in group) for group in own]
+    rest: int = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
+    away = len(layers) - window
+    stays: int = (2 + MOMENTS) * (rest + sum(sizes[away:]))
+    gone = sorted(sizes[:away], reverse=True)
+    moving: int = sum(gone[: window + 1]) + sum(gone[:2])
+    return stays + moving
+
+
+def chosen_window(model: nn.Module, layers: Sequence[nn.Module], budget: int) -> int:
+    """The largest window whose predicted peak fits. Raises SpecError where not even one layer does."""
+    fitting = [w for w in range(1, len(layers) + 1) if predicted_peak(model, layers, w) <= budget]
+    if not fitting:
+        least = predicted_peak(model, layers, 1)
+        raise SpecError("device_memory", budget, f"a window of one layer needs {least} bytes")
+    return max(fitting)
+
+
+class Windowed:
+    """The hooks and what they keep. `arena.peak`: most bytes of state on the device at once."""
+
+    def __init__(
+        self, model: nn.Module, layers: list[nn.Module], optimizer: MakeOptimizer, window: int, updaters: int,
+        link_bytes_per_s: float | None,
+    ) -> None:  # fmt: skip
+        self.model, self.window, self.arena = model, window, Arena()
+        self.away = len(layers) - window
+        down, up = Link(link_bytes_per_s), Link(link_bytes_per_s)
+        own = _owned(model, layers)
+        self.hosted = [
+            HostedLayer(layer, held, self.arena, down, up)
+            for layer, held in zip(layers[: self.away], own[: self.away], strict=True)
+        ]
+        hosted = {id(parameter) for layer in self.hosted for parameter in layer.parameters}
+        self.rest = [p for p in model.parameters() if id(p) not in hosted and p.requires_grad]
+        self.arena.take(sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in hosted))
+        self.optimizers = [optimizer([p for p in layer.host if p.requires_grad]) for layer in self.hosted]
+        self.rest_optimizer = optimizer(list(self.rest)) if self.rest else None
+        self._fetches = ThreadPoolExecutor(1, "fetch")
+        self._outs = ThreadPoolExecutor(1, "gradients")
+        self._updates = ThreadPoolExecutor(updaters, "update")
+        self._coming: dict[int, Future[None]] = {}
+        self._updating: dict[int, Future[None]] = {}
+        self._leaving: dict[int, Future[None]] = {}
+        self._left = [0] * self.away
+        self._open: set[int] = set()  # layers whose backward has begun and not ended
+        self._accumulating, self._pending_add = False, [False] * self.away
+        self._rest_state = 0
+        self._half_done = False  # layers that are away have been updated, and `step` has not been called
+        self.events: deque[tuple[str, int]] = deque(maxlen=KEPT)  # the newest: what became of which layer
+        self._lock = threading.Lock()
+        self._handles = [self._hook(number, layer) for number, layer in enumerate(self.hosted)]
+        self._handles.append([model.register_forward_pre_hook(lambda module, args: self._new_pass())])
+        for layer in self.hosted:
+            _AWAY.add(layer.layer)
+            layer.drop()
+        self.arena.peak = self.arena.now
+        for number in range(min(self.window, self.away)):
+            self._ask(number)
+
+    def _hook(self, number: int, hosted: HostedLayer) -> list[Any]:
+        taught = [parameter for parameter in hosted.parameters if parameter.requires_grad]
+        self._left[number] = len(taught)
+
+        def accumulated(_: torch.Tensor) -> None:
+            self._left[number] -= 1
+            if self._left[number] == 0:
+                self._after_backward(number)
+
+        def refused(*_: Any) -> None:  # memory that has been given back would be read or written
+            raise RuntimeError(
+                "parameters of this model are on the host: use the window's state_dict(), load_state_dict() or"
+                " whole_parameters(), or close() it first"
+            )
+
+        return [
+            hosted.layer.register_state_dict_pre_hook(refused),
+            hosted.layer.register_load_state_dict_pre_hook(refused),
+            hosted.layer.register_forward_pre_hook(lambda module, args: self._before_forward(number)),
+            hosted.layer.register_forward_hook(lambda module, args, out: self._after_forward(number, out)),
+            *(parameter.register_post_accumulate_grad_hook(accumulated) for parameter in taught),
+        ]
+
+    def _ask(self, number: int) -> None:
+        if not 0 <= number < self.away or number in self._coming:
+            return
+        hosted, update = self.hosted[number], self._updating.get(number)
+        self.arena.take(hosted.bytes)  # from now on there must be room for it
+
+        def fetch() -> None:
+            if update is not None:
+                update.result()
+            hosted.fetch()
+            self._note("here", number)
+
+        self._coming[number] = self._fetches.submit(fetch)
+
+    def _note(self, what: str, number: int) -> None:
+        with self._lock:
+            self.events.append((what, number))
+
+    def _go(self, number: int) -> None:
+        self._coming.pop(number)
+        self.hosted[number].drop()
+        self._note("gone", number)
+
+    def _new_pass(self) -> None:
+        """Raises RuntimeError where the step before was left in the middle: by an exception, or without `step`."""
+        if self._half_done and torch.is_grad_enabled():
+            raise RuntimeError(
+                "a backward pass has updated layers and step() was not called: wrap all backward passes of a step but"
+                " the last in accumulate(); behind one that raised, load a checkpoint, as some layers are a step ahead"
+            )
+
+    def _before_forward(self, number: int) -> None:
+        self._finish_open()
+        self._ask(number)
+        self._coming[number].result()
+        self._note("forward", number)
+        self._ask(number + self.window)
+
+    def _after_forward(self, number: int, out: Any) -> None:
+        taught = _first_tensor(out)
+        if torch.is_grad_enabled() and taught is not None and taught.requires_grad:
+            taught.register_hook(lambda gradient: self._before_backward(number))
+        self._go(number)
+        if number == self.away - 1 and torch.is_grad_enabled():
+            for ahead in range(min(self.window, self.away)):
+                self._ask(number - ahead)
+
+    def _before_backward(self, number: int) -> None:
+        self._open.add(number)
+        self._ask(number)
+        self._coming[number].result()
+        self._note("backward", number)
+        if number + 2 in self._leaving:  # no more than two layers' gradients at once
+            self._leaving.pop(number + 2).result()
+        self.arena.take(self.hosted[number].gradient_bytes)
+        self._ask(number - self.window)
+
+    def _after_backward(self, number: int) -> None:
+        hosted = self.hosted[number]
+        gradients = [parameter.grad for parameter in hosted.parameters]
+        for parameter in hosted.parameters:
+            parameter.grad = None
+        self._left[number] = sum(parameter.requires_grad for parameter in hosted.parameters)
+        self._open.discard(number)
+        add, last = self._pending_add[number], not self._accumulating
+        before = self._updating.get(number)
+        out = self._leaving[number] = self._outs.submit(self._out, number, gradients, add, before)
+        self._pending_add[number] = not last
+        self._updating[number] = self._updates.submit(self._update, number, out) if last else out
+        self._half_done |= last
+        self._go(number)
+        if number < self.window:
+            self._ask(number)
+
+    def _out(
+        self, number: int, gradients: list[torch.Tensor | None], add: bool, before: Future[None] | None
+    ) -> None:  # fmt: skip
+        if before is not None:
+            before.result()
+        self.hosted[number].gradients_out(gradients, add=add)
+        self.arena.take(-self.hosted[number].gradient_bytes)
+
+    def _update(self, number: int, out: Future[None]) -> None:
+        out.result()
+        self.optimizers[number].step()
+        self.optimizers[number].zero_grad()
+
+    def _finish_open(self) -> None:
+        """Layers of which some parameter got no gradient: their backward is over all the same."""
+        for number in sorted(self._open, reverse=True):
+            self._after_backward(number)
+
+    def step(self) -> None:
+        """End of a step: what is on the device is updated here; the layers that are away are updated already."""
+        self._finish_open()
+        self._half_done = False
+        self._raise_failures(wait=False)
+        if self.rest_optimizer is not None:
+            gradients = sum(p.grad.numel() * p.grad.element_size() for p in self.rest if p.grad is not None)
+            self.arena.take(gradients)
+            self.rest_optimizer.step()
+            state = device_bytes_of(self.rest_optimizer)
+            self.arena.take(state - self._rest_state)
+            self._rest_state = state
+            self.rest_optimizer.zero_grad()
+            self.arena.take(-gradients)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside add up gradients and update nothing (`no_sync` of DistributedDataParallel)."""
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._finish_open()
+            self._accumulating = False
+
+    def wait(self) -> None:
+        """Until all updates and copies have ended. Raises what one of them raised."""
+        self._finish_open()
+        self._raise_failures(wait=True)
+
+    def _raise_failures(self, *, wait: bool) -> None:
+        for future in (*self._updating.values(), *self._coming.values()):
+            if wait or future.done():
+                future.result()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters as a plain run would have them, and all optimizers' state."""
+        self.wait()
+        return {
+            "model": self.whole_parameters(),
+            "layers": [one.state_dict() for one in self.optimizers],
+            "rest": self.rest_optimizer.state_dict() if self.rest_optimizer is not None else None,
+        }
+
+    def load_state_dict(self, found: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of the same model and window. Raises SpecError for another window."""
+        if len(found["layers"]) != len(self.optimizers):
+            raise SpecError("window", self.window, f"the state has {len(found['layers'])} layers away from the device")
+        self.wait()
+        self._half_done = False
+        for number in list(self._coming):
+            self._go(number)
+        self._updating.clear()
+        hosted = {id(p): kept for layer in self.hosted for p, kept in zip(layer.parameters, layer.host, strict=True)}
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                hosted.get(id(parameter), parameter).copy_(found["model"][name])
+        for optimizer, state in zip(self.optimizers, found["layers"], strict=True):
+            optimizer.load_state_dict(state)
+        if self.rest_optimizer is not None:
+            self.rest_optimizer.load_state_dict(found["rest"])
+        for number in range(min(self.window, self.away)):
+            self._ask(number)
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        """Every parameter by name, those of the host from there; copies."""
+        self.wait()
+        hosted = {id(p): kept for layer in self.hosted for p, kept in zip(layer.parameters, layer.host, strict=True)}
+        return {
+            name: hosted.get(id(parameter), parameter).detach().clone()
+            for name, parameter in self.model.named_parameters()
+        }
+
+    def close(self) -> None:
+        """Bring every layer back to the device for good and take the hooks off."""
+        self.wait()
+        for handles in self._handles:
+            for handle in handles:
+                handle.remove()
+        for number, hosted in enumerate(self.hosted):
+            self._ask(number)
+            self._coming[number].result()
+            assert hosted.here, "just fetched"
+            _AWAY.discard(hosted.layer)
+        for pool in (self._fetches, self._outs, self._updates):
+            pool.shutdown()
+
+
+def _owned(model: nn.Module, layers: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
+    """Parameters of each layer that nothing else holds."""
+    holders: dict[int, int] = {}
+    inside: set[int] = set()
+    for layer in layers:
+        for parameter in layer.parameters():
+            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+        inside |= {id(module) for module in layer.modules()}
+    outside = {
+        id(parameter)
+        for module in model.modules()
+        if id(module) not in inside
+        for parameter in module.parameters(recurse=False)
+    }
+    return [[p for p in layer.parameters() if holders[id(p)] == 1 and id(p) not in outside] for layer in layers]
+
+
+def _layers_of(model: nn.Module) -> list[nn.Module]:
+    lists: list[Any] = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    longest = max(lists, key=lambda module: len(module)) if lists else []
+    return list(longest)
+
+
+def _first_tensor(out: Any) -> torch.Tensor | None:
+    if isinstance(out, torch.Tensor):
+        return out
+    if isinstance(out, tuple | list):
+        return next((one for one in out if isinstance(one, torch.Tensor) and one.requires_grad), None)
+    if isinstance(out, dict):
+        return _first_tensor(tuple(out.values()))
+    return None

@@ -1,5 +1,0 @@
-"""Runs of a job through its failures, many at once on arrays."""
-
-from windtunnel.resilience.run.many import PARTS, Episode, Outcome, Saving, run_many
-
-__all__ = ["PARTS", "Episode", "Outcome", "Saving", "run_many"]

@@ -1,8 +1,0 @@
-"""Batching policies: pure decisions over a replica's queues. Each is one file with a `plan`."""
-
-from __future__ import annotations
-
-from windtunnel.serving.batching.continuous import ContinuousBatching
-from windtunnel.serving.batching.plan import Batching, Plan, State
-
-__all__ = ["Batching", "ContinuousBatching", "Plan", "State"]

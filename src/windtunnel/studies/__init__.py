@@ -1,0 +1,1 @@
+"""What is asked of the physics: training, plans, serving, a fleet, failures, traces, sweeps."""

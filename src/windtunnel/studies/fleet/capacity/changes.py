@@ -1,0 +1,104 @@
+"""How many GPUs each node has over time: nodes that fail and return, or a trace of what was there.
+
+    failures    each node fails after an exponential time of mean `mtbf_s`, and is back `repair_s` later; nodes are
+                independent, and each has a stream of draws of its own, so that more nodes never change the others'
+    trace       CSV of `time_s,node,gpus` (a node has so many GPUs from then on), or of `time_s,nodes` (so many nodes
+                are there; those with the highest numbers leave first)
+
+Work lost follows from where the last checkpoint was: `exact/clock.py`. Other laws of failure (components, bursts, lemon
+hosts) come as a trace.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.studies.fleet.exact.clock import NS, NodeChange
+from windtunnel.studies.fleet.jobs.table import read_table
+from windtunnel.studies.fleet.site import Site
+
+LONGEST = 10  # times the busy period without failures, after which a run that does not get on is ended
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What happens to nodes, and what jobs lose by it. Times in seconds."""
+
+    mtbf_s: float | None = None  # of one node
+    repair_s: float = 3600.0
+    checkpoint_s: float = 1800.0  # 0: nothing is lost; infinite: no checkpoints
+    trace: Path | None = None
+
+    def stream(self, site: Site, begin_s: float, seed: int) -> Iterator[NodeChange]:
+        """Changes from `begin_s` on, by time. Raises InputFileError for a trace that does not fit the site."""
+        if self.trace is not None:
+            return iter(_traced(self.trace, site, begin_s))
+        if self.mtbf_s is None:
+            return iter(())
+        if self.mtbf_s <= 0:
+            raise SpecError("--mtbf-node", self.mtbf_s, "give the mean time between a node's failures, such as 30 d")
+        return _failures(site, round(begin_s * NS), self.mtbf_s, self.repair_s, seed)
+
+
+def _failures(site: Site, begin_ns: int, mtbf_s: float, repair_s: float, seed: int) -> Iterator[NodeChange]:
+    random = [np.random.default_rng((seed, node)) for node in range(site.nodes)]
+    repair_ns = max(round(repair_s * NS), 1)
+
+    def next_ns(node: int, after_ns: int) -> int:
+        return after_ns + max(round(float(random[node].exponential(mtbf_s)) * NS), 1)
+
+    due = [(next_ns(node, begin_ns), node, 0) for node in range(site.nodes)]
+    heapq.heapify(due)
+    while True:
+        time_ns, node, gpus = heapq.heappop(due)
+        yield NodeChange(time_ns, node, gpus)
+        if gpus:
+            heapq.heappush(due, (next_ns(node, time_ns), node, 0))
+        else:
+            heapq.heappush(due, (time_ns + repair_ns, node, site.per_node))
+
+
+def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
+    table = read_table(path, ",")
+    by_node = table.has("node") and table.has("gpus")
+    if not table.has("time_s") or not (by_node or table.has("nodes")):
+        raise InputFileError(path, "is no trace of capacity", "give the columns time_s,node,gpus or time_s,nodes")
+    found: list[NodeChange] = []
+    there = site.nodes
+    names = ("time_s", "node", "gpus") if by_node else ("time_s", "nodes")
+    rows = zip(table.line.tolist(), *(table.texts(name) for name in names), strict=True)
+    last_s = -np.inf
+    for line, text, which, *more in rows:
+        time_s = _number(path, line, "time_s", text)
+        if time_s < last_s:
+            raise InputFileError(path, f"line {line}: time_s goes back, {text}", "sort the lines by time")
+        last_s = time_s
+        time_ns = round((begin_s + time_s) * NS)
+        if by_node:
+            node = int(_number(path, line, "node", which, site.nodes - 1))
+            gpus = int(_number(path, line, "gpus", more[0], site.per_node))
+            found.append(NodeChange(time_ns, node, gpus))
+            continue
+        count = int(_number(path, line, "nodes", which, site.nodes))
+        found += [NodeChange(time_ns, node, 0) for node in range(there - 1, count - 1, -1)]
+        found += [NodeChange(time_ns, node, site.per_node) for node in range(there, count)]
+        there = count
+    return found
+
+
+def _number(path: Path, line: int, column: str, text: str, most: float = 9e9) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    whole = column == "time_s" or value == int(value) if np.isfinite(value) else False
+    if not whole or not 0 <= value <= most:
+        remedy = f"give a {'number' if column == 'time_s' else 'whole number'} from 0 to {most:g}"
+        raise InputFileError(path, f"line {line}: {column} = {text[:40]!r}", remedy)
+    return value

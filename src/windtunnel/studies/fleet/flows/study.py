@@ -1,0 +1,130 @@
+"""One trace of coflows under one policy: when each starts and ends, on one of two clocks.
+
+* `exact`: real arrivals and amounts, rates anew whenever anything changes, integer nanoseconds.
+* `coflowsim`: the clock of CoflowSim, to the tick, for the policies that it has.
+
+Completion time (CCT) counts from the arrival in the exact clock, and from the start of the epoch, which may be ten
+seconds before the arrival, in CoflowSim's: compare policies on one clock only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.engine.coflows import MIB, Coflows, Finish, Queues, replay_coflows
+from windtunnel.studies.fleet.flows import coflowsim
+from windtunnel.studies.fleet.flows.trace import Trace, of_trace
+
+PORT_BYTES_PER_S = 128 * MIB  # CoflowSim's port, 1,024 Mib/s
+POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "d-clas", "fai")
+ALIASES = {"aalo": "d-clas", "dclas": "d-clas"}
+CLOCKS = ("exact", "coflowsim")
+
+
+@dataclass(frozen=True)
+class FlowsAnswer:
+    """Of every coflow in the order of the trace. NaN and -1 where the coflow was ignored."""
+
+    policy: str
+    clock: str
+    coflow: tuple[str, ...]
+    start_s: NDArray[np.float64]
+    finish_s: NDArray[np.float64]
+    finish_tick: NDArray[np.int64] | None  # of 1/1,024 s, in CoflowSim's clock
+    bytes_total: float
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Coflows without a mapper: they cannot send, and CoflowSim leaves them out."""
+        return tuple(name for name, start in zip(self.coflow, self.start_s, strict=True) if np.isnan(start))
+
+    @property
+    def cct_s(self) -> NDArray[np.float64]:
+        """Completion times of those that were not ignored."""
+        return (self.finish_s - self.start_s)[~np.isnan(self.start_s)]
+
+    def to_dict(self) -> dict[str, object]:
+        """Aggregates, in plain numbers."""
+        cct = self.cct_s
+        some = len(cct) > 0
+        levels = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
+        spread = {name: float(np.percentile(cct, level)) for name, level in levels.items()} if some else {}
+        return {
+            "cct_s": {"mean": float(cct.mean()), **spread, "max": float(cct.max())} if some else None,
+            "makespan_s": float(np.nanmax(self.finish_s) - np.nanmin(self.start_s)) if some else 0.0,
+            "coflows": len(self.coflow),
+            "coflows_ignored": list(self.ignored),
+            "bytes_total": self.bytes_total,
+            "clock": self.clock,
+            "policy": self.policy,
+        }
+
+
+def policy_named(name: str) -> str:
+    """The policy of this name or other name. Raises UnknownNameError."""
+    policy = ALIASES.get(name.lower(), name.lower())
+    if policy not in POLICIES:
+        raise UnknownNameError("policy of flows", name, (*POLICIES, *ALIASES))
+    return policy
+
+
+def run_flows(
+    trace: Trace,
+    policy: str,
+    clock: str = "exact",
+    port_bytes_per_s: float = PORT_BYTES_PER_S,
+    queues: Queues | None = None,
+) -> FlowsAnswer:
+    """When every coflow of a trace starts and ends.
+
+    Raises UnknownNameError for a policy or clock that there is not, SpecError for one that CoflowSim does not have, or
+    a port other than its own on its clock.
+    """
+    policy = policy_named(policy)
+    if clock not in CLOCKS:
+        raise UnknownNameError("clock of flows", clock, CLOCKS)
+    names = tuple(shuffle.name for shuffle in trace.shuffles)
+    amounts = [sum(mib for _, mib in s.reducers) * MIB if s.mappers else 0.0 for s in trace.shuffles]
+    if clock == "coflowsim":
+        if policy not in coflowsim.POLICIES:
+            raise SpecError("policy", policy, f"CoflowSim has {', '.join(coflowsim.POLICIES)}; use --clock exact")
+        if port_bytes_per_s != PORT_BYTES_PER_S or queues is not None:
+            raise SpecError("port", port_bytes_per_s, "CoflowSim's ports and queues are fixed; use --clock exact")
+        ticks = coflowsim.run_ticks(trace, policy)
+        start, finish = (np.where(t < 0, np.nan, t / 1024.0) for t in (ticks.start, ticks.finish))
+        return FlowsAnswer(policy, clock, names, start, finish, ticks.finish, sum(amounts))
+    coflows = of_trace(trace, port_bytes_per_s)
+    ends = _exact(coflows, policy, queues)
+    ignored = np.array([not shuffle.mappers for shuffle in trace.shuffles], bool)
+    start, finish = (np.where(ignored, np.nan, t / 1e9) for t in (coflows.arrival_ns, ends.coflow_ns))
+    return FlowsAnswer(policy, clock, names, start, finish, None, sum(amounts))
+
+
+def _exact(coflows: Coflows, policy: str, queues: Queues | None) -> Finish:
+    if policy in ("sebf", "fair", "d-clas", "fai"):
+        return replay_coflows(coflows, policy, queues)
+    return replay_coflows(coflows._replace(key=static_key(coflows, policy)), "keyed", queues)
+
+
+def static_key(coflows: Coflows, policy: str) -> NDArray[np.float64]:
+    """What the simple orders go by: longest flow (scf), fewer of senders and receivers (ncf), bytes (lcf), none (fifo).
+
+    Senders and receivers are told apart as the even and odd links of `traffic.on_switch`.
+    """
+    n = len(coflows.arrival_ns)
+    key = np.zeros(n)
+    if policy == "scf":
+        np.maximum.at(key, coflows.coflow, coflows.bytes_total)
+    elif policy == "lcf":
+        np.add.at(key, coflows.coflow, coflows.bytes_total)
+    elif policy == "ncf":
+        width = len(coflows.capacity_bytes_per_s)
+        of_entry = np.repeat(coflows.coflow, np.diff(coflows.link_ptr))
+        pairs = np.unique(of_entry * width + coflows.link_idx)
+        sides = [np.bincount(pairs[pairs % 2 == side] // width, minlength=n) for side in (0, 1)]
+        key = np.minimum(*sides).astype(float)
+    return key

@@ -1,0 +1,156 @@
+"""What is wrong with a trace: what cannot be, and what is probably a slip. Each finding names jobs and a remedy.
+
+error      a job that no policy can run, or that contradicts itself
+warning    what makes results doubtful: load over capacity, units that look wrong, deadlines that cannot be met
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.site import Site
+
+LONG_S = 365 * 86_400.0  # above which a duration is probably in other units
+NAMED = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong."""
+
+    kind: str
+    severity: str
+    text: str
+    remedy: str
+    jobs: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
+    """All findings, errors first."""
+    found: list[Finding] = []
+
+    def add(kind: str, severity: str, rows: NDArray[np.int64], text: str, remedy: str) -> None:
+        if len(rows):
+            named = [jobs.name[at] for at in rows[:NAMED].tolist()]
+            places = ", ".join(
+                f"{name} (line {int(jobs.line[at])})" for name, at in zip(named, rows.tolist(), strict=False)
+            )
+            more = ", ..." if len(rows) > NAMED else ""
+            count = f"{len(rows)} job{'s' * (len(rows) > 1)} {text}: {places}{more}"
+            found.append(Finding(kind, severity, count, remedy, tuple(jobs.name[at] for at in rows.tolist())))
+
+    submit, duration, deadline, start = jobs.submit_s, jobs.duration_s, jobs.deadline_s, jobs.start_s
+    unstarted = np.array(jobs.columns.get("ended", [""] * len(jobs))) == "cancelled"  # such a job asks for nothing
+    unstarted &= np.isnan(start) & ~(duration > 0)
+    add(
+        "no-gpu", "error", np.flatnonzero((jobs.gpus < 1) & ~unstarted), "without a GPU", "give gpus, or leave them out"
+    )
+    if site is not None:
+        too_many = np.flatnonzero(-(-jobs.gpus // site.per_node) > site.nodes)
+        add(
+            "too-large",
+            "error",
+            too_many,
+            f"of more than the {site.gpus} GPUs of {site.text}",
+            "give a larger cluster",
+        )
+    add(
+        "no-duration",
+        "warning",
+        np.flatnonzero(np.isnan(duration) & np.isnan(jobs.iterations)),
+        "without duration and iterations",
+        "add duration_s, or iterations with model and batch_size",
+    )
+    idle = np.flatnonzero((duration == 0) & ~unstarted)
+    add("zero-duration", "warning", idle, "of no duration", "check the unit of duration_s")
+    add(
+        "long",
+        "warning",
+        np.flatnonzero(duration > LONG_S),
+        "of more than a year",
+        "durations are seconds: check the unit",
+    )
+    add(
+        "late-before-start",
+        "error",
+        np.flatnonzero(deadline < submit),
+        "due before submission",
+        "check the deadlines' clock",
+    )
+    add(
+        "started-early",
+        "error",
+        np.flatnonzero(start < submit),
+        "started before submission",
+        "check both columns' clock",
+    )
+    if (site is not None) and not np.isnan(deadline).all():
+        hopeless = np.flatnonzero((deadline - submit < duration * jobs.gpus / site.gpus) & (deadline >= submit))
+        add(
+            "hopeless",
+            "warning",
+            hopeless,
+            "too late even on the whole cluster at perfect speed",
+            "check deadlines",
+        )
+    found.extend(_order_and_load(jobs, site))
+    found.extend(_copies(jobs))
+    return sorted(found, key=lambda finding: finding.severity != "error")
+
+
+def _order_and_load(jobs: Jobs, site: Site | None) -> Sequence[Finding]:
+    found = []
+    back = np.flatnonzero(np.diff(jobs.submit_s) < 0)
+    if len(back):
+        at = int(back[0]) + 1
+        text = f"submissions are out of order from {jobs.name[at]} (line {int(jobs.line[at])}) on"
+        found.append(
+            Finding(
+                "unsorted",
+                "warning",
+                text,
+                "policies take jobs by their times, and only over-subscription draws by row; but a mixed-up clock would"
+                " look so",
+            )
+        )
+    if site is not None and not np.isnan(jobs.duration_s).all() and len(jobs) > 1:
+        runs = -(-jobs.gpus // site.per_node) <= site.nodes  # larger jobs are left out of every run
+        work = float(np.nansum((jobs.duration_s * jobs.gpus)[runs]))
+        span = float(jobs.submit_s.max() - jobs.submit_s.min())
+        if span > 0:
+            load = work / (span * site.gpus)
+            if load > 1:
+                text = f"the offered load is {load:.0%} of {site.text}"
+                text += f": {work:,.0f} GPU-s in {span:,.0f} s of submissions"
+                remedy = "queues grow to the end of the trace: give a larger cluster, or read waits as such"
+                found.append(Finding("overload", "warning", text, remedy))
+    return found
+
+
+def _copies(jobs: Jobs) -> Sequence[Finding]:
+    seen: dict[tuple[Any, ...], int] = {}
+    copies = []
+    rows = zip(jobs.submit_s.tolist(), jobs.gpus.tolist(), jobs.duration_s.tolist(), jobs.model, jobs.user, strict=True)
+    for at, key in enumerate(rows):
+        if key in seen and key[2] == key[2]:
+            copies.append(at)
+        seen.setdefault(key, at)
+    if len(copies) > max(len(jobs) // 20, 1):
+        named = ", ".join(jobs.name[at] for at in copies[:NAMED])
+        text = f"{len(copies)} jobs look like copies of others (same submission, GPUs and duration): {named}, ..."
+        return [
+            Finding(
+                "copies", "warning", text, "check that lines were not doubled", tuple(jobs.name[at] for at in copies)
+            )
+        ]
+    return []

@@ -1,0 +1,136 @@
+"""Job traces of every layout that is known, read into `Jobs`.
+
+One reader for all tables: columns are known by several names, e.g. `application` is the model and `create_s` the time
+of submission. `sacct` text, YAML of ours and Kubernetes manifests become such tables first. Our own layout, CSV,
+Parquet or YAML: job, submit_s, gpus, and as far as known duration_s (on these GPUs), model, batch_size, iterations,
+deadline_s, user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.errors import InputFileError, UserError
+from windtunnel.studies.fleet.jobs.table import Table, check_one_selection, matching, read_table
+from windtunnel.studies.fleet.jobs.trace import Jobs
+
+ALIASES = {
+    "job": ("job", "pod", "job_id", "id", "name"),
+    "submit_s": ("submit_s", "create_s", "submit_time", "arrival_s", "submission_time"),
+    "gpus": ("gpus", "num_gpus", "num_gpu", "gpu_count"),
+    "duration_s": ("duration_s", "duration", "runtime_s", "run_time_s"),
+    "deadline_s": ("deadline_s", "deadline"),
+    "iterations": ("iterations", "num_iterations"),
+    "batch_size": ("batch_size", "global_batch"),
+    "start_s": ("start_s", "schedule_s"),
+    "model": ("model", "application", "model_name"),
+    "user": ("user", "vc", "account"),
+}
+SELECTORS = ("workload", "load", "setting", "cluster", "list")  # columns by which one file holds several traces
+FURTHER = (
+    "ended",
+    "command",
+    "max_gpus",
+    "privacy",
+    "data_gb",
+    "data_at",
+    "seq_len",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+)  # of single policies
+PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods
+
+
+def read_jobs(path: str | Path, where: str = "") -> Jobs:
+    """The jobs of a trace, those for which `where` (column=value,...) holds.
+
+    Raises InputFileError (file, line, value, remedy) or SpecError (`where`).
+    """
+    path = Path(path)
+    table = matching(_table(path), where)
+    check_one_selection(table, SELECTORS)
+    return jobs_of(table)
+
+
+def _table(path: Path) -> Table:
+    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+        from windtunnel.studies.fleet.jobs.manifests import read_manifests
+
+        return read_manifests(path)
+    if path.is_file() and path.suffix.lower() not in (".parquet", ".pq"):
+        with path.open("rb") as file:
+            first = file.readline(4096)
+        if first.startswith(b"\x1f\x8b"):
+            raise InputFileError(path, "is packed with gzip", f"unpack it first: gunzip -k {path.name}")
+        if b"|" in first and b"," not in first:
+            from windtunnel.studies.fleet.jobs.slurm import read_sacct
+
+            return read_sacct(path)
+        if first.lstrip().lower().startswith(b"jobid "):
+            raise InputFileError(
+                path, "is sacct's table for people", "write it with `sacct -P -X -a -o JobID,Submit,...`"
+            )
+    return read_table(path)
+
+
+def jobs_of(table: Table) -> Jobs:
+    """Jobs of a table of one trace."""
+    named = {key: next((alias for alias in names if table.has(alias)), None) for key, names in ALIASES.items()}
+    for key in ("submit_s", "gpus"):
+        if named[key] is None:
+            known = ", ".join(table.columns) or "no column"
+            raise InputFileError(
+                table.source, f"has no column {key} (it has {known})", f"name one {' or '.join(ALIASES[key])}"
+            )
+    if not len(table):
+        raise InputFileError(table.source, "has no job", "give at least one line below the names")
+
+    def numbers(key: str, least: float | None = 0.0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        column = named[key]
+        seconds = key in ("duration_s", "start_s")
+        return table.numbers(column, least=least, seconds=seconds) if column else np.full(len(table), np.nan)
+
+    def texts(key: str) -> list[str]:
+        column = named[key]
+        return table.texts(column) if column else [""] * len(table)
+
+    submit, gpus = named["submit_s"], named["gpus"]
+    assert submit is not None
+    assert gpus is not None
+    pods = all(table.has(column) for column in PODS[:1] + PODS[2:3])
+    name = texts("job") if named["job"] else [str(at) for at in range(len(table))]
+    _check_names(name, table)
+    return Jobs(
+        source=table.source,
+        name=name,
+        line=table.line,
+        submit_s=np.nan_to_num(
+            table.numbers(submit, needed=not pods, seconds=True)
+        ),  # pods may come without times, in order of names
+        gpus=table.whole(gpus, needed=True),
+        duration_s=numbers("duration_s"),
+        deadline_s=numbers("deadline_s"),
+        iterations=numbers("iterations"),
+        batch_size=numbers("batch_size"),
+        start_s=numbers("start_s"),
+        model=texts("model"),
+        user=texts("user"),
+        columns={key: table.texts(key) for key in (*PODS, *FURTHER) if table.has(key)},
+    )
+
+
+def _check_names(name: list[str], table: Table) -> None:
+    if len(set(name)) == len(name):
+        return
+    first: dict[str, int] = {}
+    for at, text in enumerate(name):
+        if text in first:
+            lines = f"lines {int(table.line[first[text]])} and {int(table.line[at])}"
+            raise UserError(
+                f"{table.source}: {lines} both name job {text!r}; names tell jobs apart, so make them differ"
+            )
+        first[text] = at

@@ -1,0 +1,221 @@
+"""A policy over real processes: it starts, preempts and resumes them; what it decides is what it would in simulation.
+
+The snapshot is the exact clock's: seconds since the first start, GPUs as slots of this machine. A job's command is
+told its slots (CUDA_VISIBLE_DEVICES, WINDTUNNEL_GPUS) and a folder for its checkpoints (WINDTUNNEL_FOLDER); it is
+asked to stop by SIGTERM, and has to go on from its checkpoint when it is started again. A job that dies is started
+again, a few times. The scheduler itself may be killed: started again in the same folder it goes on, and nothing runs
+twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from windtunnel.studies.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
+from windtunnel.studies.fleet.live import process
+from windtunnel.studies.fleet.live.journal import Journal
+
+POLL_S = 0.02
+RETRIES = 3  # starts after a job died by itself
+
+
+@dataclass
+class LiveJob:
+    """One job and what is known of it."""
+
+    index: int
+    name: str
+    submit_s: float
+    gpus: int
+    command: str
+    duration_s: float | None = None
+    placement: Placement = EMPTY
+    slots: tuple[int, ...] = ()  # of this machine, numbered through all nodes
+    attempt: int = 0
+    pid: int = 0
+    born: int = 0
+    held_s: float = 0.0
+    since_s: float = 0.0
+    start_s: float | None = None
+    end_s: float | None = None
+    deaths: int = 0
+    preemptions: int = 0
+    failed: bool = False
+
+
+@dataclass
+class Scheduler:
+    """Runs jobs under a policy in a folder."""
+
+    jobs: list[LiveJob]
+    nodes: tuple[int, ...]
+    policy: Policy
+    folder: Path
+    restart_s: float = 0.0  # of each start, until there is progress
+    origin: float = 0.0
+    memory: object = None
+    wake_s: float | None = None
+    round: int = -1  # of a policy that is asked at intervals, the last
+    seen: set[int] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Until every job has ended or failed for good."""
+        journal = Journal(self.folder)
+        try:
+            self._recover(journal)
+            changed = True
+            while any(job.end_s is None and not job.failed for job in self.jobs):
+                changed |= self._look(journal)
+                if self._is_due(changed):
+                    changed = self._decide(journal)
+                time.sleep(POLL_S)
+        finally:
+            journal.close()
+
+    def _is_due(self, changed: bool) -> bool:
+        """Whether the policy is to be asked; one with `interval_s` is at multiples of it only, as in the clock."""
+        now, every_s = self._now(), float(getattr(self.policy, "interval_s", 0.0))
+        if not every_s:
+            return changed or (self.wake_s is not None and now >= self.wake_s)
+        before, self.round = self.round, int(now // every_s)
+        return self.round > before
+
+    def _now(self) -> float:
+        return time.time() - self.origin
+
+    def _recover(self, journal: Journal) -> None:
+        entries = journal.entries()
+        if not entries:
+            self.origin = time.time()
+            journal.write(what="begin", origin=self.origin)
+            return
+        self.origin = float(entries[0]["origin"])
+        by_name = {job.name: job for job in self.jobs}
+        for entry in entries[1:]:
+            job = by_name.get(entry.get("job", ""))
+            if job is None:
+                continue
+            if entry["what"] == "start":
+                job.attempt = entry["attempt"]
+                job.placement = tuple((node, count) for node, count in entry["placement"])
+                job.slots = tuple(entry.get("slots", ()))
+                job.since_s = entry["at"]
+                job.start_s = entry["at"] if job.start_s is None else job.start_s
+            elif entry["what"] in ("stop", "death", "end", "failed"):
+                job.held_s += entry["at"] - job.since_s
+                job.placement = EMPTY
+                job.preemptions += entry["what"] == "stop"
+                job.deaths += entry["what"] == "death"
+                job.end_s = entry["at"] if entry["what"] == "end" else job.end_s
+                job.failed |= entry["what"] == "failed"
+        for job in self.jobs:
+            if job.placement:
+                self._adopt(job)
+
+    def _adopt(self, job: LiveJob) -> None:
+        """Find the process that an earlier scheduler started; where it is gone, `_look` books its end."""
+        folder = self.folder / job.name
+        pid = process.number(folder, job.attempt, process.BIRTH_S)
+        job.pid, job.born = (pid, process.birth_of(pid) or -1) if pid is not None else (0, -1)
+
+    def _look(self, journal: Journal) -> bool:
+        """Book what ended or died; returns whether anything changed, arrivals included."""
+        process.reap()
+        now = self._now()
+        changed = False
+        for job in self.jobs:
+            if job.submit_s <= now and job.index not in self.seen:
+                self.seen.add(job.index)
+                changed = True
+            if not job.placement or (job.born >= 0 and process.birth_of(job.pid) == job.born):
+                continue
+            self._book_end(journal, job, now)
+            changed = True
+        return changed
+
+    def _book_end(self, journal: Journal, job: LiveJob, now: float) -> None:
+        """A job ended or died by itself."""
+        status = process.status(self.folder / job.name, job.attempt)
+        if status is None and job.born >= 0:  # its shell was killed, alone perhaps
+            process.stop(job.pid, job.born)
+        died = status != 0
+        for_good = died and job.deaths >= RETRIES
+        what = "failed" if for_good else "death" if died else "end"
+        journal.write(what=what, job=job.name, at=now, status=status)
+        job.held_s += now - job.since_s
+        job.placement = EMPTY
+        job.deaths += died
+        job.failed = for_good
+        job.end_s = None if died else now
+
+    def _decide(self, journal: Journal) -> bool:
+        """Ask the policy and do what it says; returns whether a job ended by itself meanwhile."""
+        now = self._now()
+        ended = False
+        active = [job for job in self.jobs if job.index in self.seen and job.end_s is None and not job.failed]
+        snapshot = Snapshot(now, [self._view(job, now) for job in active], self.nodes, self.memory)
+        decision = self.policy.decide(snapshot)
+        self.memory, self.wake_s = decision.memory, decision.wake_s
+        placements = kept_or_placed(snapshot, decision)
+        for job in active:
+            if job.placement and placements.get(job.index, EMPTY) != job.placement:
+                process.stop(job.pid, job.born)
+                stopped = self._now()
+                if process.status(self.folder / job.name, job.attempt) is not None:
+                    self._book_end(journal, job, stopped)  # before it was asked to stop: that leaves no status
+                    ended = True
+                    continue
+                journal.write(what="stop", job=job.name, at=stopped)
+                job.held_s += stopped - job.since_s
+                job.placement = EMPTY
+                job.preemptions += 1
+        for job in active:
+            after = placements.get(job.index, EMPTY)
+            if after and not job.placement and job.end_s is None and not job.failed:
+                self._start(journal, job, after)
+        return ended
+
+    def _start(self, journal: Journal, job: LiveJob, placement: Placement) -> None:
+        job.attempt += 1
+        job.slots = free_slots(self.nodes, placement, [other.slots for other in self.jobs if other.placement])
+        job.placement = placement
+        job.since_s = self._now()
+        job.start_s = job.since_s if job.start_s is None else job.start_s
+        cells = [list(cell) for cell in placement]
+        told = {"placement": cells, "slots": list(job.slots)}
+        journal.write(what="start", job=job.name, attempt=job.attempt, at=job.since_s, **told)
+        environment = {
+            "WINDTUNNEL_GPUS": str(job.gpus),
+            "WINDTUNNEL_ATTEMPT": str(job.attempt),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.slots)),
+        }
+        job.pid = process.launch(self.folder / job.name, job.attempt, job.command, environment)
+        job.born = process.birth_of(job.pid) or -1
+
+    def _view(self, job: LiveJob, now: float) -> JobView:
+        held_s = job.held_s + (now - job.since_s if job.placement else 0.0)
+        done_s = max(held_s - job.attempt * self.restart_s, 0.0)  # each start takes that long before there is progress
+        left_s = None if job.duration_s is None else max(job.duration_s - self.restart_s - done_s, 0.0)
+        return JobView(
+            index=job.index,
+            submit_s=job.submit_s,
+            gpus=job.gpus,
+            placement=job.placement,
+            executed_s=held_s,
+            gpu_seconds=held_s * job.gpus,
+            restarts=max(job.attempt - 1, 0),
+            remaining_s=left_s,
+        )
+
+
+def free_slots(nodes: Sequence[int], placement: Placement, taken: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The lowest slots of a placement's nodes that none of `taken` holds; node 0 has slots 0, 1, ..., then node 1."""
+    held = {slot for slots in taken for slot in slots}
+    result: list[int] = []
+    for node, count in placement:
+        first = sum(nodes[:node])
+        result += [slot for slot in range(first, first + nodes[node]) if slot not in held][:count]
+    return tuple(result)

@@ -1,0 +1,117 @@
+"""Policies that a user brings: one of ours with other parameters, from a YAML file, or an object of their own.
+
+    policy: tiresias               # which of ours; those with parameters are frozen classes of the exact clock
+    name: tiresias-2h              # in tables; else the file's name
+    thresholds_gpu_s: [7200]       # its fields; interval_s where it is asked at intervals
+
+In Python anything with `decide(snapshot) -> Decision` will do. Its `name` stands in tables (else its class's). Jobs run
+their traced durations on the GPUs that they ask for; where `chooses_gpus` is true each has `work`, which knows its
+speed on any number of them, as Optimus needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.input_file import read_mapping
+from windtunnel.studies.fleet.decision import Policy, Rounds
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
+from windtunnel.studies.fleet.site import Site
+
+GIVEN = ("kinds", "per_node", "seed", "sample")  # fields that follow from the site, --seed or the trace
+
+
+@dataclass(frozen=True)
+class Own:
+    """`like`: the built-in policy whose jobs it schedules; `decider`: the user's object, else `like` is changed."""
+
+    name: str
+    like: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    decider: Policy | None = None
+
+    def made(self, site: Site, options: Options) -> Policy | None:
+        """The policy; None where it is `like` as it stands. Raises SpecError."""
+        if self.decider is not None or not self.parameters:
+            return self.decider
+        found: Policy = _with(POLICIES[self.like].made(site, options), self.parameters, self.like)
+        return found
+
+
+def own_of(policy: Policy | Own) -> Own:
+    """A user's object, as `simulate` takes it. Raises SpecError for what decides nothing."""
+    if isinstance(policy, Own):
+        return policy
+    if not callable(getattr(policy, "decide", None)):
+        raise SpecError("policy", policy, "give a name, or an object with decide(snapshot) -> Decision")
+    name = str(getattr(policy, "name", type(policy).__name__))
+    return Own(name, "optimus" if getattr(policy, "chooses_gpus", False) else "srtf", decider=policy)
+
+
+def named(text: str) -> str | Own:
+    """What `--policy` says: a YAML file read, or a name as it stands. Raises InputFileError and SpecError."""
+    return read_policy(Path(text)) if text.lower().endswith((".yaml", ".yml")) else text
+
+
+def title(text: str) -> str:
+    """What tables call a policy of `--policy`. Raises InputFileError and SpecError."""
+    found = named(text)
+    return plain_name(found) if isinstance(found, str) else found.name
+
+
+def read_policy(path: Path) -> Own:
+    """A policy from YAML. Raises InputFileError and SpecError."""
+    data = read_mapping(path, "give policy: NAME and its parameters")
+    like = data.pop("policy", None)
+    if not isinstance(like, str):
+        raise InputFileError(path, "does not say which policy", "give policy: tiresias, or another name")
+    name, like = str(data.pop("name", path.stem)), like.lower()
+    known = names_of(lambda traits: traits.make is not None and not traits.compiled)
+    if data and like not in known:
+        remedy = f"{like} has no parameters; those that have: {', '.join(known)}"
+        raise SpecError(next(iter(data)), data[next(iter(data))], remedy, str(path))
+    return Own(name, like, data)
+
+
+def _with(policy: Any, parameters: Mapping[str, Any], name: str) -> Any:
+    """The policy with other parameters. Raises SpecError."""
+    inner: Any = policy.inner if isinstance(policy, Rounds) else policy
+    known = {each.name: getattr(inner, each.name) for each in fields(inner) if each.name not in GIVEN}
+    if isinstance(policy, Rounds):
+        known["interval_s"] = policy.interval_s
+    for key, value in parameters.items():
+        if key not in known:
+            has = ", ".join(known) or "none"
+            raise SpecError(key, value, f"{name} has the parameters: {has}")
+    chosen = {key: _as(known[key], value, key) for key, value in parameters.items()}
+    if not isinstance(policy, Rounds):
+        return replace(policy, **chosen)
+    interval_s = chosen.pop("interval_s", policy.interval_s)
+    rounds: Policy = Rounds(replace(inner, **chosen), interval_s)
+    return rounds
+
+
+def _as(example: Any, value: Any, key: str) -> Any:
+    """The value, of the kind of the parameter's own. Raises SpecError."""
+    if isinstance(example, bool):
+        if isinstance(value, bool):
+            return value
+        raise SpecError(key, value, "give true or false")
+    if isinstance(example, tuple):
+        if isinstance(value, list) and value:
+            return tuple(_as(0.0, each, key) for each in value)
+        raise SpecError(key, value, "give a list of numbers")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise SpecError(key, value, "give a number from 0 on")
+    if key.endswith("_s") and value < 1:  # at 0 it is asked without end
+        raise SpecError(key, value, "give 1 or more")
+    if isinstance(example, int):
+        if isinstance(value, int):
+            return value
+        raise SpecError(key, value, "give a whole number")
+    return float(value)

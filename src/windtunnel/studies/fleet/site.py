@@ -1,0 +1,109 @@
+"""The cluster of a fleet: how many nodes of how many GPUs, or a file of unlike nodes.
+
+t4:64              64 GPUs of a kind, on nodes as that kind usually comes
+t4:16x4            16 nodes of 4 GPUs
+v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
+nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
+site.yaml          gpu, gpus, gpus_per_node; and clouds beside them (`hybrid/clouds.py`)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.input_file import read_mapping
+from windtunnel.studies.fleet.fields import known_keys
+
+USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
+NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8, "gpu": USUAL_NODE}  # g4dn/g5.12xlarge, p2, DGX-1; any
+MOST_GPUS = 2**22
+CLOUDS = ("pools", "starburst", "price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth")  # of `hybrid/clouds.py`
+
+
+@dataclass(frozen=True)
+class Site:
+    """Equal nodes, or nodes of several kinds that have as many GPUs each."""
+
+    gpu: str
+    nodes: int
+    per_node: int
+    text: str
+    file: Path | None = None  # where the site came from
+    kinds: tuple[tuple[str, int], ...] = ()  # (GPU, nodes), where there are several
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return self.nodes * self.per_node
+
+    @property
+    def node_kinds(self) -> tuple[str, ...]:
+        """The GPU of each node."""
+        return tuple(gpu for gpu, nodes in self.kinds or ((self.gpu, self.nodes),) for _ in range(nodes))
+
+
+def parse_site(text: str, per_node: int | None = None) -> Site:
+    """A site from what the user says. Raises SpecError."""
+    if text.lower().endswith((".yaml", ".yml")):
+        return _from_yaml(Path(text))
+    if "+" in text:
+        return _of_kinds(text, per_node)
+    if per_node is not None and per_node < 1:
+        raise SpecError("--gpus-per-node", per_node, "give 1 or more")
+    if text.lower().endswith(".csv"):
+        raise SpecError("--cluster", text, "unlike nodes are for packing alone: write GPU:COUNT, or leave it out")
+    found = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
+    if not found:
+        raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")
+    gpu, count, by = found.group(1).lower(), int(found.group(2)), found.group(3)
+    if by is not None:
+        return _checked(Site(gpu, count, int(by), text))
+    size = per_node or _usual(gpu, text)
+    if count < size:
+        size = max(count, 1)
+    if count % size:
+        raise SpecError("--cluster", text, f"{count} GPUs are no whole nodes of {size}; write {gpu}:NODESxGPUS")
+    return _checked(Site(gpu, count // size, size, text))
+
+
+def _of_kinds(text: str, per_node: int | None) -> Site:
+    parts = [parse_site(part, per_node) for part in text.split("+")]
+    if len({part.per_node for part in parts}) > 1:
+        raise SpecError("--cluster", text, "give nodes of one size: write each part as GPU:NODESxGPUS")
+    if len({part.gpu for part in parts}) < len(parts):
+        raise SpecError("--cluster", text, "name each kind of GPU once")
+    kinds = tuple((part.gpu, part.nodes) for part in parts)
+    nodes = sum(part.nodes for part in parts)
+    return _checked(Site("+".join(gpu for gpu, _ in kinds), nodes, parts[0].per_node, text, kinds=kinds))
+
+
+def _checked(site: Site) -> Site:
+    if not 0 < site.gpus <= MOST_GPUS:
+        raise SpecError("--cluster", site.text, f"give from 1 to {MOST_GPUS:,} GPUs")
+    return site
+
+
+def _usual(gpu: str, text: str) -> int:
+    """GPUs of a node. A fleet needs no speed of its GPUs, as jobs bring their own: of others this must be said."""
+    from windtunnel.physics.hardware.catalogue import parse_cluster
+
+    if gpu in NODES_OF:
+        return NODES_OF[gpu]
+    try:
+        return parse_cluster(f"{gpu}:8").gpus_per_node
+    except (UnknownNameError, SpecError):
+        remedy = f"no known GPU: say how many of them a node has, {gpu}:NODESxGPUS or gpus_per_node"
+        raise SpecError("--cluster", text, remedy) from None
+
+
+def _from_yaml(path: Path) -> Site:
+    data = read_mapping(path, "give gpu, gpus and gpus_per_node")
+    known = {"gpu", "gpus", "gpus_per_node", *CLOUDS}
+    if not isinstance(data.get("gpus"), int):
+        raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
+    known_keys(data, known, str(path))
+    gpu = str(data.get("gpu", "gpu"))
+    return replace(parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node")), file=path)

@@ -1,0 +1,282 @@
+"""When one job of a trace will start and end, how sure that is, and why it waits: as known when it is submitted.
+
+The run as traced gives the expected times, and the state of the cluster when the job is submitted. From that state the
+trace goes on once per seed, with what nobody can know at that moment drawn anew:
+
+    jobs that have begun        run time lognormal around the traced one, given that it is longer than what is done
+    jobs that have not          run time lognormal around the traced one (its median), ln-spread `spread`
+
+`spread` is an assumption that the user states; 0.3 puts 90 % of run times within a factor of 1.64 of the trace's. The
+number of iterations is scaled where a policy sizes jobs. Submissions are those of the trace, later ones too. A policy
+that orders by run time (sjf, easy, srtf, ...) knows the traced ones up to that moment and the drawn ones from then on.
+
+Queues (`policies/queues.py`) go on from a trace of what runs, what waits, and what comes; nodes of what runs are
+chosen again in the order of the starts. The loop of the exact clock is stopped, copied and goes on as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.studies.fleet.exact.clock import NS, Clock
+from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.outcome import COMPLETED, STATES, Outcome
+from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock, plain_name
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import Site
+
+SPREAD = 0.3
+DRAWS = 40
+LOOK_S = 3600.0  # after its submission that the loop runs at first, and twice as far each time
+BAND = (5.0, 50.0, 95.0)  # percentiles
+NORMAL = NormalDist()
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A job that has GPUs which another one waits for."""
+
+    job: str
+    gpus: int
+    end_s: float | None
+
+
+@dataclass(frozen=True)
+class Why:
+    """What keeps a job waiting at its submission, in the run as traced."""
+
+    text: str
+    free_gpus: int
+    ahead: tuple[str, ...]  # submitted no later, waiting too, and started before it
+    overtaking: tuple[str, ...]  # submitted later, and started before it
+    holders: tuple[Holder, ...]  # by their end
+    freed_by: tuple[str, ...]  # that ended or stopped at the moment when it starts, by the run's account of ends
+
+
+@dataclass(frozen=True)
+class When:
+    """The answer. Seconds of the trace; a band is (5, 50, 95 %) over the draws in which the job got so far."""
+
+    job: str
+    policy: str
+    gpus: int
+    submit_s: float
+    state: str
+    start_s: float | None
+    end_s: float | None
+    start_band_s: tuple[float, ...] | None
+    wait_band_s: tuple[float, ...] | None
+    end_band_s: tuple[float, ...] | None
+    draws: int
+    ended_draws: int
+    spread: float
+    uncertainty: str
+    why: Why
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def when(
+    jobs: Jobs,
+    site: Site,
+    policy: str,
+    options: Options,
+    job: str,
+    *,
+    draws: int = DRAWS,
+    spread: float = SPREAD,
+) -> When:
+    """When `job` starts and ends under a policy of the exact clock.
+
+    Raises SpecError for a job that is not there, and UserError for one that cannot run or says no run time.
+    """
+    policy = plain_name(policy)
+    _check(options, policy, draws, spread)
+    at = _row(jobs, job)
+    run = simulate(jobs, site, policy, options)
+    if at in run.why:
+        raise UserError(f"job {job} ({jobs.where(at)}) cannot run: it {run.why[at]}")
+    if math.isnan(jobs.duration_s[at]) and math.isnan(jobs.iterations[at]):
+        raise UserError(f"{jobs.where(at)}: job {job} says no duration_s and no iterations: --when needs a run time")
+    asked_s = float(jobs.submit_s[at])
+    left_out = run.why
+    keep = np.array([row for row in range(len(jobs)) if row not in left_out], np.int64)
+    kept, here = jobs.take(keep), int(np.searchsorted(keep, at))
+    so_far, once = None, None
+    if POLICIES[policy].compiled:
+        share = np.clip((asked_s - run.start_s[keep]) / np.maximum(kept.duration_s, 1e-9), 0.0, 1.0)
+        state = _at_moment(kept, run.start_s[keep], share, asked_s, here)
+    else:
+        from windtunnel.studies.fleet.exact.run import clock_of
+
+        once = clock_of(kept, site, POLICIES[policy], options)
+        once.run(round(asked_s * NS))
+        so_far = np.zeros(len(jobs), np.int64)
+        so_far[keep] = [sum(each.counts) for each in once.jobs]
+        share = np.array([each.share_done for each in once.jobs])
+    starts, ends = [], []
+    for seed in range(draws):
+        random = np.random.default_rng((options.seed, seed))
+        if once is None:
+            rows, known, target = state
+            drawn = drawn_jobs(known, share[rows], spread, random)
+            part = simulate(drawn, site, policy, options)
+            start_s, end_s = float(part.start_s[target]), float(part.end_s[target])
+        else:
+            start_s, end_s = _gone_on(once, drawn_jobs(kept, share, spread, random), site, policy, options, here)
+        starts.append(start_s)
+        ends.append(end_s)
+    start, end = np.array(starts), np.array(ends)
+    return When(
+        job=job,
+        policy=run.policy,
+        gpus=int(jobs.gpus[at]),
+        submit_s=asked_s,
+        state=STATES[int(run.state[at])],
+        start_s=_said(run.start_s[at]),
+        end_s=_said(run.end_s[at]),
+        start_band_s=_band(start),
+        wait_band_s=_band(start - asked_s),
+        end_band_s=_band(end),
+        draws=draws,
+        ended_draws=int((~np.isnan(end)).sum()),
+        spread=spread,
+        uncertainty=f"run times lognormal around the trace's, spread {spread:g} of their logarithm; "
+        "longer than so far for jobs that had begun when this one was submitted",
+        why=_why(run, so_far, at, site, options),
+    )
+
+
+def _check(options: Options, policy: str, draws: int, spread: float) -> None:
+    if options.clock != "exact":
+        raise SpecError("--clock", options.clock, "--when asks the exact clock")
+    known = names_of(on_clock)
+    if policy not in known:
+        raise SpecError("--policy", policy, f"--when answers for {', '.join(known)}")
+    if options.restart_s is not None and POLICIES[policy].compiled:
+        raise SpecError("--restart", options.restart_s, "leave it out: bands of a queue are of run times without it")
+    if draws < 1:
+        raise SpecError("--seeds", draws, "give at least 1")
+    if not 0 <= spread < 10:
+        raise SpecError("--spread", spread, "give from 0 (run times as traced) to below 10")
+
+
+def _row(jobs: Jobs, job: str) -> int:
+    found = next((at for at, name in enumerate(jobs.name) if name == job), None)
+    if found is None:
+        shown = ", ".join(list(jobs.name)[:5]) + (", ..." if len(jobs) > 5 else "")
+        raise SpecError("--when", job, f"{jobs.source} has no such job; it has {shown}")
+    return found
+
+
+def _at_moment(
+    jobs: Jobs, start_s: Floats, share: Floats, asked_s: float, at: int
+) -> tuple[NDArray[np.int64], Jobs, int]:
+    """(rows, trace, place of the job asked about) of what a queue goes on from: what runs is submitted when it
+    started, what waits is submitted now, both in the order in which they were submitted.
+    """
+    order = np.lexsort((np.arange(len(jobs)), jobs.submit_s))
+    rows = order[(share < 1)[order] | (order == at)]
+    runs = start_s[rows] < asked_s
+    submit_s = np.where(runs, start_s[rows], np.maximum(jobs.submit_s[rows], asked_s))
+    return rows, replace(jobs.take(rows), submit_s=submit_s), int(np.flatnonzero(rows == at)[0])
+
+
+def _gone_on(clock: Clock, drawn: Jobs, site: Site, policy: str, options: Options, at: int) -> tuple[float, float]:
+    """(start, end) of a job when a copy of the clock goes on with other run times; NaN: never."""
+    from windtunnel.studies.fleet.exact.run import exact_works
+
+    other = deepcopy(clock)
+    other.replace_works(exact_works(drawn, site, POLICIES[policy], options))
+    job = other.jobs[at]
+    span_ns = max(round(LOOK_S * NS), 1)
+    while job.end_ns is None and not job.rejected and other.left and other.queue.next_ns() is not None:
+        other.run(job.submit_ns + span_ns)  # no further than the job's end
+        span_ns *= 2
+    return (
+        math.nan if job.start_ns is None else job.start_ns / NS,
+        math.nan if job.end_ns is None else job.end_ns / NS,
+    )
+
+
+def drawn_jobs(jobs: Jobs, share: Floats, spread: float, random: np.random.Generator) -> Jobs:
+    """The trace with run times drawn anew, given how far each job has come."""
+    if spread == 0:
+        return jobs
+    score = random.standard_normal(len(jobs))
+    for at in np.flatnonzero((share > 0) & (share < 1)).tolist():
+        beyond = NORMAL.cdf(-math.log(share[at]) / spread)  # chance of lasting longer than so far
+        tail = beyond * (1 - random.random())
+        score[at] = -NORMAL.inv_cdf(tail) if 0 < tail < 1 else math.log(share[at]) / spread
+    factor = np.exp(spread * score)
+    factor[share >= 1] = 1.0
+    return replace(jobs, duration_s=jobs.duration_s * factor, iterations=jobs.iterations * factor)
+
+
+def _band(values: Floats) -> tuple[float, ...] | None:
+    known = values[~np.isnan(values)]
+    return tuple(round(float(value), 6) for value in np.percentile(known, BAND)) if len(known) else None
+
+
+def _said(value: float) -> float | None:
+    return None if math.isnan(value) else round(float(value), 6)
+
+
+def _why(run: Outcome, so_far: NDArray[np.int64] | None, at: int, site: Site, options: Options) -> Why:
+    jobs = run.jobs
+    submit_s, start_s = float(jobs.submit_s[at]), float(run.start_s[at])
+    started = math.inf if math.isnan(start_s) else start_s
+    order = np.arange(len(jobs))
+    if so_far is not None:
+        held = so_far.copy()
+    else:
+        held = np.where((run.start_s <= submit_s) & (run.end_s > submit_s), jobs.gpus, 0)
+    held[at] = 0
+    before = (jobs.submit_s < submit_s) | ((jobs.submit_s == submit_s) & (order < at))
+    ran_first = (run.start_s < started) | ((run.start_s == started) & before)
+    waiting = (held == 0) & (run.start_s >= submit_s) & ran_first & (order != at)
+    ahead = np.flatnonzero(waiting & before)
+    overtaking = np.flatnonzero((jobs.submit_s >= submit_s) & ~before & (run.start_s < started) & (order != at))
+    rows = np.flatnonzero(held > 0)
+    rows = rows[np.argsort(run.end_s[rows], kind="stable")]
+    freed = np.flatnonzero((np.abs(run.end_s - start_s) < 1e-6) & (order != at)) if start_s > submit_s else rows[:0]
+    free = site.gpus - int(held.sum())
+    names = jobs.name
+    return Why(
+        text=_reason(run, at, free, len(ahead), len(rows), site, options),
+        free_gpus=free,
+        ahead=tuple(names[row] for row in ahead[np.argsort(run.start_s[ahead], kind="stable")].tolist()),
+        overtaking=tuple(names[row] for row in overtaking.tolist()),
+        holders=tuple(Holder(names[row], int(held[row]), _said(run.end_s[row])) for row in rows.tolist()),
+        freed_by=tuple(names[row] for row in freed.tolist()),
+    )
+
+
+def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, site: Site, options: Options) -> str:
+    asked = int(run.jobs.gpus[at])
+    if run.state[at] == STATES.index("rejected"):
+        return f"{run.policy} turns it away"
+    if run.start_s[at] <= run.jobs.submit_s[at]:
+        return "it does not wait: it starts when it is submitted"
+    queued = f"; {ahead} wait{'s' * (ahead == 1)} ahead of it" if ahead else ""
+    if free < asked:
+        return f"it asks {asked} GPUs and {free} of {site.gpus} are free, {holders} jobs hold the others{queued}"
+    if ahead:
+        return f"{free} GPUs are free and it asks {asked}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
+    if POLICIES[run.policy].compiled and not options.pool:
+        return f"{free} GPUs are free, but not on nodes on which its gang of {asked} has a place"
+    if run.state[at] != STATES.index(COMPLETED) and math.isnan(run.start_s[at]):
+        return f"{free} GPUs are free and it asks {asked}, but {run.policy} never starts it"
+    return f"{free} GPUs are free and it asks {asked}: {run.policy} gives them at a later decision, or to others"

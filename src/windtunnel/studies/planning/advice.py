@@ -1,0 +1,250 @@
+"""Advice that was tried: changes of one field of a plan, each predicted before it is said.
+
+    every legal change -> those that a bound rules out are dropped -> the rest replayed, most promising first
+
+A bound never exceeds the replayed step (`bounds.py`), so what is dropped cannot help, and the list ends when no change
+left could beat what was found, or after `REPLAYS_MOST` replays. What does not fit in memory, or in the host's where
+the optimizer goes there, is not said; nor is a gain below `WORTH`, nor a third value of one field. What the framework
+is not known to have is named, as such, only where nothing that it has is as quick.
+
+Where the plan itself does not fit, the changes with which it does are told, quickest step first. Where none does, two
+or three of them together; where those do not either, more GPUs.
+
+Steps and memory are those that `predict` gives, to the nanosecond and the byte. Under disturbances, uneven experts,
+packed documents or a technique the best of the list are asked again with all of these, and told if they still help.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.physics.hardware import Cluster, parse_cluster
+from windtunnel.physics.hardware.cluster import cluster_with
+from windtunnel.physics.model import Model, load_model
+from windtunnel.physics.step.result import Advice, Result
+from windtunnel.physics.step.scenario import Scenario
+from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
+from windtunnel.studies.planning.oracle import (
+    Layout,
+    Plan,
+    Question,
+    host_holds,
+    laid_out,
+    least_memory_bytes,
+    memory_bytes,
+    read_plan,
+    replayed,
+    step_ns,
+    straggling,
+)
+
+WORTH = 0.005  # of the step
+TOLD = {PLAN: 6, NUMBERS: 3, OTHERS: 1}
+TOLD_OF_A_FIELD = 2
+REPLAYS_MOST = 96
+FEW = 3  # single changes with which a plan fits: where there are fewer, two together are tried
+ASKED_AGAIN = 6  # with disturbances
+TOGETHER = 20  # changes that save most memory, tried in pairs; and pairs, tried with a third
+DOUBLINGS = 6
+
+Again = Callable[[Cluster, Plan], Result]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    fields: Mapping[str, Any]
+    kind: str
+    layout: Layout
+    step_ns: int
+    memory_bytes: int
+
+
+def advise(
+    model: Model | str | Path | Mapping[str, Any],
+    cluster: Cluster | str | Path | Mapping[str, Any],
+    plan: Plan | str | Path | Mapping[str, Any],
+) -> tuple[Advice, ...]:
+    """Changes of one field of a plan that make its step shorter, or that make it fit, best first; each was predicted.
+
+    Arguments as `predict` takes them. Raises UserError on a plan that cannot be.
+    """
+    model = model if isinstance(model, Model) else load_model(model)
+    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    return _advice(laid_out(model, cluster, plan if isinstance(plan, Plan) else read_plan(plan)), None)[0]
+
+
+def advised(
+    result: Result, asked: Question, scenario: Scenario, with_them: Callable[[Question], Result] | None = None
+) -> Result:
+    """The answer to a question, with its advice.
+
+    `scenario`: what it was asked under; `with_them`: how it was answered, if not by `predict`.
+    """
+
+    def again(cluster: Cluster, plan: Plan) -> Result:
+        other = replace(asked, cluster=cluster, plan=plan)
+        return with_them(other) if with_them else other.answer(scenario)
+
+    plain = with_them is None and not scenario.disturbs
+    found, tried = _advice(laid_out(asked.model, asked.cluster, asked.plan), result, None if plain else again)
+    return replace(result, advice=found, advice_tried=tried)
+
+
+def _advice(base: Layout, result: Result | None, again: Again | None = None) -> tuple[tuple[Advice, ...], int]:
+    now = replayed(base)
+    changes, bounds = changes_of(base), Bounds(straggling(base.cluster))
+    fits = now.fits if result is None else result.infeasible is None
+    limit = now.step_ns * (1.0 - WORTH) if fits else float("inf")
+    found = _best(changes, bounds, limit, now.capacity_bytes)
+    tried = len(changes)
+    if not fits and sum(one.kind == PLAN for one in found) < FEW:
+        pairs, more = _together(base, changes, now.capacity_bytes)
+        found += pairs
+        tried += more
+    if not fits and not found:
+        found, more = _larger(base)
+        tried += more
+    if again is None or result is None:
+        told = [_advice_of(one, one.step_ns, one.memory_bytes, now.step_ns) for one in found]
+    else:
+        told = _asked_again(found, result, again, fits)
+    had = min((one.step_time_ns for one in told if one.kind != OTHERS), default=0)
+    told = [one for one in told if one.kind != OTHERS or not had or one.step_time_ns < had]
+    return tuple(sorted(told, key=lambda one: (_order(one.kind), one.step_time_ns, one.flags))), tried
+
+
+def _order(kind: str) -> int:
+    return (PLAN, NUMBERS, OTHERS).index(kind)
+
+
+def _advice_of(one: _Tried, step_ns: int, memory: int, before_ns: int) -> Advice:
+    gain = 1.0 - step_ns / before_ns
+    n_gpus = one.layout.cluster.n_gpus if "n_gpus" in one.fields else None
+    flags = f"--set cluster.n_gpus={n_gpus}" if n_gpus is not None else flags_of(one.fields)
+    return Advice(dict(one.fields), flags, one.kind, step_ns, gain, memory)
+
+
+def _asked_again(found: Sequence[_Tried], result: Result, again: Again, fits: bool) -> list[Advice]:
+    told = []
+    for one in found[:ASKED_AGAIN]:
+        try:
+            other = again(one.layout.cluster, one.layout.asked)
+        except UserError:  # e.g. a disturbance of a stage that is gone
+            continue
+        helps = not fits or other.step_time_ns < result.step_time_ns * (1.0 - WORTH)
+        if helps and other.infeasible is None:
+            memory = other.peak_memory.device_bytes
+            told.append(_advice_of(one, other.step_time_ns, memory, result.step_time_ns))
+    return told
+
+
+def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: int) -> list[_Tried]:
+    """The quickest changes that fit and stay below a limit, best-first by their bounds."""
+    rough, close, done = range(3)
+    heap: list[tuple[float, int, int]] = []
+    every = list(changes)
+    kept: dict[int, _Tried] = {}
+    told = dict.fromkeys(TOLD, 0)
+    of_field: Counter[str] = Counter()
+    for number, change in enumerate(every):
+        # Formats are priced by another cost: they are few, and replayed at once.
+        key = (bounds.work_ns(change.layout), rough, number) if change.bounded else (0.0, close, number)
+        if key[0] <= limit_ns:
+            heapq.heappush(heap, key)
+    found: list[_Tried] = []
+    replays = 0
+    while heap:
+        key_ns, level, number = heapq.heappop(heap)
+        change = every[number]
+        field = next(iter(change.fields))
+        if told[change.kind] == TOLD[change.kind] or of_field[field] == TOLD_OF_A_FIELD:
+            continue
+        if level == done:
+            if not any(_does_all_of(one, kept[number]) for one in found):
+                found.append(kept[number])
+                told[change.kind] += 1
+                of_field[field] += change.kind != OTHERS
+        elif level == rough:
+            bound = max(key_ns, bounds.step_ns(change.layout))
+            if bound <= limit_ns and bounds.memory_bytes(change.layout) <= capacity:
+                heapq.heappush(heap, (bound, close, number))
+        elif replays < REPLAYS_MOST:
+            tried = _tried(change, capacity)
+            replays += tried is not None
+            if tried is not None and tried.step_ns <= limit_ns:
+                kept[number] = tried
+                heapq.heappush(heap, (float(tried.step_ns), done, number))
+    return found
+
+
+def _does_all_of(one: _Tried, other: _Tried) -> bool:
+    """Whether one, which is part of the other, is as quick and as small: then the rest of the other does nothing."""
+    part = one.fields.items() <= other.fields.items()
+    return part and one.step_ns <= other.step_ns and one.memory_bytes <= other.memory_bytes
+
+
+def _tried(change: Change, capacity: int) -> _Tried | None:
+    """The change, replayed; None where it does not fit."""
+    layout = change.layout
+    needed = memory_bytes(layout, capacity)
+    if needed > capacity or not host_holds(layout):
+        return None
+    return _Tried(change.fields, change.kind, layout, step_ns(layout), needed)
+
+
+def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[list[_Tried], int]:
+    """Two changes with which a plan fits, else three, quickest first; how many were tried."""
+    bounds, before = Bounds(straggling(base.cluster)), least_memory_bytes(base)
+    saving = sorted(
+        ((least_memory_bytes(one.layout), number) for number, one in enumerate(changes) if one.kind != OTHERS),
+        key=lambda pair: pair,
+    )
+    some = [changes[number] for needed, number in saving if needed < before][:TOGETHER]
+    joined: list[tuple[int, Change]] = []
+    for one, two in combinations(some, 2):
+        both = None if set(one.fields) & set(two.fields) else changed(base, {**one.fields, **two.fields})
+        if both is not None:
+            joined.append((least_memory_bytes(both.layout), _as(both, one, two)))
+    found = _best((both for needed, both in joined if needed <= capacity), bounds, float("inf"), capacity)
+    if found:
+        return found, len(joined)
+    joined.sort(key=lambda pair: pair[0])
+    threes = {}
+    for _, both in joined[:TOGETHER]:
+        for third in some:
+            fields = {**both.fields, **third.fields}
+            key = frozenset(fields.items())
+            if not set(third.fields) & set(both.fields) and key not in threes:
+                together = changed(base, fields)
+                threes[key] = None if together is None else _as(together, both, third)
+    legal = [one for one in threes.values() if one is not None]
+    return _best(legal, bounds, float("inf"), capacity), len(joined) + len(legal)
+
+
+def _as(change: Change, one: Change, two: Change) -> Change:
+    return replace(change, kind=max(one.kind, two.kind, key=_order))
+
+
+def _larger(base: Layout) -> tuple[list[_Tried], int]:
+    """The same plan on more GPUs: the least doubling that fits."""
+    for doubling in range(1, DOUBLINGS + 1):
+        more = base.cluster.n_gpus * 2**doubling
+        try:
+            layout = laid_out(
+                base.model, cluster_with(base.cluster, n_gpus=more), base.asked.model_copy(update={"dp": None})
+            )
+        except UserError:
+            continue
+        fields = {"n_gpus": more} | ({} if base.asked.dp is None else {"dp": layout.dp})
+        tried = _tried(Change(fields, PLAN, layout), base.cluster.gpu.usable_memory_bytes)
+        if tried is not None:
+            return [tried], doubling
+    return [], DOUBLINGS

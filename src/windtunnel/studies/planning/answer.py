@@ -1,0 +1,122 @@
+"""Plans: what a search answers, as plain data. Renderers work from it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.studies.planning.choices import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One plan and what it is predicted to do. `plan` is what `predict` takes."""
+
+    plan: Mapping[str, Any]
+    n_gpus: int
+    step_time_s: float
+    p5_s: float
+    p95_s: float
+    peak_memory_bytes: int
+    memory_capacity_bytes: int
+    tokens_per_s: float
+    mfu: float
+    gpu_hours_per_million_tokens: float
+    reproduce: str
+    breakdown_s: Mapping[str, float]
+    cost_per_million_tokens: float | None = None  # where a price per GPU-hour is given
+    effective_step_time_s: float | None = None  # under what was asked to go wrong; what plans are ranked by then
+    tokens_per_joule: float | None = None  # at the GPUs' rated power
+    techniques: tuple[str, ...] = ()  # as `predict --technique` takes them
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        plain = {"plan": dict(self.plan), "breakdown_s": dict(self.breakdown_s), "techniques": list(self.techniques)}
+        return {**found, **plain}
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change with which something fits, as it was predicted."""
+
+    change: str
+    planned: Planned
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A plan that does not fit, and how much it needs."""
+
+    plan: Mapping[str, Any]
+    needed_bytes: int
+    capacity_bytes: int
+    at_least: bool  # `needed_bytes` is a lower bound
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """Ranked plans, best first, with the certificate.
+
+    `space`: how many plans are legal, how many of these were replayed event by event, and how many were excluded by a
+    bound (`bounded`: those by memory and those by time together). `gap`: by what part of its time the first plan could
+    be slower than the best of the space; 0 where none is faster.
+    """
+
+    plans: tuple[Planned, ...]
+    space: Mapping[str, int]
+    gap: float
+    objective: str
+    seconds: float
+    decides: str = ""
+    told_apart: bool = True  # whether the first two differ by more than the band
+    rule_of_thumb: Planned | None = None
+    rule_of_thumb_loses: str = ""
+    front: tuple[Planned, ...] = ()  # no plan is better in everything
+    nearest: tuple[Miss, ...] = ()  # where nothing fits
+    remedies: tuple[Remedy, ...] = ()
+    choices: tuple[Choice, ...] = ()  # other values of each field, with all else chosen again
+    sensitivity: tuple[tuple[str, str], ...] = ()  # price that is 10 % off, and what then wins
+    launch: Mapping[str, str] = field(default_factory=dict)  # file or command -> text, of the first plan
+    techniques: Mapping[str, Any] | None = None  # where they were asked for: how many were tried, and why some not
+
+    def __getitem__(self, index: int) -> Planned:
+        return self.plans[index]
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @property
+    def status(self) -> str:
+        """Whether anything fits: ok or infeasible."""
+        return "ok" if self.plans else "infeasible"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "status": self.status,
+            "objective": self.objective,
+            "plans": [one.to_dict() for one in self.plans],
+            "space": dict(self.space),
+            "gap": self.gap,
+            "seconds": self.seconds,
+            "decides": self.decides,
+            "told_apart": self.told_apart,
+            "rule_of_thumb": None if self.rule_of_thumb is None else self.rule_of_thumb.to_dict(),
+            "rule_of_thumb_loses": self.rule_of_thumb_loses,
+            "front": [one.to_dict() for one in self.front],
+            "nearest": [
+                {"plan": dict(one.plan), "needed_bytes": one.needed_bytes, "capacity_bytes": one.capacity_bytes,
+                 "at_least": one.at_least}
+                for one in self.nearest
+            ],
+            "remedies": [{"change": one.change, **one.planned.to_dict()} for one in self.remedies],
+            "choices": [
+                {"field": one.field, "value": one.value, "regret_at_least": one.regret, "exact": one.exact}
+                for one in self.choices
+            ],
+            "sensitivity": [{"price": name, "winner": winner} for name, winner in self.sensitivity],
+            "launch": dict(self.launch),
+            "techniques": None if self.techniques is None else dict(self.techniques),
+        }  # fmt: skip

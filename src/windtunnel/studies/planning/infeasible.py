@@ -1,0 +1,95 @@
+"""Where nothing fits: the plans nearest to fitting, and the least changes with which one does, each predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.physics.hardware import Cluster
+from windtunnel.physics.hardware.cluster import cluster_with
+from windtunnel.physics.model import Model
+from windtunnel.studies.planning.answer import Miss, Planned, Remedy
+from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.oracle import Layout, host_holds, laid_out, memory_bytes, straggling
+from windtunnel.studies.planning.search import Answer, Search
+from windtunnel.studies.planning.space import Space
+
+NEAREST_TOLD = 3
+NEAREST_TRIED = 12
+WITHIN_S = 5.0
+DOUBLINGS = 6
+
+
+def nearest(answer: Answer, memory: Callable[[Layout], int]) -> tuple[Miss, ...]:
+    """The plans that miss by least, measured exactly: of those that were only bounded the nearest are measured now."""
+    exact = []
+    for missed in answer.missed[:NEAREST_TRIED]:
+        needed = missed.needed_bytes if missed.exact else memory(missed.layout)
+        exact.append((needed, missed.layout))
+    exact.sort(key=lambda pair: pair[0])
+    return tuple(
+        Miss(
+            layout.asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+            needed,
+            layout.cluster.gpu.usable_memory_bytes,
+            at_least=False,
+        )
+        for needed, layout in exact[:NEAREST_TOLD]
+    )
+
+
+def remedies(
+    model: Model,
+    cluster: Cluster,
+    given: Mapping[str, Any],
+    answer: Answer,
+    planned: Callable[[Cluster, Layout], Planned],
+) -> tuple[Remedy, ...]:
+    """The optimizer on the host, activations on the host, shorter sequences, more GPUs: the least of each that fits."""
+    found = []
+    away = _offloaded(model, cluster, answer)
+    if away is not None:
+        found.append(Remedy(away[0], planned(cluster, away[1])))
+    shorter = _shorter(model, cluster, given)
+    if shorter is not None:
+        found.append(Remedy(shorter[0], planned(cluster, shorter[1])))
+    for doubling in range(1, DOUBLINGS + 1):
+        more = cluster_with(cluster, n_gpus=cluster.n_gpus * 2**doubling)
+        layout = _any_that_fits(model, more, given)
+        if layout is not None:
+            found.append(Remedy(f"{more.n_gpus:,} GPUs instead of {cluster.n_gpus:,}", planned(more, layout)))
+            break
+    return tuple(found)
+
+
+def _offloaded(model: Model, cluster: Cluster, answer: Answer) -> tuple[str, Layout] | None:
+    usable = cluster.gpu.usable_memory_bytes
+    for update in ({"offload_optimizer": 0.5}, {"offload_optimizer": 1.0}):
+        for missed in answer.missed[:NEAREST_TRIED]:
+            try:
+                layout = laid_out(model, cluster, missed.layout.asked.model_copy(update=update))
+            except UserError:
+                continue
+            if memory_bytes(layout, usable) <= usable and host_holds(layout):
+                return f"offload_optimizer {update['offload_optimizer']:g}", layout
+    return None
+
+
+def _shorter(model: Model, cluster: Cluster, given: Mapping[str, Any]) -> tuple[str, Layout] | None:
+    length = int(given["seq_len"])
+    while length > 512:
+        length //= 2
+        layout = _any_that_fits(model, cluster, {**given, "seq_len": length})
+        if layout is not None:
+            return f"seq_len {length} instead of {given['seq_len']}", layout
+    return None
+
+
+def _any_that_fits(model: Model, cluster: Cluster, given: Mapping[str, Any]) -> Layout | None:
+    """The best plan that a short search finds."""
+    try:
+        answer = Search(Space(model, cluster, given), Bounds(straggling(cluster))).run(1, WITHIN_S)
+    except UserError:
+        return None
+    return answer.found[0].layout if answer.found else None

@@ -1,0 +1,97 @@
+"""Plans whose pipeline stages lie on several types of GPU: bounds, memory and steps of a search over them.
+
+A layout of such a search is that of the first type, as if all GPUs were of it; what a rank of another type takes or
+needs is asked of the same layout on that type.
+
+    passes      of each stage at least what they are on its type
+    sends       at least what they are on the fastest network; nothing is said of what is outside of passes
+    memory      of each rank on its type: more than the first type's capacity by as much as the worst rank lacks
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.physics.hardware.mixed import MixedCluster
+from windtunnel.studies.planning.bounds import Again, Bounds, Floats, Options, spans
+from windtunnel.studies.planning.least.beside_passes import Ends, kept_in_flight, least_memory, ranks_of
+from windtunnel.studies.planning.oracle import Layout, ranks_bytes, staged_step_ns, stages_of, straggling
+from windtunnel.studies.training.schedules import TRAITS
+
+
+class ByStage(Bounds):
+    """Bounds of such plans, and what a search measures of them."""
+
+    def __init__(self, mixed: MixedCluster) -> None:
+        self.mixed, self.clusters = mixed, mixed.own()
+        super().__init__(straggling(self.clusters[0]))
+        self.of_type = tuple(Bounds(0.0) for _ in self.clusters)
+
+    def layouts(self, layout: Layout) -> tuple[Layout, ...]:
+        """The same on each type."""
+        return (layout, *(replace(layout, cluster=one) for one in self.clusters[1:]))
+
+    def memory(self, layout: Layout) -> int:
+        """Bytes to hold against the first type's capacity, as its allocator would have them."""
+        needed = [ranks_bytes(one) for one in self.layouts(layout)]
+        types = stages_of(layout, self.mixed)
+        return self._as_of_first([(needed[number][rank], number) for rank, number in enumerate(types)])
+
+    def step(self, layout: Layout) -> int:
+        """The replayed step, in ns."""
+        return staged_step_ns(self.layouts(layout), stages_of(layout, self.mixed))
+
+    def _as_of_first(self, needed: list[tuple[int, int]]) -> int:
+        capacity = [one.gpu.usable_memory_bytes for one in self.clusters]
+        return capacity[0] + max(most - capacity[number] for most, number in needed)
+
+    def _types(self, layout: Layout) -> NDArray[np.int64]:
+        """Of each virtual stage."""
+        types, count = np.array(stages_of(layout, self.mixed)), len(layout.virtual_layers)
+        rank = np.arange(count) % layout.plan.pp
+        if TRAITS[layout.schedule].turns:
+            rank = np.minimum(np.arange(count), count - 1 - np.arange(count))
+        return np.asarray(types[rank], np.int64)
+
+    def _mixed(self, layout: Layout, parts: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+        types = self._types(layout)
+        forward, backward = (np.choose(types, [part[which] for part in parts]) for which in (0, 1))
+        return forward, backward
+
+    def work_ns(self, layout: Layout) -> float:
+        """By kernels alone."""
+        pairs = zip(self.of_type, self.layouts(layout), strict=True)
+        parts = [own.works(one).passes(*spans(layout.virtual_layers)) for own, one in pairs]
+        return self._busy(layout, *self._mixed(layout, parts))
+
+    def even_ns(self, layout: Layout) -> float:
+        """Nothing: types take unlike shares."""
+        return 0.0
+
+    def passes(self, layout: Layout, again: Again | None = None) -> tuple[Floats, Floats]:
+        """Shortest passes of every virtual stage, each on its type."""
+        pairs = zip(self.of_type, self.layouts(layout), strict=True)
+        return self._mixed(layout, [own.passes(one, again) for own, one in pairs])
+
+    def rough_ns(self, layout: Layout, options: Options) -> float:
+        """Of any plan of a structure with a saving: nothing recomputed."""
+        return self.shaped_ns(layout, options)
+
+    def ends(self, layout: Layout) -> Ends:
+        """Sends on the fastest network; what is outside of passes may be anything."""
+        pairs = zip(self.of_type, self.layouts(layout), strict=True)
+        return Ends(min(own.ends(one).hop for own, one in pairs), 0.0)
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """At least, to hold against the first type's capacity."""
+        types = self._types(layout)
+        found = []
+        for number, (own, one) in enumerate(zip(self.of_type, self.layouts(layout), strict=True)):
+            here = (types == number).astype(np.float64)
+            dense, expert, kept = (part * here for part in own.held(one))
+            activations = kept_in_flight(one, kept).tolist()
+            found.append((least_memory(one, ranks_of(one, dense, expert), activations), number))
+        return self._as_of_first(found)

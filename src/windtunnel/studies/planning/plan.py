@@ -1,0 +1,415 @@
+"""`plan`: the best plans for a model on a cluster, with reasons and a certificate.
+
+    structures of the space -> best-first search -> the survivors predicted -> what decides, and what loses and why
+
+Objectives rank, and are never mixed: `time` (of a step), `cost` (GPU-hours of a token; money where a price is given),
+`memory` (head-room) and `energy` (tokens per joule at rated power). On a given number of GPUs time, cost and energy
+rank alike; over several numbers they do not. Several at once are a front: plans of which none is better in all.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from windtunnel.arguments import typed
+from windtunnel.errors import SpecError, UserError
+from windtunnel.physics.hardware import Cluster, parse_cluster
+from windtunnel.physics.hardware.cluster import cluster_with
+from windtunnel.physics.hardware.mixed import JOINED, MixedCluster, parse_mixed
+from windtunnel.physics.model import Model, load_model
+from windtunnel.physics.step.result import Result
+from windtunnel.studies.planning.ahead import Exact
+from windtunnel.studies.planning.answer import Planned, Plans
+from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.planning.choices import LOOKS, Budget, Choice, choices
+from windtunnel.studies.planning.compared import decides, loses, seconds_ranked, sensitivity, told_apart
+from windtunnel.studies.planning.infeasible import nearest, remedies
+from windtunnel.studies.planning.objectives.by_stage import ByStage
+from windtunnel.studies.planning.objectives.mixed_types import slower, slowest_of
+from windtunnel.studies.planning.objectives.robust import Trouble, scored
+from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked, predict, read_plan, straggling
+from windtunnel.studies.planning.search import Answer, Search, step_time
+from windtunnel.studies.planning.space import Space, first_refusal
+from windtunnel.studies.planning.techniques import Tried, chosen, tried
+from windtunnel.studies.planning.thumb import rule_of_thumb
+from windtunnel.studies.techniques import predict_with
+from windtunnel.studies.training.launch import launch_files
+from windtunnel.units import parse_count, parse_number, parse_time
+
+OBJECTIVES = ("time", "cost", "memory", "energy")
+WITHIN_S = 60.0
+HEADROOM_STEPS = 6  # points of a front over memory
+TOP = 5
+SPARE = 2  # replays that a prediction of an answer may be worth
+FINALISTS = 5  # plans that techniques are tried on
+PLAINLY_WITHIN_S = 10.0
+LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
+
+
+@typed("slow", "techniques", "named", "pareto")
+def plan(
+    model: Model | str | Path | Mapping[str, Any],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
+    plan: Plan | str | Path | Mapping[str, Any] | None = None,
+    *,
+    top: int = TOP,
+    within_s: float | None = WITHIN_S,
+    objective: str = "time",
+    gpus: tuple[int, int] | None = None,
+    pareto: bool = False,
+    price_per_gpu_hour: float | None = None,
+    slow: Sequence[str] = (),
+    mtbf_s: float | None = None,
+    techniques: str | Sequence[str] = (),
+    choices_within_s: float | None = None,
+    named: str | None = None,
+    told: Callable[[Layout, Replayed], None] | None = None,
+    exact: Exact | None = None,
+    **fields: Any,
+) -> Plans:
+    """The best plans, proven inside the space that `planning/space.py` states.
+
+    `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
+    and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
+    early, with the proven gap; it holds what comes behind the search too, as far as that can be foreseen. `slow`,
+    `mtbf_s`: rank by the step under these disturbances, and by the progress that failures of the job leave.
+    `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried on the best plans
+    (`planning/techniques.py`), after `within_s`. `choices_within_s`: how long to search on for what each single choice
+    is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
+    `told` is called with each plan that is replayed, while the search runs. `exact`: who measures and replays single
+    plans; this process if not given (`planning/ahead.py`). Raises UserError on a question that cannot
+    be; where nothing fits the answer has no plans, but the nearest ones and what makes one fit.
+    """
+    given = _given(plan, fields)
+    if given.get("lora_rank"):
+        raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
+    words, slow = named or _words(model, cluster), tuple(slow)
+    model = model if isinstance(model, Model) else load_model(model)
+    mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
+    if mixed is not None:
+        if gpus is not None or slow or mtbf_s is not None or techniques:
+            raise SpecError(
+                "cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --techniques"
+            )
+        cluster = slower(mixed)
+    elif not isinstance(cluster, Cluster):
+        cluster = parse_cluster(cluster)  # type: ignore[arg-type]
+    assert isinstance(cluster, Cluster)
+    if objective not in OBJECTIVES:
+        raise SpecError("objective", objective, f"use {', '.join(OBJECTIVES)}")
+    asked = chosen([techniques] if isinstance(techniques, str) else techniques)
+    if asked and (slow or mtbf_s is not None):
+        raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
+    top = parse_count(top, "top")
+    within_s = None if within_s is None else parse_time(within_s, "within_s")
+    choices_within_s = None if choices_within_s is None else parse_time(choices_within_s, "choices_within_s")
+    price = None if price_per_gpu_hour is None else parse_number(price_per_gpu_hour, "price_per_gpu_hour")
+    trouble = Trouble(slow, None if mtbf_s is None else parse_time(mtbf_s, "mtbf_s"))
+    begun, exact = monotonic(), exact or Exact()
+    sizes = [cluster] if gpus is None else _sizes(cluster, gpus)
+    tried_on = [*sizes, *([] if mixed is None else [mixed.own()[0]])]  # the last one: stages that follow the types
+    answers: list[tuple[Cluster, Answer]] = []
+    searches: dict[int, tuple[Search, Answer]] = {}
+    measured: dict[int, Callable[[Layout], int]] = {}  # how memory was, by answer
+    least_bytes = inf  # that a plan may need, where memory is asked for
+    refusal: UserError | None = None
+    for number, one in enumerate(tried_on):
+        by_stage = mixed is not None and number == len(sizes)
+        space = Space(model, one, given, mixed=mixed, by_stage=by_stage)
+        left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(tried_on) - number))
+        ends = inf if left is None else monotonic() + left
+        if left is not None and (pareto or objective == "memory"):
+            left /= 2  # the rest finds plans that need less memory
+        goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
+        if mixed is not None and by_stage:
+            own = ByStage(mixed)
+            search = Search(space, own, told=told, memory=own.memory, step=own.step)
+        else:
+            search = Search(
+                space, Bounds(straggling(one)), goal, told=told,
+                memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon,
+            )  # fmt: skip
+        answer = search.run(top, left, spare=SPARE * (top + 1))
+        if not answer.counts.structures:
+            refusal = first_refusal(space) or refusal
+            continue
+        answers.append((one, answer))
+        measured[id(answer)] = search.memory
+        known = searches.get(one.n_gpus)
+        if known is None or _best_ns(answer) < _best_ns(known[1]):
+            searches[one.n_gpus] = (search, answer)
+        if pareto and answer.found:
+            answers += [(one, more) for more in _with_headroom(search, answer, ends)]
+        if objective == "memory":
+            smaller, least = _least_memory(search, answer, ends)
+            answers += [(one, more) for more in smaller]
+            least_bytes = min(least_bytes, least)
+    if not answers:
+        raise refusal or UserError(f"no plan of {cluster.n_gpus} GPUs divides the batch and the model")
+    found = [
+        _planned(
+            exact,
+            mixed or one,
+            each.layout,
+            words,
+            price,
+            each.score_ns / trouble.most_progress if trouble else None,
+        )
+        for one, answer in answers
+        for each in answer.found
+        if each.score_ns < float("inf")
+    ]
+    ranked = _ranked(found, objective)
+    searched_s = monotonic() - begun
+    attempts: Tried | None = None
+    by_size = {one.n_gpus: one for one in sizes}
+    if asked:
+
+        def rewritten(one: Planned, words_of: tuple[str, ...]) -> Planned | None:
+            cluster = by_size[one.n_gpus]
+            result = predict_with(model, cluster, checked(one.plan), words_of)
+            if result.status != "ok":
+                return None
+            return _told(result, cluster, checked(one.plan), words, price, None, words_of)
+
+        finalists = ranked[:FINALISTS]
+        for gpus_of_it, (search, answer) in searches.items():
+            if answer.found and given.get("zero_stage") is None:
+                finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price)
+        attempts = tried(_ranked(finalists, objective), asked, rewritten)
+        ranked = _ranked([*found, *attempts.found], objective)
+    main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
+    worth: tuple[Choice, ...] = ()
+    if ranked and objective != "memory":
+        search, answer = searches[ranked[0].n_gpus]
+        worth = choices(
+            search, answer.found[0], _budget(choices_within_s, None if within_s is None else begun + within_s)
+        )
+    # Of searches of the whole space alone: those with less memory are over the same plans again.
+    whole = [(one.n_gpus, answer) for one, answer in answers if id(answer) in measured]
+    space_counts = {
+        "legal": sum(one.counts.legal for _, one in whole),
+        "replayed": sum(one.counts.replayed for _, one in whole),
+        "excluded_by_memory": sum(one.counts.memory for _, one in whole),
+        "structures": sum(one.counts.structures for _, one in whole),
+    }
+    space_counts["bounded"] = space_counts["legal"] - space_counts["replayed"]
+    gaps = [_gap([answer for gpus, answer in whole if gpus == size]) for size, _ in whole]
+    gap = max(gaps)
+    if ranked and objective == "memory":
+        gap = max(0.0, 1.0 - least_bytes / ranked[0].peak_memory_bytes)
+    result = Plans(
+        tuple(ranked[:top]), space_counts, gap, objective, searched_s,
+        techniques=None if attempts is None else attempts.to_dict(),
+    )  # fmt: skip
+    if not ranked:
+        result = replace(
+            result,
+            nearest=nearest(main, measured[id(main)]),
+            remedies=()
+            if mixed is not None
+            else remedies(model, cluster, given, main, lambda c, layout: _planned(exact, c, layout, words, None, None)),
+        )
+        return replace(result, seconds=monotonic() - begun)
+    size = by_size[ranked[0].n_gpus]
+    thumb = rule_of_thumb(Space(model, size, given, mixed=mixed))
+    thumb_planned = None if thumb is None else _planned(exact, mixed or size, thumb, words, price, None)
+    if thumb is not None and thumb_planned is not None and trouble:
+        score_ns = scored(model, size, trouble)(thumb, round(thumb_planned.step_time_s * 1e9))
+        thumb_planned = replace(thumb_planned, effective_step_time_s=score_ns / trouble.most_progress / 1e9)
+    return replace(
+        result,
+        decides=decides(ranked[0], ranked[1], objective) if len(ranked) > 1 else "",
+        told_apart=len(ranked) < 2 or told_apart(ranked[0], ranked[1], objective),
+        rule_of_thumb=thumb_planned,
+        rule_of_thumb_loses="" if thumb_planned is None else loses(thumb_planned, ranked[0], objective),
+        choices=worth,
+        sensitivity=() if objective == "memory" else sensitivity(ranked, by_gpu=objective != "time"),
+        launch=launch_files(ranked[0].plan, ranked[0].n_gpus, model.name),
+        front=_front(ranked) if pareto or gpus is not None else (),
+    )
+
+
+def _gap(answers: Sequence[Answer]) -> float:
+    """How much faster than the best plan of these searches, which are over the same GPUs, another one may be."""
+    best = min(map(_best_ns, answers))
+    if best == float("inf"):
+        return max(one.gap for one in answers)
+    return max(0.0, 1.0 - min(one.bound_ns for one in answers) / best)
+
+
+def _best_ns(answer: Answer) -> float:
+    return answer.found[0].score_ns if answer.found else float("inf")
+
+
+def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
+    if choices_within_s is not None:
+        return Budget(sys.maxsize, monotonic() + choices_within_s)
+    return Budget(LOOKS, float("inf") if ends_s is None else ends_s)
+
+
+def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are fixed. Raises as `predict` does on one that cannot be."""
+    if plan is not None and not isinstance(plan, Mapping):
+        plan = read_plan(plan).model_dump(exclude_unset=True)
+    given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
+    for name in ("global_batch", "seq_len"):
+        if name not in given:
+            raise UserError(f"{name} is not given: add --{name.replace('_', '-')} N, or put it in the plan file")
+    known = checked(given)
+    return {name: getattr(known, name) for name in given}
+
+
+def _sizes(cluster: Cluster, gpus: tuple[int, int]) -> list[Cluster]:
+    two = isinstance(gpus, Sequence) and not isinstance(gpus, str) and len(gpus) == 2
+    least, most = (parse_count(one, "gpus") for one in gpus) if two else (1, 0)
+    if least > most:
+        text = f"{least}..{most}" if two else gpus
+        raise SpecError("gpus", text, "give the least and the most, e.g. 512..4096")
+    found, count = [], least
+    while count <= most:
+        found.append(cluster_with(cluster, n_gpus=count))
+        count *= 2
+    return found
+
+
+def _with_headroom(search: Search, answer: Answer, ends: float) -> list[Answer]:
+    """Ever less memory: the fastest plan that needs at least 5 % less than the last."""
+    answers = []
+    each = None if ends == inf else max(0.0, ends - monotonic()) / HEADROOM_STEPS
+    for _ in range(HEADROOM_STEPS):
+        capacity = int(answer.found[0].replay.peak_bytes * 0.95)
+        again = replace(search, capacity_bytes=capacity)
+        answer = again.run(1, each)
+        if not answer.found:
+            break
+        answers.append(answer)
+    return answers
+
+
+def _least_memory(search: Search, answer: Answer, ends: float) -> tuple[list[Answer], float]:
+    """Plans that need ever less memory, each the fastest of those that need no more; and what no plan needs less than.
+
+    Halves what is left between a plan that was found and a capacity in which none fits.
+    """
+    if not answer.found:
+        return [], 0.0 if answer.gap else inf
+    answers: list[Answer] = []
+    least, most = 0, min(one.replay.peak_bytes for one in answer.found)
+    while most - least > LEAST_WITHIN * most and monotonic() < ends:
+        capacity = (least + most) // 2
+        again = replace(search, capacity_bytes=capacity).run(1, None if ends == inf else ends - monotonic())
+        if again.found:
+            most = again.found[0].replay.peak_bytes
+            answers.append(again)
+        elif again.gap == 0.0:
+            least = capacity
+        else:
+            break
+    return answers, float(least)
+
+
+def _plainly_sharded(
+    search: Search, exact: Exact, cluster: Cluster, words: str, price: float | None
+) -> list[Planned]:  # fmt: skip
+    """The best plans with ZeRO 0 and 1: most techniques rewrite nothing else."""
+    found = []
+    for zero in (0, 1):
+        space = replace(search.space, given={**search.space.given, "zero_stage": zero}, counts={})
+        answer = replace(search, space=space, told=None).run(1, PLAINLY_WITHIN_S)
+        found += [_planned(exact, cluster, one.layout, words, price, None) for one in answer.found]
+    return found
+
+
+def _planned(
+    exact: Exact,
+    cluster: Cluster | MixedCluster,
+    layout: Layout,
+    words: str,
+    price: float | None,
+    score_ns: float | None,
+) -> Planned:
+    plain = isinstance(cluster, Cluster)
+    result = exact.predicted(layout) if plain else predict(layout.model, cluster, layout.asked)
+    return _told(result, cluster, layout.asked, words, price, score_ns)
+
+
+def _told(
+    result: Result, cluster: Cluster | MixedCluster, asked: Plan, words: str, price: float | None,
+    score_ns: float | None, techniques: tuple[str, ...] = (),
+) -> Planned:  # fmt: skip
+    flags = shlex.split(result.reproduce)
+    flags = flags[flags.index("--cluster") + 2 :]
+    seconds, tokens = result.step_time_s, result.tokens_per_step
+    watts = sum(one.n_gpus * one.gpu.tdp_w for one in ([cluster] if isinstance(cluster, Cluster) else cluster.parts))
+    hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
+    named = words.replace("{gpus}", str(cluster.n_gpus))
+    return Planned(
+        plan=asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+        n_gpus=cluster.n_gpus,
+        step_time_s=seconds,
+        p5_s=result.step_time_p5_ns / 1e9,
+        p95_s=result.step_time_p95_ns / 1e9,
+        peak_memory_bytes=result.peak_memory.device_bytes,
+        memory_capacity_bytes=result.memory_capacity_bytes,
+        tokens_per_s=result.tokens_per_s,
+        mfu=result.mfu,
+        gpu_hours_per_million_tokens=hours,
+        reproduce=" ".join(["windtunnel predict", named, *map(shlex.quote, flags)]) if named else result.reproduce,
+        breakdown_s={name: value / 1e9 for name, value in result.breakdown_ns.items()},
+        cost_per_million_tokens=None if price is None else hours * price,
+        effective_step_time_s=None if score_ns is None else score_ns / 1e9,
+        tokens_per_joule=tokens / (seconds * watts),
+        techniques=techniques,
+    )
+
+
+def _words(model: object, cluster: object) -> str:
+    """How model and cluster were named, where they were; `{gpus}` stands for the number of GPUs."""
+    if not isinstance(model, str) or not isinstance(cluster, str):
+        return ""
+    head, colon, count = cluster.rpartition(":")
+    if JOINED in cluster:  # several types, each with a number of its own
+        colon = ""
+    spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
+    return f"{shlex.quote(model)} --cluster {spec if colon and count.isdigit() else shlex.quote(spec)}"
+
+
+def _least(objective: str, one: Planned) -> tuple[float, ...]:
+    time = seconds_ranked(one)
+    hours = one.gpu_hours_per_million_tokens * time / one.step_time_s
+    if objective == "memory":
+        return (float(one.peak_memory_bytes), time)
+    if objective == "cost":
+        return (hours, time)
+    if objective == "energy":
+        return (-(one.tokens_per_joule or 0.0) * one.step_time_s / time, time)
+    return (time, hours)
+
+
+def _ranked(found: list[Planned], objective: str) -> list[Planned]:
+    """Best first, each once."""
+    kept: dict[str, Planned] = {}
+    for one in sorted(found, key=lambda one: (*_least(objective, one), one.reproduce)):
+        kept.setdefault(f"{one.n_gpus} {one.techniques} {sorted(one.plan.items())}", one)
+    return list(kept.values())
+
+
+def _front(ranked: list[Planned]) -> tuple[Planned, ...]:
+    """Plans of which no other is better in time, cost and memory at once, fastest first."""
+
+    def parts(one: Planned) -> tuple[float, float, float]:
+        return (one.step_time_s, one.gpu_hours_per_million_tokens, float(one.peak_memory_bytes))
+
+    def beaten(one: Planned) -> bool:
+        mine = parts(one)
+        return any(all(a <= b for a, b in zip(parts(o), mine, strict=True)) and parts(o) != mine for o in ranked)
+
+    return tuple(sorted((one for one in ranked if not beaten(one)), key=parts))

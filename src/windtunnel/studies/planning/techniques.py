@@ -1,0 +1,115 @@
+"""Techniques on the best plans: which of them, and which together, make a finalist faster still.
+
+A technique rewrites the step of one plan, so it has no bound over plans: the search is over plans alone, and its proof
+is of plans without techniques. Each finalist is then predicted with every technique by itself, and with every legal set
+of those that shorten its step; pairs that do not go together are never built. The shortest that fits is kept, one for
+each finalist, and ranked with the finalists.
+
+Two change what is trained, not only how fast: `sparse_gradients` reduces a part of each gradient, `local_sgd` averages
+weights instead of gradients. `all` tries them too, `exact` leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.studies.planning.answer import Planned
+from windtunnel.studies.techniques.named import TECHNIQUES, legal, named
+
+CHANGE_TRAINING = ("sparse_gradients", "local_sgd")
+LEAST_GAIN = 1e-3  # of the step: what is less is not worth another line in a launch script
+TOGETHER_MOST = 4  # helpful techniques that are tried in all combinations
+
+Priced = Callable[[Planned, tuple[str, ...]], Planned | None]  # None: does not fit
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What came of it. `skipped`: by technique, why it could not be tried on any finalist."""
+
+    found: tuple[Planned, ...]
+    finalists: int = 0
+    predicted: int = 0
+    unfit_pairs: int = 0  # that do not go together
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, without the plans."""
+        return {
+            "finalists": self.finalists,
+            "predicted": self.predicted,
+            "unfit_pairs": self.unfit_pairs,
+            "skipped": dict(self.skipped),
+        }
+
+
+def chosen(words: Sequence[str]) -> tuple[str, ...]:
+    """Techniques by `all`, `exact` or names, with parameters where they are given. Raises UserError."""
+    found: dict[str, str] = {}
+    for word in (part for text in words for part in _names(text)):
+        name = named(word.partition(":")[0]).name
+        found[name] = found.get(name, word) if word == name else word  # parameters that were given are never dropped
+    return tuple(found.values())
+
+
+def _names(text: str) -> list[str]:
+    if text == "all":
+        return [one.name for one in TECHNIQUES]
+    if text == "exact":
+        return [one.name for one in TECHNIQUES if one.name not in CHANGE_TRAINING]
+    return [text]
+
+
+def together(words: Sequence[str]) -> bool:
+    """Whether these techniques go together."""
+    try:
+        legal([named(word.partition(":")[0]) for word in words])
+    except UserError:
+        return False
+    return True
+
+
+def tried(finalists: Sequence[Planned], words: Sequence[str], priced: Priced) -> Tried:
+    """The finalists with what makes each fastest. `priced` predicts one; it raises UserError where it cannot."""
+    best: list[Planned] = []
+    reasons: dict[str, str] = {}
+    worked: set[str] = set()
+    predicted = unfit = 0
+    for one in finalists:
+        helpful: list[tuple[float, str, Planned]] = []
+        for word in words:
+            try:
+                found = priced(one, (word,))
+            except UserError as error:
+                reasons.setdefault(word, str(error))
+                continue
+            worked.add(word)
+            predicted += 1
+            if found is not None and found.step_time_s < one.step_time_s * (1.0 - LEAST_GAIN):
+                helpful.append((found.step_time_s, word, found))
+        helpful.sort(key=lambda each: each[:2])
+        options = [found for _, _, found in helpful[:1]]
+        names = [word for _, word, _ in helpful[:TOGETHER_MOST]]
+        for count in range(2, len(names) + 1):
+            for some in combinations(names, count):
+                if not together(some):
+                    unfit += 1
+                    continue
+                found = _of_all(priced, one, some)
+                predicted += 1
+                options += [] if found is None else [found]
+        if options:
+            best.append(min(options, key=lambda found: (found.step_time_s, len(found.techniques), found.techniques)))
+    skipped = {word: reason for word, reason in reasons.items() if word not in worked}
+    return Tried(tuple(best), len(finalists), predicted, unfit, skipped)
+
+
+def _of_all(priced: Priced, one: Planned, words: tuple[str, ...]) -> Planned | None:
+    try:
+        return priced(one, words)
+    except UserError:  # each alone can be, the two on this plan cannot
+        return None

@@ -1,0 +1,177 @@
+"""The kernels of a whole program whose script compiles, with the bytes that each reads and writes.
+
+`fusion.py` makes kernels of one graph. Then values that cost less to make again from a few others where they are needed
+than to write and to read are made again: within a graph (Inductor's `realize_reads_threshold`), and in the backward
+graph, so that they are not kept until then (the partitioner's minimal cut, as far as one value at a time). Where the
+script recomputes by itself, what it does not keep is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from windtunnel.studies.programs.compiler.fusion import Flow, Graph, Kernel, Value, domain_of, graphs_of
+from windtunnel.studies.programs.compiler.micro_pipeline import SYMMETRIC
+from windtunnel.studies.programs.compiler.traced_waits import FUNCTIONAL
+
+MOST_READS = 4  # of a value that is made again where it is needed
+
+
+def kernels_of(flow: Flow) -> list[Kernel]:
+    """Of the whole program, in order: compiled regions as few kernels, everything else op by op."""
+    ops, dead = flow.ops, _dead(flow)
+    kernels: list[Kernel] = []
+    alike: dict[tuple[object, ...], list[Kernel]] = {}
+    at = 0
+    for members in graphs_of(ops):
+        alive = [index for index in members if index not in dead]
+        if not alive:
+            continue
+        kernels += [Kernel([index]) for index in range(at, alive[0]) if index not in dead]
+        at, first = alive[-1] + 1, alive[0]
+        signature = _signature(alive, at, flow, dead)
+        known = alike.get(signature)
+        if known is None:
+            graph = Graph(alive, flow, dead)
+            known = alike[signature] = [
+                Kernel([index - first for index in one.ops], one.domain) for one in graph.kernels()
+            ]
+        kernels += [Kernel([index + first for index in one.ops], one.domain) for one in known]
+    kernels += [Kernel([index]) for index in range(at, len(ops)) if index not in dead]
+    owner = {index: kernel for kernel in kernels for index in kernel.ops}
+    for kernel in kernels:
+        if kernel.fused:
+            _reads_and_writes(kernel, owner, flow)
+    _Remaking(kernels, owner, flow).run()
+    return kernels
+
+
+def _dead(flow: Flow) -> set[int]:
+    """Recomputed without need: a compiler leaves it out, products and collectives too."""
+    filled: dict[int, list[Value]] = {}  # what collectives give
+    for value in flow.readers:
+        if value[1] >= 0 and not flow.made[value[1]]:
+            filled.setdefault(value[1], []).append(value)
+    wait_of = {op.after[0]: index for index, op in enumerate(flow.ops) if op.kind == "wait" and len(op.after) == 1}
+    dead: set[int] = set()
+    for index in range(len(flow.ops) - 1, -1, -1):
+        op = flow.ops[index]
+        if not (op.compiled and op.recompute):
+            continue
+        if op.kind == "communication" and op.name.startswith((FUNCTIONAL, SYMMETRIC)):
+            if all(dead.issuperset(flow.readers[value]) for value in filled.get(index, ())):
+                dead |= {index, wait_of.get(index, index)}
+        elif op.kind == "compute":
+            made = flow.made[index]
+            if made and all(flow.own(value) and dead.issuperset(flow.readers.get(value, ())) for value in made):
+                dead.add(index)
+    return dead
+
+
+def _signature(alive: Sequence[int], end: int, flow: Flow, dead: set[int]) -> tuple[object, ...]:
+    """Equal for graphs that give the same kernels: the layers of a model, mostly."""
+    first, members = alive[0], set(alive)
+    storages: dict[int, int] = {}
+    found: list[object] = []
+    for index in range(first, end):
+        if index in dead:
+            found.append(None)
+            continue
+        op = flow.ops[index]
+        reads = tuple((storages.setdefault(one, len(storages)), max(-1, by - first)) for one, by, _ in op.reads)
+        writes = tuple(storages.setdefault(one, len(storages)) for one, _ in op.writes)
+        after = tuple(one - first for one in op.after if one >= first)
+        row = (op.name, op.kind, op.inputs, op.outputs, op.recompute, index in members, reads, writes, after)
+        found.append(row)
+    return tuple(found)
+
+
+def _reads_and_writes(kernel: Kernel, owner: dict[int, Kernel], flow: Flow) -> None:
+    """Each value from outside once; each value that others read, or that changes what was there before."""
+    for index in kernel.ops:
+        for storage, writer, size in flow.ops[index].reads:
+            if owner.get(writer) is not kernel:
+                # Parts of one tensor add up to the whole; the whole is read once.
+                size += kernel.reads.get((storage, writer), 0)
+                kernel.reads[storage, writer] = min(size, flow.storage_bytes[storage])
+        for value in flow.made[index]:
+            elsewhere = any(owner.get(one) is not kernel for one in flow.readers.get(value, ()) if one in owner)
+            if elsewhere or not flow.own(value):
+                kernel.writes[value] = flow.bytes[value]
+
+
+class _Remaking:
+    """Values that cost less to make again where they are needed than to write and to read."""
+
+    def __init__(self, kernels: Sequence[Kernel], owner: dict[int, Kernel], flow: Flow) -> None:
+        self.kernels, self.owner, self.flow = kernels, owner, flow
+        self.readers: dict[Value, list[Kernel]] = {}
+        self.kept: dict[int, set[Value]] = {}  # region -> what its backward graph reads anyway
+        self.reduced: set[int] = set()  # ops that reduce
+        self.remade: dict[Value, dict[Value, int]] = {}  # value -> what it is made of
+        for kernel in kernels:
+            for value in kernel.reads:
+                self.readers.setdefault(value, []).append(kernel)
+            for index in kernel.ops:
+                op = flow.ops[index]
+                if op.compiled and op.phase == "backward":
+                    self.kept.setdefault(op.compiled, set()).update((one, by) for one, by, _ in op.reads)
+                domain = domain_of(op) if kernel.fused else None
+                if domain is not None and domain.reduction:
+                    self.reduced.add(index)
+
+    def run(self) -> None:
+        """Kernel by kernel, in order."""
+        for kernel in self.kernels:
+            for value, size in list(kernel.writes.items()):
+                self._value(kernel, value, size)
+
+    def _value(self, kernel: Kernel, value: Value, size: int) -> None:
+        takers = [one for one in self.readers.get(value, ()) if one is not kernel]
+        as_it_is = any(not self.owner[one].fused for one in self.flow.readers.get(value, ()) if one in self.owner)
+        if as_it_is or not takers or not self.flow.own(value) or value[1] in self.reduced:
+            return
+        parts: dict[Value, int] = {}
+        if not self._made_of(kernel, value, parts) or not self._at_hand(parts, value, size, takers):
+            return
+        own = {one: self.flow.bytes[one] for one in parts if self._is_from(kernel, one) and one not in kernel.writes}
+        more = sum(own.values()) + sum(held for one in takers for part, held in parts.items() if part not in one.reads)
+        if more > size + sum(one.reads[value] for one in takers):
+            return
+        self.remade[value] = parts
+        del kernel.writes[value]
+        kernel.writes |= own
+        for one in takers:
+            del one.reads[value]
+            for part, held in parts.items():
+                if part not in one.reads:
+                    one.reads[part] = held
+                    self.readers.setdefault(part, []).append(one)
+
+    def _is_from(self, kernel: Kernel, value: Value) -> bool:
+        return self.owner.get(value[1]) is kernel
+
+    def _made_of(self, kernel: Kernel, value: Value, parts: dict[Value, int]) -> bool:
+        """Adds what a value is made of, element by element; what is written, or reduced, is taken as it is."""
+        for storage, writer, size in self.flow.ops[value[1]].reads:
+            one = (storage, writer)
+            if not self._is_from(kernel, one):
+                parts.update(self.remade.get(one, {one: size}))
+            elif one in kernel.writes or writer in self.reduced:
+                parts[one] = size
+            elif not self._made_of(kernel, one, parts):
+                return False
+        return len(parts) <= MOST_READS
+
+    def _at_hand(self, parts: dict[Value, int], value: Value, size: int, takers: Sequence[Kernel]) -> bool:
+        """Whether what a value is made of is there where it is made again, or takes less room than the value."""
+        ops, maker = self.flow.ops, self.flow.ops[value[1]]
+        passes = {(ops[one.ops[0]].compiled, ops[one.ops[0]].phase == "backward") for one in takers}
+        own = (maker.compiled, maker.phase == "backward")
+        if passes == {own}:
+            return True
+        if not passes <= {own, (maker.compiled, True)}:
+            return False
+        kept = self.kept.get(maker.compiled, set())
+        new = {part: held for part, held in parts.items() if part not in kept}
+        return all(self.flow.own(part) for part in new) and sum(new.values()) <= size

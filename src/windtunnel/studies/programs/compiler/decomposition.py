@@ -1,0 +1,165 @@
+"""A compiled graph before kernels are made of it: norms taken apart, and nothing computed twice.
+
+- A norm or softmax is a reduction of each row, and an element-wise op that takes its result (PyTorch's decompositions).
+  So what follows it can be made from its input again, which the whole op could not. Sums over the rows for a weight's
+  gradient come with the element-wise part.
+- Two ops of a graph that do the same to the same values are one (`fx_graph_cse`). The backward graph takes over
+  reductions that the forward graph has done: the script may do them twice, as float8 linear layers do with the largest
+  element of their input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from windtunnel.studies.programs.compiler.fusion import REDUCTIONS, ROW_WISE, Value, domain_of
+from windtunnel.studies.programs.op_shapes import plain_name
+from windtunnel.studies.programs.program import Op, RankProgram, TensorSpec
+
+RANDOM = frozenset(("native_dropout", "bernoulli", "rand_like", "randn_like", "rand", "randn", "randint", "normal"))
+FP32 = 4
+
+
+def simplified(program: RankProgram) -> RankProgram:
+    """The program with its compiled graphs decomposed and without what they compute twice."""
+    return _Simplifier(program).program()
+
+
+class _Simplifier:
+    def __init__(self, program: RankProgram) -> None:
+        self.old = program
+        self.ops: list[Op] = []
+        self.last: list[int] = []  # of each old op: what stands for it
+        self.begin: list[int] = []  # of each old op: the first op made since
+        self.value: dict[Value, Value] = {}  # of the old program: of the new one
+        self.numbers: dict[object, int] = {}
+        self.number: dict[Value, int] = {}  # of new values: equal where they are
+        self.known: dict[tuple[int, bool, int], int] = {}  # region, backward, number -> the op that computes it
+        self.merged: set[int] = set()  # storages that are not made any more
+
+    def program(self) -> RankProgram:
+        for index, op in enumerate(self.old.ops):
+            self.begin.append(len(self.ops))
+            self._take(index, op)
+        self.begin.append(len(self.ops))
+        kept = {storage for op in self.ops for storage, _ in op.writes}
+        gone = self.merged - kept
+        return replace(
+            self.old,
+            ops=tuple(self.ops),
+            memory=tuple(one._replace(op=self._at(one.op)) for one in self.old.memory if one.storage not in gone),
+            answers=tuple(one._replace(op=self._at(one.op)) if one.op >= 0 else one for one in self.old.answers),
+        )
+
+    def _at(self, index: int) -> int:
+        return min(self.begin[min(index, len(self.begin) - 1)], max(0, len(self.ops) - 1))
+
+    def _take(self, index: int, op: Op) -> None:
+        after = tuple(sorted({self.last[earlier] for earlier in op.after}))
+        reads = []
+        for storage, writer, size in op.reads:
+            one, by = self.value.get((storage, writer), (storage, self.last[writer] if writer >= 0 else -1))
+            reads.append((one, by, size))
+        op = replace(op, after=tuple(sorted({*after, *(by for _, by, _ in reads if by >= 0)})), reads=tuple(reads))
+        at = len(self.ops)
+        first, *rest = parts_of(op, index, at) if op.compiled else (op,)
+        stands = self._add(index, first)
+        if rest and stands != at:  # as much was known already
+            known = {
+                (storage, at): (other, stands)
+                for (storage, _), (other, _) in zip(first.writes, self.ops[stands].writes, strict=True)
+            }
+            rest = [_read_from(part, at, stands, known) for part in rest]
+        for part in rest:
+            self._add(index, part)
+
+    def _add(self, index: int, op: Op) -> int:
+        at = len(self.ops)
+        made = [(storage, at) for storage, _ in op.writes]
+        self.last += [at] * (index + 1 - len(self.last))
+        self.last[index] = at
+        if op.compiled:
+            number = self._number(op, at)
+            equal = self._equal(op, number)
+            if equal is not None:
+                rest = self.ops[equal].writes
+                self.value |= {
+                    (one, index): (other, equal) for (one, _), (other, _) in zip(op.writes, rest, strict=True)
+                }
+                self.merged |= {storage for storage, _ in op.writes}
+                self.last[index] = equal
+                return equal
+            self.number |= {
+                value: self.numbers.setdefault((number, place), len(self.numbers)) for place, value in enumerate(made)
+            }
+            if self._pure(op):
+                self.known[op.compiled, op.phase == "backward", number] = at
+        self.value |= {(storage, index): (storage, at) for storage, _ in op.writes}
+        self.ops.append(op)
+        return at
+
+    def _number(self, op: Op, at: int) -> int:
+        """Equal for ops that give the same."""
+        taken = []
+        for storage, writer, _ in op.reads:
+            known = self.number.get((storage, writer))
+            taken.append(("from outside", storage) if known is None else known)
+        own = at if plain_name(op).rstrip("_") in RANDOM or not op.reads else -1
+        key = (op.name, op.inputs, op.outputs, op.scalars, op.lies, tuple(taken), own)
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    @staticmethod
+    def _pure(op: Op) -> bool:
+        taken = {storage for storage, _, _ in op.reads}
+        return domain_of(op) is not None and bool(op.writes) and not any(one in taken for one, _ in op.writes)
+
+    def _equal(self, op: Op, number: int) -> int | None:
+        if not self._pure(op):
+            return None
+        backward = op.phase == "backward"
+        found = self.known.get((op.compiled, backward, number))
+        if found is None and backward and not op.recompute and plain_name(op) in REDUCTIONS:
+            found = self.known.get((op.compiled, False, number))
+        return found
+
+
+def _read_from(op: Op, at: int, other: int, known: dict[Value, Value]) -> Op:
+    """An op that takes what another one than was thought has made."""
+    reads = tuple((*known.get((storage, writer), (storage, writer)), size) for storage, writer, size in op.reads)
+    return replace(op, after=tuple(other if one == at else one for one in op.after), reads=reads)
+
+
+def parts_of(op: Op, index: int, at: int) -> Sequence[Op]:
+    """A row-wise op as its reduction and what is made with it; any other as it is. `at`: where the first will stand."""
+    name = plain_name(op)
+    if name not in ROW_WISE or domain_of(op) is None or len(op.writes) != len(op.outputs) or not op.reads:
+        return (op,)
+    statistics = op.outputs[1:] if name in ("native_layer_norm", "_fused_rms_norm") else ()
+    written = op.writes[len(op.writes) - len(statistics) :]
+    if not statistics:  # inside the kernel only, unless another one needs it too
+        rows = op.inputs[0].shape[:-1]
+        statistics = (TensorSpec((*rows, 1), "float32"),)
+        written = ((-1 - index, math.prod(rows) * FP32),)
+    forward = not name.endswith(("_backward", "_backward_data"))
+    reduced = 1 if forward else len(op.inputs)  # the weight comes after the norm
+    first = replace(
+        op,
+        name="aten.mean" if forward else "aten.sum",
+        inputs=op.inputs[:reduced],
+        outputs=statistics,
+        flops=0.0,
+        reads=op.reads[:reduced],
+        writes=written,
+    )
+    second = replace(
+        op,
+        name="aten.mul",
+        inputs=(*op.inputs, *statistics),
+        outputs=op.outputs[: len(op.outputs) - len(statistics)] if len(op.outputs) > 1 and forward else op.outputs,
+        after=(*op.after, at),
+        reads=(*op.reads, *((storage, at, size) for storage, size in written)),
+        writes=tuple(one for one in op.writes if one not in written),
+    )
+    return (first, second)

@@ -1,0 +1,321 @@
+"""Whether the ranks of a captured job can run it together: what they say in groups fits, and nobody waits for ever.
+
+Each rank was captured by itself, with peers that answer whatever is asked. So a collective that one member skips, makes
+with another shape or in another order, and messages that nobody sends, go unnoticed until programs are compared:
+
+    collectives   of a group, in order: kind, reduction, root, dtype, and bytes are the same on all members
+    messages      of each pair: as many are sent as received, and of the same bytes
+    order         ranks move through their programs, each until it waits for what others have not begun
+
+Ranks that were not captured run what their representative does, in their own groups. Objects, and other small control
+messages, may differ in size. Deadlocks are looked for among all ranks of a small job, else among those of one group of
+each kind that carries messages, and the captured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from windtunnel.studies.programs.communication import Communication
+
+if TYPE_CHECKING:
+    from windtunnel.studies.programs.job import CapturedJob
+    from windtunnel.studies.programs.program import RankProgram
+
+MOST_RANKS = 128  # of which all are moved through their programs
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_ANY_SIZE = ("gather", "scatter", "all_to_all", "barrier")  # a rank sees its own part only
+
+
+class Call(NamedTuple):
+    """One communication of a program."""
+
+    op: int
+    made: Communication
+
+
+class Meeting(NamedTuple):
+    """One group: its members, and whose program each runs (-1: not known)."""
+
+    name: str
+    members: tuple[int, ...]
+    runs: tuple[int, ...]
+
+
+@dataclass
+class Book:
+    """Calls of each program by the kind of group that they are made in."""
+
+    programs: Mapping[int, RankProgram]
+    calls: dict[tuple[int, object], list[Call]] = field(default_factory=dict)  # (program, kind of group)
+    meetings: dict[object, list[Meeting]] = field(default_factory=dict)  # by kind of group
+
+    def of(self, program: int, kind: object) -> list[Call]:
+        """In order."""
+        return self.calls.get((program, kind), [])
+
+
+def _book(programs: Mapping[int, RankProgram], kind_of: Callable[[Communication], object]) -> Book:
+    """The calls of these programs, by what kind of group they are made in; who meets there is left open."""
+    book = Book(programs)
+    for rank, program in programs.items():
+        for number, op in enumerate(program.ops):
+            if op.communication is not None:
+                key = (rank, kind_of(op.communication))
+                book.calls.setdefault(key, []).append(Call(number, op.communication))
+    return book
+
+
+def book_of(job: CapturedJob) -> Book:
+    """Of a whole job: of groups whose members run the same programs in the same places one stands for all."""
+    book = _book(job.programs, job.family_of)
+    for kind, family in enumerate(job.families):
+        seen: dict[tuple[int, ...], Meeting] = {}
+        for members in family.groups:
+            runs = tuple(job.runs[list(members)].tolist())
+            seen.setdefault(runs, Meeting(family.name, members, runs))
+        book.meetings[kind] = list(seen.values())
+    return book
+
+
+def book_of_some(programs: Mapping[int, RankProgram]) -> Book:
+    """Of ranks of which nobody knows whom they stand for."""
+    book = _book(programs, lambda call: (call.group, call.members))
+    for call in (one.made for calls in book.calls.values() for one in calls):
+        if (call.group, call.members) not in book.meetings:
+            runs = tuple(rank if rank in programs else -1 for rank in call.members)
+            book.meetings[call.group, call.members] = [Meeting(call.group, call.members, runs)]
+    return book
+
+
+def disagreement(book: Book) -> str:
+    """What does not fit first, for a person; "" where all does."""
+    for kind, meetings in book.meetings.items():
+        for meeting in meetings:
+            found = _collectives(book, kind, meeting) or _messages(book, kind, meeting)
+            if found:
+                return found
+    return ""
+
+
+def _collectives(book: Book, kind: object, meeting: Meeting) -> str:
+    lists = {run: [one for one in book.of(run, kind) if not one.made.is_message] for run in set(meeting.runs) - {-1}}
+    if len(lists) < 2:
+        return ""
+    places = {run: meeting.runs.index(run) for run in lists}
+    first, *others = sorted(lists, key=lambda run: places[run])
+    for other in others:
+        mine, theirs = lists[first], lists[other]
+        for number in range(max(len(mine), len(theirs))):
+            one = mine[number] if number < len(mine) else None
+            its = theirs[number] if number < len(theirs) else None
+            why = _differs(one.made if one else None, its.made if its else None)
+            if why:
+                ranks = [meeting.members[places[run]] for run in (first, other)]
+                said = [_text(book, run, call) for run, call in ((first, one), (other, its))]
+                return (
+                    f"collective {number + 1} of the step in group {meeting.name!r} (ranks {_ranks(meeting.members)}):"
+                    f" rank {ranks[0]} {said[0]}, rank {ranks[1]} {said[1]}: {why}"
+                )
+    return ""
+
+
+def _differs(one: Communication | None, other: Communication | None) -> str:
+    if one is None or other is None:
+        return "a member that skips a collective makes the others wait for ever"
+    if one.kind != other.kind:
+        return "members must call the same collective in the same order"
+    if one.kind in _ROOTED and _root(one) != _root(other):
+        return "they do not agree on the root"
+    if one.is_control or other.is_control:
+        return ""
+    if one.reduce_op != other.reduce_op:
+        return "they do not agree on the reduction"
+    if one.dtype != other.dtype and one.dtype and other.dtype:
+        return "they do not agree on the dtype"
+    if one.kind not in _ANY_SIZE and one.bytes != other.bytes:
+        return "they do not agree on the shape"
+    return ""
+
+
+def _root(call: Communication) -> int:
+    return call.members.index(call.peer) if call.peer in call.members else -1
+
+
+def _text(book: Book, run: int, call: Call | None) -> str:
+    if call is None:
+        return "calls nothing"
+    made, op = call.made, book.programs[run].ops[call.op]
+    size = "" if made.kind == "barrier" else f" of {made.bytes:,} bytes"
+    where = f" in {op.module}" if op.module else ""
+    reduction = f" ({made.reduce_op})" if made.reduce_op else ""
+    return f"calls {made.kind}{reduction}{size}{' ' + made.dtype if made.dtype else ''}{where}"
+
+
+def _ranks(members: Sequence[int]) -> str:
+    shown = ", ".join(map(str, members[:4]))
+    return shown if len(members) <= 4 else f"{shown}, ... {members[-1]}"
+
+
+def _messages(book: Book, kind: object, meeting: Meeting) -> str:
+    sent: dict[tuple[int, int], list[Communication]] = {}
+    received: dict[tuple[int, int], list[Communication]] = {}
+    size = len(meeting.members)
+    known = [place for place, run in enumerate(meeting.runs) if run >= 0]
+    if not any(one.made.is_message for run in set(meeting.runs) for one in book.of(run, kind)):
+        return ""
+    for place in known:
+        for call in book.of(meeting.runs[place], kind):
+            if not call.made.is_message:
+                continue
+            if call.made.peer < 0:
+                return ""  # whoever sends: any pair may fit
+            other = _other_place(call.made, place, size)
+            if meeting.runs[other] < 0:
+                continue
+            pair = (place, other) if call.made.kind == "send" else (other, place)
+            (sent if call.made.kind == "send" else received).setdefault(pair, []).append(call.made)
+    for pair in dict.fromkeys((*sent, *received)):
+        gives, takes = sent.get(pair, []), received.get(pair, [])
+        one, other = (meeting.members[place] for place in pair)
+        if len(gives) != len(takes):
+            return (
+                f"in group {meeting.name!r} rank {one} sends {len(gives)} message{'s' * (len(gives) != 1)} a step to"
+                f" rank {other}, which receives {len(takes)}"
+            )
+        for number, (give, take) in enumerate(zip(_by_tag(gives), _by_tag(takes), strict=True)):
+            if give.bytes != take.bytes and not (give.is_control or take.is_control):
+                return (
+                    f"in group {meeting.name!r} message {number + 1} from rank {one} to rank {other} has {give.bytes:,}"
+                    f" bytes {give.dtype}, and is received as {take.bytes:,} bytes {take.dtype}"
+                )
+    return ""
+
+
+def _by_tag(messages: Sequence[Communication]) -> list[Communication]:
+    return sorted(messages, key=lambda one: one.tag)
+
+
+def _other_place(call: Communication, place: int, size: int) -> int:
+    return (place + call.members.index(call.peer) - call.position) % size
+
+
+# ------------------------------------------------------------------------------------------------------- who waits
+
+
+@dataclass
+class _Mover:
+    """A rank on its way through its program."""
+
+    rank: int
+    run: int
+    at: int = 0
+    counts: dict[object, int] = field(default_factory=dict)
+    begun: dict[int, tuple[object, ...]] = field(default_factory=dict)  # op -> what it is one end of
+
+
+def deadlock(job: CapturedJob, *, eager_sends: bool = False) -> str:
+    """Who waits for whom for ever, for a person; "" where nobody does.
+
+    `eager_sends`: a send is done when it is begun, as of small messages on a CPU.
+    """
+    book = book_of(job)
+    moved = {rank: _Mover(rank, int(job.runs[rank])) for rank in _chosen(job, book)}
+    group_of = _groups_of(job, moved)
+    kind_of = {(run, call.op): kind for (run, kind), calls in book.calls.items() for call in calls}
+    came: dict[tuple[object, ...], set[int]] = {}
+    needed: dict[tuple[object, ...], frozenset[int]] = {}
+
+    def begin(mover: _Mover, number: int, call: Communication) -> None:
+        kind = kind_of[mover.run, number]
+        members = group_of[kind][mover.rank]
+        if call.is_message:
+            if call.peer < 0 or call.is_control:
+                return
+            other = members[_other_place(call, members.index(mover.rank), len(members))]
+            ends = (mover.rank, other) if call.kind == "send" else (other, mover.rank)
+            key: tuple[object, ...] = (kind, *ends, call.tag)
+            side = (*key, call.kind)
+            count = mover.counts[side] = mover.counts.get(side, -1) + 1
+            meeting, who = (*key, count), {mover.rank, other} & moved.keys()
+        else:
+            key = (kind, members)
+            count = mover.counts[key] = mover.counts.get(key, -1) + 1
+            meeting, who = (*key, count), moved.keys() & set(members)
+        came.setdefault(meeting, set()).add(mover.rank)
+        needed[meeting] = frozenset(who)
+        if not (eager_sends and call.kind == "send"):
+            mover.begun[number] = meeting
+
+    def waits_for(mover: _Mover) -> tuple[int, set[int]] | None:
+        op = job.programs[mover.run].ops[mover.at]
+        if op.kind == "wait":
+            for one in op.after:
+                meeting = mover.begun.get(one)
+                if meeting is not None and needed[meeting] - came[meeting]:
+                    return one, set(needed[meeting] - came[meeting])
+        return None
+
+    def move(mover: _Mover) -> bool:
+        ops, begun = job.programs[mover.run].ops, mover.at
+        while mover.at < len(ops) and waits_for(mover) is None:
+            call = ops[mover.at].communication
+            if call is not None:
+                begin(mover, mover.at, call)
+            mover.at += 1
+        return mover.at > begun
+
+    going = True
+    while going:
+        going = False
+        for mover in moved.values():
+            going = move(mover) or going
+    stuck = {
+        rank: found
+        for rank, mover in moved.items()
+        if mover.at < len(job.programs[mover.run].ops) and (found := waits_for(mover)) is not None
+    }
+    return "; ".join(_waiting(job, moved[rank], stuck) for rank in _circle(stuck)) if stuck else ""
+
+
+def _circle(stuck: Mapping[int, tuple[int, set[int]]]) -> list[int]:
+    """Ranks of which each waits for the next, a few at most."""
+    rank, seen = min(stuck), []
+    while rank not in seen:
+        seen.append(rank)
+        after = sorted(stuck[rank][1] & stuck.keys())
+        if not after:
+            break
+        rank = after[0]
+    return seen[seen.index(rank) :][:3]
+
+
+def _waiting(job: CapturedJob, mover: _Mover, stuck: Mapping[int, tuple[int, set[int]]]) -> str:
+    number, missing = stuck[mover.rank]
+    op = job.programs[mover.run].ops[number]
+    assert op.communication is not None
+    where = f" in {op.module}" if op.module else ""
+    kind = f"a {op.communication.kind} ({op.phase}{where})"
+    return f"rank {mover.rank} waits in {kind} for rank {', '.join(map(str, sorted(missing)[:3]))}"
+
+
+def _chosen(job: CapturedJob, book: Book) -> list[int]:
+    if job.world_size <= MOST_RANKS:
+        return list(range(job.world_size))
+    chosen = set(job.programs)
+    for kind, meetings in book.meetings.items():
+        for meeting in meetings:
+            carries = any(one.made.is_message for run in set(meeting.runs) for one in book.of(run, kind))
+            if carries and len(chosen) + len(meeting.members) <= 4 * MOST_RANKS:
+                chosen.update(meeting.members)
+    return sorted(chosen)
+
+
+def _groups_of(job: CapturedJob, ranks: Mapping[int, object]) -> dict[object, dict[int, tuple[int, ...]]]:
+    """By kind of group: the group of each rank."""
+    found: dict[object, dict[int, tuple[int, ...]]] = {}
+    for kind, family in enumerate(job.families):
+        found[kind] = {rank: members for members in family.groups for rank in members if rank in ranks}
+    return found

@@ -1,0 +1,231 @@
+"""When two ranks run the same program: peers written as roles, not as global ranks.
+
+The role of a call's group is its turn among the groups that the rank calls in, and how its members lie: their
+distances from the first. A message's peer is (place of the peer - own place) mod size; the root of a broadcast, reduce,
+gather or scatter is its place in the group. A number in the name of a module (`experts.5`) is its turn among those that
+the rank comes to: ranks that hold different experts do the same. What op i is, what it depends on, where it runs, its
+shapes and bytes: all as recorded. But of a kernel that goes over lists of tensors (`_foreach_add_`) only the elements
+count, not how they are cut: FSDP 1 cuts flat shards anywhere, and each rank holds other pieces of parameters. Memory is
+compared by what matters of it: what is resident in each category, and the peak.
+
+Roles are invariant when a group is moved: two ranks at the same places of their own groups have equal programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from windtunnel.studies.programs.communication import Communication
+from windtunnel.studies.programs.program import Op, RankProgram, TensorSpec
+
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_MULTI_TENSOR = ("aten._foreach_", "aten._fused_ada", "aten._fused_sgd", "aten._amp_foreach_")
+_FIELDS = (
+    *("name", "kind", "inputs", "outputs", "communication", "scalars", "stream", "phase", "micro_batch", "recompute"),
+    *("module", "flops", "bytes_read", "bytes_written", "after"),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two programs part."""
+
+    op: int  # index; -1: in memory
+    text: str  # "op 17 (aten.mm, layers.0.wq, forward): inputs are ... on rank 0, ... on rank 8"
+
+
+def digest(program: RankProgram) -> str:
+    """Equal for two ranks exactly when their programs are, with peers as roles."""
+    text = hashlib.blake2b(digest_size=16)
+    for role in _roles(program):
+        text.update(repr(role).encode())
+    text.update(repr(memory_facts(program)).encode())
+    return text.hexdigest()
+
+
+def first_difference(one: RankProgram, other: RankProgram) -> Difference | None:
+    """The first op, in order of issue, that differs; or the memory, where all ops are equal; or None."""
+    pairs = zip(_roles(one), _roles(other), strict=False)
+    for index, (mine, its) in enumerate(pairs):
+        if mine == its:
+            continue
+        for name, ours, theirs in zip(_FIELDS, mine, its, strict=True):
+            if ours != theirs:
+                op = one.ops[index]
+                left, right = _shown(name, one.ops[index], ours), _shown(name, other.ops[index], theirs)
+                what = f"{name.replace('_', ' ')}: {left} on rank {one.rank}, {right} on rank {other.rank}"
+                return Difference(index, f"op {index} ({_place(op)}): {what}")
+    if len(one.ops) != len(other.ops):
+        longer = one if len(one.ops) > len(other.ops) else other
+        shorter = other if longer is one else one
+        at = len(shorter.ops)
+        text = f"op {at} ({_place(longer.ops[at])}): only rank {longer.rank} has it"
+        return Difference(at, f"{text}, rank {shorter.rank} ends after {at} ops")
+    mine_memory, its_memory = memory_facts(one), memory_facts(other)
+    for name in sorted(mine_memory.keys() | its_memory.keys()):
+        left, right = str(mine_memory.get(name, 0)), str(its_memory.get(name, 0))
+        if left != right:
+            text = f"memory, {name}: {left} bytes on rank {one.rank}, {right} on rank {other.rank}"
+            return Difference(-1, text)
+    return None
+
+
+def memory_facts(program: RankProgram) -> dict[str, int]:
+    """Bytes resident in each category when the step begins, and the most that is live at once."""
+    facts: dict[str, int] = {}
+    for event in program.resident:
+        name = f"resident {event.category}"
+        facts[name] = facts.get(name, 0) + event.bytes
+    facts["peak"] = peak(program)[0]
+    return facts
+
+
+def peak(program: RankProgram) -> tuple[int, int]:
+    """Most bytes live at once, and the op at which that is (-1: before the first)."""
+    live = most = sum(event.bytes for event in program.resident)
+    at = -1
+    for event in program.memory:
+        live += event.bytes
+        if live > most:
+            most, at = live, event.op
+    return most, at
+
+
+def peer_offset(call: Communication) -> int:
+    """A message's peer, or a root, as a role; -1 where there is none or it is outside the group."""
+    if call.peer < 0 or call.peer not in call.members:
+        return -1
+    place = call.members.index(call.peer)
+    return place if call.kind in ROOTED else (place - call.position) % len(call.members)
+
+
+def kind(program: RankProgram) -> str:
+    """Equal for ranks that do the same ops on the same shapes, in whatever order and however often."""
+    ops = {
+        (op.name, op.inputs, op.outputs, None if (call := op.communication) is None else (call.kind, call.bytes))
+        for op in program.ops
+    }
+    text = hashlib.blake2b(digest_size=16)
+    for line in sorted(map(repr, ops)):
+        text.update(line.encode())
+    return text.hexdigest()
+
+
+def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
+    turns: dict[str, int] = {}
+    lies: dict[tuple[str, int], str] = {}
+    modules = _ModuleRoles()
+    texts: dict[tuple[int, bool], str] = {}  # shapes in words, by identity: recorded programs share a few tuples
+
+    def shapes(specs: tuple[TensorSpec, ...], many: bool) -> str:
+        key = (id(specs), many)
+        if key not in texts:
+            texts[key] = repr(_totals(specs) if many else tuple(map(tuple, specs)))
+        return texts[key]
+
+    for op in program.ops:
+        call = op.communication
+        many = is_multi_tensor(op)
+        yield (
+            op.name,
+            op.kind,
+            shapes(op.inputs, many),
+            shapes(op.outputs, many),
+            None if call is None else _call_role(call, turns, lies),
+            op.scalars,
+            op.stream,
+            op.phase,
+            op.micro_batch,
+            op.recompute,
+            modules.of(op.module),
+            float(op.flops),
+            0.0 if many else float(op.bytes_read),  # they follow from the tensors
+            0.0 if many else float(op.bytes_written),
+            op.after,
+        )
+
+
+def is_multi_tensor(op: Op) -> bool:
+    """Whether one kernel goes over lists of tensors of any sizes, as optimizers do."""
+    return op.name.startswith(_MULTI_TENSOR)
+
+
+def _totals(specs: Iterable[TensorSpec]) -> tuple[object, ...]:
+    """Elements by dtype and device: numbers without dimensions, such as the step of each parameter, are nothing."""
+    totals: dict[tuple[str, str], int] = {}
+    for shape, dtype, device in specs:
+        if shape:
+            totals[dtype, device] = totals.get((dtype, device), 0) + math.prod(shape)
+    return tuple(sorted(totals.items()))
+
+
+def _call_role(call: Communication, turns: dict[str, int], lies: dict[tuple[str, int], str]) -> tuple[object, ...]:
+    turn = turns.setdefault(call.group, len(turns))
+    key = (call.group, id(call.members))
+    if key not in lies:
+        first = call.members[0] if call.members else 0
+        offsets = repr([rank - first for rank in call.members]).encode()
+        lies[key] = f"{len(call.members)} ranks {hashlib.blake2b(offsets, digest_size=4).hexdigest()}"
+    return (
+        call.kind,
+        turn,
+        lies[key],
+        call.bytes,
+        call.dtype,
+        peer_offset(call) if call.peer >= 0 else -1,
+        call.tag,
+        call.reduce_op,
+        call.sent_bytes,
+        call.received_bytes,
+        call.is_async,
+        call.sequence,
+        call.is_control,
+        call.batch,
+    )
+
+
+class _ModuleRoles:
+    """Names with turns for numbers, of one program."""
+
+    def __init__(self) -> None:
+        self._roles: dict[str, str] = {}
+        self._turns: dict[str, dict[str, int]] = {}  # by what stands before a number
+
+    def of(self, name: str) -> str:
+        """`layers.0.experts.0.w1` of `layers.0.experts.4.w1`, where 4 is the first that the rank comes to."""
+        found = self._roles.get(name)
+        if found is None:
+            parts = name.split(".")
+            for at, part in enumerate(parts):
+                if part.isdigit():
+                    turns = self._turns.setdefault(".".join(name.split(".")[:at]), {})
+                    parts[at] = str(turns.setdefault(part, len(turns)))
+            found = self._roles[name] = ".".join(parts)
+        return found
+
+
+def _place(op: Op) -> str:
+    return ", ".join(part for part in (op.name, op.module, op.phase) if part)
+
+
+def _shown(name: str, op: Op, role: object) -> str:
+    """One field for a person."""
+    if name == "communication":
+        return call_text(op.communication)
+    if name == "module":
+        return repr(op.module)
+    if name in ("inputs", "outputs"):
+        specs: tuple[TensorSpec, ...] = getattr(op, name)
+        return " ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) or "none"
+    return repr(role)
+
+
+def call_text(call: Communication | None) -> str:
+    """`all_gather of 4096 bytes among 8 ranks`."""
+    if call is None:
+        return "no communication"
+    toward = f", peer at {peer_offset(call)}" if call.peer >= 0 else ""
+    return f"{call.kind} of {call.bytes} bytes among {len(call.members)} ranks{toward}"

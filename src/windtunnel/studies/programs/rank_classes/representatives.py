@@ -1,0 +1,156 @@
+"""Which ranks to run, so that every rank's program is known: a few, found from groups of ranks and checked at random.
+
+A first run of rank 0 shows its groups, hence the grid of ranks (`grid.py`). Along dimensions over which messages go
+(pipeline stages) every coordinate is run. Along the others, the *axes*, programs change at few places: the first rank
+logs, the last shards of uneven tensors are short or empty, each part of a context has a mask of its own. So for each
+combination of exact coordinates, a *stage*:
+
+    run the first rank of all axes
+    run the last one of a stage of each kind (stages that do the same ops, in whatever order), and of all stages of a
+    kind where that differs
+    equal: the stage is one class; else it is cut into boxes of places that are (`search.py`), and equal ones are joined
+
+What lies between two equal places is taken to be equal. Ranks drawn at random test that; one that differs is taken into
+the search, which begins again, and only what holds against fresh draws is a fold.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from math import prod
+
+from windtunnel.studies.programs.rank_classes.grid import Grid, Place, RankAxes
+from windtunnel.studies.programs.rank_classes.search import Box, Digests, Search, find_boxes, is_in
+from windtunnel.studies.programs.rank_classes.uneven_shards import Tail, likely_cuts
+
+MOST_EXACT = 64  # a dimension over which messages go is run at all its coordinates up to this size
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One combination of exact coordinates: where its axes are cut, and whom each cell's ranks equal."""
+
+    exact: Place
+    cuts: tuple[Place, ...]  # of each axis: first place of each interval, from 0
+    cells: tuple[int, ...]  # row-major over intervals: the representative rank
+
+
+@dataclass(frozen=True)
+class Table:
+    """Which representative every rank of the world equals, in a few numbers."""
+
+    layout: RankAxes
+    stages: tuple[Stage, ...]
+
+    def representative_of(self, rank: int) -> int:
+        """The captured rank whose program this rank runs."""
+        exact, along = self.layout.place(rank)
+        stage = self._stages[exact]
+        cell = 0
+        for cuts, at in zip(stage.cuts, along, strict=True):
+            cell = cell * len(cuts) + bisect_right(cuts, at) - 1
+        return stage.cells[cell]
+
+    def counts(self) -> dict[int, int]:
+        """Ranks of each class, by representative."""
+        counts: dict[int, int] = {}
+        for stage in self.stages:
+            widths = [
+                [upper - lower for lower, upper in pairwise((*cuts, length))]
+                for cuts, length in zip(stage.cuts, self.layout.lengths, strict=True)
+            ]
+            for representative, parts in zip(stage.cells, product(*widths), strict=True):
+                counts[representative] = counts.get(representative, 0) + prod(parts)
+        return counts
+
+    @cached_property
+    def _stages(self) -> Mapping[Place, Stage]:
+        return {stage.exact: stage for stage in self.stages}
+
+
+def find_axes(grid: Grid, message_pairs: Iterable[tuple[int, int]]) -> RankAxes:
+    """Exact dimensions from who sends to whom."""
+    exact = set()
+    for sender, receiver in message_pairs:
+        pair = zip(grid.coordinates(sender), grid.coordinates(receiver), strict=True)
+        exact |= {d for d, (one, other) in enumerate(pair) if one != other and grid.sizes[d] <= MOST_EXACT}
+    return RankAxes(grid, tuple(sorted(exact)))
+
+
+def find_classes(
+    layout: RankAxes,
+    digests: Digests,
+    known: Iterable[int] = (),
+    *,
+    kind_of: Callable[[int], object] = lambda rank: None,
+    tails_of: Callable[[int], Iterable[Tail]] = lambda rank: (),
+) -> Table:
+    """Run what it takes to know every rank's program, if programs change where these and their neighbours do.
+
+    Args:
+        layout: the grid and its axes.
+        digests: runs ranks.
+        known: ranks to take into the search beside the first and the last of each stage.
+        kind_of: of a rank that was run; stages whose first ranks are of one kind are taken to be cut alike.
+        tails_of: of a rank that was run, where its shards become shorter among its peers.
+
+    Raises NoClassesError.
+    """
+    search = Search(layout, digests)
+    first, last = tuple(0 for _ in layout.axes), tuple(length - 1 for length in layout.lengths)
+    stages = layout.stages()
+    odd = [layout.place(rank) for rank in known]
+    search.run([*((exact, first) for exact in stages), *odd])
+    kinds: dict[object, list[Place]] = {}
+    for exact in stages:
+        kinds.setdefault(kind_of(layout.rank(exact, first)), []).append(exact)
+    probed = dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1], *(exact for exact, _ in odd)))
+    probed |= dict.fromkeys(alike[len(alike) // 2] for alike in kinds.values())
+    search.run((exact, last) for exact in probed)
+    for alike in kinds.values():
+        if any(search.at(exact, first) != search.at(exact, last) for exact in alike if exact in probed):
+            probed |= dict.fromkeys(alike)
+    likely = {exact: likely_cuts(layout, tails_of(layout.rank(exact, first))) for exact in probed}
+    found = find_boxes(search, likely)
+    return Table(layout, tuple(_stage(search, exact, found.get(exact, [(first, last)])) for exact in stages))
+
+
+def _stage(search: Search, exact: Place, boxes: Sequence[Box]) -> Stage:
+    """Its boxes as cells between cuts, each with the first rank that runs its program."""
+    cuts = tuple(tuple(sorted({box[0][axis] for box in boxes})) for axis in range(len(search.layout.axes)))
+    by_digest: dict[str, int] = {}
+    cells = []
+    for cell in product(*cuts):
+        start = next(box[0] for box in boxes if is_in(cell, box))
+        cells.append(by_digest.setdefault(search.at(exact, start), search.layout.rank(exact, start)))
+    return Stage(exact, cuts, tuple(cells))
+
+
+def draw(layout: RankAxes, count: int, seed: int, known: Iterable[int]) -> list[int]:
+    """Ranks to verify with, drawn at random among those not run yet: `count` of them, or all there are.
+
+    Stages at one place along the axes are drawn together: where they exchange messages, none runs without the others.
+    """
+    taken = set(known)
+    chosen: list[int] = []
+    stages, lengths = layout.stages(), layout.lengths
+    places = prod(lengths)
+    order = random.Random(seed)
+    tried: set[int] = set()
+    while len(chosen) < count and len(tried) < places:
+        at = order.randrange(places)
+        if at in tried:
+            continue
+        tried.add(at)
+        along = []
+        for length in reversed(lengths):
+            at, place = divmod(at, length)
+            along.append(place)
+        fresh = [rank for exact in stages if (rank := layout.rank(exact, along[::-1])) not in taken]
+        chosen += order.sample(fresh, min(len(fresh), count - len(chosen)))
+    return sorted(chosen)

@@ -1,0 +1,21 @@
+"""Resilience: what failures cost a training job at any scale, under each way to live with them."""
+
+from windtunnel.studies.resilience.checkpoints import ADAM_BYTES_PER_PARAMETER, Checkpoint
+from windtunnel.studies.resilience.failures import fit_log, process_to_yaml, read_failures
+from windtunnel.studies.resilience.recovery import RecoveryTimes, published, with_times
+from windtunnel.studies.resilience.study import Asked, PolicyEntry, Survival, survive
+
+__all__ = [
+    "ADAM_BYTES_PER_PARAMETER",
+    "Asked",
+    "Checkpoint",
+    "PolicyEntry",
+    "RecoveryTimes",
+    "Survival",
+    "fit_log",
+    "process_to_yaml",
+    "published",
+    "read_failures",
+    "survive",
+    "with_times",
+]

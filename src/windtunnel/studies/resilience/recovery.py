@@ -1,0 +1,59 @@
+"""The seconds of each part of a recovery: `recovery.yaml`, each with its source, and what the user says instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from importlib.resources import as_file, files
+
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.hardware.strict_yaml import read_mapping
+from windtunnel.units import parse_time
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryTimes:
+    """Seconds; field names are the keys of `recovery.yaml` and of `--recovery KEY=TIME`."""
+
+    detect_explicit: float
+    detect_hang: float
+    detect_silent: float
+    localise_hang: float
+    localise_silent: float
+    schedule: float
+    groups: float
+    warm_up: float
+    load: float
+    delta_groups: float
+    peer_state: float
+    replenish: float
+    hot_update: float
+    standby_wake: float
+    leave: float
+    join: float
+    drop_replica: float
+    slow_found: float
+    save_stall: float
+
+
+@lru_cache
+def published() -> RecoveryTimes:
+    """The times of `recovery.yaml`."""
+    with as_file(files("windtunnel.studies.resilience") / "recovery.yaml") as path:
+        document = read_mapping(path)
+    return RecoveryTimes(**{one.name: float(document[one.name]["seconds"]) for one in fields(RecoveryTimes)})
+
+
+def with_times(times: RecoveryTimes, said: Mapping[str, object]) -> RecoveryTimes:
+    """`times` with some of them replaced. Raises UnknownNameError for a key, SpecError for a time that is none."""
+    known = [one.name for one in fields(RecoveryTimes)]
+    for name in said:
+        if name not in known:
+            raise UnknownNameError("recovery time", name, known)
+    changed = {name: parse_time(value, f"recovery {name}") for name, value in said.items()}
+    for name, seconds in changed.items():
+        if not math.isfinite(seconds):
+            raise SpecError(f"recovery {name}", seconds, "give a finite time")
+    return replace(times, **changed)

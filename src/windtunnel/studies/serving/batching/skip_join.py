@@ -1,0 +1,215 @@
+"""FastServe's batching: multi-level feedback queues that requests join where their prompt fits, and proactive swaps.
+
+    quantum(level)   first x 2^level;   a request joins the first level whose quantum covers its prefill   (skip-join)
+    each step        highest level first, in each level the head first: at most `batch` requests and the token budget
+    blocks           what the chosen need beside what must stay free; short: swap out from the tail of the lowest level;
+                     still short: fewer are chosen; room: swap in those on host that come next   (proactive)
+    after a step     a request that has used its quantum goes a level down; the others go back to the head of theirs
+    starvation       now and then, who has waited too long goes to the top
+
+Source: LLMServe/FastServe, fastserve/scheduler.py. A request's KV stays whole, on GPU or host: no work is lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+from windtunnel.studies.serving.batching.plan import Plan, State
+from windtunnel.studies.serving.replica.sequence import Sequence
+
+FIRST_QUANTUM_NS = 10_000_000
+LEVELS = 24
+HOST_KEPT = 0.1  # share of host blocks that must be free for a new prompt to start
+LOOK_EVERY = 1000  # steps between two looks for the starved
+STARVED_NS = 3_000_000_000
+
+
+@final
+class SkipJoinBatching:
+    """Skip-join MLFQ. `prefill_ns` of a prompt says where it joins; `proactive`: swapped in before its turn."""
+
+    def __init__(
+        self,
+        prefill_ns: Callable[[int], int],
+        *,
+        batch: int = 16,
+        prompt_tokens: int = 2048,
+        first_quantum_ns: int = FIRST_QUANTUM_NS,
+        host_blocks: int = 0,
+        proactive: bool = True,
+    ) -> None:
+        self.prefill_ns = prefill_ns
+        self.batch = batch
+        self.prompt_tokens = prompt_tokens
+        self.first_quantum_ns = first_quantum_ns
+        self.host_blocks = host_blocks
+        self.proactive = proactive
+        self._queues: list[deque[Sequence]] = [deque() for _ in range(LEVELS)]
+        self._level: dict[int, int] = {}
+        self._used_at: dict[int, int] = {}  # service when it entered its level
+        self._ran_at: dict[int, int] = {}
+        self._chosen: list[Sequence] = []
+        self._steps = 0
+
+    def plan(self, state: State) -> Plan:
+        """The next step."""
+        self._steps += 1
+        self._return_chosen(state)
+        self._join(state)
+        if self._steps % LOOK_EVERY == 0:
+            self._promote(state.now_ns)
+        on_host = {one.index for one in state.swapped}
+        chosen = self._pick(state, on_host)
+        plan = self._room(state, chosen, on_host)
+        for one in plan.decode:
+            self._take(one, state.now_ns)
+        for one, _ in plan.chunks:
+            self._take(one, state.now_ns)
+        return plan
+
+    def _take(self, one: Sequence, now_ns: int) -> None:
+        self._queues[self._level[one.index]].remove(one)
+        self._ran_at[one.index] = now_ns
+        self._chosen.append(one)
+
+    def _return_chosen(self, state: State) -> None:
+        """Those that ran: a level down where their quantum is used, else to the head of theirs; the finished go."""
+        for one in reversed(self._chosen):
+            if one.last_ns >= 0:
+                for book in (self._level, self._used_at, self._ran_at):
+                    del book[one.index]
+                continue
+            level = self._level[one.index]
+            if one.used_ns - self._used_at[one.index] >= self._quantum(level) and level + 1 < LEVELS:
+                self._level[one.index] = level = level + 1
+                self._used_at[one.index] = one.used_ns
+                self._queues[level].append(one)
+            else:
+                self._queues[level].appendleft(one)
+        self._chosen.clear()
+
+    def _join(self, state: State) -> None:
+        for one in state.waiting:
+            if one.index in self._level:
+                continue
+            level, wanted = 0, self.prefill_ns(one.known)
+            while self._quantum(level) < wanted and level + 1 < LEVELS:
+                level += 1
+            self._level[one.index] = level
+            self._used_at[one.index] = one.used_ns
+            self._ran_at[one.index] = state.now_ns
+            self._queues[level].append(one)
+
+    def _quantum(self, level: int) -> int:
+        return self.first_quantum_ns << level
+
+    def _promote(self, now_ns: int) -> None:
+        for level in range(1, LEVELS):
+            for one in [one for one in self._queues[level] if now_ns - self._ran_at[one.index] > STARVED_NS]:
+                self._queues[level].remove(one)
+                self._level[one.index] = 0
+                self._used_at[one.index] = one.used_ns
+                self._queues[0].append(one)
+
+    def _pick(self, state: State, on_host: set[int]) -> list[Sequence]:
+        """By priority, up to the batch and the token budget of prompts."""
+        chosen: list[Sequence] = []
+        budget = self.prompt_tokens
+        host_free = self.host_blocks - sum(one.blocks for one in state.swapped)
+        held_back = bool(state.running or state.swapped) and host_free < HOST_KEPT * self.host_blocks
+        for queue in self._queues:
+            for one in queue:
+                if held_back and one.blocks == 0:
+                    continue  # a new prompt would push out a cache that host memory cannot take
+                if len(chosen) >= self.batch or budget <= 0:
+                    return chosen
+                fresh = one.computed < one.known
+                if fresh and one.known > budget and chosen:
+                    return chosen
+                budget -= one.known if fresh else 1
+                chosen.append(one)
+        return chosen
+
+    def _room(self, state: State, chosen: list[Sequence], on_host: set[int]) -> Plan:
+        """Swaps that make the chosen fit; those that cannot are left for later, last first."""
+        size = state.rules.block_size
+        needs = {one.index: _blocks_needed(one, size, on_host) for one in chosen}
+        mine = set(needs)
+        need = sum(needs.values())
+        keep = min(max(self.batch, state.rules.watermark_blocks), state.pool.total // 4)
+        free = state.pool.free
+        host_free = self.host_blocks - sum(one.blocks for one in state.swapped)
+        plan = Plan()
+        for queue in reversed(self._queues):
+            for one in reversed(queue):
+                if need + keep <= free:
+                    break
+                resident = one.blocks > 0 and one.index not in on_host
+                if resident and one.index not in mine and one.blocks <= host_free:
+                    plan.swap_out.append(one)
+                    host_free -= one.blocks
+                    free += one.blocks
+        while len(chosen) > 1 and need > free:
+            last = chosen.pop()
+            need -= needs[last.index]
+            if last.blocks > 0 and last.index not in on_host:
+                if last.blocks <= host_free:
+                    plan.swap_out.append(last)
+                    host_free -= last.blocks
+                else:
+                    plan.preempt.append(last)  # host memory is full: computed again later
+                free += last.blocks
+        if chosen and need > free:
+            free += self._make_way(plan, chosen[0], on_host, need - free)
+        coming = free - need
+        for one in chosen:
+            if one.computed < one.known:
+                plan.chunks.append((one, one.known))
+            else:
+                plan.decode.append(one)
+                if one.index in on_host:
+                    plan.swap_in.append(one)
+        if self.proactive and not plan.swap_out:
+            for one in self._next_on_host(on_host, {one.index for one in chosen}):
+                if one.blocks + keep > coming:
+                    break
+                plan.swap_in.append(one)
+                coming -= one.blocks
+        return plan
+
+    def _make_way(self, plan: Plan, first: Sequence, on_host: set[int], lacking: int) -> int:
+        """Drop caches from the lowest level up until the first in line fits; it always does alone."""
+        freed = 0
+        gone = {one.index for one in (*plan.swap_out, *plan.preempt)} | on_host | {first.index}
+        for queue in reversed(self._queues):
+            for one in reversed(queue):
+                if freed >= lacking:
+                    return freed
+                if one.blocks > 0 and one.index not in gone:
+                    plan.preempt.append(one)
+                    freed += one.blocks
+        return freed
+
+    def _next_on_host(self, on_host: set[int], chosen: set[int]) -> list[Sequence]:
+        """Those on host among the next `batch` in line."""
+        found: list[Sequence] = []
+        seen = 0
+        for queue in self._queues:
+            for one in queue:
+                if one.index in chosen:
+                    continue
+                seen += 1
+                if one.index in on_host:
+                    found.append(one)
+                if seen >= self.batch:
+                    return found
+        return found
+
+
+def _blocks_needed(one: Sequence, size: int, on_host: set[int]) -> int:
+    if one.blocks == 0:
+        return -(-one.known // size)
+    back = one.blocks if one.index in on_host else 0
+    return back + (1 if one.context % size == 0 else 0)

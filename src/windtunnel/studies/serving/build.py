@@ -1,0 +1,168 @@
+"""From a model, a cluster and a deployment to replicas that can be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from windtunnel.errors import LayoutError, SpecError
+from windtunnel.physics.cost.inference import inference_kernels
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model
+from windtunnel.studies.serving.deployment import Deployment, check
+from windtunnel.studies.serving.engines.profile import Profile, load_engine
+from windtunnel.studies.serving.kv.capacity import Memory, memory_of
+from windtunnel.studies.serving.replica.replica import Replica
+from windtunnel.studies.serving.replica.rules import Rules, rules_of
+from windtunnel.studies.serving.step_time.layers import Layers
+from windtunnel.studies.serving.step_time.times import Prices, StepTimes
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """A deployment made ready: its step times are worked out once and shared by all its replicas."""
+
+    model: Model
+    cluster: Cluster
+    deployment: Deployment
+    profile: Profile
+    memory: Memory
+    times: StepTimes
+    rules: Rules
+    blocks: int  # of one replica: all attention ranks together
+    kernels: str  # whose times attention and experts are priced by, in words
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights leave any room for the cache."""
+        return self.blocks > 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.deployment.gpus
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one request may have."""
+        tokens = self.blocks // self.deployment.attn_dp * self.rules.block_size
+        limit = self.deployment.max_model_len
+        return tokens if limit is None else min(tokens, limit)
+
+    def replica(self) -> Replica:
+        """A fresh instance."""
+        return Replica(self.times, self.rules, self.blocks)
+
+
+def engine_of(
+    model: Model,
+    cluster: Cluster,
+    deployment: Deployment,
+    *,
+    profile: Profile | None = None,
+    prices: Prices | None = None,
+    prices_from: str = "given prices",
+) -> Engine:
+    """Check a deployment and price it.
+
+    `profile` stands in for the one that the deployment names; `prices` for the model's own (measured tables), and
+    `prices_from` says whose they are.
+    Raises LayoutError and SpecError.
+    """
+    check(deployment, model, cluster)
+    used = (load_engine(deployment.engine) if profile is None else profile).on(cluster.gpu)
+    kv = kv_format(deployment, used, cluster)
+    memory = memory_of(model, deployment, used, cluster, kv)
+    size = deployment.block_size or used.block_size
+    of_rank = memory.tokens // size if deployment.num_gpu_blocks is None else deployment.num_gpu_blocks
+    blocks = of_rank * deployment.attn_dp
+    kernels = inference_kernels(cluster, used.framework, used.release)
+    own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
+    told = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
+    stands_in = kernels.derived_from(deployment.weights)
+    if kernels.measured and stands_in:
+        told += f"; {deployment.weights} products: {stands_in}'s, less the bytes of weights saved"
+    if prices is not None:
+        told = prices_from
+    generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
+    routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
+    # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
+    borrowed = routed and prices is None and generation == "blackwell" and "fp8" in deployment.routed
+    slices, groups = deployment.expert_sizes
+    borrowed = borrowed and slices == 1 < groups
+    times = StepTimes(
+        own,
+        used,
+        model.n_layers / deployment.pp,
+        deployment.attn_dp,
+        _speculation(model, deployment, used),
+        2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
+        used.quantised_prefill_factor_blackwell if generation == "blackwell" and quantised else 1.0,
+        used.expert_marginal_blackwell_fp8 if borrowed else 1.0,
+        used.draft_step_hopper_s if generation == "hopper" else 0.0,
+    )
+    return Engine(
+        model,
+        cluster,
+        deployment,
+        used,
+        memory,
+        times,
+        rules_of(used, deployment, blocks, times.tokens_per_step),
+        blocks,
+        told,
+    )
+
+
+def candidate(model: Model, cluster: Cluster, deployment: Deployment) -> Engine | None:
+    """The engine that a search may choose; None where heads or layers do not divide, or it does not fit."""
+    try:
+        engine = engine_of(model, cluster, deployment)
+    except (LayoutError, SpecError):
+        return None
+    return engine if engine.fits else None
+
+
+def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str:
+    """The number format of the cache: what is given, else the engine's choice for these weights on this GPU."""
+    if deployment.kv is not None:
+        return deployment.kv
+    if deployment.weights in ("bf16", "fp16"):
+        return profile.kv
+    return profile.kv_blackwell_quantised if cluster.gpu.generation == "blackwell" else profile.kv_quantised
+
+
+def _speculation(model: Model, deployment: Deployment, profile: Profile) -> tuple[int, float]:
+    """(tokens drafted per step, chance that one is kept)."""
+    if deployment.speculative_tokens:
+        return deployment.speculative_tokens, deployment.acceptance
+    if profile.speculative_tokens and model.mtp_layers:
+        return profile.speculative_tokens, profile.acceptance
+    return 0, 0.0
+
+
+def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: Profile, kv: str) -> Layers:
+    """Prices of a deployment's kernels; they depend on nothing of the profile but whose kernels they are."""
+    slim = replace(
+        deployment,
+        engine=profile.engine,
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
+        num_gpu_blocks=None,
+        block_size=None,
+        gpu_memory_utilization=None,
+        prefix_caching=None,
+        chunked_prefill=None,
+        max_model_len=None,
+    )
+    chosen = {"nvfp4": profile.nvfp4_experts, "mxfp4": profile.mxfp4_experts}.get(deployment.routed, "")
+    return _layers(model, slim, cluster, profile.framework, profile.release, kv, chosen)
+
+
+@lru_cache(maxsize=256)
+def _layers(
+    model: Model, deployment: Deployment, cluster: Cluster, framework: str, release: str, kv: str, expert_kernel: str
+) -> Layers:
+    if framework not in ("vllm", "sglang", "trtllm"):
+        raise SpecError("framework", framework, "use vllm, sglang or trtllm")
+    return Layers(model, deployment, inference_kernels(cluster, framework, release, expert_kernel), kv)

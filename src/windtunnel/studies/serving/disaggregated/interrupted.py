@@ -1,0 +1,62 @@
+"""Two pools looked at or disturbed in the middle of an event, as `replica.interrupted` does for one replica.
+
+A client has the first token when the copy of the cache ends, so a request is without tokens while its prompt waits to
+be pulled or is on its way. A copy that nobody waits for any more ends all the same; then both sides are free.
+"""
+
+from __future__ import annotations
+
+from windtunnel.studies.serving.disaggregated.server import Disaggregated
+from windtunnel.studies.serving.replica import interrupted
+from windtunnel.studies.serving.replica.handover import give_up, hand_back, handed
+from windtunnel.studies.serving.replica.sequence import Sequence
+
+
+def step_ends_ns(server: Disaggregated, now_ns: int) -> int:
+    """When the next step or copy ends after `now_ns`; `NEVER` where nothing goes on."""
+    return min(server.next_ns, *(interrupted.step_ends_ns(one, now_ns) for one in server.decode))
+
+
+def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
+    """A client hangs up: forget its request; True if it was there."""
+    for place, replica in enumerate((*server.prefill, *server.decode)):
+        if interrupted.cancel(replica, index, now_ns):
+            server.look_again(place, now_ns)
+            return True
+    for ready in server.ready:
+        if ready[0].index == index:
+            server.ready.remove(ready)
+            give_up(server.prefill[ready[1]], ready[0], now_ns)
+            server.look_again(ready[1], now_ns)
+            return True
+    if any(one.index == index for one in server.copying):
+        server.unwanted.add(index)
+        return True
+    for place, replica in enumerate(server.decode):
+        for one in handed(replica):
+            if one.index == index:
+                hand_back(replica, one, now_ns)
+                server.look_again(len(server.prefill) + place, now_ns)
+                return True
+    return False
+
+
+def unfinished(server: Disaggregated, now_ns: int) -> list[Sequence]:
+    """What goes with the machines: every request, with the tokens that its client has, to be computed elsewhere."""
+    gone = [one for replica in server.decode for one in interrupted.unfinished(replica, now_ns)]
+    gone += [one for replica in server.decode for one in _homeless(handed(replica), 1)]
+    moving = [one for one in server.copying if one.index not in server.unwanted]
+    gone += _homeless(moving, 0) + _homeless([one for one, _, _ in server.ready], 0)
+    gone += [one for replica in server.prefill for one in interrupted.unfinished(replica, now_ns)]
+    server.stop()
+    return gone
+
+
+def _homeless(here: list[Sequence], given: int) -> list[Sequence]:
+    """Sequences without a cache; those in the handover count one token more than their client has, or none."""
+    for one in here:
+        one.generated += given - 1
+        if one.generated == 0:
+            one.first_ns = -1
+        one.lose_cache()
+    return here

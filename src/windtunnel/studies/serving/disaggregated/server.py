@@ -1,0 +1,156 @@
+"""A pool of prefill replicas and a pool of decode replicas that pull their caches: one server to the event loop.
+
+    request -> least loaded prefill -> prompt computed -> waits there until a decode replica has room
+            -> pull: start-up + bytes / (link of both ends) -> joins the decode batch;  the source's blocks are free
+
+The prefill side's memory is the queue (DistServe, vLLM's NIXL connector). A replica sends, and takes, one cache after
+the other, so flows of one replica share its links in turn. The first token reaches the client when the decode side has
+the cache. A sequence that is preempted on the decode side is computed again there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import final
+
+from windtunnel.studies.serving.replica.handover import adopt, can_hold, give_up, hold, let_go
+from windtunnel.studies.serving.replica.replica import NEVER, Replica
+from windtunnel.studies.serving.replica.sequence import Sequence
+
+PULLED = -1
+
+
+@final
+class Disaggregated:
+    """Prefill replicas, decode replicas and the copies between them."""
+
+    def __init__(self, prefill: list[Replica], decode: list[Replica], copy_ns: Callable[[int], int]) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.copy_ns = copy_ns  # of a prompt of so many tokens
+        self._now_ns = 0
+        self._events: list[tuple[int, int, int]] = []  # (ns, order, place); place < 0: a copy ends
+        self._order = 0
+        self._copies: dict[int, tuple[Sequence, int, int]] = {}
+        self.ready: deque[tuple[Sequence, int, int]] = deque()  # prompts that wait to be pulled, where, since when
+        self.unwanted: set[int] = set()  # requests whose copy nobody waits for any more
+        self._out_free = [0] * len(prefill)
+        self._in_free = [0] * len(decode)
+        for place, replica in enumerate(prefill):
+            replica.on_first = self._taker(place)
+
+    @property
+    def next_ns(self) -> int:
+        """When something happens next."""
+        events = self._events
+        while events and not self._holds(events[0]):
+            heappop(events)
+        return events[0][0] if events else NEVER
+
+    @property
+    def load(self) -> int:
+        """Requests that are here."""
+        return sum(one.load for one in (*self.prefill, *self.decode)) + len(self.ready)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens still to be computed."""
+        return sum(one.outstanding_tokens for one in self.prefill)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Requests whose prompt has not begun, or is done and waits for a place."""
+        return [one for replica in self.prefill for one in replica.waiting] + [one for one, _, _ in self.ready]
+
+    @property
+    def copying(self) -> list[Sequence]:
+        """Requests whose cache is on its way."""
+        return [one for one, _, _ in self._copies.values()]
+
+    def look_again(self, place: int, now_ns: int) -> None:
+        """Somebody has left a replica (prefill replicas come first): its event may end earlier, and there is room."""
+        self._watch(place)
+        self._pull(now_ns)
+
+    def stop(self) -> None:
+        """Its machines are gone."""
+        self._copies.clear()
+        self.ready.clear()
+        self._events.clear()
+
+    def submit(self, one: Sequence, now_ns: int) -> None:
+        """A request goes to the prefill replica with the fewest tokens to compute."""
+        self._now_ns = now_ns
+        place = min(range(len(self.prefill)), key=lambda at: (self.prefill[at].outstanding_tokens, at))
+        self.prefill[place].submit(one, now_ns)
+        self._watch(place)
+
+    def advance(self) -> list[Sequence]:
+        """The next thing happens; returns the requests that finished with it."""
+        now_ns, order, place = heappop(self._events)
+        self._now_ns = now_ns
+        if place < 0:
+            one, source, target = self._copies.pop(order)
+            if one.generated == 1:
+                one.first_ns = now_ns
+            give_up(self.prefill[source], one, now_ns)
+            self._watch(source)
+            if one.index in self.unwanted:
+                self.unwanted.discard(one.index)
+                let_go(self.decode[target], one, now_ns)
+            else:
+                adopt(self.decode[target], one, now_ns)
+            self._watch(len(self.prefill) + target)
+            finished: list[Sequence] = []
+        elif place < len(self.prefill):
+            finished = self.prefill[place].advance()
+            self._watch(place)
+        else:
+            finished = self.decode[place - len(self.prefill)].advance()
+            self._watch(place)
+        self._pull(now_ns)
+        return finished
+
+    def _taker(self, place: int) -> Callable[[Sequence], bool]:
+        def take(one: Sequence) -> bool:
+            if one.generated >= one.output:
+                return False  # this token is the last
+            self.ready.append((one, place, self._now_ns))
+            return True
+
+        return take
+
+    def _pull(self, now_ns: int) -> None:
+        """Start the copies for which a decode replica has room, in the order in which prompts were done."""
+        while self.ready:
+            one, source, since = self.ready[0]
+            order = sorted(range(len(self.decode)), key=lambda at: (self.decode[at].load, at))
+            target = next((at for at in order if can_hold(self.decode[at], one)), None)
+            if target is None:
+                return
+            self.ready.popleft()
+            hold(self.decode[target], one)
+            begin = max(now_ns, self._out_free[source], self._in_free[target])
+            one.waited_ns += begin - since
+            end = begin + self.copy_ns(one.known)
+            self._out_free[source] = self._in_free[target] = end
+            self._order += 1
+            self._copies[self._order] = (one, source, target)
+            heappush(self._events, (end, self._order, PULLED))
+
+    def _watch(self, place: int) -> None:
+        replica = self._replica(place)
+        if replica.next_ns < NEVER:
+            self._order += 1
+            heappush(self._events, (replica.next_ns, self._order, place))
+
+    def _replica(self, place: int) -> Replica:
+        n = len(self.prefill)
+        return self.prefill[place] if place < n else self.decode[place - n]
+
+    def _holds(self, event: tuple[int, int, int]) -> bool:
+        """Whether an entry is still true: a replica's end moves when an arrival cuts its run."""
+        at_ns, order, place = event
+        return order in self._copies if place < 0 else self._replica(place).next_ns == at_ns

@@ -1,0 +1,168 @@
+"""A body of the API to a request: lengths, limits, and what the answer must look like; or the API's own error.
+
+What would change the answer in a way that simulated words cannot (several choices, log probabilities, echo, images) is
+refused; what only steers sampling (temperature, seed, stop, tools) is read past.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.studies.serving.emulator.tokens import (
+    AROUND_MESSAGE,
+    BEFORE_ANSWER,
+    BYTES_PER_TOKEN,
+    names_of,
+    tokens_of_text,
+)
+
+COMPLETION_TOKENS = 16  # of `/v1/completions` that names none: the API's own
+ONES = {"n": (None, 1), "best_of": (None, 1), "echo": (None, False), "logprobs": (None, False), "suffix": (None, "")}
+
+
+class ApiError(Exception):
+    """What the API answers where it cannot do as asked."""
+
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param = status, message, kind, param
+
+    def body(self) -> dict[str, Any]:
+        """As the API writes it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of the API."""
+
+    chat: bool
+    prompt: int  # tokens
+    most: int  # tokens of the answer
+    named: bool  # whether the request says so itself
+    least: int
+    exact: bool  # `ignore_eos`: the answer is as long as `most`
+    stream: bool
+    usage: bool  # whether a stream ends with its usage
+    names: tuple[int, ...]
+
+
+def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_size: int) -> Asked:
+    """What a body asks for, of a server of the models `served`. Raises ApiError.
+
+    `longest`: tokens that prompt and answer may have together. `block_size` 0: prompts get no names.
+    """
+    body = _object(raw)
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise ApiError(400, "model: give the name of the model", param="model")
+    if model not in served:
+        raise ApiError(404, f"The model `{model[:200]}` does not exist.", "not_found_error", "model")
+    for name, allowed in ONES.items():
+        if body.get(name) not in allowed:
+            raise ApiError(400, f"{name}: simulated answers have one choice, without {name}", param=name)
+    tokens, content, width = _chat(body) if chat else _prompt(body)
+    stream = _flag(body, "stream")
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise ApiError(400, "stream_options: give an object", param="stream_options")
+    if options is not None and not stream:
+        raise ApiError(400, "stream_options: only with stream", param="stream_options")
+    room = longest - tokens
+    limit = "max_completion_tokens" if chat and body.get("max_completion_tokens") is not None else "max_tokens"
+    named = not chat or body.get(limit) is not None
+    most = _whole(body, limit, 1, room if chat else min(room, COMPLETION_TOKENS))
+    if room < 1 or most > room:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {longest} tokens. However, you requested {tokens + max(most, 1)}"
+            f" tokens ({tokens} in the messages, {max(most, 1)} in the completion).",
+            param="messages" if chat else "prompt",
+        )
+    least = _whole(body, "min_tokens", 0, 0)
+    if least > most:
+        raise ApiError(400, f"min_tokens {least} is more than max_tokens {most}", param="min_tokens")
+    names = names_of(content, width, tokens, block_size) if block_size else ()
+    return Asked(
+        chat=chat,
+        prompt=tokens,
+        most=most,
+        named=named,
+        least=least,
+        exact=_flag(body, "ignore_eos"),
+        stream=stream,
+        usage=bool((options or {}).get("include_usage")),
+        names=names,
+    )
+
+
+def _object(raw: bytes) -> Mapping[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is no JSON") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body is no JSON object")
+    return body
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ApiError(400, f"{name}: give true or false", param=name)
+    return bool(value)
+
+
+def _whole(body: Mapping[str, Any], name: str, lowest: int, otherwise: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return otherwise
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise ApiError(400, f"{name}: give a whole number of at least {lowest}", param=name)
+    return value
+
+
+def _prompt(body: Mapping[str, Any]) -> tuple[int, bytes, int]:
+    """(tokens, content to be named, bytes of it per token)."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        text = prompt.encode("utf-8", "replace")
+        return tokens_of_text(text), text, BYTES_PER_TOKEN
+    if isinstance(prompt, list) and prompt and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt):
+        ids = array("i", prompt)
+        return len(ids), ids.tobytes(), ids.itemsize
+    raise ApiError(400, "prompt: give one text, or one list of token ids", param="prompt")
+
+
+def _chat(body: Mapping[str, Any]) -> tuple[int, bytes, int]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages: give a list with at least one message", param="messages")
+    tokens, parts = BEFORE_ANSWER, []
+    for place, one in enumerate(messages):
+        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+            raise ApiError(400, f"messages[{place}]: give an object with role and content", param="messages")
+        text = _text(one.get("content"), place)
+        tokens += AROUND_MESSAGE + (tokens_of_text(text) if text else 0)
+        parts += [one["role"].encode("utf-8", "replace"), b"\0", text, b"\0"]
+    return tokens, b"".join(parts), BYTES_PER_TOKEN
+
+
+def _text(content: Any, place: int) -> bytes:
+    if content is None:
+        return b""
+    if isinstance(content, str):
+        return content.encode("utf-8", "replace")
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+    ):
+        return "".join(part["text"] for part in content).encode("utf-8", "replace")
+    raise ApiError(400, f"messages[{place}].content: simulated models read text only", param="messages")

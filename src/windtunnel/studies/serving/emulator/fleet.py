@@ -1,0 +1,200 @@
+"""Replicas behind a router, driven by a clock instead of a queue of events. No I/O, no wall clock: it is told the time.
+
+    submit, cancel, lose, restore (now)  ->  the replicas
+    advance(now)                         ->  tokens that came since the last call, in the order of time
+    next_ns(now)                         ->  when the next token or step end comes
+
+`submit` and the others first let the replicas go on to `now`, so stamps are those of `simulate` for the same arrivals.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
+from typing import Any, final
+
+from windtunnel.studies.serving.disaggregated.units import (
+    Unit,
+    cancel,
+    decoders_of,
+    replicas_of,
+    step_ends_ns,
+    unfinished,
+)
+from windtunnel.studies.serving.replica.handover import handed
+from windtunnel.studies.serving.replica.interrupted import blocks_held, steps_done, tokens_given
+from windtunnel.studies.serving.replica.replica import NEVER, Replica
+from windtunnel.studies.serving.replica.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Tokens of one request that became known together."""
+
+    index: int
+    at_ns: int  # of the last of them, as a client sees it
+    tokens: int
+    finished: bool
+    lost: bool = False  # its replica is gone, and this is the end of it
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """One replica at a moment."""
+
+    alive: bool
+    running: int
+    waiting: int
+    kv_use: float
+    preemptions: int
+    prefix_lookups: int
+    prefix_hits: int
+
+
+@final
+class Fleet:
+    """Equal replicas of one model, or equal pairs of prefill and decode pools. `make` gives a fresh one.
+
+    `delay_ns` passes between a token and its client.
+    """
+
+    def __init__(self, make: Callable[[], Unit], count: int, router: Any, delay_ns: int = 0) -> None:
+        self.make = make
+        self.replicas: list[Unit | None] = [make() for _ in range(count)]
+        self.router = router
+        self.delay_ns = delay_ns
+        self._live: dict[int, tuple[int, Sequence]] = {}  # request -> its replica, itself
+        self._given: dict[int, int] = {}  # tokens told so far
+        self._told: deque[Output] = deque()  # on their way to the client
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def able(self) -> Listed[int]:
+        """Replicas that are there."""
+        return [place for place, one in enumerate(self.replicas) if one is not None]
+
+    def submit(self, one: Sequence, now_ns: int) -> bool:
+        """A request arrives; False where no replica is left to take it."""
+        self._catch_up(now_ns)
+        able = self.able
+        if not able:
+            return False
+        servers = [self.replicas[place] for place in able]
+        place = able[self.router.choose(one, servers)] if len(self.replicas) > 1 else able[0]
+        server = self.replicas[place]
+        assert server is not None
+        self._live[one.index] = (place, one)
+        self._given[one.index] = 0
+        server.submit(one, now_ns)
+        return True
+
+    def cancel(self, index: int, now_ns: int) -> bool:
+        """A client hangs up; False where its request has ended already."""
+        self._catch_up(now_ns)
+        found = self._live.pop(index, None)
+        if found is None:
+            return False
+        del self._given[index]
+        server = self.replicas[found[0]]
+        assert server is not None
+        there = cancel(server, index, now_ns)
+        assert there, f"request {index} is live, and its replica does not know it"
+        return True
+
+    def lose(self, place: int, now_ns: int) -> int:
+        """A replica goes, with all its requests; returns how many those were."""
+        self._catch_up(now_ns)
+        server = self.replicas[place]
+        if server is None:
+            return 0
+        gone = unfinished(server, now_ns)
+        self.replicas[place] = None
+        for one in gone:
+            del self._live[one.index], self._given[one.index]
+            self._told.append(Output(one.index, now_ns + self.delay_ns, 0, True, lost=True))
+        return len(gone)
+
+    def restore(self, place: int, now_ns: int) -> None:
+        """A lost replica is back, empty."""
+        self._catch_up(now_ns)
+        if self.replicas[place] is None:
+            self.replicas[place] = self.make()
+
+    def advance(self, now_ns: int) -> list[Output]:
+        """What clients have got by `now_ns` and were not told of yet."""
+        self._catch_up(now_ns)
+        told, found = self._told, []
+        while told and told[0].at_ns <= now_ns:
+            found.append(told.popleft())
+        return found
+
+    def next_ns(self, now_ns: int) -> int:
+        """When `advance` has something new to tell or to do; `NEVER` where all is quiet."""
+        ends = [step_ends_ns(one, now_ns) for one in self.replicas if one is not None]
+        if self._told:
+            ends.append(self._told[0].at_ns)
+        return min(ends, default=NEVER)
+
+    def gauges(self, now_ns: int) -> list[Gauge]:
+        """Each replica as it stands."""
+        self._catch_up(now_ns)
+        found = []
+        for one in self.replicas:
+            if one is None:
+                found.append(Gauge(False, 0, 0, 0.0, 0, 0, 0))
+                continue
+            parts = replicas_of(one)
+            held = sum(blocks_held(part, steps_done(part, now_ns)) for part in parts)
+            found.append(
+                Gauge(
+                    True,
+                    one.load - len(one.waiting),
+                    len(one.waiting),
+                    held / sum(part.pool.total for part in parts),
+                    sum(part.tally.preemptions for part in parts),
+                    sum(part.pool.lookups for part in parts),
+                    sum(part.pool.hits for part in parts),
+                )
+            )
+        return found
+
+    def _catch_up(self, now_ns: int) -> None:
+        """Let every replica go on to `now_ns`, and note the tokens that this gives."""
+        for one in self.replicas:
+            if one is None:
+                continue
+            while one.next_ns <= now_ns:
+                at_ns = one.next_ns
+                finished = one.advance()
+                for ended in finished:
+                    del self._live[ended.index]
+                    tokens = ended.output - self._given.pop(ended.index)
+                    self._told.append(Output(ended.index, ended.last_ns + self.delay_ns, tokens, True))
+                for part in decoders_of(one):
+                    self._note(part, steps_done(part, at_ns), at_ns)
+            for part in decoders_of(one):
+                done = steps_done(part, now_ns)
+                if done:
+                    self._note(part, done, now_ns)
+        if len(self.replicas) > 1:
+            self._told = deque(sorted(self._told, key=lambda told: told.at_ns))
+
+    def _note(self, replica: Replica, done: int, at_ns: int) -> None:
+        for one in replica.waiting:  # those that were preempted at once are at the head
+            if not one.preemptions:
+                break
+            self._tell(one, one.generated, at_ns)
+        for one in handed(replica):
+            self._tell(one, one.generated, at_ns)
+        for one in replica.decoding.values():
+            self._tell(one, tokens_given(replica, one, done), at_ns)
+
+    def _tell(self, one: Sequence, tokens: int, at_ns: int) -> None:
+        more = tokens - self._given[one.index]
+        if more > 0:
+            self._given[one.index] = tokens
+            self._told.append(Output(one.index, at_ns + self.delay_ns, more, False))

@@ -1,0 +1,240 @@
+"""What differs between inference engines and their releases: how they batch, what they reserve, what they cost.
+
+A file `<engine>.yaml` holds `defaults`, then `releases` from the oldest to the newest, each with what is different. A
+release that is not listed is read as the nearest older one (or the oldest). Times:
+
+    step     t = max(GPU, host) when the next step is planned while this one runs, else their sum
+    GPU      kernels + layers x layer_gap_s;   expert, attention and prefill kernels times their factor
+    host     step_s + sequence_s x sequences
+
+The factors say how far a release's kernels lie from those that were timed alone; they are fitted, few, and listed with
+what they were fitted on. A user's own file of the same form is read too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.input_file import read_mapping
+from windtunnel.physics.hardware.gpu import Gpu
+from windtunnel.units import parse_bytes
+
+FOLDER = Path(__file__).parent
+ALIASES = {"tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trt-llm": "trtllm", "dynamo-trtllm": "trtllm"}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDefaults:
+    """What a release sets otherwise on some GPUs: on one, those of a generation, or with less memory than a limit."""
+
+    memory_below: float
+    generation: str
+    gpu: str
+    fields: tuple[tuple[str, Any], ...]
+
+    def hold_on(self, gpu: Gpu) -> bool:
+        """Whether they are this GPU's."""
+        small = gpu.usable_memory_bytes < self.memory_below
+        return small or gpu.generation == self.generation or gpu.name == self.gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One release of one engine. Times in seconds."""
+
+    engine: str
+    release: str
+    released: str = ""  # date of the release
+    framework: str = "vllm"  # whose kernels: of cost.inference.measured.FRAMEWORKS
+    batching: Literal["mixed", "prefill_first"] = "mixed"  # prompts beside decodes, or before them
+    reserve: Literal["prompt", "output", "ratio"] = "prompt"  # blocks that admission asks for
+    reserve_ratio: float = 0.7  # with `ratio`: of the output that running sequences still lack
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    preemption: Literal["recompute", "swap"] = "recompute"
+    max_num_seqs: int = 256
+    seqs_per_stage: bool = False  # of a pipeline: the limit of sequences is that of one micro-batch, not of all
+    pipeline_hides_host: bool = True  # of a pipeline: what one micro-batch costs the host is spent while others run
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    watermark: float = 0.0  # share of blocks that admission leaves free
+    gpu_memory_utilization: float = 0.9
+    utilization_of: Literal["total", "rest"] = "total"  # of all memory, or of what weights and activations leave
+    gather_steps: int = 0  # steps that prompts wait until so many are there as `gather` says
+    gather: int = 0  # 0 = one for every attention rank
+    receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
+    reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
+    sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
+    expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
+    by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that hold count
+    kv: str = "bf16"
+    kv_quantised: str = "bf16"  # with weights below 16 bits
+    # On Blackwell with weights below 16 bits: NVIDIA's checkpoints say so, and launch scripts of published runs
+    # (InferenceX on B200: SGLang --kv-cache-dtype fp8_e4m3, TensorRT-LLM kv_cache_config dtype fp8).
+    kv_blackwell_quantised: str = "fp8"
+    asynchronous: bool = False  # the next step is planned while this one runs
+    delay_steps: int = 0  # steps by which the host learns of a token later
+    graph_limit: int = 512  # largest decode batch that is captured; 0 = none are
+    graph_sizes: tuple[int, ...] = ()  # captured batches; () = 1, 2, 4, then every 8 to 256, then every 16
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    # Rows of a tile that each head of a decoding sequence takes beside prompts: FlashAttention-2 shares neither the
+    # cache between the heads of a group nor a tile between sequences there. 0: its attention is as in decode steps.
+    mixed_decode_tile: int = 0
+    mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
+    layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
+    collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
+    eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
+    expert_factor: float = 1.0
+    expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
+    nvfp4_experts: str = ""  # which kernels NVFP4 experts run on: a word of their name in the tables; "" = the first
+    mxfp4_experts: str = ""  # the same of MXFP4 experts; "marlin" = as 4-bit integers, which Marlin multiplies alike
+    # FP8 experts on Blackwell, whole ones spread over GPUs: share of the time per further token beyond 512, where those
+    # that were timed are not the engine's own kernels. How much it does is in the band.
+    expert_marginal_blackwell_fp8: float = 1.0
+    attention_factor: float = 1.0
+    prefill_factor: float = 1.0
+    quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits
+    expert_prefill_factor: float = 1.0
+    expert_prefill_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
+    # Steps with prompts leave attention ranks with unequal numbers of tokens. What goes to the experts and back is then
+    # no all-gather and reduce-scatter but a group of broadcasts and reductions, one per rank, each a chain that has to
+    # fill before its links are busy: so much of the exchange's time per rank beyond two.
+    uneven_exchange_hop: float = 0.0
+    prefill_attention_factor: float = 1.0
+    cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
+    first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
+    speculative_tokens: int = 0  # drafted per step where a model has its own drafting layers and nothing else is said
+    acceptance: float = 0.0
+    drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
+    draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
+    band: float = 0.15  # log half-width of p5 to p95 of a step time
+
+    def on(self, gpu: Gpu) -> Profile:
+        """With the engine's defaults on this GPU."""
+        held = next((one.fields for one in self.by_gpu if one.hold_on(gpu)), ())
+        return dataclasses.replace(self, **dict(held))
+
+    def padded(self, batch: int) -> tuple[int, bool]:
+        """(batch that is computed, whether it runs as a captured graph)."""
+        if batch > self.graph_limit:
+            return batch, False
+        if self.graph_sizes:
+            place = bisect_left(self.graph_sizes, batch)
+            return (self.graph_sizes[place], True) if place < len(self.graph_sizes) else (batch, False)
+        if batch <= 4:
+            return (1, 2, 4, 4)[batch - 1] if batch else 1, True
+        step = 8 if batch <= 256 else 16
+        return -(-batch // step) * step, True
+
+
+def engine_names() -> tuple[str, ...]:
+    """Engines that are shipped, each with its releases: `vllm-0.12`, ..."""
+    names = []
+    for path in sorted(FOLDER.glob("*.yaml")):
+        names += [f"{path.stem}-{release}" for release in _document(path)["releases"]]
+    return tuple(names)
+
+
+@lru_cache(maxsize=64)
+def load_engine(spec: str) -> Profile:
+    """The profile of `vllm`, `vllm-0.12.0`, `vllm:0.12` or a YAML file: the newest release where none is named.
+
+    Raises:
+        UnknownNameError: no such engine, or a release that does not begin with a number.
+        InputFileError, SpecError: a file with a fault.
+    """
+    if spec.endswith((".yaml", ".yml")):
+        path, wanted = Path(spec), ""
+        name = path.stem
+    else:
+        text = spec.lower().replace(" ", "-")
+        match = re.fullmatch(r"(tensorrt[-_]llm|trt-llm|dynamo-trtllm|[a-z_]+)(?:[-=@:]?v?(\d.*))?", text)
+        name, wanted = (ALIASES.get(match[1], match[1]), match[2] or "") if match else (text, "")
+        path = FOLDER / f"{name}.yaml"
+        if not path.exists():
+            raise UnknownNameError("engine", spec, [*engine_names(), *(p.stem for p in FOLDER.glob("*.yaml"))])
+    document = _document(path)
+    release = _nearest(wanted, list(document["releases"]))
+    fields = {**document.get("defaults", {}), **(document["releases"][release] or {})}
+    return _profile(name, wanted or release, fields, path)
+
+
+def release_on(engine: str, date: str) -> str:
+    """The newest release that was out on a date (2025-11-10); "" where the profile says no dates."""
+    path = FOLDER / f"{ALIASES.get(engine, engine)}.yaml"
+    releases = _document(path)["releases"] if path.exists() else {}
+    out = [name for name, fields in releases.items() if "" < (fields or {}).get("released", "") <= date]
+    return out[-1] if out else ""
+
+
+def _nearest(wanted: str, releases: list[str]) -> str:
+    """The newest release that is not newer than `wanted`; the oldest where all are; the newest where none is named."""
+    if not wanted:
+        return releases[-1]
+    order = order_of(wanted)
+    older = [one for one in releases if order_of(one) <= order]
+    return older[-1] if older else releases[0]
+
+
+def order_of(release: str) -> tuple[int, ...]:
+    """What releases are sorted by: the numbers of their names."""
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:5])
+
+
+@lru_cache(maxsize=64)
+def _document(path: Path) -> Mapping[str, Any]:
+    found = read_mapping(path, "give an engine profile in YAML")
+    if not isinstance(found.get("releases"), dict) or not found["releases"]:
+        raise InputFileError(path, "holds no `releases:`", "list at least one release with its numbers")
+    found["releases"] = {str(name): value for name, value in found["releases"].items()}
+    return found
+
+
+def _profile(name: str, release: str, fields: Mapping[str, Any], path: Path) -> Profile:
+    return Profile(engine=name, release=release, **_values(fields, path))
+
+
+def _values(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    known = {item.name: item for item in dataclasses.fields(Profile)}
+    values: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key == "sources":
+            continue
+        if key == "by_gpu":
+            values[key] = tuple(_of_gpu(one, path) for one in value)
+            continue
+        if key not in known or key in ("engine", "release"):
+            raise SpecError(key, value, f"unknown; an engine profile knows {', '.join(sorted(known))}", str(path))
+        if isinstance(value, list):
+            value = tuple(int(one) for one in value)
+        elif str(known[key].type) == "float":
+            value = float(value)
+        values[key] = value
+    return values
+
+
+def _of_gpu(one: Mapping[str, Any], path: Path) -> GpuDefaults:
+    own = dict(one)
+    below, generation, gpu = own.pop("memory_below", None), own.pop("generation", ""), own.pop("gpu", "")
+    if below is None and not generation and not gpu:
+        raise SpecError(
+            "by_gpu",
+            one,
+            "give `memory_below: 70 GiB`, `generation: ampere` or `gpu: l40s` beside the defaults",
+            str(path),
+        )
+    return GpuDefaults(
+        0.0 if below is None else parse_bytes(below, "memory_below", str(path)),
+        generation,
+        gpu,
+        tuple(_values(own, path).items()),
+    )

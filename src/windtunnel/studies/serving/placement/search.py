@@ -1,0 +1,155 @@
+"""`--search distserve` on the serving core: layouts of a model on a cluster, each run, the best placed.
+
+Where the cluster is one NVLink domain, pairs are searched together (algorithm 2, low affinity). Across domains the
+phases are searched apart (algorithm 1), which assumes that caches move fast between nodes. Every candidate runs the
+same requests, only closer together or farther apart; goodput is the highest rate at which enough meet the limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from windtunnel.errors import LayoutError, SpecError, UserError
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model
+from windtunnel.studies.serving.build import Engine, candidate
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.disaggregated.decode_only import DecodeOnly
+from windtunnel.studies.serving.disaggregated.pools import pools_of
+from windtunnel.studies.serving.goodput import at_rate, misses_nowhere, rate_of
+from windtunnel.studies.serving.measures import stamps_of
+from windtunnel.studies.serving.placement.distserve import Layout, Placement, high_affinity, layouts, low_affinity
+from windtunnel.studies.serving.run import hand_on, regime_of
+from windtunnel.studies.serving.simulate import Server, simulate
+from windtunnel.studies.serving.workload.requests import Workload
+
+PRECISION = 0.03  # of a candidate's rate: candidates differ by more
+LEAST_RATE, MOST_RATE = 1e-3, 1e4  # requests per second between which goodput is sought
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is to be placed, and for whom."""
+
+    model: Model
+    cluster: Cluster
+    deployment: Deployment  # engine, precisions, limits; its parallel sizes are what is sought
+    workload: Workload  # an open loop
+    slo: Mapping[str, float]
+    attain: float
+    rate_per_s: float  # that the placement must carry
+
+
+def search_distserve(asked: Question) -> Placement:
+    """The placement. Raises UserError where limits are missing, SpecError where nothing holds them."""
+    if not {"ttft_s", "tpot_s"} <= set(asked.slo):
+        raise UserError("a search for two phases needs both limits: add --slo ttft=1s,tpot=50ms")
+    if asked.workload.arrival_ns is None:
+        raise SpecError("--concurrency", asked.workload.concurrency, "goodput is a rate: use an open loop")
+    cluster = asked.cluster
+    domain = min(cluster.gpus_in_domain, cluster.n_gpus)
+    if cluster.n_gpus < 2:
+        raise SpecError("--cluster", cluster.name, "prompts and answers apart take two GPUs at least")
+    if cluster.n_gpus <= cluster.gpus_in_domain:
+        choices = list(layouts(domain - 1))
+        _check_room(asked, choices)
+        return low_affinity(lambda p, d: _pair(asked, p, d), choices, domain, asked.rate_per_s)
+    choices = list(layouts(cluster.n_gpus, -(-cluster.n_gpus // domain), domain))
+    _check_room(asked, choices)
+    return high_affinity(lambda p: _prefill(asked, p), lambda d: _decode(asked, d), choices, asked.rate_per_s)
+
+
+def _check_room(asked: Question, choices: Sequence[Layout]) -> None:
+    """Raises SpecError where no layout holds the model and its shortest request: no limit would help."""
+    shortest = int((asked.workload.input_tokens + asked.workload.output_tokens).min())
+    engines = (_engine(asked, layout) for layout in choices)
+    if not any(engine is not None and engine.longest >= shortest for engine in engines):
+        told = f"no layout has room for {asked.model.name} and a request of {shortest} tokens"
+        raise SpecError("--cluster", asked.cluster.name, f"{told}: use more GPUs, or fewer bits")
+
+
+def _pair(asked: Question, prefill: Layout, decode: Layout) -> float:
+    try:
+        sides = [(1, asked.deployment.cut(*layout)) for layout in (prefill, decode)]
+        pools = pools_of(asked.model, asked.cluster, sides[0], sides[1])
+    except (LayoutError, SpecError):
+        return 0.0  # heads or layers do not divide: no candidate
+    if not (pools.prefill.fits and pools.decode.fits):
+        return 0.0
+    longest = min(pools.prefill.longest, pools.decode.longest)
+    return _highest(asked, asked.workload, lambda: pools.server(asked.cluster), pools.prefill, longest, asked.slo)
+
+
+def _prefill(asked: Question, layout: Layout) -> float:
+    """One instance that computes prompts only: requests of one token, the limit on the first."""
+    engine = _engine(asked, layout)
+    if engine is None:
+        return 0.0
+    engine = replace(engine, rules=replace(engine.rules, reserve="prompt", lag=False))
+    prompts = replace(asked.workload, output_tokens=np.ones_like(asked.workload.output_tokens))
+    return _highest(asked, prompts, engine.replica, engine, engine.longest, {"ttft_s": asked.slo["ttft_s"]})
+
+
+def _decode(asked: Question, layout: Layout) -> float:
+    """One instance that decodes only, the limit on the tokens after the first."""
+    engine = _engine(asked, layout)
+    if engine is None:
+        return 0.0
+    limit = {"tpot_s": asked.slo["tpot_s"]}
+    return _highest(asked, asked.workload, lambda: DecodeOnly(engine.replica()), engine, engine.longest, limit)
+
+
+def _engine(asked: Question, layout: Layout) -> Engine | None:
+    return candidate(asked.model, asked.cluster, asked.deployment.cut(*layout))
+
+
+def _highest(
+    asked: Question,
+    workload: Workload,
+    server: Callable[[], Server],
+    engine: Engine,
+    longest: int,
+    slo: Mapping[str, float],
+) -> float:
+    """The highest rate that holds the limits with a queue that does not grow, by bisection; 0 where none does.
+
+    Raises UserError where the requests miss the limits at no rate.
+    """
+
+    def holds(rate: float) -> bool:
+        one = server()
+        load = at_rate(workload, rate)
+        sent, _ = simulate(load, [one], None, block_size=engine.rules.block_size, longest=longest)
+        hand_on(sent, engine.profile)
+        stamps = stamps_of(sent)
+        attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(load))
+        return attained >= asked.attain and regime_of(stamps, load) != "over"
+
+    rate = min(MOST_RATE, max(LEAST_RATE, rate_of(workload)))
+    low = high = rate
+    if holds(rate):
+        while high < MOST_RATE:
+            high *= 2.0
+            if not holds(high):
+                break
+            low = high
+        else:
+            raise misses_nowhere(len(workload))
+    else:
+        while low > LEAST_RATE:
+            low /= 2.0
+            if holds(low):
+                break
+            high = low
+        else:
+            return 0.0
+    while high / low > 1.0 + PRECISION:
+        middle = (low * high) ** 0.5
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low

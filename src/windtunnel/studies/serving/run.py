@@ -1,0 +1,269 @@
+"""`serve`: requests through one or more equal replicas of a deployment, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import hypot, inf
+from typing import Any
+
+import numpy as np
+
+from windtunnel.arguments import typed
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.catalogue import load_model
+from windtunnel.studies.serving.build import Engine, engine_of
+from windtunnel.studies.serving.deployment import Deployment, deployment_of
+from windtunnel.studies.serving.engines.profile import Profile
+from windtunnel.studies.serving.measures import Stamps, distribution, gap_distribution, stamps_of
+from windtunnel.studies.serving.replica.replica import Replica
+from windtunnel.studies.serving.replica.sequence import Sequence as Request
+from windtunnel.studies.serving.result import Regime, ServingResult
+from windtunnel.studies.serving.routing.choices import LeastLoaded, PrefixAware, RoundRobin
+from windtunnel.studies.serving.simulate import Rejected, Router, simulate
+from windtunnel.studies.serving.step_time.times import EXPERT_KNEE, TICKS_PER_S, Prices
+from windtunnel.studies.serving.workload.requests import Workload
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "prefix-aware": PrefixAware,
+}
+GROWING = 2.0  # times by which the queueing of the last third exceeds that of the first, for a run that is over
+
+PROMISES = ("ttft_s", "tpot_s")
+
+
+@typed
+def serve(
+    model: str | Model,
+    cluster: str | Cluster,
+    deployment: Deployment | Mapping[str, Any],
+    workload: Workload,
+    *,
+    replicas: int = 1,
+    router: str | Router = "least-loaded",
+    slo: Mapping[str, float] | None = None,
+    profile: Profile | None = None,
+    prices: Prices | None = None,
+    timeline: bool = False,
+    cost_per_gpu_hour: float | None = None,
+) -> ServingResult:
+    """Predict what a deployment does to a workload.
+
+    `slo`: `ttft_s` and `tpot_s`, either or both. `router`: a key of ROUTERS, or an object with `choose`.
+    `profile`, `prices`: as in `build.engine_of`. A model that does not fit is an answer: `feasible` is False.
+    Raises SpecError, LayoutError, UnknownNameError.
+    """
+    built = load_model(model) if isinstance(model, str) else model
+    machine = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    layout = deployment if isinstance(deployment, Deployment) else deployment_of(deployment)
+    engine = engine_of(built, machine, layout, profile=profile, prices=prices)
+    return serve_with(
+        engine,
+        workload,
+        replicas=replicas,
+        router=router,
+        slo=slo,
+        timeline=timeline,
+        cost_per_gpu_hour=cost_per_gpu_hour,
+    )
+
+
+@typed
+def serve_with(
+    engine: Engine,
+    workload: Workload,
+    *,
+    replicas: int = 1,
+    router: str | Router = "least-loaded",
+    slo: Mapping[str, float] | None = None,
+    timeline: bool = False,
+    cost_per_gpu_hour: float | None = None,
+) -> ServingResult:
+    """As `serve`, on an engine that is priced already."""
+    _check(replicas, slo or {}, cost_per_gpu_hour)
+    if not engine.fits:
+        return infeasible(engine, workload, replicas, slo or {})
+    servers = [engine.replica() for _ in range(replicas)]
+    if timeline:
+        servers[0].tally.timeline = []
+    chosen = _router(router) if isinstance(router, str) else router
+    sent, refused = simulate(workload, servers, chosen, block_size=engine.rules.block_size, longest=engine.longest)
+    hand_on(sent, engine.profile)
+    return summarise(engine, workload, servers, stamps_of(sent), refused, slo or {}, cost_per_gpu_hour)
+
+
+def _check(replicas: int, slo: Mapping[str, float], cost_per_gpu_hour: float | None) -> None:
+    if replicas < 1:
+        raise SpecError("replicas", replicas, "give 1 or more")
+    for name, value in slo.items():
+        if name not in PROMISES:
+            raise UnknownNameError("promise of slo", str(name), PROMISES)
+        if not isinstance(value, int | float) or not value > 0:
+            raise SpecError(name, value, "give seconds, more than 0")
+    if cost_per_gpu_hour is not None and not 0 <= cost_per_gpu_hour < inf:
+        raise SpecError("cost_per_gpu_hour", cost_per_gpu_hour, "give dollars for an hour of one GPU, 0 or more")
+
+
+def hand_on(sent: Sequence[Request], profile: Profile) -> None:
+    """Tokens as clients get them: later than the engine has them, by what the engine's front end takes."""
+    extra = round(profile.first_token_s * 1e9)
+    for one in sent if extra else ():
+        if one.first_ns >= 0:
+            one.first_ns += extra
+        if one.last_ns >= 0:
+            one.last_ns += extra
+
+
+def summarise(
+    engine: Engine,
+    workload: Workload,
+    servers: Sequence[Replica],
+    stamps: Stamps,
+    refused: Sequence[Rejected],
+    slo: Mapping[str, float],
+    cost_per_gpu_hour: float | None = None,
+    gpus: int | None = None,
+) -> ServingResult:
+    """The result of replicas that have run."""
+    done = ~np.isnan(stamps.last)
+    end = float(np.nanmax(stamps.last)) if done.any() else 0.0
+    begin = float(stamps.arrival.min()) if len(stamps.arrival) else 0.0
+    window = max(end - begin, 1e-12)
+    outputs, prompts = float(stamps.output[done].sum()), float(stamps.prompt[done].sum())
+    busy = sum(one.tally.busy_ticks for one in servers) / TICKS_PER_S
+    total_ticks = max(1, sum(one.tally.busy_ticks for one in servers))
+    attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(workload)) if slo else None
+    share = busy / (window * len(servers))
+    lookups = sum(one.pool.lookups for one in servers)
+    all_gpus = engine.deployment.gpus * len(servers) if gpus is None else gpus
+    waited = stamps.queue[~np.isnan(stamps.queue)]
+    regime = regime_of(stamps, workload)
+    batch = sum(one.tally.sequence_ticks for one in servers) / total_ticks
+    context = float(workload.input_tokens.mean() + workload.output_tokens.mean() / 2)
+    rate = float(done.sum()) / window
+    return ServingResult(
+        spec=_spec(engine, workload, len(servers)),
+        feasible=True,
+        reason="",
+        requests=len(workload),
+        finished=int(done.sum()),
+        refused=len(refused),
+        ttft=distribution(stamps.ttft),
+        tpot=distribution(stamps.tpot),
+        itl=gap_distribution(one.tally.gap_counts for one in servers),
+        e2e=distribution(stamps.e2e),
+        queue=distribution(waited),
+        duration_s=window,
+        output_tokens_per_s=outputs / window,
+        total_tokens_per_s=(outputs + prompts) / window,
+        requests_per_s=rate,
+        slo=dict(slo),
+        slo_attainment=attained,
+        goodput_requests_per_s=None if attained is None else attained * len(workload) / window,
+        regime=regime,
+        gpus=all_gpus,
+        gpu_seconds=all_gpus * window,
+        utilisation=min(1.0, share),  # the window is in whole nanoseconds
+        batch_mean=batch,
+        kv_use_mean=sum(one.tally.block_ticks / max(1, one.pool.total) for one in servers) / total_ticks,
+        kv_use_peak=max(one.pool.peak / max(1, one.pool.total) for one in servers),
+        preemptions=sum(one.tally.preemptions for one in servers),
+        prefix_hit_rate=sum(one.pool.hits for one in servers) / lookups if lookups else 0.0,
+        steps=sum(one.tally.steps for one in servers),
+        band=hypot(engine.profile.band, engine.times.doubt(batch, context)),
+        sources=sources_of(engine),
+        memory=_memory(engine),
+        stamps=stamps if workload.rows is None else replace(stamps, index=workload.rows[stamps.index]),
+        timeline=tuple(servers[0].tally.timeline or ()),
+        cost_per_gpu_hour=cost_per_gpu_hour,
+        refusal=refused[0].reason if refused else "",
+    )
+
+
+def sources_of(engine: Engine) -> tuple[str, ...]:
+    """Where the prices come from, in words."""
+    engine_is = f"engine: profile {engine.profile.engine} {engine.profile.release}, fitted constants"
+    told = (f"kernels: {engine.kernels}", engine_is)
+    marginal = engine.times.expert_marginal
+    if marginal == 1.0:
+        return told
+    return (
+        *told,
+        f"experts: another engine's kernels, x {marginal:g} per token beyond {EXPERT_KNEE:.0f}, fitted on one"
+        " deployment; what that decides is in the band",
+    )
+
+
+def regime_of(stamps: Stamps, workload: Workload) -> Regime:
+    """What queueing does to TTFT, and whether the queue grows (`result.py`)."""
+    ttft, queue = stamps.first - stamps.arrival, stamps.queue
+    if len(queue) == 0 or np.isnan(queue).all():
+        return "over"
+    third = max(1, len(queue) // 3)
+    if np.isnan(queue[-third:]).all():
+        return "over"  # none of the last was ever begun
+    mean_queue, mean_ttft = float(np.nanmean(queue)), float(np.nanmean(ttft))
+    early, late = float(np.nanmean(queue[:third])), float(np.nanmean(queue[-third:]))
+    if workload.concurrency is not None:  # a closed loop limits itself: over where slots only wait for a place
+        if mean_queue > 0.5 * float(np.nanmean(stamps.last - stamps.arrival)):
+            return "over"
+        return "near saturation" if mean_queue > 0.7 * mean_ttft and mean_ttft > 1.0 else "stable"
+    span = float(stamps.arrival[-1] - stamps.arrival[0])
+    if late > GROWING * max(early, 1e-3) and late > 0.05 * span and mean_queue > 0.5 * mean_ttft:
+        return "over"
+    if mean_queue > 0.5 * mean_ttft and mean_queue > 0.1:
+        return "near saturation"
+    return "stable"
+
+
+def _router(name: str) -> Router:
+    if name not in ROUTERS:
+        raise UnknownNameError("router", name, ROUTERS)
+    return ROUTERS[name]()
+
+
+def _memory(engine: Engine) -> dict[str, float]:
+    found = engine.memory
+    return {
+        "weights": found.weights,
+        "activations": found.activations,
+        "reserved": found.reserved,
+        "kv_cache": max(0.0, found.kv),
+        "kv_per_token": found.kv_per_token,
+        "kv_blocks": float(engine.blocks // engine.deployment.attn_dp),
+    }
+
+
+def _spec(engine: Engine, workload: Workload, replicas: int) -> dict[str, Any]:
+    layout = {name: value for name, value in asdict(engine.deployment).items() if value is not None}
+    return {
+        "model": engine.model.name,
+        "cluster": engine.cluster.name,
+        "gpu": engine.cluster.gpu.name,
+        "cluster_gpus": engine.cluster.n_gpus,
+        "deployment": layout,
+        "engine": f"{engine.profile.engine} {engine.profile.release}",
+        "replicas": replicas,
+        "workload": workload.to_dict(),
+    }
+
+
+def infeasible(engine: Engine, workload: Workload, replicas: int, slo: Mapping[str, float]) -> ServingResult:
+    """The answer where weights and activations leave no room for a cache."""
+    memory, gpu = engine.memory, engine.cluster.gpu
+    needed = (memory.weights + memory.activations + memory.reserved) / 2**30
+    reason = (
+        f"does not fit: a GPU holds {memory.weights / 2**30:.1f} GiB of weights, {needed:.1f} GiB with activations and"
+        f" buffers, of {gpu.usable_memory_bytes / 2**30:.1f} GiB; use more GPUs per replica, or fewer bits"
+    )
+    return ServingResult(
+        _spec(engine, workload, replicas), False, reason, len(workload), 0, len(workload),
+        None, None, None, None, None, 0.0, 0.0, 0.0, 0.0, dict(slo), 0.0 if slo else None, 0.0 if slo else None, "over",
+        engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, engine.profile.band, sources_of(engine),
+        _memory(engine),
+    )  # fmt: skip

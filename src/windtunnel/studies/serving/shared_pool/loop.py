@@ -1,0 +1,304 @@
+"""The event loop of a pool: arrivals of every model, steps of every replica, machines that come and go, on one clock.
+
+    order at one time    steps end, machines go, machines come, replicas are ready, scalers look, requests arrive
+
+A spot group that loses GPUs says so `notice` before: the replicas that started last take no more requests, and are lost
+at the time itself; what they had not finished goes to other replicas, which compute its prompt and its tokens so far
+again. A request that finds no replica waits for the first that is ready. Scaled-down replicas finish what they have.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, final
+
+from windtunnel.studies.serving.build import Engine
+from windtunnel.studies.serving.disaggregated.pools import Pools
+from windtunnel.studies.serving.disaggregated.units import Unit, unfinished
+from windtunnel.studies.serving.replica.replica import NEVER
+from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.run import ROUTERS
+from windtunnel.studies.serving.shared_pool.scaling import Scaler
+from windtunnel.studies.serving.shared_pool.spec import Pool, Served
+from windtunnel.studies.serving.simulate import Rejected
+from windtunnel.studies.serving.workload.clients import client_of
+
+STEP, LOST, NOTICED, GAINED, READY, LOOK, ARRIVAL = range(7)
+
+
+@dataclass(eq=False)
+class Instance:
+    """One replica over its life. Times in ns; `gone_ns` is `NEVER` while it is there."""
+
+    model: int
+    group: str
+    engine: Engine | Pools
+    replica: Unit
+    born_ns: int
+    ready_ns: int
+    number: int
+    leaving: bool = False
+    gone_ns: int = NEVER
+    pushed_ns: int = -1
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes requests."""
+        return not self.leaving and self.gone_ns == NEVER and self.ready_ns >= 0
+
+
+@dataclass(eq=False)
+class Run:
+    """What came of one model."""
+
+    sent: list[Sequence] = field(default_factory=list)
+    refused: list[Rejected] = field(default_factory=list)
+    instances: list[Instance] = field(default_factory=list)
+    moved: int = 0  # requests that lost their machine and went on elsewhere
+    lost_replicas: int = 0
+    counts: list[tuple[int, int, int]] = field(default_factory=list)  # (ns, serving, starting), at each change
+
+
+@final
+class Loop:
+    """A pool that runs."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.runs = [Run() for _ in pool.models]
+        self.now_ns = 0
+        self._events: list[tuple[int, int, int, Any]] = []
+        self._order = 0
+        self._gpus = {name: group.gpus[0][1] for name, group in pool.groups.items()}  # to place on
+        self._starting: set[int] = set()  # numbers of instances
+        self._clients = [client_of(one.workload) for one in pool.models]
+        self._routers = [ROUTERS[one.router]() for one in pool.models]
+        self._scalers = [None if one.scaling is None else Scaler(one.scaling) for one in pool.models]
+        self._held: list[deque[Sequence]] = [deque() for _ in pool.models]
+        self._names = [one.workload.names_in(next(iter(one.engines.values())).rules.block_size) for one in pool.models]
+        self._open = 0  # requests that have arrived and not ended
+        self._coming = 0  # arrivals among the events
+        self._others = 0  # events that are no looks
+        self._instances: list[Instance] = []
+
+    def run(self) -> list[Run]:
+        """Until every request has ended, or none can go on."""
+        for name, group in self.pool.groups.items():
+            for (_, before), (at, after) in zip(group.gpus, group.gpus[1:], strict=False):
+                if after < before:
+                    self._push(max(0, at - group.notice_ns), NOTICED, (name, after, at))
+                self._push(at, LOST if after < before else GAINED, (name, after))
+        for model, served in enumerate(self.pool.models):
+            for at, index in self._clients[model].start():
+                self._push(at, ARRIVAL, (model, index))
+            if served.scaling is not None:
+                self._push(served.scaling.every_ns, LOOK, model)
+        self._fill(first=True)
+        rules = [one.scaling for one in self.pool.models if one.scaling is not None]
+        settled_ns = max((one.idle_ns + 2 * one.every_ns for one in rules), default=0)
+        changed_ns = 0  # when something other than a look happened last
+        while self._events and (self._open or self._coming):
+            at_ns, kind, _, what = heappop(self._events)
+            self.now_ns = at_ns
+            self._others -= kind != LOOK
+            self._happen(kind, what)
+            if kind != LOOK:
+                changed_ns = at_ns
+            elif not self._others and at_ns - changed_ns > settled_ns:
+                break  # every scaler has seen nothing new for as long as it remembers: what waits finds no machine
+        return self.runs
+
+    def _push(self, at_ns: int, kind: int, what: Any) -> None:
+        self._order += 1
+        self._coming += kind == ARRIVAL
+        self._others += kind != LOOK
+        heappush(self._events, (at_ns, kind, self._order, what))
+
+    def _happen(self, kind: int, what: Any) -> None:
+        if kind == STEP:
+            one = self._instances[what]
+            if one.gone_ns == NEVER and one.replica.next_ns == self.now_ns == one.pushed_ns:
+                self._step(one)
+        elif kind == ARRIVAL:
+            self._coming -= 1
+            self._arrive(*what)
+        elif kind == READY:
+            self._ready(self._instances[what])
+        elif kind == LOOK:
+            self._look(what)
+        elif kind == NOTICED:
+            self._notice(*what)
+        elif kind == LOST:
+            self._lose(*what)
+        else:
+            name, gpus = what
+            self._gpus[name] = gpus
+            self._fill()
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def _arrive(self, model: int, index: int) -> None:
+        served, run = self.pool.models[model], self.runs[model]
+        load, names = served.workload, self._names[model]
+        prompt, output = int(load.input_tokens[index]), int(load.output_tokens[index])
+        longest = max(engine.longest for engine in served.engines.values())
+        if prompt + output > longest:
+            run.refused.append(Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit"))
+            self._answered(model, index)
+            return
+        one = Sequence(index, prompt, output, self.now_ns, names[index] if names is not None else ())
+        run.sent.append(one)
+        self._open += 1
+        self._send(model, one)
+
+    def _send(self, model: int, one: Sequence) -> None:
+        size = one.prompt + one.output
+        able = [other for other in self.runs[model].instances if self._takes(other) and other.engine.longest >= size]
+        if not able:
+            self._held[model].append(one)
+            return
+        place = self._routers[model].choose(one, [other.replica for other in able])
+        able[place].replica.submit(one, self.now_ns)
+        self._watch(able[place])
+
+    def _takes(self, one: Instance) -> bool:
+        return one.serving and one.number not in self._starting
+
+    def _answered(self, model: int, index: int) -> None:
+        for at, following in self._clients[model].answered(index, self.now_ns):
+            self._push(at, ARRIVAL, (model, following))
+
+    def _step(self, one: Instance) -> None:
+        extra = round(one.engine.profile.first_token_s * 1e9)
+        for ended in one.replica.advance():
+            self._open -= 1
+            ended.first_ns += extra
+            ended.last_ns += extra
+            self._answered(one.model, ended.index)
+        self._watch(one)
+        if one.leaving and one.replica.load == 0:
+            self._end(one)
+            self._fill()
+
+    def _watch(self, one: Instance) -> None:
+        at_ns = one.replica.next_ns
+        if at_ns < NEVER and at_ns != one.pushed_ns:
+            one.pushed_ns = at_ns
+            self._push(at_ns, STEP, one.number)
+
+    # ------------------------------------------------------------------------------------------------- replicas
+
+    def _wanted(self, model: int) -> int:
+        scaler = self._scalers[model]
+        return self.pool.models[model].replicas if scaler is None else scaler.wanted
+
+    def _used(self, group: str) -> int:
+        here = (one for one in self._instances if one.group == group and one.gone_ns == NEVER)
+        return sum(one.engine.gpus for one in here)
+
+    def _fill(self, first: bool = False) -> None:
+        """Start what is wanted and has room: models and groups in their order."""
+        for model, served in enumerate(self.pool.models):
+            there = [one for one in self.runs[model].instances if one.serving]
+            lacking = self._wanted(model) - len(there)
+            for group in served.engines:
+                while lacking > 0 and self._used(group) + served.gpus <= self._gpus[group]:
+                    self._start(model, served, group, first)
+                    lacking -= 1
+
+    def _start(self, model: int, served: Served, group: str, first: bool) -> None:
+        engine = served.engines[group]
+        number = len(self._instances)
+        ready = self.now_ns if first else self.now_ns + served.startup_ns
+        one = Instance(model, group, engine, engine.replica(), self.now_ns, ready, number)
+        self._instances.append(one)
+        self.runs[model].instances.append(one)
+        self._starting.add(number)
+        if first:
+            self._ready(one)
+        else:
+            self._push(ready, READY, number)
+        self._count(model)
+
+    def _ready(self, one: Instance) -> None:
+        self._starting.discard(one.number)
+        if one.gone_ns < NEVER:
+            return
+        if one.leaving:
+            self._end(one)
+            self._fill()
+            return
+        self._count(one.model)
+        held = self._held[one.model]
+        for _ in range(len(held)):
+            self._send(one.model, held.popleft())
+
+    def _look(self, model: int) -> None:
+        scaler = self._scalers[model]
+        assert scaler is not None
+        run = self.runs[model]
+        load = len(self._held[model]) + sum(one.replica.load for one in run.instances if one.gone_ns == NEVER)
+        wanted = scaler.look(self.now_ns, load)
+        there = [one for one in run.instances if one.serving]
+        for one in sorted(there, key=lambda one: (one.number not in self._starting, -one.number))[
+            : len(there) - wanted
+        ]:
+            self._leave(one)
+        self._fill()
+        self._push(self.now_ns + scaler.rules.every_ns, LOOK, model)
+
+    def _leave(self, one: Instance) -> None:
+        one.leaving = True
+        if one.replica.load == 0:
+            self._end(one)
+        self._count(one.model)
+
+    def _end(self, one: Instance) -> None:
+        one.gone_ns = self.now_ns
+        self._starting.discard(one.number)
+        self._count(one.model)
+
+    def _notice(self, group: str, gpus: int, at_ns: int) -> None:
+        """GPUs will go: the replicas that started last are to be empty by then, and nothing new is placed on them."""
+        self._gpus[group] = min(self._gpus[group], gpus)
+        for one in self._too_many(group, gpus):
+            self._leave(one)
+        self._fill()
+
+    def _too_many(self, group: str, gpus: int) -> list[Instance]:
+        """Those beyond `gpus`: the ones that leave already, then the last that started."""
+        here = [one for one in self._instances if one.group == group and one.gone_ns == NEVER]
+        here.sort(key=lambda one: (not one.leaving, -one.number))
+        used, found = sum(one.engine.gpus for one in here), []
+        for one in here:
+            if used <= gpus:
+                break
+            used -= one.engine.gpus
+            found.append(one)
+        return found
+
+    def _lose(self, group: str, gpus: int) -> None:
+        self._gpus[group] = gpus
+        homeless: list[tuple[int, Sequence]] = []
+        for one in self._too_many(group, gpus):
+            run = self.runs[one.model]
+            gone = unfinished(one.replica, self.now_ns)
+            homeless += [(one.model, other) for other in gone]
+            run.moved += len(gone)
+            run.lost_replicas += 1
+            self._end(one)
+        for model, other in homeless:
+            self._send(model, other)
+        self._fill()
+
+    def _count(self, model: int) -> None:
+        run = self.runs[model]
+        serving = sum(self._takes(one) for one in run.instances)
+        starting = sum(one.number in self._starting and not one.leaving for one in run.instances)
+        point = (self.now_ns, serving, starting)
+        if run.counts and run.counts[-1][0] == self.now_ns:
+            run.counts[-1] = point
+        else:
+            run.counts.append(point)

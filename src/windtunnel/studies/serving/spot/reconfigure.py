@@ -1,0 +1,75 @@
+"""SpotServe's decisions when machines come or go: which layout, and when it can serve after a migration.
+
+layout     of those that fit the machines ahead: if any reaches the rate, the one with the least latency; else the
+           one with the most throughput
+migration  KV cache first, then layers from the front; the first pass runs after the layers, so serving goes on before
+           the last one is in
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from windtunnel.studies.serving.spot.mapping import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A layout with its batch, and what it does."""
+
+    layout: Layout
+    batch: int
+    throughput_per_s: float
+    latency_s: float
+
+    @property
+    def gpus(self) -> int:
+        """It takes."""
+        data, pipeline, tensor = self.layout
+        return data * pipeline * tensor
+
+
+def choose(
+    choices: Iterable[Choice], gpus: int, rate_per_s: float, more: Callable[[Choice], bool] = lambda one: True
+) -> Choice | None:
+    """The layout for so many GPUs; None where none fits. Of equals the one with fewer GPUs, then the first."""
+    fitting = [one for one in choices if one.gpus <= gpus and more(one)]
+    if not fitting:
+        return None
+    enough = [one for one in fitting if one.throughput_per_s >= rate_per_s]
+    if enough:
+        return min(enough, key=lambda one: (one.latency_s, one.gpus))
+    return min(fitting, key=lambda one: (-one.throughput_per_s, one.gpus))
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one GPU has to receive: bytes of cache, then those of each of its layers, the first of which is `front`."""
+
+    cache_bytes: float
+    front: int  # of the whole model, from 0
+    layer_bytes: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When serving goes on, and when the last layer is in: seconds after the stop."""
+
+    serving_s: float
+    done_s: float
+
+
+def migrate(received: Iterable[Received], bytes_per_s: float, layer_s: float) -> Schedule:
+    """Layer-wise migration, all GPUs at once: cache first, then layers from the front.
+
+    Serving goes on as soon as no layer is late for the first pass, which takes `layer_s` for each.
+    """
+    serving = done = 0.0
+    for one in received:
+        at = one.cache_bytes / bytes_per_s
+        for place, size in enumerate(one.layer_bytes):
+            at += size / bytes_per_s
+            serving = max(serving, at - (one.front + place) * layer_s)
+        done = max(done, at)
+    return Schedule(serving, done)

@@ -1,0 +1,224 @@
+"""A served model on spot machines: one trace of machines and one of requests, each policy beside the others.
+
+    latency      last token - arrival, of all requests; a quantile is None where so many were never answered
+    tokens/s     output tokens of answered requests over the time from the first arrival to the last answer
+    GPU-seconds  of every machine, from when it comes to when it goes or the last answer is out: spare ones cost as well
+
+Machines come and go in counts. Which one goes is not said by counts: the one that has been there longest, which serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.measures import QUANTILES
+from windtunnel.studies.serving.run import sources_of
+from windtunnel.studies.serving.spot.loop import play
+from windtunnel.studies.serving.spot.served import NETWORK_SHARE, Machine, Priced, choices_of
+from windtunnel.studies.serving.spot.state import Change, Played, Policy
+from windtunnel.studies.serving.workload.requests import Workload
+
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+GPUS_MOST = 128  # the matching of GPUs to positions takes their number cubed
+DRAIN_S = 24 * 3600.0  # after the last arrival and the last change; what waits longer is not answered
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Machines at the start, and (seconds, how many come, how many go) in the order of time."""
+
+    first: int
+    steps: tuple[tuple[float, int, int], ...]
+
+    def changes(self, notice_s: float) -> list[Change]:
+        """Each machine by a number of its own; notice comes before it goes, at the earliest at the start."""
+        here, known = list(range(self.first)), self.first
+        found = []
+        for at, plus, minus in self.steps:
+            for _ in range(plus):
+                found.append(Change(at, known, True))
+                here.append(known)
+                known += 1
+            for _ in range(minus):
+                found.append(Change(max(0.0, at - notice_s), here.pop(0), False, at))
+        return found
+
+    @property
+    def counts(self) -> list[int]:
+        """Machines after each step."""
+        found = [self.first]
+        for _, plus, minus in self.steps:
+            found.append(found[-1] + plus - minus)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SpotServed:
+    """One policy. Latencies in seconds, infinite where there was no answer."""
+
+    policy: Policy
+    played: Played
+    span_s: float
+    output: int
+    gpu_seconds: float
+    usd_per_gpu_hour: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        latency = np.array(self.played.latency_s)
+        done = int(np.isfinite(latency).sum())
+        marks = {name: float(np.percentile(latency, q, method="higher")) for name, q in QUANTILES}
+        tokens = done * self.output
+        cost = None if self.usd_per_gpu_hour is None else self.gpu_seconds / 3600.0 * self.usd_per_gpu_hour
+        return {
+            "e2e_s": {name: _finite(value) for name, value in ({"mean": float(latency.mean())} | marks).items()},
+            "finished": done,
+            "unfinished": len(latency) - done,
+            "duration_s": self.span_s,
+            "output_tokens_per_s": tokens / self.span_s,
+            "requests_per_s": done / self.span_s,
+            "reconfigurations": self.played.reconfigurations,
+            "replicas_loaded": self.played.replicas_loaded,
+            "recomputed_tokens": self.played.recomputed_tokens,
+            "moved_bytes": self.played.moved_bytes,
+            "paused_s": self.played.paused_s,
+            "gpu_seconds": self.gpu_seconds,
+            "cost": cost,
+            "cost_per_million_output_tokens": cost / tokens * 1e6 if cost is not None and tokens else None,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class SpotServing:
+    """All policies on one question."""
+
+    spec: Mapping[str, Any]
+    policies: Mapping[str, Mapping[str, Any]]  # `SpotServed.to_dict()` by name
+    sources: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"spec": dict(self.spec), "policies": {name: dict(one) for name, one in self.policies.items()}}
+
+
+def serve_on_spot(
+    model: Model,
+    cluster: Cluster,
+    deployment: Deployment,
+    workload: Workload,
+    there: Availability,
+    policies: Sequence[str] = POLICIES,
+    *,
+    notice_s: float = 30.0,
+    usd_per_gpu_hour: float | None = None,
+) -> SpotServing:
+    """Play the policies. `cluster`: the kind of machine, and at most how many GPUs there are at once.
+
+    `deployment`: engine and number formats; layouts are the policies' choice. Raises SpecError, UnknownNameError,
+    UserError.
+    """
+    names = _named(policies)
+    arrivals, prompt, output, warnings = _requests(workload)
+    _check(cluster, deployment, there, notice_s, usd_per_gpu_hour)
+    priced = Priced(model, cluster, deployment, prompt, output)
+    machine = Machine(
+        gpus=cluster.gpus_per_node,
+        network_bytes_per_s=NETWORK_SHARE * cluster.scale_out.bandwidth_bytes_per_s * cluster.gpus_per_node,
+    )
+    most = max(there.counts)
+    if next(choices_of(priced, most * machine.gpus), None) is None:
+        raise UserError(
+            f"{model.name} with a request of {prompt} + {output} tokens does not fit the {most} machines of"
+            f" {machine.gpus} {cluster.gpu.name} that the trace has at most: use larger or more machines"
+        )
+    changes = there.changes(notice_s)
+    until = max([arrivals[-1], *(at for at, _, _ in there.steps)]) + DRAIN_S
+    found: dict[str, dict[str, Any]] = {}
+    for policy in names:
+        played = play(priced, machine, policy, arrivals, changes, there.first, notice_s, until)
+        ended = [sent + took for sent, took in zip(arrivals, played.latency_s, strict=True) if math.isfinite(took)]
+        last = max([*ended, arrivals[-1]])
+        paid = _machine_seconds(there.first, changes, last) * machine.gpus
+        span = max(last - arrivals[0], 1e-9)
+        found[policy] = SpotServed(policy, played, span, output, paid, usd_per_gpu_hour).to_dict()
+    spec = {
+        "model": model.name,
+        "gpu": cluster.gpu.name,
+        "gpus_per_machine": machine.gpus,
+        "machines": {"first": there.first, "least": min(there.counts), "most": most},
+        "machines_come": sum(one.comes for one in changes),
+        "machines_go": sum(not one.comes for one in changes),
+        "notice_s": notice_s,
+        "launch_s": machine.launch_s,
+        "storage_bytes_per_s": machine.storage_bytes_per_s,
+        "network_bytes_per_s": machine.network_bytes_per_s,
+        "weights": deployment.weights,
+        "engine": deployment.engine,
+        "prompt": prompt,
+        "output": output,
+        "requests": len(arrivals),
+    }
+    return SpotServing(spec, found, sources_of(priced.engine(1)), warnings)
+
+
+def _named(policies: Sequence[str]) -> list[Policy]:
+    found: list[Policy] = []
+    for name in policies:
+        known = next((one for one in POLICIES if one == name), None)
+        if known is None:
+            raise UnknownNameError("policy for spot machines", name, POLICIES)
+        if known not in found:
+            found.append(known)
+    if not found:
+        raise SpecError("--spot-policy", ",".join(policies), f"name one or more of {', '.join(POLICIES)}")
+    return found
+
+
+def _requests(workload: Workload) -> tuple[list[float], int, int, tuple[str, ...]]:
+    """(arrivals in seconds, prompt, output, what to mind): batches here have one length."""
+    if workload.arrival_ns is None or workload.concurrency is not None:
+        raise SpecError("--concurrency", workload.concurrency, "spot machines are played in an open loop: give --rate")
+    prompts, outputs = workload.input_tokens, workload.output_tokens
+    prompt, output = max(1, round(float(prompts.mean()))), max(1, round(float(outputs.mean())))
+    one_length = int(prompts.min()) == int(prompts.max()) and int(outputs.min()) == int(outputs.max())
+    said = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
+    return [float(at) * 1e-9 for at in workload.arrival_ns], prompt, output, () if one_length else (said,)
+
+
+def _check(cluster: Cluster, deployment: Deployment, there: Availability, notice_s: float, price: float | None) -> None:
+    for name, size in (("--tp", deployment.tp), ("--pp", deployment.pp), ("--dp", deployment.attn_dp)):
+        if size != 1:
+            raise SpecError(name, size, "on spot machines the policies choose the layout: leave it out")
+    if not 0.0 <= notice_s <= 86_400.0:
+        raise SpecError("--notice", notice_s, "give 0 s to a day")
+    if price is not None and not (math.isfinite(price) and price >= 0.0):
+        raise SpecError("--gpu-hour", price, "give dollars, zero or more")
+    most = max(there.counts)
+    needed = most * cluster.gpus_per_node
+    if most == 0:
+        raise UserError("the trace has no machine at any time")
+    if needed > cluster.n_gpus and most > 1:
+        kind = f"the trace has up to {most} machines of {cluster.gpus_per_node} GPUs at once"
+        raise SpecError("--cluster", cluster.n_gpus, f"{kind}: give at least {needed} GPUs")
+    if needed > GPUS_MOST:
+        raise SpecError("--spot", needed, f"at most {GPUS_MOST} GPUs at once are played: use a part of the trace")
+
+
+def _machine_seconds(first: int, changes: Sequence[Change], last_s: float) -> float:
+    begun = dict.fromkeys(range(first), 0.0) | {one.machine: one.at_s for one in changes if one.comes}
+    gone = {one.machine: last_s if one.gone_s is None else one.gone_s for one in changes if not one.comes}
+    return sum(max(0.0, min(gone.get(one, last_s), last_s) - begin) for one, begin in begun.items())
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,200 @@
+"""Kernels of one iteration on one rank, layer by layer, priced.
+
+    dense(T)           projections, dense feed-forward, norms, tensor-parallel sums: the T tokens of this rank
+    group(G)           routed experts and the exchange around them: the G tokens of all ranks together
+    decode(b, c)       b sequences that add one token each, against c cached tokens on average
+    prefill(n, p)      n tokens of one prompt after p that are cached
+    head(s)            the output matrix for the s sequences that get a token, and sampling
+
+MLA: decode attends in the latent space (absorbed products), prefill expands keys and values from it. Small kernels
+(norms, rotary, activation, cache write, quantisation) are counted, and cost a launch inside a graph plus their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from windtunnel.physics.cost.inference import InferenceKernels
+from windtunnel.physics.cost.inference.surface import Surface
+from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
+from windtunnel.studies.serving.deployment import Deployment
+
+TWO_BYTES = 2.0
+SMALL_KERNELS = 5  # per layer: two norms with residual, rotary and cache write, activation, and what fusion leaves
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Prices of a deployment. All results in seconds; without what the host adds."""
+
+    model: Model
+    deployment: Deployment
+    kernels: InferenceKernels
+    kv: str
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Layer, float], ...]:
+        """Each distinct layer and how often one pipeline stage has it on average."""
+        return tuple((layer, count / self.deployment.pp) for layer, count in self.model.distinct_layers())
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.deployment.pp
+
+    # ------------------------------------------------------------------------------------------ tokens of this rank
+
+    def dense(self, tokens: float) -> float:
+        """All that sees `tokens` of this rank, over the layers of one stage."""
+        return sum(count * self._dense(layer, tokens) for layer, count in self.kinds)
+
+    def _dense(self, layer: Layer, tokens: float) -> float:
+        hidden, tp = self.model.hidden_size, self.deployment.tp
+        seconds = self._projections(layer.attention, tokens, self.deployment.projections(layer))
+        block = layer.feed_forward
+        if block.kind == "dense":
+            seconds += self._feed_forward(block.size, block.gated, tokens, tp)
+        else:
+            seconds += self.kernels.gemm_s(tokens, block.experts, hidden, "bf16")
+            if block.shared_size:
+                seconds += self._feed_forward(block.shared_size, block.gated, tokens, tp)
+        sums = 1 if layer.parallel_block else 2
+        seconds += sums * self.kernels.all_reduce_s(TWO_BYTES * tokens * hidden, tp)
+        moved = TWO_BYTES * tokens * hidden * 3  # a norm with its residual: read two, write one, and the next reads it
+        # Norms see every feature on every rank; what else there is, a rank's own heads and its part of the inner size.
+        return seconds + 2 * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * self.kernels.stream_s(moved / 2 / tp)
+
+    def _projections(self, attention: Attention, tokens: float, dtype: str) -> float:
+        hidden, tp, gemm = self.model.hidden_size, self.deployment.tp, self.kernels.gemm_s
+        heads = -(-attention.heads // tp)
+        if attention.kind == "mla":
+            rank, queries = attention.kv_lora_rank or 0, attention.q_lora_rank or 0
+            down = gemm(tokens, queries + rank + attention.rope_head_dim, hidden, dtype)
+            up = gemm(tokens, heads * attention.head_dim, queries or hidden, dtype)
+            return down + up + gemm(tokens, hidden, heads * attention.value_head_dim, dtype)
+        kv = -(-attention.kv_heads // tp)
+        width = heads * attention.head_dim + kv * (attention.head_dim + attention.value_head_dim)
+        return gemm(tokens, width, hidden, dtype) + gemm(tokens, hidden, heads * attention.value_head_dim, dtype)
+
+    def _feed_forward(self, size: int, gated: bool, tokens: float, tp: int) -> float:
+        hidden, dtype, gemm = self.model.hidden_size, self.deployment.weights, self.kernels.gemm_s
+        inner = -(-size // tp)
+        return gemm(tokens, inner * (2 if gated else 1), hidden, dtype) + gemm(tokens, hidden, inner, dtype)
+
+    # ----------------------------------------------------------------------------------------- tokens of the group
+
+    def group(self, tokens: float) -> float:
+        """Routed experts for the tokens of all attention ranks, and bringing tokens there and back."""
+        return sum(count * self._experts(layer, tokens) for layer, count in self.kinds)
+
+    def _experts(self, layer: Layer, tokens: float) -> float:
+        block = layer.feed_forward
+        if block.kind == "dense":
+            return 0.0
+        hidden = self.model.hidden_size
+        slices, groups = self.deployment.expert_sizes
+        line = self.kernels.experts(
+            hidden,
+            block.size,
+            block.experts_per_token,
+            block.experts,
+            slices,
+            groups,
+            self.deployment.experts_as(layer),
+            block.gated,
+        )
+        return line.at(tokens) + self._exchange(tokens, block)
+
+    def _exchange(self, tokens: float, block: FeedForward) -> float:
+        """Attention ranks with tokens of their own gather them before the experts and scatter the sums after."""
+        ranks = self.deployment.tp * self.deployment.attn_dp
+        if self.deployment.attn_dp == 1:
+            return 0.0  # the sum after the experts is that of `_dense`
+        whole = TWO_BYTES * tokens * self.model.hidden_size
+        gathered = self.kernels.exchange_s("all_gather", whole / 2, ranks)  # quantised on the way there
+        return gathered + self.kernels.exchange_s("reduce_scatter", whole, ranks)
+
+    def exchange(self, tokens: float) -> float:
+        """Of `group`: bringing tokens there and back."""
+        blocks = ((layer.feed_forward, count) for layer, count in self.kinds)
+        return sum(count * self._exchange(tokens, block) for block, count in blocks if block.kind != "dense")
+
+    # ------------------------------------------------------------------------------------------------ attention
+
+    def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
+        """Seconds over (sequences of this rank, mean context), all layers of one stage.
+
+        `queries`: new tokens of each sequence (drafted ones too). To MLA they are as many heads more, since all heads
+        read one latent; grouped heads read their cache once for all of them.
+        """
+        tp = self.deployment.tp
+        parts = []
+        for layer, count in self.kinds:
+            one = layer.attention
+            heads = -(-one.heads // tp)
+            parts.append((self._decode_table(one, heads, queries), count, one, heads))
+
+        def seconds(sequences: float, context: float) -> float:
+            total = 0.0
+            for table, count, one, heads in parts:
+                spent = table.at(sequences, context)
+                if one.kind == "mla":
+                    spent += self.kernels.absorbed_s(
+                        sequences * queries, heads, one.nope_head_dim, one.value_head_dim, one.kv_lora_rank or 0
+                    )
+                total += count * spent
+            return total
+
+        return seconds
+
+    def _decode_table(self, one: Attention, heads: int, queries: int = 1) -> Surface:
+        if one.kind == "mla":
+            return self.kernels.latent_attention(heads * queries, (one.kv_lora_rank or 0) + one.rope_head_dim, self.kv)
+        kv = -(-one.kv_heads // self.deployment.tp)
+        return self.kernels.decode_attention(heads, kv, one.head_dim, self.kv, one.window)
+
+    def decode_nodes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(batches, contexts) between which `decode_surface` is straight."""
+        batches: set[float] = set()
+        contexts: set[float] = set()
+        for layer, _ in self.kinds:
+            table = self._decode_table(layer.attention, -(-layer.attention.heads // self.deployment.tp))
+            batches.update(table.batches)
+            for curve in table.curves:
+                contexts.update(curve.nodes)
+        return tuple(sorted(batches)), tuple(sorted(contexts))
+
+    def prefill(self, chunk: int, past: int) -> float:
+        """Attention of one prompt's chunk, all layers of one stage."""
+        tp = self.deployment.tp
+        total = 0.0
+        for layer, count in self.kinds:
+            one = layer.attention
+            heads = -(-one.heads // tp)
+            kv = heads if one.kind == "mla" else -(-one.kv_heads // tp)
+            spent = self.kernels.prefill_attention_s(
+                chunk, past, heads, kv, one.head_dim, one.value_head_dim, one.window
+            )
+            if one.kind == "mla":  # keys and values of chunk and past, out of the latent
+                width = heads * (one.nope_head_dim + one.value_head_dim)
+                spent += self.kernels.gemm_s(chunk + past, width, one.kv_lora_rank or 1, self.deployment.weights)
+            total += count * spent
+        return total
+
+    # ---------------------------------------------------------------------------------------------------- the ends
+
+    def head(self, sequences: float) -> float:
+        """Embedding, final norm, output matrix and sampling for `sequences` new tokens."""
+        tp, vocab, hidden = self.deployment.tp, self.model.vocab_size, self.model.hidden_size
+        seconds = self.kernels.gemm_s(sequences, -(-vocab // tp), hidden, "bf16")
+        if tp > 1:
+            seconds += self.kernels.exchange_s("all_gather", TWO_BYTES * sequences * vocab, tp)
+        return seconds + 3 * self.kernels.stream_s(4.0 * sequences * vocab)  # softmax in 4 bytes, then the choice
+
+    def handover(self, tokens: float) -> float:
+        """Activations to the next pipeline stage."""
+        if self.stages == 1:
+            return 0.0
+        return self.kernels.exchange_s("send_recv", TWO_BYTES * tokens * self.model.hidden_size / self.deployment.tp, 2)

@@ -1,0 +1,182 @@
+"""A pool of weights as a YAML file, and what came of it: DistMind beside fixed places and cold starts.
+
+weights: {cluster: "a100-80gb:8", host_cache: 64 GB, cold_start: 6s, gpu_hour: 1.5}    # only cluster is needed
+models:                                        # from the most asked for to the least
+  chat: {model: llama-3.1-8b, copies: 20}      # copies have weights of their own
+  code: {model: qwen3-8b}
+workload: {prompt: 500, output: 20, rate: 6, requests: 1000, zipf: 0.9}     # as in a pool; popularity 1 / rank^zipf
+systems: [pool, fixed, cold]
+
+A GPU holds one model at a time (`pool`, `cold`) and works on one request at a time: prompt, then its tokens, at the
+step times of `serve` for one sequence. Weights come over the GPU's NIC into host memory and over PCIe into the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from windtunnel.errors import SpecError
+from windtunnel.input_file import read_mapping
+from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.catalogue import load_model
+from windtunnel.studies.serving.build import Engine, engine_of
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.measures import distribution
+from windtunnel.studies.serving.run import sources_of
+from windtunnel.studies.serving.shared_pool.fields import known_keys, mapping_at, nanoseconds, needed, whole
+from windtunnel.studies.serving.shared_pool.spec import workload_of
+from windtunnel.studies.serving.step_time.times import TICKS_PER_S
+from windtunnel.studies.serving.weight_pool.loop import Servers, SmallModel, System, play_pool, zipf
+from windtunnel.studies.serving.workload.requests import Workload
+from windtunnel.units import parse_bytes, parse_number
+
+FILE = ("weights", "models", "workload", "systems")
+WEIGHTS = ("cluster", "host_cache", "cold_start", "gpu_hour")
+MODEL = ("model", "copies", "weights", "engine")
+SYSTEMS: tuple[System, ...] = get_args(System)
+NETWORK_SHARE, PCIE_SHARE = 0.9, 0.75  # of the raw rates, that long copies reach
+COPIES_MOST = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPool:
+    """The whole file, priced."""
+
+    cluster: Cluster
+    servers: Servers
+    gpu_hour: float | None
+    models: tuple[SmallModel, ...]
+    workload: Workload
+    lengths: tuple[int, int]
+    asked: tuple[int, ...]  # the model of each request
+    systems: tuple[System, ...]
+    sources: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def read_weight_pool(path: Path) -> WeightPool:
+    """From its file. Raises InputFileError, SpecError, UnknownNameError, LayoutError."""
+    found = read_mapping(path, "give a pool in YAML, with `weights:` and `models:`")
+    known_keys(found, FILE, "pool")
+    body = mapping_at(found.get("weights"), "weights")
+    known_keys(body, WEIGHTS, "weights")
+    cluster = parse_cluster(needed(body, "cluster", "weights"))
+    host = cluster.host
+    cache = host.memory_bytes / cluster.gpus_per_node
+    servers = Servers(
+        gpus=cluster.n_gpus,
+        network_bytes_per_s=NETWORK_SHARE * cluster.scale_out.bandwidth_bytes_per_s,
+        pcie_bytes_per_s=PCIE_SHARE * host.pcie_bandwidth_bytes_per_s,
+        host_cache_bytes=float(parse_bytes(body.get("host_cache", cache), "weights.host_cache")),
+        process_s=nanoseconds(body.get("cold_start", "6s"), "weights.cold_start") * 1e-9,
+    )
+    hour = None if body.get("gpu_hour") is None else parse_number(body["gpu_hour"], "weights.gpu_hour")
+    if hour is not None and hour < 0.0:
+        raise SpecError("weights.gpu_hour", hour, "give dollars, zero or more")
+    load_body = dict(mapping_at(found.get("workload"), "workload"))
+    exponent = parse_number(load_body.pop("zipf", 0.0), "workload.zipf")
+    if not 0.0 <= exponent <= 10.0:
+        raise SpecError("workload.zipf", exponent, "give 0 (all models alike) to 10")
+    seed = whole(load_body.get("seed", 0), "workload.seed", 0, 10_000_000)
+    load = workload_of(load_body, "workload", path.parent)
+    prompt, output = (max(1, round(float(one.mean()))) for one in (load.input_tokens, load.output_tokens))
+    one_length = all(int(one.min()) == int(one.max()) for one in (load.input_tokens, load.output_tokens))
+    models: list[SmallModel] = []
+    sources: dict[str, None] = {}
+    for name, entry in mapping_at(found.get("models"), "models").items():
+        where = f"models.{name}"
+        entry = mapping_at(entry, where)
+        engine = _engine(entry, cluster, where)
+        sources |= dict.fromkeys(sources_of(engine))
+        if engine.longest < prompt + output:
+            raise SpecError(where, engine.model.name, f"does not fit on one {cluster.gpu.name} with such a request")
+        copies = whole(entry.get("copies", 1), f"{where}.copies", 1, COPIES_MOST)
+        seconds, parts = _compute_s(engine, prompt, output), min(16, engine.model.n_layers)
+        for copy in range(copies):
+            label = name if copies == 1 else f"{name}-{copy}"
+            models.append(SmallModel(label, engine.memory.weights, seconds, parts))
+    said = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
+    return WeightPool(
+        cluster, servers, hour, tuple(models), load, (prompt, output),
+        tuple(zipf(len(models), exponent, len(load), seed)), _systems(found.get("systems", list(SYSTEMS))),
+        tuple(sources), () if one_length else (said,),
+    )  # fmt: skip
+
+
+def _engine(entry: Mapping[str, Any], cluster: Cluster, where: str) -> Engine:
+    known_keys(entry, MODEL, where)
+    more = {key: str(entry[key]) for key in ("weights", "engine") if entry.get(key) is not None}
+    return engine_of(load_model(needed(entry, "model", where)), cluster, Deployment(**more))  # type: ignore[arg-type]
+
+
+def _compute_s(engine: Engine, prompt: int, output: int) -> float:
+    """One request alone: its prompt, which gives the first token, and the others at the mean context."""
+    first = engine.times.mixed(0, 0, [(prompt, 0)], 1)
+    others = (output - 1) * engine.times.decode(1).at(prompt + output // 2)
+    return (first + others) / TICKS_PER_S
+
+
+def _systems(given: Any) -> tuple[System, ...]:
+    names = given if isinstance(given, list) else [given]
+    found = tuple(one for one in SYSTEMS if one in names)
+    if not names or any(name not in SYSTEMS for name in names):
+        raise SpecError("systems", given, f"name some of {', '.join(SYSTEMS)}")
+    return found
+
+
+def run_weight_pool(pool: WeightPool) -> dict[str, Any]:
+    """Each system on the same requests, ready for JSON."""
+    load, servers = pool.workload, pool.servers
+    arrivals = None if load.arrival_ns is None else [float(at) * 1e-9 for at in load.arrival_ns]
+    found: dict[str, dict[str, Any]] = {}
+    for system in pool.systems:
+        reason = _too_full(pool) if system == "fixed" else ""
+        if reason:
+            found[system] = {"feasible": False, "reason": reason}
+            continue
+        done = play_pool(system, servers, pool.models, pool.asked, arrivals_s=arrivals, in_flight=load.concurrency or 0)
+        span = max(max(done.ended_s) - (arrivals[0] if arrivals else 0.0), 1e-9)
+        latency = distribution(np.array(done.latency_s))
+        seconds = servers.gpus * span
+        tokens = len(load) * pool.lengths[1]
+        cost = None if pool.gpu_hour is None else seconds / 3600.0 * pool.gpu_hour
+        found[system] = {
+            "feasible": True,
+            "e2e_s": None if latency is None else latency.to_dict(),
+            "requests_per_s": len(load) / span,
+            "output_tokens_per_s": tokens / span,
+            "loads": done.loads,
+            "host_hits": done.host_hits,
+            "utilisation": sum(pool.models[one].compute_s for one in pool.asked) / seconds,
+            "duration_s": span,
+            "gpu_seconds": seconds,
+            "cost": cost,
+            "cost_per_million_output_tokens": None if cost is None else cost / tokens * 1e6,
+        }
+    spec = {
+        "gpu": pool.cluster.gpu.name,
+        "gpus": servers.gpus,
+        "models": len(pool.models),
+        "weight_bytes": sum(one.weight_bytes for one in pool.models),
+        "network_bytes_per_s": servers.network_bytes_per_s,
+        "pcie_bytes_per_s": servers.pcie_bytes_per_s,
+        "host_cache_bytes": servers.host_cache_bytes,
+        "cold_start_s": servers.process_s,
+        "prompt": pool.lengths[0],
+        "output": pool.lengths[1],
+        "requests": len(load),
+    }
+    return {"spec": spec, "systems": found}
+
+
+def _too_full(pool: WeightPool) -> str:
+    """Why models cannot stay in fixed places; "" where they can."""
+    gpus, usable = pool.servers.gpus, float(pool.cluster.gpu.usable_memory_bytes)
+    fullest = max(sum(one.weight_bytes for one in pool.models[place::gpus]) for place in range(gpus))
+    return f"{fullest / 1e9:.0f} GB of weights on a GPU of {usable / 1e9:.0f} GB" if fullest > usable else ""

@@ -1,0 +1,159 @@
+"""Traces and request lists: Azure, Mooncake, BurstGPT, and one's own CSV or JSONL.
+
+    input_tokens, output_tokens       ContextTokens, GeneratedTokens (Azure); input_length, output_length (Mooncake);
+                                      Request tokens, Response tokens (BurstGPT)
+    arrival_s, arrival_ms, arrival_ns TIMESTAMP (Azure); timestamp in ms (Mooncake); Timestamp in s (BurstGPT)
+    prefix_block_ids                  blocks of 16 tokens; block512_ids, hash_ids: of 512 (Mooncake)
+
+Without arrivals a rate has to be given. Rows are sent in the order of arrival. Times are from the start of the run;
+those of a calendar (dates, or seconds since 1970) are moved, so that the first request comes at 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.studies.serving.workload.lengths import arrivals, check_rate, check_span
+from windtunnel.studies.serving.workload.requests import LONGEST_S, Workload
+
+INPUTS = ("input_tokens", "ContextTokens", "input_length", "Request tokens", "prompt_tokens")
+OUTPUTS = ("output_tokens", "GeneratedTokens", "output_length", "Response tokens", "completion_tokens")
+ARRIVALS = (
+    ("arrival_ns", 1.0),
+    ("arrival_s", 1e9),
+    ("arrival_ms", 1e6),
+    ("timestamp", 1e6),
+    ("Timestamp", 1e9),
+    ("TIMESTAMP", 1e9),
+)
+MOST_TOKENS = 10**9
+CALENDAR_S = 1e8  # three years: whoever counts more seconds than that reads a calendar
+PREFIXES = (("prefix_block_ids", 16), ("block512_ids", 512), ("hash_ids", 512))
+
+
+def read_workload(
+    path: Path,
+    *,
+    rate_per_s: float | None = None,
+    cv: float = 1.0,
+    concurrency: int | None = None,
+    requests: int | None = None,
+    seed: int = 0,
+) -> Workload:
+    """Requests of a file. `rate_per_s` scales its arrivals to that mean rate, or makes them where it has none.
+
+    `concurrency` ignores arrivals and sends in a closed loop. Raises InputFileError, SpecError.
+    """
+    rows = _rows(path)
+    if requests is not None:
+        rows = rows[:requests]
+    if not rows:
+        raise InputFileError(path, "holds no request", "give a table with one request a line")
+    first = rows[0][1]
+    prompt = next((name for name in INPUTS if name in first), None)
+    output = next((name for name in OUTPUTS if name in first), None)
+    if prompt is None or output is None:
+        problem = f"has no column of prompt or output lengths among {', '.join(first)}"
+        raise InputFileError(path, problem, "name them input_tokens and output_tokens")
+    prompts = np.array([_whole(path, n, row, prompt) for n, row in rows], dtype=np.int64)
+    outputs = np.array([_whole(path, n, row, output) for n, row in rows], dtype=np.int64)
+    prefix = next(((name, size) for name, size in PREFIXES if name in first), None)
+    names = None if prefix is None else [_names(path, n, row.get(prefix[0])) for n, row in rows]
+    block = 16 if prefix is None else prefix[1]
+    if concurrency is not None:
+        return Workload(prompts, outputs, None, concurrency, names, block, path.stem)
+    found = next(((name, scale) for name, scale in ARRIVALS if name in first), None)
+    if found is None:
+        if rate_per_s is None:
+            raise InputFileError(path, "has no arrivals", "add a column arrival_s, or give --rate or --concurrency")
+        times = arrivals(len(rows), rate_per_s, cv, seed)
+    else:
+        if cv != 1.0:
+            raise SpecError("cv", cv, f"{path} has arrivals of its own: leave it out")
+        times = _times(path, rows, *found)
+        if rate_per_s is not None:
+            check_rate(rate_per_s)
+            span = float(times.max() - times.min()) * 1e-9
+            check_span((len(rows) - 1) / rate_per_s, rate_per_s)
+            scale = (len(rows) - 1) / span / rate_per_s if span > 0 else 0.0
+            times = np.round((times - times.min()) * scale).astype(np.int64)
+    order = np.argsort(times, kind="stable")
+    ordered = None if names is None else [names[place] for place in order.tolist()]
+    return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem, order)
+
+
+def _rows(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
+    """Each row with its line in the file."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            if path.suffix in (".jsonl", ".json"):
+                found = [(place, json.loads(line)) for place, line in enumerate(file, 1) if line.strip()]
+                if not all(isinstance(row, dict) for _, row in found):
+                    raise InputFileError(path, "holds lines that are no JSON objects", "give one object a line")
+                return found
+            reader = csv.DictReader(file, skipinitialspace=True)
+            return [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+        raise InputFileError(path, problem, "give a readable CSV or JSONL of requests") from error
+
+
+def _whole(path: Path, line: int, row: Mapping[str, Any], name: str) -> int:
+    try:
+        value = float(row[name])
+    except (TypeError, ValueError, KeyError):
+        value = math.nan
+    if not value.is_integer():
+        raise InputFileError(path, f"line {line}: {name} = {row.get(name)!r} is no whole number", "give whole tokens")
+    if not 1 <= value <= MOST_TOKENS:
+        problem = f"line {line}: {name} = {value:.15g}"
+        raise InputFileError(path, problem, f"a request has 1 to {MOST_TOKENS} tokens each way")
+    return int(value)
+
+
+def _names(path: Path, line: int, value: Any) -> tuple[int, ...]:
+    parts = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
+    try:
+        return tuple(int(part) for part in parts)
+    except (TypeError, ValueError):
+        raise InputFileError(
+            path, f"line {line}: prefix blocks {value!r}", "give whole numbers apart by blanks"
+        ) from None
+
+
+def _times(path: Path, rows: list[tuple[int, Mapping[str, Any]]], name: str, scale: float) -> Any:
+    """Nanoseconds. A number is in the column's unit, a date is a date in any column."""
+    values: list[float] = []
+    dated = 0
+    for line, row in rows:
+        text = row.get(name)
+        try:
+            values.append(float("" if text is None else text) * scale)
+        except (TypeError, ValueError):
+            try:
+                when = datetime.fromisoformat(str(text)[:26])  # Azure writes ten millionths of a second
+            except ValueError:
+                problem = f"line {line}: {name} = {text!r} is no time"
+                raise InputFileError(path, problem, "give numbers, or dates such as 2023-11-16 18:01:51") from None
+            values.append((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e9)
+            dated += 1
+        if not 0.0 <= values[-1] < math.inf:
+            problem = f"line {line}: {name} = {text!r} is below zero or without end"
+            raise InputFileError(path, problem, "give times from the first request")
+        if 0 < dated < len(values):
+            raise InputFileError(path, f"line {line}: {name} holds dates and numbers", "give one of them")
+    exact = np.array(values)
+    if exact.max() - exact.min() > 1e9 * LONGEST_S:
+        raise InputFileError(path, f"{name} spans more than ten years", "give seconds, ms or ns as the column says")
+    if dated or exact.min() > 1e9 * CALENDAR_S:
+        exact -= exact.min()
+    return np.round(exact).astype(np.int64)

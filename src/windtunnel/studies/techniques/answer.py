@@ -1,0 +1,97 @@
+"""A Result with another step time: parts that are exposed give or take first, and everything still sums exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from windtunnel.physics.step.result import Infeasible, Result, StageMemory, TechniqueGain
+from windtunnel.physics.step.result_of import limits_of
+from windtunnel.studies.techniques.priced import Held
+
+STATE = ("parameters", "gradients", "optimizer")
+
+
+def answered(
+    result: Result, gain: TechniqueGain, seconds: float, held: Held | None, reproduce: str
+) -> Result:  # fmt: skip
+    """`result` at `seconds` a step, with the technique's report, and with its memory where that changes."""
+    total = round(seconds * 1e9)
+    scale = total / result.step_time_ns
+    breakdown = moved_to(result.breakdown_ns, total, gain.name)
+    memory, trouble, status = result.memory, result.infeasible, result.status
+    if held is not None:
+        memory = tuple(_held(stage, held) for stage in memory)
+        fullest = max(memory, key=lambda stage: stage.device_bytes)
+        fits = fullest.device_bytes <= result.memory_capacity_bytes
+        status = "ok" if fits else "infeasible"
+        lacks = Infeasible("out of memory", fullest.stage, fullest.device_bytes, result.memory_capacity_bytes)
+        trouble = None if fits else lacks
+    return replace(
+        result,
+        status=status,
+        infeasible=trouble,
+        memory=memory,
+        step_time_ns=total,
+        step_time_p5_ns=round(result.step_time_p5_ns * scale),
+        step_time_p95_ns=round(result.step_time_p95_ns * scale),
+        tokens_per_s=result.tokens_per_s / scale,
+        tokens_per_s_per_gpu=result.tokens_per_s_per_gpu / scale,
+        mfu=result.mfu / scale,
+        hfu=result.hfu / scale,
+        model_tflops_per_gpu=result.model_tflops_per_gpu / scale,
+        breakdown_ns=breakdown,
+        limits=limits_of(breakdown, total),
+        stages=tuple(
+            replace(stage, breakdown_ns=moved_to(stage.breakdown_ns, total, gain.name)) for stage in result.stages
+        ),
+        technique=gain,
+        reproduce=reproduce,
+    )
+
+
+def moved_to(parts: Mapping[str, int], total: int, technique: str) -> dict[str, int]:
+    """The parts with a new sum: what is exposed shrinks first, then all alike; what is more is the technique's."""
+    now = sum(parts.values())
+    if total >= now:
+        more = {f"added by {technique}": total - now} if total > now else {}
+        return {**parts, **more}
+    exposed = {name: value for name, value in parts.items() if name.startswith(("exposed", "slowed"))}
+    less = now - total
+    taken = _shrunk(exposed, max(0, sum(exposed.values()) - less))
+    rest = {name: value for name, value in parts.items() if name not in exposed}
+    kept = _shrunk(rest, total - sum(taken.values()))
+    return {name: value for name in parts if (value := {**taken, **kept}[name])}
+
+
+def _shrunk(parts: Mapping[str, int], total: int) -> dict[str, int]:
+    """Each part in proportion, rounded so that they sum to `total`."""
+    whole = sum(parts.values())
+    made: dict[str, int] = {}
+    before = after = 0
+    for name, value in parts.items():
+        before += value
+        end = before * total // whole if whole else 0
+        made[name] = end - after
+        after = end
+    return made
+
+
+def _held(stage: StageMemory, held: Held) -> StageMemory:
+    """A stage's memory with part of its state elsewhere; the parts sum to what is allocated, as everywhere."""
+    parts = dict(stage.categories)
+    state = sum(parts.get(name, 0) for name in STATE)
+    parts |= {name: int(parts[name] * held.state_share) for name in STATE if name in parts}
+    if held.moving_share:
+        parts["on its way"] = int(state * held.moving_share)
+    allocated = sum(parts.values())
+    reserved = int(allocated * held.reserved_over_allocated)
+    less = stage.peak_allocated_bytes - allocated
+    return replace(
+        stage,
+        categories=parts,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + max(0, stage.device_bytes - stage.peak_reserved_bytes),
+        timeline=tuple((time_ns, max(0, now - less)) for time_ns, now in stage.timeline),
+    )

@@ -1,0 +1,181 @@
+"""The techniques by name: what each does, needs and takes, and which do not go together."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from dataclasses import dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
+from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
+from windtunnel.studies.techniques.megascale.features import MegaScalePlan
+from windtunnel.studies.techniques.offload.parameters import OffloadPlan
+from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
+from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
+from windtunnel.units import parse_bytes, parse_count, parse_number
+
+AUTO = ("auto", "none", "")
+TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One technique."""
+
+    name: str
+    aliases: tuple[str, ...]
+    does: str
+    needs: str
+    takes: type[Any]  # the dataclass of its parameters
+    runs: str  # its real twin
+    excludes: tuple[str, ...] = ()  # techniques that it does not go with
+
+
+TECHNIQUES = (
+    Named(
+        "megascale",
+        ("overlaps",),
+        "overlap set of MegaScale: tensor, pipeline and data parallelism beside compute; model features by name",
+        "a plan with tp, pp or dp above 1 for the overlap in question",
+        MegaScalePlan,
+        "windtunnel.real.techniques.megascale.groups: communicators in a global order (gloo, NCCL)",
+    ),
+    Named(
+        "collective_partitioning",
+        ("centauri",),
+        "collectives by group and in pieces tied to compute; weight gradients fill gaps",
+        "collectives in the step; by group: a data-parallel group across nodes with several ranks in each",
+        PartitionPlan,
+        "windtunnel.studies.techniques.collective_partitioning: all-reduce by group, chunked linears",
+    ),
+    Named(
+        "prioritised_all_to_all",
+        ("lina",),
+        "all-to-all before gradients' all-reduce in micro-operations, pipelined with packed experts",
+        "a model with experts, ep 2 or more",
+        LinaPlan,
+        "windtunnel.studies.techniques.prioritised_all_to_all: one communicator thread with agreed order; packed experts",
+    ),
+    Named(
+        "sparse_gradients",
+        ("threshold_gradients", "gradientflow", "dgc"),
+        "only the largest chunks of a gradient are reduced, the rest is kept for later",
+        "dp 2 or more, zero_stage 0 or 1",
+        SparsePlan,
+        "windtunnel.studies.techniques.sparse_gradients: a DistributedDataParallel communication hook",
+        excludes=("local_sgd",),
+    ),
+    Named(
+        "offload",
+        ("stronghold", "window_offload"),
+        "a working window of layers on the device, the rest in host memory, updated there layer by layer",
+        "zero_stage 0 or 1; host memory for the layers' state",
+        OffloadPlan,
+        "windtunnel.studies.techniques.offload: hooks on a module's layers",
+        excludes=("collective_partitioning", "prioritised_all_to_all", "sparse_gradients", "local_sgd"),
+    ),
+    Named(
+        "local_sgd",
+        ("learning_rate_decay", "two_dimensional_decay", "diloco"),
+        "weights averaged every so many steps; the learning rate decays over rounds and local steps",
+        "dp 2 or more, zero_stage 0",
+        LocalPlan,
+        "windtunnel.studies.techniques.local_sgd: a training loop and its learning-rate policy",
+        excludes=("sparse_gradients", "offload"),
+    ),
+)  # in the order in which they are applied, however they are given
+
+
+def named(word: str) -> Named:
+    """The technique of a name or another name of it. Raises UnknownNameError."""
+    plain = word.strip().lower().replace("-", "_")
+    for one in TECHNIQUES:
+        if plain == one.name or plain in one.aliases:
+            return one
+    raise UnknownNameError("technique", word, [name for one in TECHNIQUES for name in (one.name, *one.aliases)])
+
+
+def asked(text: str) -> tuple[Named, Any]:
+    """`NAME[:key=value,...]` as a technique and its parameters. Raises UserError with what is wrong."""
+    word, _, rest = text.partition(":")
+    technique = named(word)
+    given: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise SpecError("--technique", text, "write NAME:key=value,key=value")
+        if key.strip() in given:
+            raise SpecError("--technique", text, f"{key.strip()} is given twice")
+        given[key.strip()] = value.strip()
+    return technique, with_values(technique, given)
+
+
+def with_values(technique: Named, given: dict[str, str]) -> Any:
+    """The parameters of a technique from words. Raises UnknownNameError and SpecError."""
+    fields = {one.name: one for one in dataclasses.fields(technique.takes)}
+    hints = get_type_hints(technique.takes)
+    values: dict[str, Any] = {}
+    for key, word in given.items():
+        name = key.replace("-", "_")
+        if name not in fields:
+            raise UnknownNameError(f"parameter of {technique.name}", key, fields)
+        values[name] = _value(technique.name, name, word, hints[name], fields[name].metadata)
+    return technique.takes(**values)
+
+
+def _value(technique: str, name: str, word: str, hint: Any, metadata: Any) -> Any:
+    shown = f"{technique}:{name}"
+    optional = get_origin(hint) in (Union, types.UnionType)
+    kinds = [one for one in get_args(hint) if one is not type(None)] if optional else [hint]
+    if optional and word.lower() in AUTO:
+        return None
+    kind = kinds[0]
+    if kind is bool:
+        if word.lower() not in TRUE + FALSE:
+            raise SpecError(shown, word, "give true or false")
+        return word.lower() in TRUE
+    if kind is str:
+        return word
+    if kind is float:
+        return parse_number(word, shown)
+    if metadata.get("unit") == "bytes":
+        return 0 if word == "0" else parse_bytes(word, shown)
+    return 0 if word == "0" else parse_count(word, shown)
+
+
+def legal(techniques: list[Named]) -> None:
+    """Raise SpecError, one clear line, where two of them do not go together or one comes twice."""
+    names = [one.name for one in techniques]
+    for number, one in enumerate(techniques):
+        if one.name in names[:number]:
+            raise SpecError("--technique", one.name, "is given twice: give each technique once")
+        for other in names:
+            if other in one.excludes:
+                pair = f"{one.name} with {other}"
+                raise SpecError("--technique", pair, "these two do not go together: both decide what becomes of the "
+                                "same state or traffic; leave one of them out")  # fmt: skip
+
+
+def told() -> list[dict[str, Any]]:
+    """All techniques as plain data: what `windtunnel techniques` shows."""
+    found = []
+    for one in TECHNIQUES:
+        parameters = [
+            {
+                "name": field.name,
+                "default": "auto" if field.default is None else field.default,
+                "help": field.metadata.get("help", ""),
+                "one_of": list(map(str, field.metadata.get("one_of", ()))),
+            }
+            for field in dataclasses.fields(one.takes)
+        ]
+        excluded = sorted({*one.excludes, *(other.name for other in TECHNIQUES if one.name in other.excludes)})
+        found.append(
+            {
+                "name": one.name, "aliases": list(one.aliases), "does": one.does, "needs": one.needs,
+                "runs": one.runs, "excludes": excluded, "parameters": parameters,
+            }
+        )  # fmt: skip
+    return found

@@ -1,0 +1,279 @@
+"""A step with techniques: predicted without them, rewritten, predicted again.
+
+What is a change of the model or of the plan (overlaps, features) is predicted by `training` both ways. What changes
+tasks inside a step is played on the flat step both ways, and the prediction changes by the ratio of the two; so what
+`training` knows and the flat list leaves out (bubbles, stragglers, the host) stays in. However techniques are given,
+they are applied in the order of `named.TECHNIQUES`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from windtunnel.arguments import typed
+from windtunnel.errors import LayoutError, SpecError, UserError
+from windtunnel.physics.hardware import Cluster, parse_cluster
+from windtunnel.physics.model import Model, load_model
+from windtunnel.physics.step.result import Result, TechniqueGain
+from windtunnel.physics.step.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.studies.techniques.answer import answered
+from windtunnel.studies.techniques.collective_partitioning import price as partitioning
+from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
+from windtunnel.studies.techniques.flat import FlatStep, lower_flat
+from windtunnel.studies.techniques.local_sgd import price as averaging
+from windtunnel.studies.techniques.megascale import features as megascale
+from windtunnel.studies.techniques.named import TECHNIQUES, Named, asked, legal
+from windtunnel.studies.techniques.offload.price import price_offload
+from windtunnel.studies.techniques.priced import Drawn, Held
+from windtunnel.studies.techniques.prioritised_all_to_all import price as lina
+from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
+from windtunnel.studies.techniques.sparse_gradients import price as sparse
+from windtunnel.studies.training import Plan, predict, read_plan
+from windtunnel.units import format_bytes
+
+
+@dataclass(eq=False)
+class _Work:
+    """The job as it is being rewritten."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    scenario: Scenario
+    parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    flat: FlatStep | None = None  # rewritten so far
+    extra_s: float = 0.0  # beside the flat step
+    partitioned: PartitionPlan | None = None  # as asked, once `flat` is rewritten by it
+    held: Held | None = None
+    packed: Result | None = None  # with experts packed, whose memory is the job's
+    factor: float = 1.0  # of the step, of what has a timeline of its own
+    drawn: tuple[Drawn, Drawn] | None = None
+
+    def predicted(self) -> Result:
+        """Of model and plan as they are now."""
+        return predict(self.model, self.cluster, self.plan, scenario=self.scenario)
+
+    def lowered(self) -> FlatStep:
+        """The flat step of model and plan as they are now."""
+        return lower_flat(self.model, self.cluster, self.plan, self.scenario)
+
+
+@typed("techniques")
+def predict_with(
+    model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any],
+    techniques: Sequence[str], *, scenario: Scenario = CALM, **parts: Unpack[Parts],
+) -> Result:  # fmt: skip
+    """The step with `techniques` (`NAME[:key=value,...]` each), and what they gain (`Result.technique`).
+
+    `scenario` or its parts: as `training.predict` takes them. Raises UserError on a technique, parameter or pair that
+    cannot be.
+    """
+    found, _ = explained(
+        model if isinstance(model, Model) else load_model(model),
+        cluster if isinstance(cluster, Cluster) else parse_cluster(cluster),
+        read_plan(plan),
+        techniques,
+        with_parts(scenario, parts),
+    )
+    return found
+
+
+def gains(
+    model: Model | str | Path,
+    cluster: Cluster | str | Path,
+    plan: Plan | str | Path | Mapping[str, Any],
+    scenario: Scenario = CALM,
+) -> dict[str, TechniqueGain | str]:
+    """What each technique brings to a plan, with its defaults; where it does not apply, the reason."""
+    found: dict[str, TechniqueGain | str] = {}
+    for one in TECHNIQUES:
+        try:
+            gain = predict_with(model, cluster, plan, [one.name], scenario=scenario).technique
+        except UserError as error:
+            found[one.name] = str(error)
+            continue
+        assert gain is not None, "asked for"
+        found[one.name] = gain
+    return found
+
+
+def explained(
+    model: Model, cluster: Cluster, plan: Plan, techniques: Sequence[str], scenario: Scenario = CALM
+) -> tuple[Result, tuple[Drawn, Drawn] | None]:
+    """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
+    chosen = [asked(text) for text in techniques]
+    legal([one for one, _ in chosen])
+    if plan.lora_rank:
+        raise SpecError("lora_rank", plan.lora_rank, "techniques rewrite training of all weights: leave it out")
+    order = {one.name: number for number, one in enumerate(TECHNIQUES)}
+    chosen.sort(key=lambda pair: order[pair[0].name])
+    names = [one.name for one, _ in chosen]
+    for one, parameters in chosen:
+        if one.name == "megascale":
+            plan = megascale.without(plan, parameters.chosen())
+    work = _Work(model, cluster, plan, scenario)
+    first = work.predicted()
+    for one, parameters in chosen:
+        _plan_level(work, one, parameters, first)
+    changed = work.plan is not plan or work.model is not model
+    last = work.predicted() if changed else first
+    bare: FlatStep | None = None
+    for one, parameters in chosen:
+        if one.name == "megascale":
+            continue
+        if bare is None:
+            bare = work.flat = work.lowered()
+        _task_level(work, one, parameters, last)
+    seconds = last.step_time_s * work.factor
+    if bare is not None and work.flat is not bare:
+        assert work.flat is not None, "rewritten from what was lowered"
+        before, after = bare.seconds(), work.flat.seconds() + work.extra_s
+        seconds = last.step_time_s * after / before
+        work.drawn = (_drawn(bare), _drawn(work.flat))
+    if work.packed is not None:
+        heavier = work.packed
+        last = replace(last, status=heavier.status, infeasible=heavier.infeasible, memory=heavier.memory)
+    if bare is not None:
+        work.notes.append("timelines (--trace, --report) and bytes sent are of the step before its tasks are rewritten")
+    # Per token, where a technique changes how many a step has.
+    without = first.step_time_s * last.tokens_per_step / first.tokens_per_step
+    if last.tokens_per_step != first.tokens_per_step:
+        work.notes.append("step times are of the larger batch's tokens")
+    needed, capacity = first.peak_memory.device_bytes, first.capacity_of(first.peak_memory)
+    if first.status == "infeasible" and needed > capacity:
+        work.notes.append(f"the step without does not fit: {format_bytes(needed)} of {format_bytes(capacity)}")
+    one_only = len(names) == 1
+    sparse_figures = work.details.get("sparse_gradients", {}) if one_only else {}
+    if sparse_figures and seconds > without and chosen[0][1].ratio < sparse_figures["break_even_ratio"]:
+        work.notes.append(
+            "break_even_ratio is of the exchange alone: where the backward pass hides that, choosing only costs"
+        )
+    gain = TechniqueGain(
+        name="+".join(names),
+        step_time_without_s=without,
+        step_time_with_s=seconds,
+        gain=without / seconds,
+        parameters=work.parameters[names[0]] if one_only else work.parameters,
+        details=work.details.get(names[0], {}) if one_only else work.details,
+        notes=tuple(work.notes),
+    )
+    words = "".join(f" --technique {shlex.quote(text)}" for text in techniques)
+    return answered(last, gain, seconds, work.held, first.reproduce + words), work.drawn
+
+
+def _plan_level(work: _Work, one: Named, parameters: Any, first: Result) -> None:
+    if one.name == "megascale":
+        last, ratios = first, {}
+        for name in parameters.chosen():
+            work.model, work.plan = megascale.with_feature(work.model, work.plan, name, parameters)
+            now = work.predicted()
+            ratios[name] = now.tokens_per_s / last.tokens_per_s
+            last = now
+        work.parameters[one.name] = {**asdict(parameters), "features": "+".join(parameters.chosen())}
+        work.details[one.name] = ratios
+    elif one.name == "collective_partitioning" and parameters.overlap:
+        before, plan = work.predicted(), work.plan
+        work.plan = partitioning.overlapped(plan)
+        if work.predicted().step_time_ns >= before.step_time_ns:
+            work.plan = plan
+
+
+def _task_level(work: _Work, one: Named, parameters: Any, last: Result) -> None:
+    step = work.flat
+    assert step is not None, "lowered before"
+    if one.name == "offload":
+        priced = price_offload(step, last, parameters)
+        work.factor, work.held = priced.with_s / priced.without_s, priced.held
+        work.parameters[one.name], work.details[one.name] = dict(priced.parameters), dict(priced.details)
+        work.notes += priced.notes
+        if priced.before is not None and priced.after is not None:
+            work.drawn = (priced.before, priced.after)
+    elif one.name == "collective_partitioning":
+        work.flat, chosen = partitioning.rewrite(step, parameters)
+        work.partitioned = parameters
+        work.parameters[one.name] = asdict(chosen)
+        work.details[one.name] = {"overlaps": work.plan.overlap_tp is True or work.plan.overlap_grad_reduce is True}
+    elif one.name == "prioritised_all_to_all":
+        _lina(work, step, parameters)
+    elif one.name == "sparse_gradients":
+        _needs_replicas(step, one.name)
+        work.flat = sparse.rewrite(step, parameters)
+        work.parameters[one.name] = sparse.shown(parameters)
+        work.details[one.name] = {
+            "reduced_bytes_without": _bytes(step), "reduced_bytes_with": _bytes(work.flat),
+            "break_even_ratio": sparse.break_even_ratio(step, parameters),
+        }  # fmt: skip
+    elif one.name == "local_sgd":
+        _needs_replicas(step, one.name)
+        work.flat = averaging.rewrite(step)
+        work.extra_s = averaging.averaging_s(step) / parameters.local_steps
+        work.parameters[one.name] = asdict(parameters)
+        work.details[one.name] = {"averaging_s": averaging.averaging_s(step)}
+
+
+def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
+    """Each packing that fits is lowered and rewritten; the shortest step is kept, the identity among them."""
+    lina.checked(step, parameters)
+    ep = work.plan.ep
+    wanted = [p for p in range(1, ep + 1) if ep % p == 0] if parameters.packing is None else [parameters.packing]
+    steps: dict[int, FlatStep] = {}
+    partitions: dict[int, PartitionPlan] = {}
+    for p in wanted:
+        steps[p] = step
+        if p > 1:  # lowered anew, and partitioned anew where the step was
+            steps[p] = replace_ep(work, ep // p)
+            if work.partitioned is not None:
+                steps[p], partitions[p] = partitioning.rewrite(steps[p], work.partitioned)
+    tried: list[tuple[float, FlatStep, int, int]] = []
+    for p, base in steps.items():
+        if p > 1 and parameters.packing is None and _too_large(work, ep // p):
+            work.notes.append(f"packing {p} does not fit in device memory")
+            continue
+        made, pieces = lina.rewrite(base, parameters)
+        tried.append((made.seconds(), made, p, pieces))
+    _, work.flat, p, pieces = min(tried, key=lambda one: one[0])
+    if p > 1:
+        work.packed = _packed(work, ep // p).predicted()
+    if p in partitions:
+        work.parameters["collective_partitioning"] = asdict(partitions[p])
+    before, after = lina.figures(step), lina.figures(work.flat)
+    work.parameters["prioritised_all_to_all"] = {**asdict(parameters), "packing": p, "pieces": pieces}
+    details: dict[str, Any] = {f"{name}_without": value for name, value in before.items()}
+    details |= {f"{name}_with": value for name, value in after.items()}
+    if after["all_to_all_backward_s"]:
+        details["all_to_all_backward_gain"] = before["all_to_all_backward_s"] / after["all_to_all_backward_s"]
+    if parameters.packing is None:
+        details["packing_by_rule"] = lina.packing_by_rule(steps)
+    work.details["prioritised_all_to_all"] = details
+
+
+def replace_ep(work: _Work, ep: int) -> FlatStep:
+    """The flat step at another expert-parallel degree."""
+    return _packed(work, ep).lowered()
+
+
+def _packed(work: _Work, ep: int) -> _Work:
+    return replace(work, plan=work.plan.model_copy(update={"ep": ep}))
+
+
+def _too_large(work: _Work, ep: int) -> bool:
+    return _packed(work, ep).predicted().status == "infeasible" and work.predicted().status == "ok"
+
+
+def _bytes(step: FlatStep) -> float:
+    return sum(task.bytes_total for task in step.one if task.role == "reduce")
+
+
+def _needs_replicas(step: FlatStep, name: str) -> None:
+    if not any(task.role == "reduce" for task in step.one):
+        raise LayoutError(f"{name} with dp {step.layout.dp}: no gradients are reduced", "use more replicas")
+
+
+def _drawn(step: FlatStep) -> Drawn:
+    return Drawn(step.one, step.played(), step.lanes)

@@ -1,0 +1,46 @@
+"""What pricing a technique gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.studies.techniques.flat import Lane, Played, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """One timeline, for a picture."""
+
+    tasks: tuple[Task, ...]
+    played: Played
+    lanes: Mapping[str, Lane]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank's memory becomes where part of its state is elsewhere."""
+
+    state_share: float  # of parameters, gradients and optimizer: what stays
+    moving_share: float  # of the same: what is on its way in or out at the peak
+    reserved_over_allocated: float
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """A step without and with a technique, by the same model."""
+
+    without_s: float
+    with_s: float
+    parameters: Mapping[str, Any]  # all of them, those that were left open as they were chosen
+    details: Mapping[str, float] = field(default_factory=dict)
+    held: Held | None = None  # where the technique changes the memory
+    notes: tuple[str, ...] = ()
+    before: Drawn | None = None
+    after: Drawn | None = None
+
+    @property
+    def gain(self) -> float:
+        """Time without over time with."""
+        return self.without_s / self.with_s

@@ -1,0 +1,113 @@
+"""Lina (ATC 2023, arXiv 2210.17223): all-to-all before all-reduce in micro-operations, pipelined with packed experts.
+
+Without it the backward pass' all-to-all, which the next kernel waits for, shares the link with gradients' all-reduce,
+which nobody waits for until the step ends: each gets half while both last. With it
+
+    priority    a gradient's piece begins only while no all-to-all runs; it is not taken off once begun, so an
+                all-to-all waits for at most one micro-operation: its bytes / b + latency
+    micro-ops   gradients are cut into pieces of `micro_op` bytes: (pieces - 1) latencies more in all
+    pipeline    dispatch, experts and combine in pieces, each piece's compute beside the next one's transfer
+    packing     `packing.py`; a smaller expert-parallel group, p copies of each expert to reduce
+
+The rewrite is of one rank's tasks (`flat`); packing changes the plan and lowers it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from windtunnel.errors import LayoutError, SpecError
+from windtunnel.studies.techniques import constants
+from windtunnel.studies.techniques.flat import FlatStep, Lane, Task, cut
+from windtunnel.studies.techniques.flat.task import SCALE_OUT, SCALE_UP
+from windtunnel.studies.techniques.prioritised_all_to_all.packing import choose_packing
+from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
+
+PIECES = (1, 2, 4, 8)  # of an all-to-all and its experts
+MOST_MICRO_OPS = 4096  # of one collective
+ONE_BY_ONE = {lane: Lane() for lane in (SCALE_UP, SCALE_OUT)}  # the most urgent first
+
+
+def rewrite(step: FlatStep, asked: LinaPlan) -> tuple[FlatStep, int]:
+    """The step with priorities and pieces, and in how many pieces experts run: those of the shortest step."""
+    exchanges = any(task.role == "all_to_all" for task in step.one)
+    counts = PIECES if asked.pipeline and asked.micro_op and exchanges else (1,)
+    made = {count: step.rewritten(partial(in_pieces, asked=asked, experts=count), lanes_of(asked)) for count in counts}
+    best = min(counts, key=lambda count: made[count].seconds())
+    return made[best], best
+
+
+def checked(step: FlatStep, asked: LinaPlan) -> None:
+    """Raise LayoutError where there is nothing to put first, SpecError on a number that cannot be."""
+    if not any(task.role == "all_to_all" for task in step.one):
+        raise LayoutError(
+            "prioritised_all_to_all (lina) without an all-to-all: no experts, or ep 1",
+            "use a model with experts and --ep 2 or more",
+        )
+    if asked.packing is not None and step.layout.plan.ep % asked.packing:
+        raise SpecError("packing", asked.packing, f"give a divisor of ep {step.layout.plan.ep}, or auto")
+
+
+def lanes_of(asked: LinaPlan) -> dict[str, Lane]:
+    """How links serve their transfers."""
+    return dict(ONE_BY_ONE) if asked.priority else {}
+
+
+def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Task, ...]:
+    """Gradients and gathered parameters in micro-operations; all-to-alls and what is between in `experts` pieces."""
+
+    def pieces(task: Task) -> int:
+        if task.role in ("reduce", "gather") and asked.micro_op:
+            count = max(1, math.ceil(task.bytes_total / asked.micro_op))
+            if count > MOST_MICRO_OPS:
+                least = math.ceil(task.bytes_total / MOST_MICRO_OPS)
+                raise SpecError("micro_op", asked.micro_op, f"{count:,} pieces of {task.name}: give {least:,} or more")
+            return count
+        return experts if task.role in ("all_to_all", "expert") else 1
+
+    return cut(tasks, pieces, round(constants.CUT_LAUNCH_S * 1e9))
+
+
+def packing_by_rule(steps: Mapping[int, FlatStep]) -> int:
+    """The packing that Lina's rule stops at, of steps at each packing."""
+    return choose_packing(lambda p: work(steps[p], "expert"), lambda p: work(steps[p], "all_to_all"), max(steps))
+
+
+def work(step: FlatStep, role: str) -> float:
+    """Seconds of all tasks of a role in a forward pass."""
+    return sum(task.work_ns for task in step.one if task.role == role and task.phase == "forward") / 1e9
+
+
+def figures(step: FlatStep) -> dict[str, float]:
+    """What is told of a step's exchange of tokens: of one micro-batch, the last.
+
+    `all_to_all_s`: time in flight of all its pieces, summed; `backward`: of the backward pass alone; `slowdown`: that
+    over the time alone; `pipelining`: share of the time from a layer's first dispatch to its
+    last combine in which its experts compute.
+    """
+    played, tasks = step.played(), step.one
+    total = backward = alone = 0
+    windows: dict[tuple[int, str], list[int]] = {}
+    busy: dict[tuple[int, str], int] = {}
+    for number, task in enumerate(tasks):
+        took = played.end_ns[number] - played.start_ns[number]
+        if task.role == "all_to_all":
+            total += took
+            if task.phase == "backward":
+                backward += took
+                alone += task.work_ns
+    for number, task in enumerate(tasks):
+        key = (task.block, task.phase)
+        if task.role == "all_to_all":
+            windows.setdefault(key, []).extend((played.start_ns[number], played.end_ns[number]))
+        if task.role == "expert":
+            busy[key] = busy.get(key, 0) + played.end_ns[number] - played.start_ns[number]
+    open_ns = sum(max(span) - min(span) for span in windows.values())
+    return {
+        "all_to_all_s": total / 1e9,
+        "all_to_all_backward_s": backward / 1e9,
+        "slowdown_backward": backward / alone if alone else 1.0,
+        "pipelining": sum(busy.get(key, 0) for key in windows) / open_ns if open_ns else 1.0,
+    }

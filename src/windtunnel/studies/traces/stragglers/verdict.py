@@ -1,0 +1,50 @@
+"""Who is to blame, in a sentence or two. Thresholds are the study's (Lin et al., OSDI'25, sections 4 and 5).
+
+A few workers, or one stage, are to blame when mending them alone gains at least half of the lost time. Micro-batches of
+unequal work are when forward and backward of a micro-batch deviate alike, correlation 0.9 or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from windtunnel.studies.traces.stragglers.explanation import Part
+
+NEGLIGIBLE = 1.03
+MOST = 0.5
+_ALIKE = 0.9
+
+
+def verdict(
+    slowdown: float,
+    slowest_workers: Part,
+    by_stage: Sequence[Part],
+    by_kind: Sequence[Part],
+    n_workers: int,
+    correlation: float | None,
+    has_peers: bool = True,
+) -> str:
+    """The sentences. `by_stage` and `by_kind` begin with the largest slowdown."""
+    if not has_peers:
+        return "Nothing to compare with: no op of this trace has a peer, so stragglers cannot be told."
+    if slowdown < NEGLIGIBLE:
+        return f"Hardly anything is lost to stragglers: the replay takes {slowdown:.3f} times its ideal."
+    said: list[str] = []
+    if n_workers > 1 and (slowest_workers.share or 0.0) >= MOST:
+        said.append(f"A slow worker is to blame: {slowest_workers.name}{_gain(slowest_workers)}.")
+    stages = [one for one in by_stage if (one.share or 0.0) >= MOST]
+    if len(by_stage) > 1 and stages:
+        said.append(f"Stage {stages[0].name} has more to do than the others{_gain(stages[0])}.")
+    if correlation is not None and correlation >= _ALIKE:
+        said.append(
+            "Micro-batches are unequal work, as with sequences of unequal length: forward and backward of a "
+            f"micro-batch deviate alike (correlation {correlation:.2f})."
+        )
+    if not said:
+        top = max(by_kind, key=lambda one: one.saved_ns)
+        said.append(f"No single worker or stage explains half of the loss. Among kinds of op, {top.name}{_gain(top)}.")
+    return " ".join(said)
+
+
+def _gain(part: Part) -> str:
+    return f" (alone ideal, it would give back {part.share:.0%} of the lost time)" if part.share is not None else ""

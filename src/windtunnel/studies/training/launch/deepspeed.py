@@ -1,0 +1,170 @@
+"""DeepSpeed's JSON (deepspeed.ai/docs/config-json, 0.16 to 0.18) for a plan, and back.
+
+It states batch, ZeRO, formats and degrees; neither sequence length nor model, which the training script has. MiCS's
+`mics_shard_size` is a shard group; `sequence_parallel_size` is Ulysses; `pipeline.stages` those of a PipelineModule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.errors import SpecError
+from windtunnel.studies.training.launch.found import PLAIN, Native, Options, with_left_out
+
+BUCKET = 500_000_000  # `reduce_bucket_size`
+DTYPES = {"fp32": "fp32", "bf16": "bf16", "float32": "fp32", "bfloat16": "bf16"}
+NO_EFFECT = (
+    "optimizer.params", "scheduler", "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "dump_state",
+    "comms_logger", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "monitor_config", "checkpoint",
+    "data_efficiency", "zero_allow_untested_optimizer", "prescale_gradients", "memory_breakdown", "elasticity",
+    "fp16.loss_scale", "fp16.initial_scale_power", "fp16.hysteresis", "fp16.min_loss_scale", "fp16.auto_cast",
+    "fp16.consecutive_hysteresis", "zero_optimization.round_robin_gradients", "zero_optimization.contiguous_gradients",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save", "zero_optimization.sub_group_size",
+    "zero_optimization.reduce_scatter", "zero_optimization.allgather_partitions",
+    "zero_optimization.stage3_max_live_parameters", "zero_optimization.stage3_max_reuse_distance",
+    "zero_optimization.stage3_param_persistence_threshold", "zero_optimization.offload_optimizer.pin_memory",
+    "zero_optimization.offload_param.pin_memory", "zero_force_ds_cpu_optimizer", "gradient_predivide_factor",
+    "seed", "disable_allgather", "communication_data_type", "optimizer.legacy_fusion", "pipeline.seed_layers",
+    "pipeline.partition", "activation_checkpointing.profile", "activation_checkpointing.number_checkpoints",
+    "activation_checkpointing.synchronize_checkpoint_boundary",
+)  # fmt: skip
+USUAL = {
+    **PLAIN, "framework": "deepspeed", "ep": 1, "virtual_stages": 1, "schedule": "1f1b", "overlap_param_gather": True,
+    "overlap_tp": False, "compile": False, "recompute": "none", "sequence_parallel": False, "cp_kind": "ulysses",
+}  # fmt: skip
+WRITTEN = {
+    "framework", "tp", "pp", "cp", "dp", "global_batch", "micro_batch", "zero_stage", "shard_group", "precision",
+    "gradient_dtype", "overlap_grad_reduce", "bucket_parameters", "offload_optimizer", "optimizer", "release", "etp",
+    "lora_targets",
+}  # fmt: skip
+
+
+def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
+    """The JSON, and the plan fields that it has no key for."""
+    usual: dict[str, Any] = dict(USUAL)
+    pp, tp, cp = (plan.get(name) or 1 for name in ("pp", "tp", "cp"))
+    if cp == 1:
+        usual["cp_kind"] = plan.get("cp_kind")
+    written = set(WRITTEN)
+    if pp > 1 and plan.get("recompute") == "full":
+        written.add("recompute")
+    left = with_left_out(plan, written, usual)
+    zero, micro = plan.get("zero_stage"), plan.get("micro_batch") or 1
+    zero = 3 if zero is None else zero
+    precision = plan.get("precision") or "bf16"
+    if precision not in ("bf16", "fp16", "fp32"):
+        left.append(f"precision {precision}")
+    overlap = plan.get("overlap_grad_reduce")
+    sharding: dict[str, Any] = {
+        "stage": zero,
+        "overlap_comm": True if overlap is None else overlap,
+        "reduce_bucket_size": plan.get("bucket_parameters") or BUCKET,
+    }
+    if plan.get("shard_group") and zero:
+        sharding["mics_shard_size"] = plan["shard_group"]
+    if plan.get("offload_optimizer"):
+        sharding["offload_optimizer"] = {"device": "cpu", "ratio": plan["offload_optimizer"]}
+    document: dict[str, Any] = {
+        "train_batch_size": plan["global_batch"],
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": max(1, plan["global_batch"] // (micro * dp)),
+        "zero_optimization": sharding,
+        "bf16": {"enabled": precision not in ("fp16", "fp32")},
+        "fp16": {"enabled": precision == "fp16"},
+    }
+    if plan.get("gradient_dtype"):
+        document["data_types"] = {"grad_accum_dtype": plan["gradient_dtype"]}
+    if tp > 1:
+        document["tensor_parallel"] = {"autotp_size": tp}
+    if cp > 1:
+        document["sequence_parallel_size"] = cp
+    if pp > 1:
+        document["pipeline"] = {"stages": pp}
+        if plan.get("recompute") == "full":
+            document["pipeline"]["activation_checkpoint_interval"] = 1
+    if plan.get("optimizer") not in (None, "adam"):
+        document["optimizer"] = {"type": str(plan["optimizer"]).upper() if plan["optimizer"] == "sgd" else "Muon"}
+    return json.dumps(document, indent=2) + "\n", tuple(left)
+
+
+def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
+    """The job that a config states. Values of "auto" are the script's: named, and left open. Raises SpecError."""
+    options = Options.of(document, where)
+    open_values = {name for name, value in options.leaves.items() if value == "auto"}
+    options.leaves = {name: value for name, value in options.leaves.items() if name not in open_values}
+    options.ignore(*NO_EFFECT)
+    tp, cp = options.count("tensor_parallel.autotp_size", 1), options.count("sequence_parallel_size", 1)
+    pp = options.count("pipeline.stages", 1)
+    options.take("tensor_parallel.tp_size")
+    dp = max(1, n_gpus // (tp * pp * cp))
+    fields: dict[str, Any] = {"framework": "deepspeed", "tp": tp, "pp": pp, "cp": cp}
+    if cp > 1:
+        fields["cp_kind"] = "ulysses"
+    fields |= _batch(options, dp)
+    if options.take("pipeline.activation_checkpoint_interval"):
+        fields["recompute"] = "full"
+    fields |= _zero(options)
+    half, brain = options.flag("fp16.enabled"), options.flag("bf16.enabled", options.flag("bfloat16.enabled"))
+    fields["precision"] = "bf16" if brain else "fp16" if half else "fp32"
+    accumulated = options.take("data_types.grad_accum_dtype")
+    if accumulated in DTYPES:
+        fields["gradient_dtype"] = DTYPES[accumulated]
+    elif accumulated is not None:
+        options.left.add("data_types.grad_accum_dtype")
+    kind = str(options.take("optimizer.type", "adam")).lower()
+    named = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd", "muon": "muon"}
+    if kind in named:
+        fields["optimizer"] = named[kind]
+    else:
+        options.left.add("optimizer.type")
+    said = [f'{name} ("auto": the script says)' for name in document_order(document, open_values)]
+    return Native("deepspeed", fields, None, (*options.unknown(), *said), where)
+
+
+def document_order(document: Mapping[str, Any], names: set[str]) -> list[str]:
+    """Names of leaves in the order of the file, but for those that change no step."""
+    return [name for name in Options.of(document, "").leaves if name in names and not name.startswith(NO_EFFECT)]
+
+
+def _batch(options: Options, dp: int) -> dict[str, Any]:
+    whole, micro = options.whole("train_batch_size"), options.whole("train_micro_batch_size_per_gpu")
+    steps = options.whole("gradient_accumulation_steps")
+    fields: dict[str, Any] = {}
+    if micro is None and whole is not None:
+        micro = whole // (dp * (steps or 1))
+    if whole is None and micro is not None:
+        whole = micro * dp * (steps or 1)
+    if whole is not None and micro is not None:
+        if steps is not None and micro * steps * dp != whole:
+            raise SpecError(
+                "train_batch_size", whole,
+                f"is not train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps} x {dp} ranks",
+                options.where,
+            )  # fmt: skip
+        fields |= {"global_batch": whole, "micro_batch": max(1, micro)}
+    return fields
+
+
+def _zero(options: Options) -> dict[str, Any]:
+    stage = options.count("zero_optimization.stage", 0, least=0)
+    fields: dict[str, Any] = {"zero_stage": stage}
+    fields["overlap_grad_reduce"] = options.flag("zero_optimization.overlap_comm", stage == 3)
+    bucket = options.count("zero_optimization.reduce_bucket_size", BUCKET)
+    if bucket != BUCKET:
+        fields["bucket_parameters"] = bucket
+    for name in ("stage3_prefetch_bucket_size", "allgather_bucket_size"):
+        options.take(f"zero_optimization.{name}")  # parameters come in messages of layers
+    shard = options.take("zero_optimization.mics_shard_size", -1)
+    if isinstance(shard, int) and shard > 0:
+        fields["shard_group"] = shard
+    device = options.take("zero_optimization.offload_optimizer.device", "none")
+    share = options.take("zero_optimization.offload_optimizer.ratio", 1.0)
+    if device == "cpu":
+        fields["offload_optimizer"] = float(share)
+    elif device not in ("none", None):
+        options.left.add("zero_optimization.offload_optimizer.device")
+    if options.leaves.get("zero_optimization.offload_param.device") in ("none", None):
+        options.take("zero_optimization.offload_param.device")
+    return fields

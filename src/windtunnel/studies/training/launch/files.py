@@ -1,0 +1,45 @@
+"""A plan as the files that a framework is launched with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.errors import UnknownNameError
+from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, nanotron, torchtitan
+
+FORMATS = ("megatron", "torchtitan", "deepspeed", "accelerate")
+OF_FRAMEWORK = {
+    "torchtitan": "torchtitan",
+    "fsdp": "accelerate",
+    "pytorch": "accelerate",
+    "deepspeed": "deepspeed",
+    "nanotron": "nanotron",
+}
+
+
+def launch_flags(kind: str, plan: Mapping[str, Any], n_gpus: int, model: str) -> tuple[str, str, tuple[str, ...]]:
+    """(file name, text, plan fields that the format has no option for) of a plan, whatever its framework.
+
+    `plan`: fields of a `Plan`; what is left open is as the framework of the format has it. Raises UnknownNameError.
+    """
+    degrees = (plan.get("tp") or 1) * (plan.get("pp") or 1) * (plan.get("cp") or 1)
+    dp = max(1, n_gpus // degrees)
+    if kind == "megatron":
+        return "megatron.args", *megatron.write(plan, dp)
+    if kind == "torchtitan":
+        return "torchtitan.toml", *torchtitan.write(plan, dp, model)
+    if kind == "deepspeed":
+        return "deepspeed.json", *deepspeed.write(plan, dp)
+    if kind == "accelerate":
+        return "accelerate.yaml", *accelerate.write(plan, dp, n_gpus)
+    if kind == "nanotron":
+        return "nanotron.yaml", *nanotron.write(plan, dp)
+    raise UnknownNameError("launch format", kind, FORMATS)
+
+
+def launch_files(plan: Mapping[str, Any], n_gpus: int, model: str) -> dict[str, str]:
+    """File name -> text, for the plan's own framework."""
+    kind = OF_FRAMEWORK.get(plan.get("framework") or "megatron", "megatron")
+    name, text, _ = launch_flags(kind, plan, n_gpus, model)
+    return {name: text}

@@ -1,0 +1,110 @@
+"""What a reader makes of a framework's own file: plan fields, the model where it states one, and what it left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """A job as its framework's own file states it.
+
+    `model`: a catalogue name, or keywords of `windtunnel.physics.model.transformer`; None where the file names none.
+    `unknown`: every option that was not understood, as the file writes it. What changes no step's time or memory
+    (learning rates, data paths, logging) is understood and left out.
+    """
+
+    framework: str
+    fields: Mapping[str, Any]
+    model: str | Mapping[str, Any] | None = None
+    unknown: tuple[str, ...] = ()
+    where: str = ""
+
+
+@dataclass(slots=True)
+class Options:
+    """The leaves of a nested document by dotted name; what is asked for is understood."""
+
+    leaves: dict[str, Any]
+    where: str
+    left: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], where: str) -> Options:
+        """All leaves of a document."""
+        leaves = dict(_leaves(document, ""))
+        return cls(leaves, where, set(leaves))
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """The value of a leaf, understood from now on."""
+        self.left.discard(name)
+        return self.leaves.get(name, default)
+
+    def whole(self, name: str, default: int | None = None, *, least: int = 1) -> int | None:
+        """The same, a whole number of at least `least`. Raises SpecError."""
+        value = self.take(name, default)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SpecError(name, value, f"give a whole number of at least {least}", self.where)
+        return value
+
+    def count(self, name: str, default: int, *, least: int = 1) -> int:
+        """The same, where there is always a number."""
+        value = self.whole(name, default, least=least)
+        return default if value is None else value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """The same, a switch. Raises SpecError."""
+        value = self.take(name, default)
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if not isinstance(value, bool):
+            raise SpecError(name, value, "give true or false", self.where)
+        return value
+
+    def ignore(self, *prefixes: str) -> None:
+        """Leaves that change no step: understood."""
+        self.left = {name for name in self.left if not name.startswith(prefixes)}
+
+    def unknown(self) -> tuple[str, ...]:
+        """What was never asked for, in the order of the file."""
+        return tuple(name for name in self.leaves if name in self.left)
+
+
+def _leaves(document: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
+# Fields that only Megatron-Core has options for, as they are elsewhere.
+PLAIN: Mapping[str, Any] = {
+    "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False,
+    "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
+    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0,
+}  # fmt: skip
+
+
+def with_left_out(plan: Mapping[str, Any], written: set[str], usual: Mapping[str, Any]) -> list[str]:
+    """Fields of a plan that a framework has no option for and that are not as it has them anyway."""
+    return [
+        f"{name} {_word(value)}"
+        for name, value in plan.items()
+        if name not in written and value is not None and value != usual.get(name)
+    ]
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

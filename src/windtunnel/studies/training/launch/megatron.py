@@ -1,0 +1,234 @@
+"""Megatron-Core arguments for a plan; names of `megatron/training/arguments.py`, core 0.14 to 0.16.
+
+What a plan says and Megatron-Core has no argument for stands in a comment, so nothing is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from windtunnel.studies.training.launch.found import with_left_out
+
+MODULES = {
+    "core_attention": "core_attn",
+    "mla_up_proj": "mla_up_proj",
+    "mlp": "mlp",
+    "norms": "layernorm",
+    "moe_activation": "moe_act",
+}
+RECIPES = {"fp8": "delayed", "fp8-current": "tensorwise", "mxfp8": "mxfp8"}
+STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+PARTS_LEFT_OUT = ("attention", "activation", "ops")
+# Always as Megatron-Core has it, whatever is asked.
+USUAL = {
+    "framework": "megatron", "overlap_tp_backward": True, "attention_impl": "flash", "offload_activations": 0,
+    "fp8_activation_input": False, "lora_rank": 0, "schedule": "1f1b",
+}  # fmt: skip
+WRITTEN = {
+    "framework", "tp", "pp", "cp", "cp_kind", "virtual_stages", "layers_per_stage", "account_for_embedding", "ep",
+    "micro_batch_group", "etp", "dp", "sequence_parallel", "micro_batch", "global_batch", "seq_len", "zero_stage",
+    "shard_group",
+    "overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p", "overlap_ep", "recompute",
+    "offload_optimizer", "gradient_dtype", "precision", "fp8_parameters", "cuda_graphs", "compile", "optimizer",
+    "optimizer_dtype", "bucket_parameters", "release", "lora_targets",
+}  # fmt: skip
+
+
+def hides_exchange(pp: int, virtual_stages: int, recompute: str) -> bool:
+    """Whether Megatron-Core hides the experts' exchange beside such a pipeline and recomputation.
+
+    `transformer_config.py` asserts several pieces of the model on each rank of a pipeline, and no layer in full.
+    """
+    return (pp == 1 or virtual_stages > 1) and not recompute.startswith("full")
+
+
+def interleaves(pp: int, overlap_p2p: bool | None) -> bool:
+    """Whether Megatron-Core interleaves a pipeline of so many stages.
+
+    `validate_args` refuses two whose sends are not overlapped: several would be in one batch between the same ranks.
+    """
+    return pp > 2 or overlap_p2p is not False
+
+
+def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
+    """The arguments, one or two a line, and the plan fields that have none."""
+    left = left_out(plan, dp)
+    lines = list(_arguments(plan, dp))
+    text = " \\\n  ".join(lines) + "\n"
+    if left:
+        text += f"# no argument for: {'; '.join(left)}\n"
+    return text, tuple(left)
+
+
+def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
+    """Plan fields that have no argument."""
+    usual: dict[str, Any] = dict(USUAL)
+    if (plan.get("tp") or 1) == 1:
+        usual["overlap_tp_backward"] = plan.get("overlap_tp_backward")
+    if plan.get("schedule") == "interleaved":
+        usual["schedule"] = "interleaved"
+    written = set(WRITTEN)
+    if plan.get("attention_impl") == "unfused":
+        written.add("attention_impl")
+    found = with_left_out(plan, written, usual)
+    if plan.get("precision") == "fp32" and plan.get("gradient_dtype") == "bf16":
+        found.append("gradient_dtype bf16")
+    if plan.get("overlap_ep") and not _hides_exchange(plan):
+        found.append("overlap_ep with full recomputation, or with a pipeline of one piece a rank")
+    if plan.get("cuda_graphs") and str(plan.get("recompute")).startswith("full"):
+        found.append("cuda_graphs with full recomputation")
+    if _batches_sends(plan):
+        found.append("overlap_p2p off with interleaving over two stages")
+    if _short_group(plan, dp):
+        found.append(
+            f"micro_batch_group {plan['micro_batch_group']}: one group is smaller than the {plan['pp']} stages"
+        )
+    found += _not_with_muon(plan)
+    kind, _, detail = str(plan.get("recompute") or "none").partition(":")
+    parts = [part for part in detail.split(",") if part in PARTS_LEFT_OUT] if kind == "selective" else []
+    return found + ([f"recompute of {', '.join(parts)}"] if parts else [])
+
+
+def _hides_exchange(plan: Mapping[str, Any]) -> bool:
+    return hides_exchange(plan.get("pp") or 1, plan.get("virtual_stages") or 1, str(plan.get("recompute") or "none"))
+
+
+def _batches_sends(plan: Mapping[str, Any]) -> bool:
+    """Whether the plan is of an interleaved pipeline that is refused."""
+    several = (plan.get("virtual_stages") or 1) > 1
+    return several and not interleaves(plan.get("pp") or 1, plan.get("overlap_p2p"))
+
+
+def _short_group(plan: Mapping[str, Any], dp: int) -> bool:
+    """Whether a group of micro-batches is smaller than the pipeline, which `schedules.py` of Megatron-Core refuses."""
+    group = plan.get("micro_batch_group")
+    if not group:
+        return False
+    last = plan["global_batch"] // (plan.get("micro_batch") or 1) // dp % group
+    return bool(group < (plan.get("pp") or 1) or 0 < last < (plan.get("pp") or 1))
+
+
+def _not_with_muon(plan: Mapping[str, Any]) -> list[str]:
+    """What `validate_args` refuses beside Muon: its own optimizer shards (`dist_muon`), and nothing is overlapped."""
+    if plan.get("optimizer") != "muon":
+        return []
+    found = [f"{name} with muon" for name in ("overlap_grad_reduce", "overlap_param_gather") if plan.get(name)]
+    if (plan.get("zero_stage") or 0) > 1:
+        found.append(f"zero_stage {plan['zero_stage']} with muon")
+    found += [f"{name} with muon" for name in ("shard_group", "offload_optimizer") if plan.get(name)]
+    return found + (["optimizer_dtype bf16 with muon"] if plan.get("optimizer_dtype") == "bf16" else [])
+
+
+def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
+    tp, pp, cp = (plan.get(name) or 1 for name in ("tp", "pp", "cp"))
+    yield f"--tensor-model-parallel-size {tp}"
+    yield f"--pipeline-model-parallel-size {pp}"
+    yield f"--context-parallel-size {cp}"
+    if cp > 1:
+        yield f"--cp-comm-type {'a2a' if plan.get('cp_kind') == 'ulysses' else 'p2p'}"
+    chunks = plan.get("virtual_stages") or 1
+    layers = plan.get("layers_per_stage")
+    if layers and chunks == 1 and pp > 2 and len(set(layers[1:-1])) == 1:  # any release since core 0.6 takes these
+        yield f"--num-layers {sum(layers)}"
+        yield f"--decoder-first-pipeline-num-layers {layers[0]} --decoder-last-pipeline-num-layers {layers[-1]}"
+    elif layers:
+        yield f"--pipeline-model-parallel-layout {_layout(layers)}"
+    elif chunks > 1:
+        yield f"--num-virtual-stages-per-pipeline-rank {chunks}"
+    if chunks > 1 and plan.get("micro_batch_group") and not _short_group(plan, dp):
+        yield f"--microbatch-group-size-per-virtual-pipeline-stage {plan['micro_batch_group']}"
+    if plan.get("account_for_embedding"):
+        yield "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    if (plan.get("ep") or 1) > 1:
+        yield f"--expert-model-parallel-size {plan['ep']}"
+        yield "--moe-token-dispatcher-type alltoall"  # its default gathers every token on every rank
+    if plan.get("etp") is not None:
+        yield f"--expert-tensor-parallel-size {plan['etp']}"
+    if tp > 1 and plan.get("sequence_parallel") is not False:
+        yield "--sequence-parallel"
+    yield f"--micro-batch-size {plan.get('micro_batch') or 1}"
+    yield f"--global-batch-size {plan['global_batch']}"
+    yield f"--seq-length {plan['seq_len']}"
+    yield from _data_parallel(plan, dp * cp)
+    if tp > 1 and plan.get("overlap_tp") is not False:
+        yield "--tp-comm-overlap"
+    if chunks > 1 and plan.get("overlap_p2p") is False and not _batches_sends(plan):
+        yield "--no-overlap-p2p-communication"
+    if plan.get("overlap_ep") and _hides_exchange(plan):
+        yield "--overlap-moe-expert-parallel-comm"
+    yield from _recomputation(plan.get("recompute") or "none")
+    if plan.get("offload_optimizer") and plan.get("optimizer") != "muon":
+        yield f"--optimizer-cpu-offload --optimizer-offload-fraction {plan['offload_optimizer']!r}"
+    if plan.get("cuda_graphs") and not str(plan.get("recompute")).startswith("full"):
+        yield "--cuda-graph-impl local"
+    if plan.get("compile") is False:
+        yield "--transformer-impl local"
+    if plan.get("attention_impl") == "unfused":
+        yield "--attention-backend unfused"
+    yield from _formats(plan)
+
+
+def _layout(layers: tuple[int, ...]) -> str:
+    stages = [f"t*{count}" if count else "" for count in layers]
+    stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
+    return '"' + "|".join(stages) + '"'
+
+
+def _data_parallel(plan: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    zero = plan.get("zero_stage")
+    zero = 1 if zero is None else zero
+    if plan.get("bucket_parameters"):
+        yield f"--ddp-bucket-size {plan['bucket_parameters']}"
+    if plan.get("optimizer") == "muon":  # shards by an optimizer of its own, and overlaps nothing
+        return
+    if zero:
+        yield "--use-distributed-optimizer"
+    if zero in STRATEGIES:
+        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {STRATEGIES[zero]} --ckpt-format fsdp_dtensor"
+    group = plan.get("shard_group")
+    if zero and group and group < ranks:
+        yield f"--num-distributed-optimizer-instances {ranks // group}"
+    if plan.get("overlap_grad_reduce") is not False:
+        yield "--overlap-grad-reduce"
+    if zero and plan.get("overlap_param_gather") is not False:
+        yield "--overlap-param-gather"
+
+
+def _recomputation(text: str) -> Iterator[str]:
+    kind, _, detail = text.partition(":")
+    if kind == "full":
+        method = f"block --recompute-num-layers {detail}" if detail else "uniform --recompute-num-layers 1"
+        yield f"--recompute-granularity full --recompute-method {method}"
+    elif kind == "selective":
+        modules = [MODULES[part] for part in sorted(set(detail.split(","))) if part in MODULES]
+        if modules:
+            yield "--recompute-granularity selective --recompute-modules " + " ".join(modules)
+
+
+def _formats(plan: Mapping[str, Any]) -> Iterator[str]:
+    precision, gradients = plan.get("precision") or "bf16", plan.get("gradient_dtype") or "bf16"
+    if precision == "fp16":
+        yield "--fp16"
+    elif precision != "fp32":
+        yield "--bf16"
+    if precision in RECIPES:
+        yield f"--fp8-format hybrid --fp8-recipe {RECIPES[precision]}"
+    elif precision == "nvfp4":
+        yield "--fp4-format e2m1"
+    if plan.get("fp8_parameters"):
+        yield "--fp8-param-gather" + (" --reuse-grad-buf-for-mxfp8-param-ag" if precision == "mxfp8" else "")
+    if gradients == "fp32" and precision != "fp32":
+        yield "--accumulate-allreduce-grads-in-fp32"
+    elif precision not in ("fp16", "fp32"):  # those reduce in the format that they have
+        yield "--grad-reduce-in-bf16"
+    optimizer = plan.get("optimizer") or "adam"
+    if optimizer == "muon":
+        yield f"--optimizer {'muon' if plan.get('zero_stage') == 0 else 'dist_muon'}"
+        return
+    if optimizer != "adam":
+        yield f"--optimizer {optimizer}"
+    if plan.get("optimizer_dtype") == "bf16":
+        yield "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+    elif plan.get("offload_optimizer"):  # which is refused without
+        yield "--use-precision-aware-optimizer"

@@ -1,0 +1,371 @@
+"""Megatron-Core arguments as plan fields and model: from a shell script, or a plain list of arguments.
+
+Options are found wherever they stand: in arrays (`GPT_MODEL_ARGS=( ... )`), in quoted strings, behind `torchrun`.
+`$NAME` and `${NAME:-default}` are replaced by what the script assigns, last assignment first; nothing is executed. What
+depends on more than that (`$((...))`, `$(...)`) is named as not understood. Switches that Megatron-Core leaves off when
+they are not given are off.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.megatron import MODULES, RECIPES, STRATEGIES
+
+# Change no step's time or memory: data, checkpoints, logging, hyper-parameters, initialisation, rendezvous.
+NO_EFFECT = re.compile(
+    r"--(lr|min-lr|warmup|decoupled|weight-decay|adam-|sgd-|muon-|clip-grad|init-method|train-|eval|exit|seed|data-|"
+    r"mock-data|split|vocab-file|merge-file|tokenizer|save|load|log|tensorboard|wandb|timing|distributed-|no-load|no-save|"
+    r"ckpt|dist-ckpt|use-dist-ckpt|use-checkpoint|async-save|auto-detect|finetune|attention-dropout|hidden-dropout|"
+    r"nproc|nnodes|node[-_]rank|master|rdzv|manual-gc|no-create-attention|eod|reset-|num-workers|dataloader|"
+    r"attention-softmax-in-fp32|norm-epsilon|rotary|position-embedding|use-rotary|use-rope|no-position|max-position|"
+    r"moe-aux|moe-z-loss|moe-router-(load|score|dtype|bias|enable|num-groups|group|topk-scaling|pre)|moe-input-jitter|"
+    r"make-vocab|legacy|use-mcore|use-legacy|use-flash-attn|no-(masked|bias|gradient|check|rope|one)|check-for|enable-one|"
+    r"te-rng|override|rerun|calculate-per|cross-entropy|loss-scale|initial-loss|hysteresis|apply-query|local[-_]rank|"
+    r"reuse-grad-buf|fp8-(margin|interval|amax|history)|profile|record-memory|moe-grouped-gemm|moe-permute-fusion|moe-per-layer|"
+    r"nccl|high-priority|ddp-(average|num)|align|delay-wgrad|overlap-param-gather-with|empty-unused|straggler|"
+    r"rampup|transformer-engine|export|iterations|config|role|tee|redirects|log[-_]dir|standalone|max[-_]restarts|mtp-loss)"
+)
+MODEL = {
+    "--num-layers": "layers", "--hidden-size": "hidden", "--ffn-hidden-size": "ffn", "--num-attention-heads": "heads",
+    "--num-query-groups": "kv_heads", "--kv-channels": "head_dim", "--num-experts": "experts",
+    "--moe-router-topk": "topk", "--moe-ffn-hidden-size": "expert_ffn",
+    "--moe-shared-expert-intermediate-size": "shared_size", "--vocab-size": "vocab", "--padded-vocab-size": "vocab",
+}  # fmt: skip
+MODEL_SWITCHES = (
+    "--swiglu", "--untie-embeddings-and-output-weights", "--disable-bias-linear", "--add-qkv-bias", "--qk-layernorm",
+    "--group-query-attention", "--normalization", "--squared-relu", "--apply-layernorm-1p",
+)  # fmt: skip
+TOKENS_MOST = 100_000
+
+
+def read(text: str, n_gpus: int, where: str) -> Native:
+    """The job that arguments state. Raises InputFileError on what is no shell text, SpecError on a value."""
+    found = _Arguments(_words(text, where), where)
+    if not any(name.startswith("--") for name in found.given):
+        raise InputFileError(where, "holds no --options", "give Megatron-Core arguments, or a plan in YAML")
+    fields = _fields(found, n_gpus)
+    model = _model(found)
+    unknown = tuple(found.unread())
+    return Native("megatron", fields, model, unknown, where)
+
+
+def _words(text: str, where: str) -> list[str]:
+    text = text.replace("\\\n", " ").replace("\\\r\n", " ")
+    try:
+        lexer = shlex.shlex(text, posix=True)
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        raw = list(lexer)
+    except ValueError as error:
+        raise InputFileError(where, f"cannot be read as shell text ({error})", "check its quotes") from None
+    values: dict[str, str] = {}
+    words: list[str] = []
+    for word in raw:
+        assigned = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=\(?(.*)", word, re.DOTALL)
+        if assigned and not word.startswith("-"):
+            name, value = assigned.groups()
+            if "--" not in value:
+                values[name] = _expanded(value, values)
+                continue
+            word = value
+        words += word.split() if re.search(r"(^|\s)--", word) and re.search(r"\s", word) else [word]
+        if len(words) > TOKENS_MOST:
+            raise InputFileError(where, f"has more than {TOKENS_MOST:,} words", "give the arguments alone")
+    return [_expanded(word.rstrip(")"), values) if not word.startswith("$(") else word for word in words if word != "("]
+
+
+def _expanded(word: str, values: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        return values.get(name, match[0] if default is None else default)
+
+    return re.sub(r"\$\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)", value, word)
+
+
+class _Arguments:
+    """Options by name with their words; what is asked for is understood."""
+
+    def __init__(self, words: list[str], where: str) -> None:
+        self.where = where
+        self.given: dict[str, list[str]] = {}
+        self.asked: set[str] = set()
+        name = ""
+        for word in words:
+            if word.startswith("--"):
+                name, equals, value = word.partition("=")
+                name = name.replace("_", "-")
+                self.given[name] = [value] if equals else []
+            elif name and not word.startswith("-"):
+                self.given[name].append(word)
+            else:
+                name = ""
+
+    def on(self, name: str) -> bool:
+        """Whether a switch is there."""
+        self.asked.add(name)
+        return name in self.given
+
+    def word(self, name: str, default: str | None = None) -> str | None:
+        """Its first word; the default where it is not there."""
+        self.asked.add(name)
+        words = self.given.get(name)
+        if words is None:
+            return default
+        if not words:
+            raise SpecError(name, None, "needs a value", self.where)
+        return words[0]
+
+    def words(self, name: str) -> list[str]:
+        """All its words."""
+        self.asked.add(name)
+        return self.given.get(name, [])
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        """A whole number. Raises SpecError."""
+        text = self.word(name)
+        if text is None:
+            return default
+        if not re.fullmatch(r"\d{1,15}", text):
+            raise SpecError(name, text, "is no whole number that can be read here: write it out", self.where)
+        return int(text)
+
+    def count(self, name: str, default: int) -> int:
+        """The same, where there is always a number."""
+        value = self.number(name, default)
+        return default if value is None else value
+
+    def unread(self) -> list[str]:
+        """Options that nobody asked for and that may matter."""
+        left = [name for name in self.given if name not in self.asked and not NO_EFFECT.match(name)]
+        return [" ".join([name, *self.given[name][:1]]) for name in left]
+
+
+def _fields(found: _Arguments, n_gpus: int) -> dict[str, Any]:
+    tp = found.count("--tensor-model-parallel-size", found.count("--tensor-parallel-size", 1))
+    pp = found.count("--pipeline-model-parallel-size", 1)
+    cp = found.count("--context-parallel-size", 1)
+    fields: dict[str, Any] = {"framework": "megatron", "tp": tp, "pp": pp, "cp": cp}
+    kind = found.word("--cp-comm-type")
+    if cp > 1:
+        fields["cp_kind"] = "ulysses" if kind == "a2a" else "ring"
+        if kind not in (None, "p2p", "a2a"):
+            found.given[f"--cp-comm-type {kind}"] = []
+    fields |= {"ep": found.count("--expert-model-parallel-size", 1)}
+    etp = found.number("--expert-tensor-parallel-size")
+    if etp is not None:
+        fields["etp"] = etp
+    fields |= _pipeline(found, pp)
+    if tp > 1:
+        fields["sequence_parallel"] = found.on("--sequence-parallel")
+        fields["overlap_tp"] = found.on("--tp-comm-overlap")
+    else:
+        found.asked |= {"--sequence-parallel", "--tp-comm-overlap"}
+    fields["micro_batch"] = found.count("--micro-batch-size", 1)
+    for name, option in (("global_batch", "--global-batch-size"), ("seq_len", "--seq-length")):
+        value = found.number(option)
+        if value is not None:
+            fields[name] = value
+    if "global_batch" not in fields:  # Megatron-Core's default: one micro-batch for each replica
+        fields["global_batch"] = fields["micro_batch"] * max(1, n_gpus // (tp * pp * cp))
+    fields |= _shards(found, max(1, n_gpus // (tp * pp)))
+    fields["overlap_ep"] = found.on("--overlap-moe-expert-parallel-comm")
+    if found.word("--moe-token-dispatcher-type", "alltoall") == "allgather":  # not what is priced
+        found.asked.discard("--moe-token-dispatcher-type")
+    fields["recompute"] = _recompute(found)
+    if found.on("--optimizer-cpu-offload"):
+        share = found.word("--optimizer-offload-fraction", "1.0")
+        try:
+            fields["offload_optimizer"] = float(share or 1.0)
+        except ValueError:
+            raise SpecError("--optimizer-offload-fraction", share, "give a number", found.where) from None
+    graphs = found.word("--cuda-graph-impl", "none") != "none"
+    older = [found.on(name) for name in ("--enable-cuda-graph", "--external-cuda-graph")]
+    found.asked.add("--cuda-graph-scope")
+    fields["cuda_graphs"] = graphs or any(older)
+    if found.word("--transformer-impl") == "local":
+        fields["compile"] = False
+    if found.word("--attention-backend") == "unfused":
+        fields["attention_impl"] = "unfused"
+    return fields | _formats(found)
+
+
+def _pipeline(found: _Arguments, pp: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    layout = found.word("--pipeline-model-parallel-layout")
+    chunks = found.number("--num-virtual-stages-per-pipeline-rank")
+    each = found.number("--num-layers-per-virtual-pipeline-stage")
+    layers = found.number("--num-layers")
+    if layout is not None:
+        counts = _stages(layout)
+        if counts is None or len(counts) % pp:
+            found.given[f"--pipeline-model-parallel-layout {layout}"] = []
+        else:
+            fields["layers_per_stage"] = counts
+            chunks = len(counts) // pp
+    if chunks is None and each is not None:
+        if layers is None:
+            found.asked.discard("--num-layers-per-virtual-pipeline-stage")
+        elif layers % (pp * each):
+            raise SpecError(
+                "--num-layers-per-virtual-pipeline-stage", each, f"does not divide {layers} layers / {pp}", found.where
+            )
+        else:
+            chunks = layers // (pp * each)
+    fields |= _ends(found, pp, layers, chunks or 1)
+    if chunks is not None and chunks > 1 and pp > 1:
+        fields["virtual_stages"] = chunks
+        fields["overlap_p2p"] = not found.on("--no-overlap-p2p-communication")
+        if group := found.number("--microbatch-group-size-per-virtual-pipeline-stage"):
+            fields["micro_batch_group"] = group
+    both = [found.on(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    if all(both):
+        fields["account_for_embedding"] = True
+    elif any(both):
+        found.given["--account-for-... of one end only"] = []
+    return fields
+
+
+def _ends(found: _Arguments, pp: int, layers: int | None, chunks: int) -> dict[str, Any]:
+    """Layers of each stage where the first or the last rank has a number of its own, and the others share the rest."""
+    names = [f"--decoder-{end}-pipeline-num-layers" for end in ("first", "last")]
+    first, last = (found.number(name) for name in names)
+    if pp == 1 or (first is None and last is None):
+        return {}
+    if layers is None:  # how many the others have is not known
+        found.asked.difference_update(names)
+        return {}
+    others = pp - (first is not None) - (last is not None)
+    rest = layers - (first or 0) - (last or 0)
+    if rest < 0 or (rest % others if others else rest):
+        name, value = (names[0], first) if first is not None else (names[1], last)
+        raise SpecError(name, value, f"leaves {rest} of {layers} layers for {others} stages", found.where)
+    share = rest // others if others else 0
+    counts = [share if first is None else first, *[share] * (pp - 2), share if last is None else last]
+    if any(count % chunks for count in counts):
+        raise SpecError(names[0], first, f"{chunks} virtual stages do not divide {counts} layers", found.where)
+    return {"layers_per_stage": tuple(count // chunks for count in counts) * chunks}
+
+
+def _stages(layout: str) -> tuple[int, ...] | None:
+    """Layers of each stage of `Et*7|t*8|t*7L`; None for what else a layout may hold."""
+    counts = []
+    for stage in layout.strip("\"'").split("|"):
+        bare = stage.strip().removeprefix("E").removesuffix("L")
+        if not re.fullmatch(r"(t(\*\d{1,6})?,?)*", bare):
+            return None
+        counts.append(sum(int(times or 1) for times in re.findall(r"t(?:\*(\d+))?", bare)))
+    return tuple(counts)
+
+
+def _shards(found: _Arguments, ranks: int) -> dict[str, Any]:
+    strategy = found.word("--data-parallel-sharding-strategy", "no_shard")
+    sharded = any([found.on("--use-megatron-fsdp"), found.on("--use-custom-fsdp")])
+    zero = 1 if found.on("--use-distributed-optimizer") else 0
+    if sharded:
+        zero = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in STRATEGIES.items()}}.get(strategy or "", 3)
+    if found.on("--use-torch-fsdp2"):
+        zero = 3
+    fields: dict[str, Any] = {"zero_stage": zero, "overlap_grad_reduce": found.on("--overlap-grad-reduce")}
+    gathers = found.on("--overlap-param-gather")
+    if zero:
+        fields["overlap_param_gather"] = gathers
+    instances = found.count("--num-distributed-optimizer-instances", 1)
+    if instances > 1 and zero:
+        fields["shard_group"] = max(1, ranks // instances)
+    bucket = found.number("--ddp-bucket-size")
+    return fields | ({} if bucket is None else {"bucket_parameters": bucket})
+
+
+def _recompute(found: _Arguments) -> str:
+    kind = found.word("--recompute-granularity")
+    method, layers = found.word("--recompute-method"), found.number("--recompute-num-layers")
+    modules = found.words("--recompute-modules")
+    if found.on("--recompute-activations") and kind is None:
+        kind = "selective"
+    if kind == "full":
+        if method == "uniform" and (layers or 1) > 1:  # one checkpoint for several layers: no field for that
+            found.given[f"--recompute-num-layers {layers} of uniform"] = []
+        return f"full:{layers}" if method == "block" and layers else "full"
+    if kind != "selective":
+        return "none"
+    parts = {name: part for part, name in MODULES.items()} | {"moe": "mlp"}
+    for name in modules:
+        if name not in parts:
+            found.given[f"--recompute-modules {name}"] = []
+    chosen = sorted({parts[name] for name in modules if name in parts}) if modules else ["core_attention"]
+    return "selective:" + ",".join(chosen) if chosen else "none"
+
+
+def _formats(found: _Arguments) -> dict[str, Any]:
+    fields: dict[str, Any] = {"precision": "fp32", "gradient_dtype": "fp32"}
+    accumulates = found.on("--accumulate-allreduce-grads-in-fp32")
+    reduces = found.on("--grad-reduce-in-bf16")
+    if found.on("--fp16"):
+        fields = {"precision": "fp16", "gradient_dtype": "fp32" if accumulates else "bf16"}
+    if found.on("--bf16"):  # gradients in fp32 unless told otherwise (`validate_args`)
+        fields = {"precision": "bf16", "gradient_dtype": "bf16" if reduces else "fp32"}
+    if reduces:
+        fields["gradient_dtype"] = "bf16"
+    low, recipe = found.word("--fp8-format"), found.word("--fp8-recipe", "delayed")
+    if low is not None:
+        named = {name: precision for precision, name in RECIPES.items()} | {"blockwise": "fp8-current"}
+        if recipe not in named:
+            found.given[f"--fp8-recipe {recipe}"] = []
+        fields["precision"] = named.get(recipe or "delayed", "fp8")
+    if found.word("--fp4-format") is not None:
+        found.asked.add("--fp4-recipe")
+        fields["precision"] = "nvfp4"
+    kept = any([found.on("--fp8-param-gather"), found.on("--fp8-param")])
+    if kept or low is not None:
+        fields["fp8_parameters"] = kept
+    optimizer = found.word("--optimizer", "adam") or "adam"
+    if optimizer == "dist_muon":  # each rank updates layers of its own
+        optimizer, fields["zero_stage"] = "muon", 1
+    if optimizer in ("adam", "sgd", "muon"):
+        fields["optimizer"] = optimizer
+    else:
+        found.given[f"--optimizer {optimizer}"] = []
+    moments = [found.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")]
+    found.asked |= {"--use-precision-aware-optimizer", "--main-grads-dtype", "--main-params-dtype"}
+    if found.on("--use-precision-aware-optimizer") and moments == ["bf16", "bf16"]:
+        fields["optimizer_dtype"] = "bf16"
+    elif moments != ["fp32", "fp32"]:
+        found.given[f"--exp-avg-dtype {moments[0]}"] = []
+    return fields
+
+
+def _model(found: _Arguments) -> dict[str, Any] | None:
+    """Keywords of `windtunnel.physics.model.transformer`; None where sizes are missing."""
+    sizes = {name: found.number(option) for option, name in MODEL.items() if option in found.given}
+    found.asked |= {*MODEL, *MODEL_SWITCHES}
+    if any(sizes.get(name) is None for name in ("layers", "hidden", "heads")):
+        return None
+    gated = "--swiglu" in found.given
+    hidden = sizes["hidden"] or 0
+    ffn = sizes.get("ffn") or (-(-hidden * 8 // 3 // 64) * 64 if gated else 4 * hidden)
+    family = "llama" if gated or "--disable-bias-linear" in found.given else "gpt"
+    if "--add-qkv-bias" in found.given:
+        family = "qwen2"
+    if "--qk-layernorm" in found.given:
+        family = "qwen3"
+    experts = sizes.get("experts")
+    model: dict[str, Any] = {
+        "layers": sizes["layers"],
+        "hidden": hidden,
+        "heads": sizes["heads"],
+        "ffn": (sizes.get("expert_ffn") or ffn) if experts else ffn,
+        "kv_heads": sizes.get("kv_heads") if "--group-query-attention" in found.given else None,
+        "head_dim": sizes.get("head_dim"),
+        "gated": gated,
+        "family": family,
+        "tied_embeddings": "--untie-embeddings-and-output-weights" not in found.given,
+        "vocab": sizes.get("vocab"),
+    }
+    if experts:
+        model |= {"experts": experts, "topk": sizes.get("topk") or 2, "shared_size": sizes.get("shared_size") or 0}
+    return model

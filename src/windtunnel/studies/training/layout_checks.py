@@ -1,0 +1,166 @@
+"""What no layout can be: degrees that do not divide, schedules that do not run, sizes that are a slip of the pen.
+
+Each raises LayoutError, SpecError or UnknownNameError, with the remedy.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import get_args
+
+from windtunnel.errors import LayoutError, SpecError, UnknownNameError
+from windtunnel.physics.hardware import Cluster
+from windtunnel.physics.model import Model
+from windtunnel.studies.training.plan import PEAK_DTYPE, Plan, Precision
+from windtunnel.studies.training.schedules import NAMES
+
+PASSES_MOST = 2**21  # forward passes of all stages in one step; a real job runs thousands
+STEP_MOST_S = 1e6  # at peak; integer nanoseconds hold a step that runs at a thousandth of that
+
+
+def check_schedule(schedule: str, plan: Plan, micro_batches: int) -> None:
+    """Whether there is such a schedule, and it runs so many stages, chunks and micro-batches."""
+    if plan.framework == "nanotron" and micro_batches < plan.pp - 1:
+        raise LayoutError(
+            f"nanotron needs at least pp - 1 = {plan.pp - 1} micro-batches, here are {micro_batches}",
+            "use a smaller micro_batch, fewer stages or a larger global_batch",
+        )
+    if schedule not in NAMES:
+        raise UnknownNameError("pipeline schedule", schedule, NAMES)
+    if plan.virtual_stages > 1 and schedule != "interleaved":
+        raise LayoutError(
+            f"schedule {schedule} has no virtual stages, but virtual_stages = {plan.virtual_stages}",
+            "use schedule interleaved or virtual_stages 1",
+        )
+    if plan.micro_batch_group is not None and schedule != "interleaved":
+        raise LayoutError(
+            f"micro_batch_group = {plan.micro_batch_group} with schedule {schedule}, which has no groups",
+            "use virtual_stages 2 or more, or leave it out",
+        )
+    if plan.pp == 1 and plan.schedule not in (None, "gpipe", "1f1b"):
+        raise LayoutError(f"schedule {schedule} with pp = 1", "there is no pipeline: use pp 2 or more, or leave it out")
+    if plan.virtual_stages > 1 and plan.pp == 1:
+        raise LayoutError(f"virtual_stages = {plan.virtual_stages} with pp = 1", "interleaving needs pp > 1")
+
+
+def check_size(plan: Plan, model: Model, cluster: Cluster, micro_batches: int) -> None:
+    """Refuse what is surely a slip of the pen, before it fills the memory or overflows the clock."""
+    stages = plan.pp * plan.virtual_stages
+    if micro_batches * stages > PASSES_MOST:
+        raise LayoutError(
+            f"{micro_batches} micro-batches through {stages} stages are more than {PASSES_MOST} passes per step",
+            "lower global_batch, or raise micro_batch",
+        )
+    flops = 3.0 * plan.global_batch * plan.seq_len * _flops_per_token(model, plan.seq_len)
+    seconds = flops / cluster.n_gpus / cluster.gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
+    if seconds > STEP_MOST_S:
+        raise LayoutError(
+            f"global_batch {plan.global_batch} x seq_len {plan.seq_len} takes {cluster.n_gpus} GPUs {seconds:.0e} s per"
+            f" step at peak, more than {STEP_MOST_S:.0e}",
+            "lower global_batch or seq_len, or use more GPUs",
+        )
+
+
+_FLOPS: OrderedDict[tuple[int, int], tuple[Model, float]] = OrderedDict()
+FLOPS_KEPT = 64
+
+
+def _flops_per_token(model: Model, seq_len: int) -> float:
+    """Of a forward pass, remembered by the identity of the model, which is kept."""
+    found = _FLOPS.get((id(model), seq_len))
+    if found is None:
+        found = _FLOPS[id(model), seq_len] = (model, model.forward_flops_per_token(seq_len))
+        while len(_FLOPS) > FLOPS_KEPT:
+            _FLOPS.popitem(last=False)
+    return found[1]
+
+
+def check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> None:
+    """Whether every degree divides what it cuts."""
+    for name, degree in (("ep", plan.ep), ("etp", plan.etp or 1)):
+        if degree > 1 and not experts:
+            raise LayoutError(f"{name} = {degree}, but {model.name} has no experts", f"use {name} 1")
+    for layer, _ in model.distinct_layers():
+        attention, feed_forward = layer.attention, layer.feed_forward
+        heads, kv_heads = attention.heads, attention.kv_heads
+        if heads % plan.tp:
+            raise LayoutError(
+                f"tp = {plan.tp} does not divide the {heads} heads of layer {model.layers.index(layer)}",
+                "use a divisor",
+            )
+        if kv_heads % plan.tp and plan.tp % kv_heads:
+            raise LayoutError(
+                f"tp = {plan.tp} and the {kv_heads} key/value heads of layer {model.layers.index(layer)} do not divide"
+                " each other",
+                "use a tp that divides them or is a multiple",
+            )
+        if plan.cp_kind == "ulysses" and (heads // plan.tp) % plan.cp:
+            raise LayoutError(
+                f"ulysses: cp = {plan.cp} does not divide the {heads // plan.tp} heads per rank", "use ring, or less cp"
+            )
+        if feed_forward.kind == "moe":
+            if feed_forward.experts % plan.ep:
+                raise LayoutError(
+                    f"ep = {plan.ep} does not divide the {feed_forward.experts} experts of layer"
+                    f" {model.layers.index(layer)}",
+                    "use a divisor",
+                )
+            if feed_forward.size % etp:
+                raise LayoutError(f"etp = {etp} does not divide the expert size {feed_forward.size}", "use a divisor")
+            if feed_forward.shared_size % plan.tp:
+                raise LayoutError(
+                    f"tp = {plan.tp} does not divide the shared experts' size {feed_forward.shared_size}",
+                    "use a divisor",
+                )
+        elif feed_forward.size % plan.tp:
+            raise LayoutError(
+                f"tp = {plan.tp} does not divide the feed-forward size {feed_forward.size}", "use a divisor"
+            )
+    if plan.framework == "torchtitan" and plan.ep > 1 and etp not in (1, plan.tp):  # its ParallelDims asserts it
+        raise LayoutError(f"etp = {etp} with tp = {plan.tp}", "torchtitan takes etp 1 or etp = tp")
+    if experts and (plan.tp * plan.cp * dp) % (plan.ep * etp):
+        raise LayoutError(
+            f"ep {plan.ep} x etp {etp} does not divide tp x cp x dp = {plan.tp * plan.cp * dp}", "change ep or etp"
+        )
+    if plan.seq_len % (plan.cp * (2 if plan.cp_kind == "ring" and plan.cp > 1 else 1)):
+        raise LayoutError(
+            f"seq_len {plan.seq_len} cannot be cut for cp = {plan.cp}", "use a multiple of 2 cp (ring) or cp (ulysses)"
+        )
+    if plan.sequence_parallel and (plan.micro_batch * plan.seq_len // plan.cp) % plan.tp:
+        raise LayoutError(
+            f"sequence parallelism: {plan.seq_len // plan.cp} tokens are no multiple of tp {plan.tp}",
+            "change seq_len or turn sequence_parallel off",
+        )
+    if plan.offload_activations > model.n_layers:
+        raise LayoutError(
+            f"offload_activations = {plan.offload_activations} of {model.n_layers} layers", "use at most all layers"
+        )
+
+
+def check_precision(plan: Plan, cluster: Cluster) -> None:
+    """Whether the GPU multiplies in this format."""
+    dtype = PEAK_DTYPE.get(plan.precision, plan.precision)
+    if dtype not in cluster.gpu.flops_per_s:
+        able = [name for name in get_args(Precision) if PEAK_DTYPE.get(name, name) in cluster.gpu.flops_per_s]
+        raise SpecError("precision", plan.precision, f"{cluster.gpu.name} has no {dtype} rate; use {', '.join(able)}")
+    if plan.fp8_parameters and plan.precision not in PEAK_DTYPE:
+        raise LayoutError(
+            f"fp8_parameters with precision {plan.precision}: there is no low-precision copy to keep",
+            "choose an fp8 precision, or turn fp8_parameters off",
+        )
+
+
+def check_adapters(plan: Plan) -> None:
+    """What does not go with frozen weights."""
+    if not plan.lora_rank:
+        return
+    if plan.framework == "pytorch":
+        raise LayoutError(
+            f"lora_rank {plan.lora_rank} with framework pytorch: plain PyTorch trains all weights",
+            "use framework fsdp, or lora_rank 0",
+        )
+    if plan.offload_activations:
+        raise LayoutError(
+            f"offload_activations {plan.offload_activations} with lora_rank {plan.lora_rank}",
+            "use one of the two: inputs of frozen layers are not kept",
+        )

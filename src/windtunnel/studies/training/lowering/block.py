@@ -1,0 +1,36 @@
+"""One layer of a pass, before it is priced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel.physics.model.operations import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Ops of one layer (or of embedding or head), with the parameters that sharded data parallelism gathers for it."""
+
+    operations: tuple[Operation, ...]
+    dense_parameters: float = 0.0  # on this rank, before sharding over data-parallel ranks
+    expert_parameters: float = 0.0
+    recompute: bool = False  # in full
+    offload: bool = False
+    adapters: float | None = None  # parameters of its adapters, where all others are frozen
+
+    @property
+    def learning(self) -> tuple[float, float]:
+        """Dense and expert parameters that learn."""
+        if self.adapters is not None:
+            return self.adapters, 0.0
+        return self.dense_parameters, self.expert_parameters
+
+    @property
+    def norms(self) -> int:
+        """How many norms it has."""
+        return sum(op.part == "norms" for op in self.operations)
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is the embedding or the head."""
+        return self.operations[-1].name in ("embedding", "loss")

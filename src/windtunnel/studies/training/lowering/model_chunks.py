@@ -1,0 +1,355 @@
+"""Pieces: what each virtual stage of a layout holds: blocks of ops, parameters and the tensors of its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from windtunnel.physics.cost.device_memory import memory_document
+from windtunnel.physics.cost.training import software, training_document
+from windtunnel.physics.model import Layer
+from windtunnel.physics.model.adapters import learning, with_adapters
+from windtunnel.physics.model.layer_operations import embedding_operations, head_operations, layer_operations
+from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
+from windtunnel.physics.model.plain_operations import (
+    plain_embedding_operations,
+    plain_head_operations,
+    plain_layer_operations,
+)
+from windtunnel.studies.training.layout import Layout
+from windtunnel.studies.training.lowering.block import Block
+from windtunnel.studies.training.memory.allocations import Passes
+from windtunnel.studies.training.memory.eager.autograd import Style
+from windtunnel.studies.training.memory.eager.trace import write_plain
+from windtunnel.studies.training.memory.forward_trace import Tape, write
+from windtunnel.studies.training.memory.pass_trace import Stringing, Unit, string_together
+from windtunnel.studies.training.memory.saved_tensors import Keeping, keeping
+from windtunnel.studies.training.plan import Plan
+from windtunnel.studies.training.schedules import TRAITS
+from windtunnel.studies.training.workload.router_load import RouterLoad, rank_loads_of
+
+PYTORCH_ATTENTION = ("pytorch", "torchtitan", "fsdp")  # frameworks that call scaled_dot_product_attention
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One virtual stage on one rank. Byte and parameter counts are those of the rank before data-parallel sharding."""
+
+    blocks: tuple[Block, ...]
+    n_layers: int
+    dense_parameters: float
+    expert_parameters: float
+    adapters: float | None  # parameters that learn, where all others are frozen
+    passes: Passes  # what its forward and backward pass allocate and free
+    root_bytes: float  # parameters that are gathered all through a pass
+    whole_bytes: float  # gathered parameters, where they stay for longer than a pass
+    summed_bytes: float  # unsharded gradients, likewise
+    buffer_bytes: float  # of one tensor that it is sent or sends, where there is a buffer for every micro-batch
+    unmerged_bytes: float  # weight gradients that a split backward leaves until the next micro-batch adds them up
+    key: tuple[object, ...]  # pieces with the same key have the same passes
+
+    @property
+    def learning(self) -> tuple[float, float]:
+        """Dense and expert parameters that learn."""
+        if self.adapters is not None:
+            return self.adapters, 0.0
+        return self.dense_parameters, self.expert_parameters
+
+
+def shard_of(layout: Layout) -> Shard:
+    """The shard that every rank of the layout holds."""
+    plan, release = layout.plan, software(layout.plan.release)
+    return Shard(
+        batch=plan.micro_batch,
+        seq_len=plan.seq_len,
+        cp=plan.cp,
+        cp_kind=plan.cp_kind,
+        tp=plan.tp,
+        sequence_parallel=bool(plan.sequence_parallel),
+        ep=plan.ep,
+        ep_domains=layout.group("ep").domains,
+        etp=layout.etp,
+        precision=plan.precision,
+        fused=bool(plan.compile),
+        attention_impl=plan.attention_impl,
+        activation_bytes=4 if plan.precision == "fp32" else 2,
+        fused_projections=layout.habits.fused_projections,
+        fused_norms=_fused_norms(layout),
+        deduplicates=release.deduplicates,
+        masked_dispatch=release.masked_dispatch,
+        **training_document()["experts"],
+        low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,
+        activation_input_bytes=1 if plan.fp8_activation_input else 0,
+        fused_mla=release.fused_mla and bool(plan.compile),
+        loss=release.loss if plan.framework == "megatron" else "",
+        # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.
+        fused_groups=plan.precision != "fp32"
+        or layout.cluster.gpu.generation == "cpu"
+        or plan.framework not in PYTORCH_ATTENTION,
+    )
+
+
+def _fused_norms(layout: Layout) -> bool:
+    """PyTorch has one kernel for it on a GPU; on a CPU it runs the chain of kernels that it once ran everywhere."""
+    chained = software(layout.plan.release).chained_norms or layout.cluster.gpu.generation == "cpu"
+    return layout.habits.fused_norms and not chained
+
+
+def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, ...]:
+    """The piece of each virtual stage, in chain order.
+
+    With an uneven router a pass is that of each layer's hottest expert rank, since all wait for it layer by layer, and
+    memory that of the rank whose layers together are given most (`training/workload/router_load.py`).
+    """
+    shard, model, rank = shard_of(layout), layout.model, layout.plan.lora_rank
+    built: dict[tuple[int, float], tuple[Operation, ...]] = {}  # by identity: equal layers are nearly always one object
+    known: dict[tuple[object, ...], Piece] = {}
+    tapes: dict[tuple[object, ...], Tape] = {}
+    pieces = []
+    last = len(layout.virtual_layers) - 1
+    identities = {id(layer): number for number, layer in enumerate(reversed(model.layers))}
+    recomputed, offloaded = _recomputed_layers(layout), layout.plan.offload_activations
+    loads = rank_loads_of(router, layout)
+
+    def operations_of(number: int, load: float) -> tuple[Operation, ...]:
+        layer = model.layers[number]
+        if (id(layer), load) not in built:
+            of_layer = layer_operations if shard.fused_projections else plain_layer_operations
+            ops = of_layer(layer, model, shard, load)
+            built[id(layer), load] = ops if not rank else with_adapters(ops, shard, rank, layout.plan.lora_targets)
+        return built[id(layer), load]
+
+    for stage, numbers in enumerate(layout.virtual_layers):
+        away = tuple(number < offloaded for number in numbers)
+        kinds = tuple(identities[id(model.layers[number])] for number in numbers)
+        key = (kinds, stage == 0, stage == last, away, tuple((loads.hottest[n], loads.fullest[n]) for n in numbers))
+        if key not in known:
+            layers = [model.layers[number] for number in numbers]
+            timed = [operations_of(number, loads.hottest[number]) for number in numbers]
+            kept = [operations_of(number, loads.fullest[number]) for number in numbers]
+            known[key] = _piece(
+                layout, shard, layers, timed, kept, key, stage == 0, stage == last, recomputed, away, tapes
+            )
+        pieces.append(known[key])
+    return tuple(pieces)
+
+
+def _recomputed_layers(layout: Layout) -> int:
+    layers = layout.plan.recompute_layers
+    return layout.model.n_layers if layers is None else layers
+
+
+def _piece(
+    layout: Layout, shard: Shard, layers: list[Layer], timed: list[tuple[Operation, ...]],
+    kept: list[tuple[Operation, ...]], key: tuple[object, ...], first: bool, last: bool, recomputed: int,
+    away: tuple[bool, ...], tapes: dict[tuple[object, ...], Tape],
+) -> Piece:  # fmt: skip
+    model, plan = layout.model, layout.plan
+    blocks: list[Block] = []
+    vocabulary = layout.vocab_padded * model.hidden_size / plan.tp
+    if first:
+        positions = model.learned_positions * model.hidden_size
+        norm = model.norm_parameters * model.embedding_norm
+        look_up = (embedding_operations if shard.fused_projections else plain_embedding_operations)(model, shard)
+        blocks.append(Block(look_up, vocabulary + positions + norm))
+    for number, (layer, ops) in enumerate(zip(layers, timed, strict=True)):
+        dense, expert = layer_parameters(layout, layer)
+        blocks.append(Block(ops, dense, expert, recompute=number < recomputed, offload=away[number]))
+    if last:
+        # A tied table on its own pipeline rank is a second copy; without a pipeline it is the embedding's.
+        table = 0.0 if model.tied_embeddings and first else vocabulary
+        head = (
+            head_operations(model, shard, layout.vocab_padded)
+            if shard.fused_projections
+            else plain_head_operations(model, shard)
+        )
+        blocks.append(Block(head, table + model.norm_parameters))
+    if plan.lora_rank:
+        blocks = [_adapted(block, shard, plan) for block in blocks]
+    keep = keeping(plan.framework, plan.release)
+    if keep.loss["logits_kept"] == "pipelined":
+        keep = replace(keep, loss={**keep.loss, "logits_kept": plan.pp > 1})
+    ends = [number for number in (0, len(blocks) - 1) if blocks[number].is_end] if blocks else []
+    root = 0.0
+    if keep.root_gathered and layout.gathers_in_passes:
+        root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
+    stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes
+    own = iter(kept)
+    held = [block if block.is_end else replace(block, operations=next(own)) for block in blocks]
+    received = 0 if first else int(stream)
+    how = _stringing(layout, keep, first)
+    if shard.fused_projections:
+        passes = string_together(_units(layout, shard, held, keep, tapes, ends if root else []), received, how)
+    else:
+        units, later = (_plain_units(layout, shard, held, keep, tapes, later=which) for which in (False, True))
+        passes = string_together(units, received, how, later)
+    parameters = sum(block.dense_parameters + block.expert_parameters for block in blocks)
+    adapters = sum(block.learning[0] for block in blocks) if plan.lora_rank else None
+    trained = parameters if adapters is None else adapters
+    summed = trained + (vocabulary * (_table_parts(layout) - 1) if first and adapters is None else 0.0)
+    return Piece(
+        blocks=tuple(blocks),
+        n_layers=len(layers),
+        dense_parameters=sum(block.dense_parameters for block in blocks),
+        expert_parameters=sum(block.expert_parameters for block in blocks),
+        adapters=adapters,
+        passes=passes,
+        root_bytes=root,
+        whole_bytes=parameters * _gathered_width(layout, shard) if layout.shares_once and plan.zero_stage == 3 else 0.0,
+        summed_bytes=summed * layout.gradient_bytes if layout.shares_once else 0.0,
+        buffer_bytes=stream if how.buffers else 0.0,
+        unmerged_bytes=trained * shard.activation_bytes if layout.shares_once and how.split == "graph" else 0.0,
+        key=key,
+    )
+
+
+def _adapted(block: Block, shard: Shard, plan: Plan) -> Block:
+    """A block whose own weights are frozen; layers have their adapters already, embedding and head have none."""
+    if block.is_end:
+        frozen = with_adapters(block.operations, shard, plan.lora_rank, plan.lora_targets)
+        return replace(block, operations=frozen, adapters=0.0)
+    return replace(block, adapters=learning(block.operations))
+
+
+def _table_parts(layout: Layout) -> int:
+    """Of how many ranks' parts the embedding's gradient is at first: DTensor makes that of the whole table on each."""
+    return layout.plan.tp if layout.habits.copies_exchanges else 1
+
+
+def fresh_gradients(layout: Layout) -> bool:
+    """Whether gradients are made anew in every step, and not kept in buffers of their own."""
+    made = keeping(layout.plan.framework).weight_gradients and layout.reduces_in_passes
+    return layout.habits.pure_precision or made
+
+
+def _stringing(layout: Layout, keep: Keeping, first: bool) -> Stringing:
+    stage, whole = layout.plan.zero_stage or 0, layout.habits.pure_precision
+    split: Literal["", "linears", "graph", "late"] = ""
+    if layout.plan.pp > 1 and TRAITS[layout.schedule].splits_backward:
+        # The first stage of torch.distributed.pipelining does everything in the second half.
+        split = "linears" if not keep.torch_pipelining else "late" if first else "graph"
+    buffers = keep.torch_pipelining and layout.plan.pp > 1
+    return Stringing(at_once=stage >= 2, stays=whole, fsdp2=keep.fsdp2, split=split, buffers=buffers)
+
+
+def _gathered_width(layout: Layout, shard: Shard) -> int:
+    return 1 if layout.plan.fp8_parameters else shard.activation_bytes
+
+
+def tensors_of(pieces: Sequence[Piece]) -> list[float]:
+    """Elements of each parameter tensor, in plain PyTorch."""
+    found: list[float] = []
+    for op in (op for piece in pieces for block in piece.blocks for op in block.operations):
+        if op.weight_elements:
+            rounds = max(1, op.repeats)
+            found += [op.weight_elements / rounds] * rounds
+    return found
+
+
+def _units(
+    layout: Layout,
+    shard: Shard,
+    blocks: list[Block],
+    keep: Keeping,
+    tapes: dict[tuple[object, ...], Tape],
+    ends: list[int],
+) -> list[Unit]:
+    plan = layout.plan
+    stage = plan.zero_stage or 0
+    if stage >= 2:  # gradients leave block by block, so a block's are made apart
+        keep = replace(keep, weight_gradients=True)
+    keep = replace(keep, quantised_weights=layout.casts_weights and not keep.fsdp2)
+    bare = replace(keep, gathered_inputs=False)
+    share = gathered_share(layout, keep) if keep.gathered_inputs else 0.0
+    stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes
+    width = _gathered_width(layout, shard)
+    units = []
+    for number, block in enumerate(blocks):
+        # A share of the blocks, evenly spread.
+        whole = int((number + 1) * share) > int(number * share)
+        embeds = block.operations[0].name == "embedding"
+        table = block.dense_parameters * _table_parts(layout) * shard.activation_bytes if embeds else 0.0
+        key = (id(block.operations), block.recompute, block.offload, whole, table)
+        if key not in tapes:
+            tapes[key] = write(
+                block.operations, 0.0 if table else stream, keep if whole else bare, parts=plan.recompute_parts,
+                recompute=block.recompute, offload=block.offload, precision=plan.precision, tp=plan.tp,
+                table_bytes=table if keep.weight_gradients and block.adapters is None else 0.0, compiled=shard.fused,
+            )  # fmt: skip
+        parameters = block.dense_parameters + block.expert_parameters
+        gathered = parameters * width if layout.gathers_in_passes and number not in ends else 0.0
+        learns, experts = block.learning
+        reduced = (learns + experts) * layout.gradient_bytes if layout.reduces_in_passes else 0.0
+        kept = 0.0
+        if fresh_gradients(layout):
+            own = learns / layout.shard_group + experts / layout.group("edp").size
+            kept = own * layout.gradient_bytes
+        flat = gathered
+        if number in ends[:1]:
+            flat = width * sum(blocks[one].dense_parameters + blocks[one].expert_parameters for one in set(ends))
+        if not keep.fsdp2 or layout.shard_group == 1:
+            flat = 0.0
+        sizes = (int(gathered), int(flat), int(reduced), int(kept))
+        units.append(Unit(tapes[key], *sizes, number in ends))
+    return units
+
+
+def _plain_units(
+    layout: Layout,
+    shard: Shard,
+    blocks: list[Block],
+    keep: Keeping,
+    tapes: dict[tuple[object, ...], Tape],
+    *,
+    later: bool,
+) -> list[Unit]:
+    """As `_units`, for plain PyTorch; `later` than the first micro-batch, gradients are there already."""
+    width = shard.activation_bytes
+    # `compile` is of layers: embedding and head stay as they are.
+    on_cpu = layout.cluster.gpu.generation == "cpu"
+    stream = shard.residual_tokens * layout.model.hidden_size * width
+    units = []
+    for block in blocks:
+        key = (id(block.operations), block.recompute, block.offload, later)
+        if key not in tapes:
+            # The table's gradient is as large as the table; that of a tied one is added to the output matrix's.
+            table = layout.model.vocab_size * layout.model.hidden_size * width
+            embeds = block.operations[0].name == "embedding"
+            style = Style(width, on_cpu, compiled=shard.fused and not block.is_end)
+            tapes[key] = write_plain(
+                block.operations, 0.0 if embeds else stream, keep, style, recompute=block.recompute,
+                offload=block.offload, later=later, table_bytes=table if embeds else 0.0,
+            )  # fmt: skip
+        units.append(Unit(tapes[key]))
+    return units
+
+
+def gathered_share(layout: Layout, keep: Keeping) -> float:
+    """Share of the gathered inputs of column-parallel GEMMs that stays, where the framework lets them stay."""
+    plan, rules = layout.plan, memory_document()["gathered"]
+    if plan.tp == 1 or not plan.sequence_parallel:
+        return 0.0
+    if not keep.gathers_again:
+        return 1.0
+    if plan.tp > rules["tp_most"]:
+        return 0.0
+    return 1.0 if plan.pp == 1 else max(0.0, 1.0 - float(rules["released"]) / plan.pp)
+
+
+def layer_parameters(layout: Layout, layer: Layer) -> tuple[float, float]:
+    """Dense and expert parameters of one layer on one rank, before data-parallel sharding."""
+    model, plan = layout.model, layout.plan
+    counts = model.parameters_of(layer)
+    attention = layer.attention
+    share = 1.0 / plan.tp
+    if plan.tp > attention.kv_heads and attention.kind == "gqa":  # key and value heads are replicated
+        kv = model.hidden_size * attention.kv_heads * (attention.head_dim + attention.value_head_dim)
+        extra = kv * (1.0 / attention.kv_heads - share)
+    elif attention.kind == "mla":  # the latents' projections are on every tensor-parallel rank
+        down = (attention.q_lora_rank or 0) + (attention.kv_lora_rank or 0) + attention.rope_head_dim
+        extra = model.hidden_size * down * (1.0 - share)
+    else:
+        extra = 0.0
+    dense = (counts.attention + counts.dense + counts.shared) * share + extra + counts.norms + counts.router
+    return dense, counts.experts / (plan.ep * layout.etp)

@@ -1,0 +1,191 @@
+"""The actions of a schedule as ops: one per pass of a model piece, and what carries its output to the next stage.
+
+A pipeline transfer sits on the *receiver's* stream, where waiting for it is felt; a transfer that the framework does
+not overlap also holds its sender's compute stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.physics.cost.price import FREE, nanoseconds
+from windtunnel.physics.cost.training import MATH
+from windtunnel.physics.graph import OpKind
+from windtunnel.physics.model.operations import Transfer
+from windtunnel.studies.training.layout import Layout
+from windtunnel.studies.training.lowering.pass_builder import Segment
+from windtunnel.studies.training.lowering.passes import nic_parts
+from windtunnel.studies.training.lowering.step import COMPUTE, PP_BACKWARD, PP_FORWARD, STREAMS
+from windtunnel.studies.training.lowering.step_builder import StepBuilder
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import Kind, Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Actions:
+    """Ops of each action, int64[actions]."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    arrival: NDArray[np.int64]  # op after which the action's output is where it is needed
+
+
+@dataclass(frozen=True, eq=False)
+class _Sends:
+    """Of each action, whether another rank needs its output; which rank, and for which action."""
+
+    sent: NDArray[np.bool_]
+    receiver: NDArray[np.int64]
+    needed: NDArray[np.int64]
+    duration_ns: NDArray[np.int64]
+    category: NDArray[np.int64]
+    bytes_total: float  # of one
+
+
+def add_actions(
+    build: StepBuilder, segments: tuple[Segment, ...], segment_of: NDArray[np.int32], parts: NDArray[np.int64]
+) -> Actions:  # fmt: skip
+    """The compute ops, each action in `parts`, and behind each the transfer that its framework does not overlap."""
+    schedule, n = build.schedule, len(build.schedule.rank)
+    sends = _sends(build)
+    blocking = not build.plan.overlap_p2p
+    width = parts + (sends.sent if blocking else 0)
+    base = np.zeros(n + 1, np.int64)
+    np.cumsum(width, out=base[1:])
+    total = int(base[-1])
+    action = np.repeat(np.arange(n), width)
+    place = np.arange(total) - base[action]
+    segment = segment_of[schedule.stage_of, schedule.kind][action].astype(np.int64)
+    whole = np.array([one.duration_ns for one in segments], np.int64)[segment]
+    split = parts[action]
+    duration = whole * (place + 1) // split - whole * place // split
+    is_send = place >= split
+    inside = nic_parts(segments)[segment]
+    columns: dict[str, Any] = {
+        "kind": np.where(is_send, OpKind.SEND, OpKind.COMPUTE),
+        "stream": schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE,
+        "label": np.where(is_send, build.label("send"), segment),
+        "category": np.where(is_send, sends.category[action], segment),
+        "duration": np.where(is_send, sends.duration_ns[action], duration),
+        "interference": np.where(is_send, 0, MATH),
+        "nic": np.where(is_send, 0, inside),
+        "sender": np.where(is_send, schedule.rank[action], -1),
+        "receiver": np.where(is_send, sends.receiver[action], -1),
+    }
+    start = build.ops.add(total, columns)
+    first = base[:-1] + start
+    last = first + parts - 1
+    arrival = last.copy()
+    if blocking:
+        arrival[sends.sent] = last[sends.sent] + 1
+    elif sends.sent.any():
+        sent, arrivals = _receives(build, sends, last)
+        arrival[sent] = arrivals
+    for category in np.unique(sends.category[sends.sent]):
+        key = build.categories[category].replace("exposed", "send_recv")
+        build.traffic[key] = float((sends.category == category)[sends.sent].sum()) * sends.bytes_total
+    return Actions(first, last, arrival)
+
+
+def connect(build: StepBuilder, actions: Actions) -> None:
+    """Actions wait for what other ranks send. What a rank needs of itself comes earlier in its own stream."""
+    consumer, needs = _crossing(build.schedule)
+    build.ops.depend(actions.first[consumer], actions.arrival[needs])
+
+
+def _crossing(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Actions that need what another rank computes, and which of its actions that is."""
+    pointer, needs = schedule.depends()
+    consumer = np.repeat(np.arange(len(schedule.rank)), np.diff(pointer))
+    crossing = schedule.rank[consumer] != schedule.rank[needs]
+    return consumer[crossing], needs[crossing]
+
+
+def _sends(build: StepBuilder) -> _Sends:
+    """Which actions' outputs another rank needs, and what sending them costs."""
+    schedule = build.schedule
+    consumer, needs = _crossing(schedule)
+    sent = np.zeros(len(schedule.rank), bool)
+    receiver = np.zeros(len(schedule.rank), np.int64)
+    needed = np.zeros(len(schedule.rank), np.int64)
+    sent[needs] = True
+    receiver[needs] = schedule.rank[consumer]
+    needed[needs] = consumer
+    return _Sends(sent, receiver, needed, *_hops(build, sent, receiver), hop_bytes(build.layout))
+
+
+def hop_bytes(layout: Layout) -> float:
+    """Of what one stage sends the next behind a pass, on one GPU."""
+    plan = layout.plan
+    cut = plan.sequence_parallel or layout.habits.scatters_sends
+    tokens = layout.tokens_per_rank / (plan.tp if cut else 1)
+    return tokens * layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
+
+
+def hop(pricer: Pricer, *, far: bool) -> tuple[int, str]:
+    """How long sending that takes, in ns, inside a scale-up domain or across, and its category."""
+    layout, size = pricer.layout, hop_bytes(pricer.layout)
+    again = FREE  # what was cut for the way is put together where it arrives
+    if layout.habits.scatters_sends and layout.plan.tp > 1 and not layout.plan.sequence_parallel:
+        again, _ = pricer.transfer(Transfer("all_gather", "tp", size * layout.plan.tp))
+    price, tier = pricer.hop(size, far=far)
+    return nanoseconds(price.seconds + again.seconds), f"exposed pp ({tier.replace('_', '-')})"
+
+
+def _hops(
+    build: StepBuilder, sent: NDArray[np.bool_], receiver: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    """Duration and category of the transfer behind each action: neighbours may share a scale-up domain or not."""
+    schedule, n = build.schedule, len(sent)
+    durations, categories = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    if not sent.any():
+        return durations, categories
+    gpus = build.layout.cluster.n_gpus // schedule.stages
+    domain = build.layout.cluster.used_per_domain
+    far = _apart(schedule.rank.astype(np.int64), receiver, gpus, domain)
+    for apart in (False, True):
+        there = sent & (far == apart)
+        if there.any():
+            durations[there], name = hop(build.pricer, far=apart)
+            categories[there] = build.category(name)
+    return durations, categories
+
+
+def _apart(
+    rank: NDArray[np.int64], receiver: NDArray[np.int64], gpus: int, domain: int
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Whether any GPU of a stage has its counterpart in another scale-up domain: all wait for the slowest pair."""
+    apart = np.zeros(len(rank), bool)
+    places = np.arange(gpus)
+    for sender, other in np.unique(np.stack([rank, receiver], axis=1), axis=0).tolist():
+        crosses = bool(np.any((sender * gpus + places) // domain != (other * gpus + places) // domain))
+        apart |= (rank == sender) & (receiver == other) & crosses
+    return apart
+
+
+def _receives(
+    build: StepBuilder, sends: _Sends, action_last: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    """Transfers that overlap, on their receivers' streams: the actions that send, and the op of each."""
+    schedule = build.schedule
+    sent = np.flatnonzero(sends.sent)
+    # Ops of a stream run in array order, so arrivals are listed in the order in which the receiver needs them.
+    sent = sent[np.argsort(sends.needed[sent], kind="stable")]
+    forward = schedule.kind[sent] == Kind.FORWARD
+    columns = {
+        "kind": OpKind.SEND,
+        "stream": sends.receiver[sent] * len(STREAMS) + np.where(forward, PP_FORWARD, PP_BACKWARD),
+        "label": build.label("receive"),
+        "category": sends.category[sent],
+        "duration": sends.duration_ns[sent],
+        "sender": schedule.rank[sent],
+        "receiver": sends.receiver[sent],
+    }
+    at = build.ops.add(len(sent), columns, sends.bytes_total)
+    arrivals = np.arange(at, at + len(sent))
+    build.ops.depend(arrivals, action_last[sent])
+    return sent, arrivals

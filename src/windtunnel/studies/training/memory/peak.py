@@ -1,0 +1,423 @@
+"""Peak memory of each rank class: state that stays, activations by their lifetimes in the schedule, and workspace.
+
+A rank works through its actions one after the other, so its activations rise by what a piece's forward pass leaves and
+fall with the backward; where that is split (`split_backward`) its first half adds what the second one reads. The
+allocated peak is the largest sum over actions of what is held before and the most that the action adds; the optimizer
+step has its own peak.
+
+    reserved = what PyTorch's allocator holds for that: replayed, tensor by tensor (`allocations.py`), for the
+               fullest rank class, and the first one where segments do not expand; allocated, and a little for pages,
+               where they do and nothing has a stream of its own
+    device   = reserved (with headroom where segments do not expand), CUDA context (as measured, if it was), and the
+               buffers of each communicator; just full where that is more than there is, but the allocator, giving back
+               what it only caches, gets through with the headroom to spare
+
+Where gradients are made anew in every step (plain PyTorch, FSDP) the sum includes those that have been made so far, and
+the optimizer's peak all of them. A CPU's allocator hands out what is asked for: reserved and device equal allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.physics.cost.device_memory import MIB, memory_document, outside_of_allocator
+from windtunnel.physics.graph.allocator import AllocatorResult, replay_allocator
+from windtunnel.physics.step.result import StageMemory
+from windtunnel.studies.training.layout import Layout
+from windtunnel.studies.training.lowering.model_chunks import Piece, fresh_gradients, tensors_of
+from windtunnel.studies.training.lowering.shards.pipelined_shards import (
+    gathered_chunks,
+    summed_chunks,
+    unmerged_chunks,
+)
+from windtunnel.studies.training.lowering.step import LoweredStep
+from windtunnel.studies.training.memory.allocations import Load, Passes, Resident, two_steps
+from windtunnel.studies.training.memory.model_state import State, state_bytes
+from windtunnel.studies.training.memory.saved_tensors import keeping
+from windtunnel.studies.training.schedules import TRAITS, Kind, Schedule
+
+BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
+POINTS = 400  # of the drawn timeline
+_Loads: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    at: int  # action of the peak
+    held: float  # activations at the peak
+    workspace: float
+    levels: NDArray[np.float64]  # held during each action, workspace included
+    gradients: float = 0.0  # at the peak, where they come and go
+    parameters: float = 0.0  # at the peak, beyond those that stay
+    of_passes: int | None = None  # action of the peak without the optimizer's step, where that is another
+
+    @property
+    def peak(self) -> float:
+        return self.held + self.workspace + self.gradients + self.parameters
+
+
+def memory_of(
+    layout: Layout,
+    pieces: tuple[Piece, ...],
+    step: LoweredStep,
+    end_ns: NDArray[np.int64],
+    ranks: Sequence[int] | None = None,
+) -> tuple[StageMemory, ...]:
+    """Memory of every pipeline rank, or of those that lie on this type of GPU."""
+    all_ranks, schedule = _Ranks(layout, pieces, step.schedule), step.schedule
+    reserved, device = all_ranks.reserved, all_ranks.device
+    usable, full = layout.cluster.gpu.usable_memory_bytes, False
+    here = range(schedule.stages) if ranks is None else ranks
+    if max(device[rank] for rank in here) > usable and all_ranks.get_through(here):
+        room = usable - outside_bytes(layout)
+        reserved, device, full = [min(one, room) for one in reserved], [min(one, usable) for one in device], True
+    found = []
+    for rank in here:
+        categories, walk = all_ranks.drafts[rank]
+        times = end_ns[step.action_last[schedule.of_rank(rank)]]
+        allocated = all_ranks.allocated[rank]
+        found.append(
+            StageMemory(
+                stage=rank,
+                ranks=layout.cluster.n_gpus // schedule.stages,
+                categories=categories,
+                peak_allocated_bytes=allocated,
+                peak_reserved_bytes=reserved[rank],
+                device_bytes=device[rank],
+                peak_time_ns=int(times[walk.at]),
+                timeline=_thinned(times, walk.levels + (allocated - walk.peak)),
+                gives_back=full,
+            )
+        )
+    return tuple(found)
+
+
+def peak_bytes(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, capacity: int | None = None
+) -> int:  # fmt: skip
+    """What the fullest rank class needs on the device without giving cached memory back to the driver.
+
+    Memory follows from the order of the passes, not from their times. Where what is allocated is more than `capacity`
+    already, no allocator is replayed: the answer is then what is needed at least.
+    """
+    ranks = _Ranks(layout, pieces, schedule)
+    least = max(ranks.least)
+    return least if capacity is not None and least > capacity else max(ranks.device)
+
+
+def least_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+    """The same if the allocator left no gaps between tensors: never more, and none is replayed."""
+    return max(_Ranks(layout, pieces, schedule).least)
+
+
+def ranks_peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> list[int]:
+    """The same of every rank class."""
+    return _Ranks(layout, pieces, schedule).device
+
+
+def least_reserved(layout: Layout) -> float:
+    """So many times what is allocated is reserved on the device at least, with its headroom."""
+    return _slack(layout) * (1.0 + _headroom(layout))
+
+
+def _slack(layout: Layout) -> float:
+    """So many times what is allocated is reserved at least."""
+    if _exact(layout):
+        return 1.0
+    keep, slack = keeping(layout.plan.framework), memory_document()["slack"]
+    if keep.expandable:
+        return 1.0 if keep.fsdp2 else 1.0 + float(slack["expandable"])
+    return 1.0 + float(slack["segments"])
+
+
+def outside_bytes(layout: Layout) -> int:
+    """What is on the device outside of the allocator."""
+    communicators = sum(layout.group(name).size > 1 for name in ("tp", "cp", "dp", "ep", "pp"))
+    return outside_of_allocator(layout.cluster, communicators)
+
+
+def _exact(layout: Layout) -> bool:
+    """Whether the device's allocator keeps nothing back."""
+    return layout.cluster.gpu.generation == "cpu"
+
+
+def _headroom(layout: Layout) -> float:
+    """0 where the allocator has nothing that it could give back: a CPU's, or one whose segments expand."""
+    holds_to_all = _exact(layout) or keeping(layout.plan.framework).expandable
+    return 0.0 if holds_to_all else float(memory_document()["headroom"])
+
+
+class _Ranks:
+    """Memory of all rank classes of a job."""
+
+    def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> None:
+        self.layout, self.pieces, self.schedule = layout, pieces, schedule
+        self.keep, self.slack = keeping(layout.plan.framework), memory_document()["slack"]
+        self.width = layout.gradient_bytes
+        self.held = [[pieces[v] for v in row] for row in schedule.virtual_stage]
+        loads = self._loads()
+        self.drafts = [self._draft(rank, loads) for rank in range(schedule.stages)]
+        self.allocated = [sum(categories.values()) for categories, _ in self.drafts]
+
+    @cached_property
+    def least(self) -> list[int]:
+        """On the device of each, if the allocator left no gaps between tensors."""
+        return self._on_device(self._with_slack(self.allocated))
+
+    @cached_property
+    def device(self) -> list[int]:
+        """On the device of each."""
+        return self._on_device(self.reserved)
+
+    def _on_device(self, reserved: Sequence[int]) -> list[int]:
+        headroom, outside = _headroom(self.layout), outside_bytes(self.layout)
+        return [int(value * (1.0 + headroom)) + outside for value in reserved]
+
+    def _with_slack(self, allocated: Sequence[int]) -> list[int]:
+        return [int(value * _slack(self.layout)) for value in allocated]
+
+    def get_through(self, here: Sequence[int]) -> bool:
+        """Whether all requests of these ranks find place, with headroom, once what is only cached was given back."""
+        if _exact(self.layout) or self.keep.expandable:
+            return False
+        usable = self.layout.cluster.gpu.usable_memory_bytes
+        most = (usable - outside_bytes(self.layout)) / (1.0 + _headroom(self.layout))
+        room = int(most / (1.0 + float(self.slack["segments"])))
+        return max(self.allocated[rank] for rank in here) <= room and all(
+            self._replay(rank, room).oom_event is None for rank in self._shown(here)
+        )
+
+    def _draft(self, rank: int, loads: _Loads) -> tuple[dict[str, int], _Walk]:
+        """Allocated bytes at the peak, by category. The optimizer's step is told as part of the last action."""
+        held = self.held[rank]
+        state = self._state(held)
+        fresh = fresh_gradients(self.layout)
+        walk = self._walk(rank, loads)
+        updating = float(sum(self._updated(held)))
+        in_step = updating + (state.gradients if fresh else 0.0)
+        if in_step > walk.peak:
+            levels = walk.levels.copy()
+            levels[-1] = max(levels[-1], in_step)
+            walk = _Walk(len(levels) - 1, 0.0, updating, levels, in_step - updating, of_passes=walk.at)
+        standing = 0.0 if fresh else state.gradients
+        categories = {
+            "parameters": state.parameters + walk.parameters,
+            "gradients": standing + walk.gradients + float(sum(self._buckets(held))),
+            "optimizer": state.optimizer,
+            "activations": walk.held,
+            "workspace": walk.workspace,
+        }
+        return {name: int(value) for name, value in categories.items()}, walk
+
+    def _state(self, held: list[Piece]) -> State:
+        state = self._held_state(held)
+        # Sharded gradients take the place of whole ones when the step is nearly over.
+        return replace(state, gradients=0.0) if self.layout.shares_once else state
+
+    def _held_state(self, held: list[Piece]) -> State:
+        adapters = sum(piece.adapters or 0.0 for piece in held) if self.layout.plan.lora_rank else None
+        return state_bytes(
+            self.layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held), adapters
+        )
+
+    def _loads(self) -> _Loads:
+        """int64[first or later, kinds, virtual stages, fields of `Load`]."""
+        table = np.zeros((2, len(Kind), len(self.pieces), len(Load._fields)), np.int64)
+        known: dict[tuple[int, Kind, bool], Load] = {}
+        for kind in (Kind(int(one)) for one in np.unique(self.schedule.kind)):
+            for stage, piece in enumerate(self.pieces):
+                for later in (False, True):
+                    key = (id(piece.passes), kind, later)
+                    if key not in known:
+                        known[key] = piece.passes.load(kind, later=later)
+                    table[int(later), kind, stage] = known[key]
+        return table
+
+    def _walk(self, rank: int, loads: _Loads) -> _Walk:
+        """Through the rank's actions, to the one that holds the most."""
+        schedule = self.schedule
+        window = schedule.of_rank(rank)
+        kind, stage = schedule.kind[window], schedule.stage_of[window]
+        held = self.held[rank]
+        makes = np.zeros(len(kind), bool)
+        backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
+        makes[backward[np.unique(stage[backward], return_index=True)[1]]] = True
+        adds, most, learned, learns = loads[np.where(makes, 0, 1), kind, stage].astype(np.float64).T
+        before = np.cumsum(adds) - adds
+        gradients = np.cumsum(learns) - learns
+        parameters = np.zeros(len(kind))
+        if self.layout.shares_once:
+            sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in held]).T
+            parameters = gathered_chunks(schedule, rank) @ sizes[0]
+            gradients = (
+                gradients + summed_chunks(schedule, rank) @ sizes[1] + unmerged_chunks(schedule, rank) @ sizes[2]
+            )
+        root = float(sum(piece.root_bytes for piece in held)) + self._buffers(rank)
+        during = before + most + gradients + parameters + root
+        at = int(np.argmax(during))
+        # What a pass leaves may come after its peak: no more of it is there than the peak holds besides gradients.
+        stays = max(0.0, min(float(adds[at]), float(most[at] - learned[at])))
+        return _Walk(
+            at,
+            held=float(before[at]) + stays,
+            workspace=float(most[at] - learned[at]) - stays + root,
+            levels=during,
+            gradients=float(gradients[at] + learned[at]),
+            parameters=float(parameters[at]),
+        )
+
+    def _buffers(self, rank: int) -> float:
+        """Where every micro-batch's tensors from other ranks have buffers of their own."""
+        held = {int(v) for v in self.schedule.virtual_stage[rank]}
+        ends = [(v, v - 1) for v in held if v > 0] + [(v, v + 1) for v in held if v < len(self.pieces) - 1]
+        return self.schedule.micro_batches * sum(self.pieces[v].buffer_bytes for v, other in ends if other not in held)
+
+    @cached_property
+    def reserved(self) -> list[int]:
+        """Reserved bytes of every rank class."""
+        if _exact(self.layout) or (self.keep.expandable and not self.keep.fsdp2):
+            return self._with_slack(self.allocated)  # one stream, and pages that can be anywhere
+        capacity = self.layout.cluster.gpu.usable_memory_bytes - outside_bytes(self.layout)
+        shown = self._shown(range(self.schedule.stages))
+        replayed = {rank: self._replay(rank, capacity, beyond=True) for rank in shown}
+        ratio = max(result.peak_reserved_bytes / max(1, self.allocated[rank]) for rank, result in replayed.items())
+        whole = [
+            replayed[rank].peak_reserved_bytes if rank in replayed else int(value * max(1.0, ratio))
+            for rank, value in enumerate(self.allocated)
+        ]
+        return self._with_slack([max(value, least) for value, least in zip(whole, self.allocated, strict=True)])
+
+    def _shown(self, here: Sequence[int]) -> list[int]:
+        """The rank classes that are replayed: the fullest, and perhaps the first."""
+        fullest = max(here, key=self.allocated.__getitem__)
+        return sorted({fullest} if self.keep.expandable else {min(here), fullest})
+
+    def _replay(self, rank: int, capacity: int, *, beyond: bool = False) -> AllocatorResult:
+        """Two steps of a rank class whose allocator may reserve `capacity` bytes.
+
+        `beyond`: and more, where nothing that it can give back is enough.
+        """
+        events, stream = two_steps(self._actions(rank), self._resident(rank))
+        expandable = self.keep.expandable
+        if not beyond or int(np.cumsum(events[:, 1]).max(initial=0)) <= capacity:
+            bounded = replay_allocator(
+                events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
+            )
+            if not beyond or bounded.oom_event is None:
+                return bounded
+        return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=expandable)
+
+    def _actions(self, rank: int) -> list[tuple[Passes, Kind, int]]:
+        """The rank's passes of the micro-batches that have begun by its peak, and of the next: then all repeats."""
+        schedule, walk = self.schedule, self.drafts[rank][1]
+        peak = walk.at if walk.of_passes is None else walk.of_passes  # the optimizer's step follows in any case
+        window = schedule.of_rank(rank)
+        kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
+        key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
+        begins = np.flatnonzero(kind == Kind.FORWARD)
+        begun = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
+        wanted = np.isin(key, begun)
+        rows = zip(stage[wanted].tolist(), kind[wanted].tolist(), key[wanted].tolist(), strict=True)
+        return [(self.pieces[v].passes, Kind(k), name) for v, k, name in rows]
+
+    def _resident(self, rank: int) -> Resident:
+        """Tensors outside of passes."""
+        layout, held = self.layout, self.held[rank]
+        plan, stage = layout.plan, layout.plan.zero_stage or 0
+        state = self._state(held)
+        weights = _weights(held)
+        whole = sum(weights) or 1.0
+        root = int(sum(piece.root_bytes for piece in held))
+        moments = 2 if plan.optimizer == "adam" else 1
+        master = 0.0 if layout.habits.parameter_dtype == "fp32" else 4.0
+        share = 1.0 - master / (master + moments * (4.0 if plan.optimizer_dtype == "fp32" else 2.0))
+        made_later = state.optimizer * share / moments
+        units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
+        first = [int(state.parameters * one / whole) for one in units]
+        transient = self._updated(held)
+        if layout.habits.pure_precision:
+            share, made_later = 1.0, state.optimizer / moments
+        if layout.habits.pure_precision or (fresh_gradients(layout) and layout.micro_batches == 1):
+            transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
+            state = replace(state, gradients=0.0)
+        first += [int(size) for piece in held for size in (piece.whole_bytes, piece.summed_bytes)]
+        first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *self._buckets(held)]
+        first += [int(self._buffers(rank)), *self._pools(held)]
+        return Resident(
+            first=tuple(size for size in first if size > 0),
+            optimizer=tuple(
+                size for one in weights for _ in range(moments) if (size := int(made_later * one / whole)) > 0
+            ),
+            transient=tuple(size for size in transient if size > 0),
+        )
+
+    def _pools(self, held: list[Piece]) -> list[int]:
+        """FSDP2 in a pipeline, whose passes gather and reduce nothing: what its streams for that hold on to.
+
+        The shards of the gradients; and, where layers are gathered one by one, the flat buffers of two units.
+        """
+        if not self.layout.shares_once:
+            return []
+        found = [int(self._held_state(held).gradients)]
+        if not TRAITS[self.layout.schedule].has_runtime and self.keep.fsdp2:
+            sizes = [block.dense_parameters + block.expert_parameters for piece in held for block in piece.blocks]
+            whole = sum(piece.whole_bytes for piece in held) / max(1.0, sum(sizes))
+            found.append(int(whole * sum(sorted(sizes)[-2:])))
+        return found
+
+    def _buckets(self, held: list[Piece]) -> list[int]:
+        """Flat gradient buckets of DistributedDataParallel."""
+        layout = self.layout
+        if not self.keep.buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
+            return []
+        size = (self.width if layout.habits.pure_precision else 2) * sum(sum(piece.learning) for piece in held)
+        return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
+
+    def _updated(self, held: list[Piece]) -> list[int]:
+        """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat.
+
+        In plain PyTorch what AdamW computes: the roots of all second moments; or on a CPU, which updates tensor by
+        tensor, roots and divisor of one tensor while the divisor of the one before is still there.
+        """
+        layout = self.layout
+        if layout.habits.pure_precision and layout.plan.optimizer == "adam":
+            sizes = [int(self.width * one) for one in tensors_of(held)]
+            if not _exact(layout):
+                return sizes
+            return list(max(zip([0, *sizes], sizes, sizes, strict=False), key=sum, default=()))
+        if not self.keep.updated_copy or layout.plan.zero_stage != 1 or layout.shard_group == 1:
+            return []
+        size = int(2 * sum(sum(p.learning) for p in held))
+        part = max(1, size // layout.shard_group)
+        return [part] * (1 + layout.shard_group) + [size]
+
+
+def _weights(held: Sequence[Piece]) -> list[float]:
+    """Parameters of each weight matrix on the rank (norms are too small to matter to the allocator)."""
+    if any(op.reads for piece in held for block in piece.blocks for op in block.operations):
+        return tensors_of(held)
+    found: list[float] = []
+    for block in (block for piece in held for block in piece.blocks):
+        if block.is_end:
+            found += [block.dense_parameters] if block.dense_parameters >= 1 else []
+        else:
+            found += [op.weight_elements for op in block.operations if op.weight_elements]
+    return found
+
+
+def _thinned(times: NDArray[np.int64], levels: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
+    """At most POINTS points; within each stretch the highest one is kept, so the peak survives."""
+    n = len(times)
+    if n <= POINTS:
+        keep = np.arange(n)
+    else:
+        edges = np.linspace(0, n, POINTS + 1).astype(int)
+        keep = np.array([a + int(np.argmax(levels[a:b])) for a, b in pairwise(edges)])
+    return tuple((int(t), int(b)) for t, b in zip(times[keep], levels[keep], strict=True))

@@ -1,0 +1,302 @@
+"""Predict one training step: resolve, lower, price, replay, read.
+
+`predict(model, cluster, plan)` is the whole study. The headline breakdown is the mean over all ranks and sums exactly
+to the step; each rank class has its own in `Result.stages`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from windtunnel.errors import SpecError
+from windtunnel.physics.cost.device_memory import memory_document
+from windtunnel.physics.cost.price import Source
+from windtunnel.physics.engine import Timeline, exposed
+from windtunnel.physics.hardware import Cluster, parse_cluster
+from windtunnel.physics.hardware.mixed import MixedCluster, parse_mixed
+from windtunnel.physics.model import Model, load_model
+from windtunnel.physics.step.disturbances.disturbances import parse_disturbances
+from windtunnel.physics.step.result import Disturbed, Infeasible, Result, StageMemory
+from windtunnel.physics.step.result_of import (
+    BUBBLE,
+    ClassTime,
+    Kernels,
+    Work,
+    limits_of,
+    read,
+    result_of,
+    roofline_warning,
+    sum_to,
+)
+from windtunnel.physics.step.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.questions.header import product_version
+from windtunnel.studies.training.disturbances.planned import disturb
+from windtunnel.studies.training.excerpt import excerpt_of
+from windtunnel.studies.training.layout import Layout, resolve
+from windtunnel.studies.training.lowering.model_chunks import pieces_of
+from windtunnel.studies.training.lowering.pass_builder import owned
+from windtunnel.studies.training.lowering.simulated import Simulated, simulate
+from windtunnel.studies.training.lowering.step import LoweredStep
+from windtunnel.studies.training.memory.peak import memory_of
+from windtunnel.studies.training.mixed import of_all_types, staged
+from windtunnel.studies.training.plan import PEAK_DTYPE, Plan, read_plan
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.reading import parts_of, recomputed_flops, unmeasured_of
+from windtunnel.studies.training.reproduce import reproduce
+from windtunnel.studies.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
+from windtunnel.studies.training.workload.router_load import parse_router_load
+from windtunnel.studies.training.workload.sequence_lengths import read_lengths
+
+SLOWED = "slowed by overlap"
+FULL = (
+    "memory is full: it fits only because PyTorch's allocator gives cached memory back to the driver; of 18 published"
+    " layouts like it 13 crashed; how much longer the others take is not published, which is why the band is wide"
+)
+EVENLY = "experts are taken as evenly loaded; --router-load tells otherwise"
+
+
+def predict(
+    model: Model | str | Path | Mapping[str, Any],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
+    plan: Plan | str | Path | Mapping[str, Any],
+    *,
+    scenario: Scenario = CALM,
+    **parts: Unpack[Parts],
+) -> Result:
+    """How long one optimizer step takes, where the time goes, and whether it fits.
+
+    `model`: a catalogue name, a Hugging Face `config.json` (path or mapping) or a Model; `cluster`: `h100-sxm:8192`, a
+    YAML file or a Cluster, or several types of GPU (`hardware/mixed.py`); `plan`: a YAML file, a mapping or a Plan.
+    `scenario`: what disturbs the step, or its parts as keywords: `slow`, disturbances such as `gpu=1037:1.15` or
+    `link=node12.nic3:0.5` (docs/disturb.md); `jitter`, relative standard deviation of a pass, sampled `samples` times
+    from `seed`; `router_load`, popularity of experts, `zipf:0.5` or a CSV file; `lengths`, a CSV histogram of the
+    documents that sequences are packed from. Raises UserError on a spec that cannot be; a job that does not fit in
+    memory is a Result whose status is "infeasible".
+    """
+    scenario = with_parts(scenario, parts)
+    mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
+    if mixed is not None:
+        given = scenario.router_load is not None or scenario.lengths is not None
+        if scenario.disturbs or scenario.samples or given:
+            raise SpecError("cluster", mixed.name, "of several types: disturbances, routers and lengths need one type")
+        named = (model, cluster)
+        model = model if isinstance(model, Model) else load_model(model)
+        return of_all_types(model, mixed, read_plan(plan), predict, _by_stage, named)
+    named = (model, cluster)
+    model = model if isinstance(model, Model) else load_model(model)
+    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)  # type: ignore[arg-type]
+    layout = resolve(model, cluster, read_plan(plan))
+    asked = parse_disturbances(scenario, cluster)
+    router, lengths, seed = scenario.router_load, scenario.lengths, scenario.seed
+    pricer = Pricer(layout)
+    documents = None if lengths is None else read_lengths(lengths)
+    if documents is not None:
+        pricer = pricer.with_documents(mean_document(documents, layout, seed))
+    chosen = layout.schedule_table()
+    even = base = simulate(layout, pieces_of(layout), chosen, pricer)
+    uneven = None
+    if router is not None:
+        loads = parse_router_load(str(router), model, seed=seed)
+        uneven = routed(loads, layout, lambda pieces: simulate(layout, pieces, chosen, pricer), seed)
+        base = uneven.simulated
+
+    def under_all(simulated: Simulated) -> tuple[int, Disturbed | None]:
+        if not (asked.parts or documents):
+            return simulated.makespan_ns, None
+        step, pieces = simulated.step, simulated.pieces
+        sources = {}
+        if documents is not None:
+            sources[f"lengths {lengths}"] = packed(documents, layout, step, pieces, pricer, seed)
+        return disturb(step, layout, pieces, pricer, simulated.makespan_ns, asked, sources)
+
+    makespan, disturbed = under_all(base)
+    if uneven is not None:
+        disturbed = with_router(
+            disturbed, uneven, layout, makespan, base.makespan_ns, even.makespan_ns, under_all(even)[0]
+        )
+    # A job runs out of memory in the worst step of a trace, not in its median one.
+    steps = (base,) if uneven is None else uneven.steps
+    memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
+    files = {"--router-load": router, "--lengths": lengths}
+    extra = [f" {flag} {shlex.quote(str(given))}" for flag, given in files.items() if given is not None]
+    words = asked.flags()
+    if seed and extra and "--seed" not in words:
+        words += f" --seed {seed}"
+    command = reproduce(layout, *named) + "".join(extra) + words
+    result = _result(layout, (pricer,), base.step, base.timeline, memory, command, makespan, disturbed)
+    if uneven is None:
+        return result
+    warnings = tuple(busiest_experts(uneven.load, layout) if text == EVENLY else text for text in result.warnings)
+    return replace(result, warnings=warnings)
+
+
+def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, int]:
+    """A pipeline whose stages lie on several types; and the type whose memory it is told against.
+
+    That of the stage that needs the largest share of what it has.
+    """
+    job = staged(model, cluster, plan)
+    memory = job.memory()
+
+    shown = job.type_of[max(memory, key=lambda one: one.device_bytes / one.capacity_bytes).stage]
+    own = tuple(one for one in memory if job.type_of[one.stage] == shown)
+    simulated = job.simulated
+    pricers = tuple(pricer for number, pricer in enumerate(job.pricers) if number in job.type_of)
+    result = _result(
+        job.layouts[shown], pricers, simulated.step, simulated.timeline, own, "", simulated.makespan_ns, None
+    )
+    return replace(result, memory=memory), shown
+
+
+def fullest(steps: Iterable[tuple[StageMemory, ...]]) -> tuple[StageMemory, ...]:
+    """Each stage's memory in the step that needs most of it."""
+    return tuple(max(stage, key=lambda one: one.device_bytes) for stage in zip(*steps, strict=True))
+
+
+def _result(
+    layout: Layout,
+    pricers: Sequence[Pricer],
+    step: LoweredStep,
+    timeline: Timeline,
+    memory: tuple[StageMemory, ...],
+    command: str,
+    makespan_ns: int,
+    disturbed: Disturbed | None,
+) -> Result:
+    """`pricers`: of each type of GPU that ranks lie on; each part of a step has the uncertainty of the least known."""
+    cluster, plan, experts = layout.cluster, layout.plan, _has_experts(layout)
+    training = pricers[0].training
+    widest = {name: max(one.training.uncertainty[name] for one in pricers) for name in training.uncertainty}
+    training = replace(training, uncertainty=widest, from_runs=all(one.training.from_runs for one in pricers))
+    classes = _classes(layout, step, timeline)
+    reading = read(
+        timeline.makespan_ns, makespan_ns, disturbed, classes, _kernels(step), training,
+        n_gpus=cluster.n_gpus, experts=experts,
+    )  # fmt: skip
+    most = max(memory, key=lambda stage: stage.device_bytes)
+    trouble = None
+    full = most.gives_back
+    if full:
+        reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
+    if most.device_bytes > cluster.gpu.usable_memory_bytes:
+        trouble = Infeasible(
+            reason="out of memory",
+            stage=most.stage,
+            needed_bytes=most.device_bytes,
+            capacity_bytes=cluster.gpu.usable_memory_bytes,
+        )
+    return result_of(
+        reading,
+        _work(layout, pricers[0], step),
+        cluster,
+        spec={
+            "version": product_version(),
+            "model": layout.model.to_dict(),
+            "cluster": cluster.told(),
+            "plan": plan.model_dump(mode="json") | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
+        },
+        memory=memory,
+        infeasible=trouble,
+        limits=limits_of(parts_of(layout, reading.breakdown_ns, reading.total_ns, step), reading.total_ns),
+        defaults=layout.defaults,
+        warnings=(
+            *roofline_warning(reading.provenance, " and ".join(one.layout.cluster.gpu.name for one in pricers)),
+            *dict.fromkeys(word for one in pricers for word in unmeasured_of(one.layout, one)),
+            *([FULL] if full else []),
+            *_warnings(layout),
+        ),
+        reproduce=command,
+        n_classes=step.schedule.stages,
+        n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
+        excerpt=excerpt_of(step, timeline, layout),
+        traffic_bytes=_traffic(step),
+    )
+
+
+def _has_experts(layout: Layout) -> bool:
+    return any(layer.feed_forward.kind == "moe" for layer in layout.model.layers)
+
+
+def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
+    plan, tokens = layout.plan, layout.tokens_per_step
+    # Attention stays inside documents where sequences are packed from them, and only that is work.
+    document = pricer.document_length or plan.seq_len
+    forward = layout.model.forward_flops_per_token(document, "full")
+    linear = layout.model.forward_flops_per_token(1, "full") if plan.lora_rank else 0.0
+    flops = tokens * (3.0 * forward - linear)  # frozen weights have no gradient
+    inside = "" if document == plan.seq_len else f" inside documents (s = {document:,})"
+    return Work(
+        tokens=tokens,
+        model_flops=flops,
+        executed_flops=flops + recomputed_flops(layout, step),
+        dtype=PEAK_DTYPE.get(plan.precision, plan.precision),
+        convention=f"{4 if plan.lora_rank else 6} N + 12 L a d s per token, attention counted in full{inside},"
+        f" against dense {plan.precision} peak",
+    )
+
+
+def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[ClassTime]:
+    """Each rank class's step, split exactly: passes by what is inside them, the rest by what was exposed."""
+    graph, schedule = step.graph, step.schedule
+    nominal = np.array([segment.duration_ns for segment in step.segments], np.int64)
+    ranks = layout.cluster.n_gpus // schedule.stages
+    classes = []
+    for rank, parts in enumerate(owned(exposed(timeline, graph), graph)):
+        split: dict[str, int] = {}
+        own = schedule.of_rank(rank)
+        used = step.segment_of[schedule.stage_of[own], schedule.kind[own]]
+        counts = np.bincount(used, minlength=len(step.segments))
+        for name, nanoseconds in parts.items():
+            if not name.startswith("segment "):
+                key = BUBBLE if name == "idle" else name
+                split[key] = split.get(key, 0) + nanoseconds
+                continue
+            number = int(name.removeprefix("segment "))
+            alone = min(nanoseconds, int(counts[number] * nominal[number]))
+            for inner, part in sum_to(step.segments[number].breakdown_ns, alone).items():
+                key = "waiting inside a pass" if inner == "idle" else inner
+                split[key] = split.get(key, 0) + part
+            if nanoseconds > alone:
+                split[SLOWED] = split.get(SLOWED, 0) + nanoseconds - alone
+        layers = sum(len(layout.virtual_layers[v]) for v in schedule.virtual_stage[rank])
+        classes.append(ClassTime(ranks, layers, {name: ranks * ns for name, ns in split.items()}))
+    return classes
+
+
+def _kernels(step: LoweredStep) -> Kernels:
+    """Prices of all passes and of the optimizer; only passes have bands."""
+    counts = step.runs()
+    time = sum(float(count) * segment.duration_ns for count, segment in zip(counts, step.segments, strict=True))
+    wide = sum(
+        float(count) * segment.duration_ns * (segment.p95 - segment.p5)
+        for count, segment in zip(counts, step.segments, strict=True)
+    )
+    busy = dict.fromkeys(Source, 0.0)
+    for count, segment in zip(counts, step.segments, strict=True):
+        for source, seconds in segment.busy_s.items():
+            busy[source] += float(count) * seconds
+    for price in step.optimizer:
+        busy[price.source] += price.seconds
+    return Kernels(time, wide, busy)
+
+
+def _traffic(step: LoweredStep) -> dict[str, int]:
+    """Mean bytes per GPU and step of each collective kind, group and tier."""
+    total = dict(step.traffic_bytes)
+    for count, segment in zip(step.runs(), step.segments, strict=True):
+        for key, value in segment.traffic_bytes.items():
+            total[key] = total.get(key, 0.0) + value * float(count) / step.schedule.stages
+    return {key: int(value) for key, value in sorted(total.items())}
+
+
+def _warnings(layout: Layout) -> Iterator[str]:
+    if _has_experts(layout):
+        yield EVENLY
+        if layout.replicas > 1:
+            yield "shard_group holds for dense parameters; experts are sharded over all their replicas"

@@ -1,5 +1,0 @@
-"""Sweeps: any verb over many points, one row each, in one Parquet file; resumes after a kill."""
-
-from windtunnel.sweeps.sweep import SweepOutcome, sweep
-
-__all__ = ["SweepOutcome", "sweep"]

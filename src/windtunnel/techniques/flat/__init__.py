@@ -1,8 +1,0 @@
-"""One rank's step as a flat list of tasks on lanes: what techniques rewrite, and the loop that plays it."""
-
-from windtunnel.techniques.flat.cut import chained, cut
-from windtunnel.techniques.flat.lower import FlatStep, lower_flat
-from windtunnel.techniques.flat.play import Lane, Played, play
-from windtunnel.techniques.flat.task import Task, Tasks
-
-__all__ = ["FlatStep", "Lane", "Played", "Task", "Tasks", "chained", "cut", "lower_flat", "play"]

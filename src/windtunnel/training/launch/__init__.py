@@ -1,9 +1,0 @@
-"""What frameworks are launched with, as a plan and back: Megatron-Core arguments, torchtitan, DeepSpeed, Accelerate."""
-
-from __future__ import annotations
-
-from windtunnel.training.launch.files import FORMATS, launch_files, launch_flags
-from windtunnel.training.launch.found import Native
-from windtunnel.training.launch.native import is_native, read_native
-
-__all__ = ["FORMATS", "Native", "is_native", "launch_files", "launch_flags", "read_native"]

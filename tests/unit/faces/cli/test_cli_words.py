@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+import typing
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calibrated_cpu import calibrated_cpu
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from windtunnel.errors import UserError
+from windtunnel.faces.cli.app import main
+from windtunnel.faces.cli.captured import answered_captured
+from windtunnel.faces.cli.output import cold
+from windtunnel.faces.cli.plan_flags import SWITCHES, PlanFlags, check_whole_numbers, switches_spelled_out
+from windtunnel.faces.cli.run import _asked
+from windtunnel.real.calibrate.document import to_yaml
+from windtunnel.studies.training.plan import Plan, read_plan
+from windtunnel.studies.training.question import Question
+
+ASKED = {"global_batch": 16, "seq_len": 4096}
+
+
+def ask(*sets: str, plan: Path | None = None, **flags: Any) -> Question:
+    return Question.asked("llama-3-8b", "h100-sxm:16", plan, {**ASKED, **flags}, sets)
+
+
+def choices(annotation: Any) -> set[Any]:
+    """The literals anywhere in an annotation."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return set(typing.get_args(annotation))
+    return {value for part in typing.get_args(annotation) for value in choices(part)}
+
+
+def plan_or_message(spec: Any) -> Plan | str:
+    try:
+        return read_plan(spec)
+    except UserError as error:
+        return str(error)
+
+
+def test_every_plan_field_is_a_flag_and_nothing_else_is() -> None:
+    assert {field.name for field in dataclasses.fields(PlanFlags)} == set(Plan.model_fields)
+
+
+def test_flags_offer_the_choices_that_a_plan_takes() -> None:
+    hints = typing.get_type_hints(PlanFlags)
+    for name, field in Plan.model_fields.items():
+        assert choices(hints[name]) == choices(field.annotation), name
+
+
+def test_flags_that_are_not_given_change_nothing() -> None:
+    assert PlanFlags().given() == {}
+    assert PlanFlags(tp=8, overlap_tp=False).given() == {"tp": 8, "overlap_tp": False}
+    assert PlanFlags(layers_per_stage="7, 8,8,7").given() == {"layers_per_stage": (7, 8, 8, 7)}
+
+
+@pytest.mark.parametrize("text", ["7;8", "", "7,,8", "7,-8", "1e3", "٧,٨"])
+def test_layers_per_stage_is_counts(text: str) -> None:
+    with pytest.raises(UserError, match="layers-per-stage"):
+        PlanFlags(layers_per_stage=text).given()
+
+
+def test_switches_take_on_and_off_as_results_print_them() -> None:
+    words = ["predict", "--overlap-tp", "true", "--compile=off", "--cuda-graphs", "--tp", "8", "--overlap-ep", "no"]
+    spelled = ["predict", "--overlap-tp", "--no-compile", "--cuda-graphs", "--tp", "8", "--no-overlap-ep"]
+    assert switches_spelled_out(words) == spelled
+
+
+@given(st.lists(st.sampled_from(["--tp", "8", "model", "--x=on", "--", "on", *sorted(SWITCHES)]), max_size=8))
+def test_spelling_out_twice_is_spelling_out_once(words: list[str]) -> None:
+    # A value is eaten only behind a switch, so that a bare "on" elsewhere stays what it is.
+    once = switches_spelled_out(words)
+    if not any(a in SWITCHES and b == "on" for a, b in pairwise(once)):
+        assert switches_spelled_out(once) == once
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("llama-3-8b", "--cluster is not given: see `windtunnel predict --help`"),
+        ("--cluster h100-sxm:8", "MODEL is not given: see `windtunnel predict --help`"),
+        ("llama-3-8b --cluster", "--cluster has no value (one that begins with - is written --cluster=-1)"),
+        ("llama-3-8b --clustr h100-sxm:8", "--cluster is not given: did you mean --cluster instead of --clustr?"),
+    ],
+)
+def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"windtunnel: error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("plan llama-3-8b --cluster h100-sxm:8 --bogus", "unknown option --bogus: see `windtunnel plan --help`"),
+        (
+            "plan llama-3-8b --cluster h100-sxm:8 --techniques lina centauri",
+            "nothing takes 'centauri': an option has one value, and is given again for another; see `windtunnel plan",
+        ),
+        ("sweep --bogus", "unknown option --bogus: see `windtunnel sweep --help`"),
+        ("fleet flows t.txt --bogus=3", "unknown option --bogus: see `windtunnel fleet flows --help`"),
+        ("fleet t.csv --polcy fifo", "unknown option --polcy: did you mean --policy?"),
+        ("plan llama-3-8b --cluster h100-sxm:8 --global-bach=4", "unknown option --global-bach: did you mean"),
+    ],
+)
+def test_an_option_that_is_unknown_is_met_by_what_is_near_or_by_the_help(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The dashes that all options begin with do not make two of them alike.
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"windtunnel: error: {said}")
+
+
+def test_flags_win_over_the_plan_file(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("tp: 4\npp: 2\nglobal_batch: 64\nseq_len: 2048\n")
+    question = Question.asked("llama-3-8b", "h100-sxm:16", file, {"tp": 2}, ())
+    assert (question.plan.tp, question.plan.pp, question.plan.global_batch) == (2, 2, 64)
+
+
+@pytest.mark.parametrize("line", ["tensor: 3", "tp: many"])
+def test_a_mistake_in_the_plan_file_names_the_file(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(f"{line}\nseq_len: 2048\nglobal_batch: 8\n")
+    with pytest.raises(UserError, match=re.escape(str(file))):
+        ask(plan=file)
+    with pytest.raises(UserError) as caught:
+        ask(plan=None, tp="many")
+    assert str(file) not in str(caught.value)
+
+
+def test_set_changes_one_number() -> None:
+    question = ask("cluster.nic=800Gb/s", "model.layers=4", "plan.micro_batch=2", "cluster.gpu.memory=100 GB")
+    assert question.cluster.scale_out.bandwidth_bytes_per_s == 100e9
+    assert question.cluster.scale_out.latency_s == ask().cluster.scale_out.latency_s
+    assert question.cluster.gpu.memory_bytes == 100_000_000_000
+    assert question.model.n_layers == 4
+    assert question.plan.micro_batch == 2
+
+
+def test_setting_nothing_new_changes_nothing() -> None:
+    assert ask("cluster.scale_out.bandwidth=400Gb/s").cluster == ask().cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nic=800Gb/s", "PART.KEY=VALUE"),
+        ("cluster.nic", "PART.KEY=VALUE"),
+        ("cluster.nic=2026-13-45", "^--set: cluster.nic = '2026-13-45': "),  # to YAML a date, and there is none such
+        ("cluster.nick=800Gb/s", "nick"),
+        ("cluster.nic=800gb", "800gb"),
+        ("cluster.n_gpus.x=1", "whole number"),
+        ("model.depth=3", "depth"),
+        ("plan.tq=3", "tq"),
+        ("plan.tp=many", "tp"),
+    ],
+)
+def test_a_set_that_means_nothing_is_one_message(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ask(text)
+
+
+def test_a_setting_out_of_range_names_the_option_and_the_key() -> None:
+    with pytest.raises(UserError, match=r"^--set: model\.layers = -1: "):
+        ask("model.layers=-1")
+
+
+def test_a_model_that_is_none_is_said_before_what_else_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds neither config\.json nor captured\.yaml"):
+        Question.asked(str(tmp_path), "h100-sxm:8", None, {}, ())
+    with pytest.raises(UserError, match=r"unknown model 'captures'.*captured folder"):
+        Question.asked("captures", "h100-sxm:8", None, {}, ())
+
+
+def test_launch_flags_of_a_captured_script_are_refused_before_it_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "captured.yaml").touch()
+    assert main(["predict", str(tmp_path), "--cluster", "h100-sxm:8", "--launch-flags", "megatron"]) == 2
+    assert "--launch-flags = 'megatron': a captured script has its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model.layers=3", "^--set = 'model.layers=3': of a captured script only cluster"),
+        ("cluster.nic", "PART.KEY=VALUE"),
+        ("cluster.nic=2026-13-45", "^--set: cluster.nic = '2026-13-45': "),  # to YAML a date, and there is none such
+        ("cluster.nic=fast", "^--set: cluster.nic = 'fast': "),
+        ("cluster.gpu.flops.bf16=fast", "^--set: cluster.gpu.flops.bf16 = 'fast': "),
+    ],
+)
+def test_settings_of_a_captured_script_are_read_as_all_others(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        answered_captured(str(tmp_path), cluster="h100-sxm:8", plan=None, flags={}, set=(text,))
+
+
+def test_peers_on_links_that_were_not_measured_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.yaml").write_text(to_yaml(calibrated_cpu()))
+    (tmp_path / "train.py").write_text("")
+    words = [str(tmp_path / "train.py")]
+    for gpus, said in ((1, False), (2, True)):
+        _asked(words, f"{tmp_path}/my.yaml:{gpus}", None, 0, None, (), "none", 0, "like-me", None, None, False)
+        assert ("windtunnel calibrate --collectives --out" in capsys.readouterr().err) == said
+
+
+def test_what_is_missing_is_named_as_a_flag() -> None:
+    with pytest.raises(UserError, match="--global-batch"):
+        Question.asked("llama-3-8b", "h100-sxm:8", None, {"seq_len": 4096}, ())
+
+
+def test_the_command_that_a_result_names_gives_that_result() -> None:
+    question = ask("model.layers=4", tp=2, cuda_graphs=True, precision="fp8", micro_batch=2)
+    result = question.answer()
+    words = switches_spelled_out(shlex.split(result.reproduce))
+    assert words[:5] == ["windtunnel", "predict", "llama-3-8b", "--cluster", "h100-sxm:16"]
+    assert words[5:7] == ["--set", "model.layers=4"]
+
+
+@given(st.dictionaries(st.one_of(st.sampled_from(sorted(Plan.model_fields)), st.text(max_size=6)), st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.lists(st.integers(), max_size=4),
+), max_size=8))  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_any_mapping_is_a_plan_or_a_user_error(fields: dict[str, Any]) -> None:
+    said = plan_or_message(fields)
+    assert not isinstance(said, str) or "\n" not in said
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_is_a_plan_or_a_user_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(data)
+    said = plan_or_message(path)
+    assert not isinstance(said, str) or str(path) in said
+
+
+WORDS = [
+    "predict",
+    "validate",
+    "compare",
+    "--cluster",
+    "--tp",
+    "--set",
+    "--json",
+    "-1",
+    "x",
+    "",
+    "--",
+    "=",
+    "h100-sxm:8",
+]
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_any_words_end_with_a_known_status(words: list[str]) -> None:
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(words)
+    assert status in (0, 2)
+    if status == 2:
+        assert err.getvalue().startswith("windtunnel: error: ")
+        assert err.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["predict", "--help"], ["validate", "--help"], ["--version"]])
+def test_help_is_cheap(words: list[str]) -> None:
+    code = (
+        "import sys; from windtunnel.faces.cli import main; "
+        f"status = main({words!r}); "
+        "heavy = {'numpy', 'numba', 'torch', 'pyarrow', 'pydantic', 'yaml', 'jinja2'} & set(sys.modules); "
+        "sys.exit(f'{status} {sorted(heavy)}' if status or heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Question, "asked", interrupted)
+    assert main(["predict", "llama-3-8b", "--cluster", "h100-sxm:8"]) == 130
+
+
+@pytest.mark.parametrize("words", [["--tp", "1.5"], ["--samples=2.0"], ["--seq", ".5"], ["--seed", "1."]])
+def test_whole_numbers_are_not_rounded(words: list[str]) -> None:
+    with pytest.raises(UserError, match="whole number"):
+        check_whole_numbers(["predict", "model", *words])
+    check_whole_numbers(["predict", "qwen2.5", "--tp", "8", "--jitter", "0.5", "--plan", "2.5", "--slow", "noise=0.5"])
+
+
+def test_compiled_kernels_are_found_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert cold()
+    (tmp_path / "engine_1").mkdir()
+    (tmp_path / "engine_1" / "kernels.replay_fixed-1.py311.nbi").touch()
+    assert not cold()

@@ -1,0 +1,195 @@
+"""The shipped models have exactly the parameters that were published, and are found by the names people use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.physics.model import catalogue_names, load_model
+from windtunnel.physics.model.catalogue import ALIASES, FOLDER
+
+# Total of all tensors in the published checkpoint (safetensors metadata on the Hugging Face model page), tied tensors
+# once. GPT-NeoX-20B: arXiv 2204.06745 section 2.1; BLOOM: huggingface.js test of safetensors metadata; Grok-1: elements
+# of the 770 tensors of the JAX checkpoint (the announced "314B" is lower than what was released).
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200,  # main model; with multi-token prediction see below
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "gpt-neox-20b": 20_554_567_680,
+    "mpt-7b": 6_649_286_656,
+    "bloom-176b": 176_247_271_424,
+    "grok-1": 315_684_820_992,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "phi-3-mini": 3_821_079_552,
+    "phi-3-medium": 13_960_238_080,
+    "phi-4": 14_659_507_200,
+}
+
+# No exact count is published: the rounded one, and half a unit of its last digit (one unit where the source cuts off).
+ROUNDED = {
+    "gpt3-175b": (174.600e9, 0.05e9),  # arXiv 2005.14165 table D.1: 174,600 M
+    "mpt-30b": (29.95e9, 0.01e9),  # model card: 29.95B, cut off
+    "kimi-k2": (1.026e12, 0.001e12),  # model card: 1T; safetensors 1,026B
+    "glm-4.5": (355e9, 3e9),  # arXiv 2508.06471 table 1: 355B, with a prediction layer that is apart here
+    "glm-4.5-air": (106e9, 1e9),  # the same: 106B
+    "gemma-3-4b": (0.675e9 + 3.209e9, 0.01e9),  # arXiv 2503.19786 table 1: embedding and the rest
+    "gemma-3-12b": (1.012e9 + 10.759e9, 0.01e9),
+    "gemma-3-27b": (1.416e9 + 25.600e9, 0.01e9),
+    "minimax-01": (456e9, 0.5e9),  # arXiv 2501.08313: 456B, of which 45.9B meet a token
+    "nemotron-4-15b": (12.5e9 + 3.2e9, 0.1e9),  # arXiv 2402.16819: 12.5B non-embedding and 3.2B embedding
+    "nemotron-4-340b": (331.6e9 + 9.4e9, 0.1e9),  # arXiv 2406.11704: 331.6B non-embedding and 9.4B embedding
+}
+
+# The checkpoints of these hold a vision tower as well.
+MULTIMODAL = {"llama-4-scout": 108_641_793_536, "llama-4-maverick": 401_583_781_376}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_equal_the_published_count(name: str) -> None:
+    assert load_model(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_parameters_round_to_the_published_count(name: str) -> None:
+    value, tolerance = ROUNDED[name]
+    assert load_model(name).parameters == pytest.approx(value, abs=tolerance)
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_llama_4_text_and_its_vision_tower_make_the_published_count(name: str) -> None:
+    hidden, layers, ffn, patches, text = 1408, 34, 5632, (336 // 14) ** 2, 5120
+    attention, block = 4 * (hidden * hidden + hidden), 2 * hidden * ffn + ffn + hidden
+    tower = 3 * 14 * 14 * hidden + hidden + (patches + 1) * hidden + layers * (attention + block + 4 * hidden)
+    tower += 4 * hidden  # norms before and after
+    adapter, projector = 4 * hidden * 4096 + 4096 * 4096, 4096 * text
+    assert load_model(name).parameters + tower + adapter + projector == MULTIMODAL[name]
+
+
+def test_deepseek_v3_checkpoint_tensor_by_tensor() -> None:
+    """safetensors total 684,531,386,000: with the prediction module, its copies of embedding and head, FP8 scales."""
+    model = load_model("deepseek-v3")
+    copies = 2 * model.vocab_size * model.hidden_size
+    mixtures, layers = 58 + 1, 61 + 1
+    scales = mixtures * 257 * 3 * (56 * 16) + 3 * 3 * (56 * 144)  # one per 128 x 128 block
+    scales += layers * (56 * 12 + 12 * 192 + 56 * 5 + 4 * 256 + 128 * 56)
+    assert model.mtp_layers == 1
+    assert model.parameters + model.mtp_parameters + copies + scales == 684_531_386_000
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "tolerance"),
+    [
+        ("mixtral-8x7b", 12.9, 0.05),  # arXiv 2401.04088: 13B; exactly 12.88
+        ("deepseek-v2", 21.4, 0.05),  # arXiv 2405.04434: 21B
+        ("deepseek-v3", 37.6, 0.06),  # arXiv 2412.19437: 37B
+        ("qwen3-30b-a3b", 3.3, 0.06),  # arXiv 2505.09388: 3.3B
+        ("qwen3-235b-a22b", 22.2, 0.05),  # arXiv 2505.09388: 22B
+        ("kimi-k2", 32.9, 0.4),  # arXiv 2507.20534: 32.6B
+        ("glm-4.5", 32 + 1.55, 0.5),  # arXiv 2508.06471: 32B without embedding and output matrix
+        ("glm-4.5-air", 12 + 1.24, 0.5),  # 12B
+        ("minimax-01", 45.9 + 2.46, 0.05),  # arXiv 2501.08313: 45.9B without embedding and output matrix
+        ("llama-4-scout", 17.2, 0.05),  # model card: 17B
+        ("llama-4-maverick", 17.2, 0.05),  # model card: 17B
+    ],
+)
+def test_active_parameters(name: str, billions: float, tolerance: float) -> None:
+    assert load_model(name).active_parameters / 1e9 == pytest.approx(billions, abs=tolerance)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("gpt-oss-120b", 5.13), ("gpt-oss-20b", 3.61)])
+def test_matmul_parameters_are_what_openai_calls_active(name: str, billions: float) -> None:
+    """arXiv 2508.10925 table 1 counts the output matrix and leaves out the embedding."""
+    assert load_model(name).matmul_parameters / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_nemotron_4_splits_as_published() -> None:
+    model = load_model("nemotron-4-340b")
+    assert (model.embedding_parameters + model.head_parameters) / 1e9 == pytest.approx(9.4, abs=0.05)
+    inside = sum(model.layer_parameters(i).total for i in range(model.n_layers))
+    assert inside / 1e9 == pytest.approx(331.6, abs=0.05)
+
+
+def test_every_file_of_the_catalogue_is_checked_here_and_names_its_source() -> None:
+    assert set(catalogue_names()) == {*PUBLISHED, *ROUNDED, *MULTIMODAL}
+    for name in catalogue_names():
+        assert json.loads((FOLDER / f"{name}.json").read_text())["_source"]
+        assert load_model(name).name == name
+
+
+@pytest.mark.parametrize(
+    "spec", ["llama-3.1-405b", "LLAMA-3.1-405B", "meta-llama/Llama-3.1-405B", "meta-llama/Meta-Llama-3.1-405B"]
+)
+def test_names_ignore_case_and_organisation(spec: str) -> None:
+    assert load_model(spec) is load_model("llama-3.1-405b")
+
+
+def test_aliases_lead_to_shipped_models_and_hide_none() -> None:
+    names = set(catalogue_names())
+    assert set(ALIASES.values()) <= names
+    assert not set(ALIASES) & names
+
+
+def test_path_folder_and_mapping_give_the_same_model(tmp_path: Path) -> None:
+    text = (FOLDER / "qwen3-8b.json").read_text()
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    by_file, by_folder, by_mapping = load_model(str(file)), load_model(str(tmp_path)), load_model(json.loads(text))
+    assert by_file == by_folder == load_model(file)
+    assert by_file.layers == by_mapping.layers == load_model("qwen3-8b").layers
+    assert by_file.name == tmp_path.name
+
+
+def test_a_folder_in_the_way_of_a_name_needs_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text((FOLDER / "gpt2-xl.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert load_model("gpt2").n_layers == 12
+    assert load_model("./gpt2").n_layers == 48
+
+
+def test_unknown_names_say_what_is_near() -> None:
+    with pytest.raises(UnknownNameError, match=r"llama-3\.1-405b.*config\.json"):
+        load_model("llama-3.1-450b")
+    for spec in ("", "no/such", "x" * 10_000, "a\0b"):
+        with pytest.raises(UnknownNameError):
+            load_model(spec)
+    with pytest.raises(SpecError):
+        load_model(405)  # type: ignore[arg-type]
+
+
+def test_missing_files_say_so(tmp_path: Path) -> None:
+    for spec in (str(tmp_path / "none.json"), str(tmp_path), "./none", tmp_path / "a" / "b"):
+        with pytest.raises(InputFileError, match="no such file"):
+            load_model(spec)

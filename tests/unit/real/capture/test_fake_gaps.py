@@ -1,0 +1,137 @@
+"""Where fake tensors differ from real ones and scripts notice: they do as the real ones, while they are asked to."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_models import rank_of  # noqa: E402
+from torch import nn  # noqa: E402
+
+from windtunnel.real.capture.fake_tensors.control_flow import Answers  # noqa: E402
+from windtunnel.real.capture.fake_tensors.fake import fake_tensors  # noqa: E402
+from windtunnel.real.capture.recorder.recorder import Recorder  # noqa: E402
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU needs no pretended one")
+
+
+@needs_no_gpu
+def test_assigning_data_takes_the_device_along() -> None:
+    with fake_tensors("cuda", gpus=4, local_rank=2):
+        parameter = nn.Parameter(torch.randn(4, 4))
+        parameter.data = parameter.data.to("cuda")
+        assert parameter.device == torch.device("cuda", 2)
+        assert (parameter @ torch.randn(4, 4, device="cuda")).device.index == 2
+
+
+@pytest.mark.parametrize(("count", "reads"), [(3, 9), (5000, 2)])
+def test_lists_hold_as_many_numbers_as_tensors(count: int, reads: int) -> None:
+    """Few are read one by one; of many one is, and said of all."""
+    with fake_tensors("cpu"), Recorder(0, 1, answers=Answers(loss=0.5)) as recorder:
+        recorder.begin_step()
+        assert torch.randn(count).tolist() == [0.5] * count
+        assert torch.randn(2, count).tolist() == [[0.5] * count] * 2
+        assert torch.arange(3).tolist() == [0, 1, 2]
+        program = recorder.end_step()
+    assert sum(op.kind == "sync" for op in program.ops) == reads + 3
+
+
+def test_a_list_of_tensors_becomes_a_tensor() -> None:
+    with fake_tensors("cpu"), Recorder(0, 1, answers=Answers(loss=3.0, gradient_norm=0.5)) as recorder:
+        recorder.begin_step()
+        loss, norm = torch.randn(4).sum(), torch.linalg.vector_norm(torch.randn(4))
+        assert torch.tensor([loss, norm]).tolist() == [3.0, 0.5]
+        assert torch.tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor(2.0)
+
+
+def test_torch_script_knows_the_function_that_makes_tensors() -> None:
+    """torch.distributed.optim compiles several such functions when it is imported."""
+    with fake_tensors("cpu"):
+        assert torch.jit.script(doubled)(torch.randn(3)).shape == (3,)
+
+
+def test_a_tensor_in_a_text_is_read() -> None:
+    with fake_tensors("cpu"), Recorder(0, 1, answers=Answers(loss=3.0)) as recorder:
+        recorder.begin_step()
+        assert f"{torch.randn(4).sum():.2f}" == "3.00"
+        with pytest.raises(TypeError):
+            f"{torch.randn(4):.2f}"
+        program = recorder.end_step()
+    assert sum(op.kind == "sync" for op in program.ops) == 1
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_cpu_is_one_whatever_its_number(device: str) -> None:
+    with fake_tensors(device):  # type: ignore[arg-type]
+        one = torch.ones(2, device="cpu:0") + torch.ones(2).to(torch.device("cpu", 0)) + torch.ones(2)
+        assert one.device == torch.device("cpu")
+
+
+@needs_no_gpu
+def test_tensors_from_numbers_are_on_the_current_gpu() -> None:
+    with fake_tensors("cuda", gpus=4, local_rank=3):
+        assert torch.tensor([1.0, 2.0], device="cuda").device.index == 3
+
+
+def test_copies_have_storages_values_and_gradients_of_their_own() -> None:
+    with fake_tensors("cpu"):
+        layer = nn.Linear(3, 2)
+        layer(torch.randn(4, 3)).sum().backward()
+        layer.register_buffer("count", torch.tensor(7))
+        twin = copy.deepcopy(layer)
+        assert isinstance(twin.weight, nn.Parameter)
+        assert twin.weight.untyped_storage()._cdata != layer.weight.untyped_storage()._cdata
+        assert twin.weight.grad is not None
+        assert twin.weight.grad is not layer.weight.grad
+        assert twin.count.item() == 7
+        with pytest.raises(RuntimeError, match="created explicitly"):
+            copy.deepcopy(layer(torch.randn(4, 3)))
+
+
+def test_addresses_tell_storages_and_places_in_them_apart() -> None:
+    with fake_tensors("cpu"):
+        x, y = torch.randn(4, 4), torch.randn(4, 4)
+        assert x.data_ptr() != y.data_ptr()
+        assert x.view(2, 8).data_ptr() == x.data_ptr()
+        assert x[1].data_ptr() - x.data_ptr() == 16
+        assert torch.randn(0, 4).data_ptr() == 0
+
+
+@needs_no_gpu
+def test_ddp_that_looks_for_unused_parameters_steps() -> None:
+    with rank_of(4, 1, fake="cuda") as world, Recorder(1, 4, world) as recorder:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4).cuda(), find_unused_parameters=True)
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            model(torch.randn(2, 4, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    calls = [op.communication.kind for op in recorder.program.ops if op.communication]
+    assert "all_reduce" in calls
+
+
+@needs_no_gpu
+def test_dropout_of_a_dtensor_draws_without_a_generator() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    with rank_of(8, 5, fake="cuda") as world, Recorder(5, 8, world):
+        mesh = init_device_mesh("cuda", (8,))
+        whole = distribute_tensor(torch.randn(16, 4, device="cuda"), mesh, [Shard(0)])
+        assert nn.functional.dropout(whole, 0.5).to_local().shape == (2, 4)
+
+
+def test_all_is_put_back() -> None:
+    before = torch.tensor, torch.Tensor.tolist, torch.Tensor.data_ptr, torch.Tensor.__deepcopy__
+    with fake_tensors("cpu"):
+        pass
+    assert before == (torch.tensor, torch.Tensor.tolist, torch.Tensor.data_ptr, torch.Tensor.__deepcopy__)
+    assert torch.randn(3).tolist() != [0.0] * 3

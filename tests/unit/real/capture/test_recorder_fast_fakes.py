@@ -1,0 +1,107 @@
+"""The fast way to fake tensors gives what PyTorch's own fake-tensor mode gives, the second time as the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+from windtunnel.real.capture.fake_tensors.dispatch_cache import FastFakes  # noqa: E402
+
+OPS: dict[str, Callable[..., Any]] = {
+    "product": lambda x, y: x @ y,
+    "view": lambda x, y: x.view(2, -1),
+    "transposed": lambda x, y: x.t()[1:, ::2],
+    "in place": lambda x, y: x.add_(y),
+    "in place through a view": lambda x, y: x[1].mul_(2.0),
+    "out": lambda x, y: torch.add(x, y, out=y),
+    "scalars": lambda x, y: (x * 2, x * 2.0, x > 1, x.to(torch.bfloat16)),
+    "several": lambda x, y: torch.topk(x, 2),
+    "views of one": lambda x, y: x.split(2, 1),
+    "expanded": lambda x, y: x[None].expand(3, 6, 6).sum(0),
+    "made": lambda x, y: (torch.zeros(3, 4), torch.arange(5), torch.full((2,), 1.5, dtype=torch.float64)),
+    "multi-tensor": lambda x, y: torch._foreach_add([x, y], 1.0),
+    "norm": lambda x, y: torch.nn.functional.layer_norm(x, (6,)),
+    "loss": lambda x, y: torch.nn.functional.cross_entropy(x, torch.zeros(6, dtype=torch.long)),
+    "set strides": lambda x, y: torch.empty_strided((2, 3), (1, 2)).mul(2),
+    "nothing": lambda x, y: x[:0] @ y,
+    "detached": lambda x, y: x.detach().requires_grad_().exp(),
+}
+
+
+class Fast(TorchDispatchMode):
+    def __init__(self, fakes: FastFakes) -> None:
+        super().__init__()
+        self.fakes, self.repeats = fakes, 0
+        repeat = fakes._repeat
+
+        def counted(*args: Any) -> Any:
+            self.repeats += 1
+            return repeat(*args)
+
+        fakes._repeat = counted  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.fakes.run(func, types, args, kwargs or {})
+
+
+def described(values: Any, inputs: list[Any]) -> list[Any]:
+    """All that can be seen of results: metadata, which input they are, and whose storage they lie on."""
+    storages = {t.untyped_storage()._cdata: i for i, t in enumerate(inputs)}
+    found: list[Any] = []
+    for t in tree_leaves(values):
+        if isinstance(t, torch.Tensor):
+            assert isinstance(t, FakeTensor)
+            place = storages.get(t.untyped_storage()._cdata)
+            same = next((i for i, x in enumerate(inputs) if x is t), None)
+            found.append((t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, place, same, t.is_contiguous()))
+        else:
+            found.append(t)
+    return found
+
+
+def made() -> list[Any]:
+    return [torch.randn(6, 6), torch.randn(6, 6)]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_same_as_the_ordinary_way(name: str) -> None:
+    op = OPS[name]
+    with FakeTensorMode():
+        inputs = made()
+        ordinary = described(op(*inputs), inputs)
+    mode = FakeTensorMode()
+    with mode, Fast(FastFakes(mode)) as fast:
+        for _ in range(3):
+            inputs = made()
+            assert described(op(*inputs), inputs) == ordinary
+    assert fast.repeats > 0
+
+
+def test_autograd_runs_on_what_it_makes() -> None:
+    mode = FakeTensorMode()
+    with mode, Fast(FastFakes(mode)):
+        for _ in range(2):
+            x = torch.randn(4, 4, requires_grad=True)
+            loss = (x @ x.t()).relu().view(2, 8).sum()
+            loss.backward()
+            assert x.grad is not None
+            assert x.grad.shape == x.shape
+
+
+def test_other_arguments_are_other_calls() -> None:
+    mode = FakeTensorMode()
+    with mode, Fast(FastFakes(mode)):
+        x = torch.randn(4, 4)
+        assert [(x * value).dtype for value in (2, 2.0, True)] == [torch.float32] * 3
+        whole = torch.arange(4)
+        assert [(whole * value).dtype for value in (2, 2.0, True)] == [torch.int64, torch.float32, torch.int64]
+        assert x.sum(0).shape == (4,)
+        assert x.sum(0, keepdim=True).shape == (1, 4)

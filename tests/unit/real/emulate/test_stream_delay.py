@@ -1,0 +1,174 @@
+"""Communications in the order of streams, on a device that is played."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
+from windtunnel.real.emulate.clock.stream_delay import BEHIND, StreamDelay, planned
+from windtunnel.real.emulate.observe import ObservedStep
+from windtunnel.real.emulate.peers.host_program import HostProgram
+from windtunnel.real.emulate.peers.peers_replay import Replay, Watched
+from windtunnel.studies.programs.communication import Communication
+
+PRICE = 0.5
+
+
+@dataclass
+class Stream:
+    """Its clock: when all it was given is done."""
+
+    at: float = 0.0
+
+
+@dataclass
+class Played:
+    """A GPU whose kernels take what they are said to; the host takes no time."""
+
+    now: Stream = field(default_factory=Stream)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    spun: list[float] = field(default_factory=list)
+
+    def current(self) -> Stream:
+        return self.now
+
+    def stream(self, name: str) -> Stream:
+        return self.streams.setdefault(name, Stream())
+
+    def record(self, stream: Stream) -> float:
+        return stream.at
+
+    def wait(self, stream: Stream, event: float) -> None:
+        stream.at = max(stream.at, event)
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+    def spin(self, stream: Stream, seconds: float) -> None:
+        self.spun.append(seconds)
+        stream.at += seconds
+
+    def seconds(self, first: float, then: float) -> float | None:
+        return then - first
+
+
+@dataclass
+class Tensor:
+    is_cuda: bool = True
+
+
+def call(sequence: int, group: str = "0") -> Communication:
+    return Communication("all_reduce", group, (0, 1), 0, 1024, sequence=sequence)
+
+
+def exchange(made: Communication) -> Exchange:
+    return Exchange(made, (Tensor(),), (Tensor(),), lambda tensor: None)
+
+
+def nothing(exchange: Exchange) -> None:
+    """Fills nothing."""
+
+
+class Script:
+    """compute 1 s, all-reduce, compute 0.2 s, wait, optimizer 0.3 s."""
+
+    def __init__(self, holding: StreamDelay, device: Played) -> None:
+        self.holding, self.device, self.number = holding, device, 0
+        holding.end_step()
+        self.step_s: list[float] = []
+
+    def step(self) -> None:
+        begun = self.device.now.at
+        made = call(self.number)
+        self.number += 1
+        self.device.now.at += 1.0
+        assert self.holding.begin(made) is None  # the host is not held up
+        self.holding.fill(exchange(made))
+        self.device.now.at += 0.2
+        self.holding.waited(made)
+        self.holding.optimizer()
+        self.device.now.at += 0.3
+        self.holding.end_step()
+        self.step_s.append(self.device.now.at - begun)
+
+
+def test_without_a_plan_it_holds_what_it_costs_on_its_own_stream() -> None:
+    device = Played()
+    script = Script(StreamDelay(device, lambda made: PRICE, PeerPolicy(nothing)), device)
+    script.step()
+    assert script.step_s == [pytest.approx(1.0 + 0.5 + 0.3)]  # 0.2 s of computing is hidden
+    assert device.spun == [PRICE]
+
+
+def test_steps_are_measured_by_events_and_the_plan_waits_for_a_slow_peer() -> None:
+    device = Played()
+    seen: list[ObservedStep] = []
+
+    def replay(step: ObservedStep) -> list[Watched]:
+        seen.append(step)
+        import numpy as np
+
+        program = HostProgram(0, step.calls, step.events, np.array([step.seconds]))
+        job = Replay([(program, [0, 1])], 2, lambda made: PRICE, slow={1: 1.5})
+        kept = job.watch([0])[0]
+        job.run(2)
+        return [one for one in kept if one.step == 1]
+
+    holding = StreamDelay(device, lambda made: PRICE, PeerPolicy(nothing), on_step=replay)
+    script = Script(holding, device)
+    for _ in range(BEHIND + 6):
+        script.step()
+    assert seen[0].seconds == pytest.approx((1.0, 0.2, 0.3))
+    assert seen[-1].seconds == pytest.approx((1.0, 0.2, 0.3))  # holding does not count as computing
+    # The peer takes 1.5 x (1.0 + 0.3) s from the end of its collective to its next arrival, and so does the job.
+    assert script.step_s[-1] == pytest.approx(1.5 * 1.3 + 0.5)
+
+
+def test_tensors_are_kept_until_somebody_waits() -> None:
+    device = Played()
+    holding = StreamDelay(device, lambda made: PRICE, PeerPolicy(nothing))
+    holding.end_step()
+    holding.fill(exchange(call(0)))
+    (held,) = holding._open.values()
+    assert len(held.kept) == 2
+    holding.waited(call(0))
+    assert held.kept == ()
+    holding.fill(exchange(call(1)))  # a future that nobody waits for: let go with the step after
+    (held,) = holding._open.values()
+    holding.end_step()
+    holding.end_step()
+    assert held.kept == ()
+    assert not holding._open
+
+
+def test_host_tensors_are_filled_as_ever() -> None:
+    device, filled = Played(), []
+    holding = StreamDelay(device, lambda made: PRICE, PeerPolicy(filled.append))
+    holding.fill(Exchange(call(0), (Tensor(False),), (Tensor(False),), lambda tensor: None))
+    assert len(filled) == 1
+    assert device.spun == []
+
+
+def test_what_lies_behind_another_on_its_stream_is_held_from_there() -> None:
+    def watched(begun: float, finish: float, group: str = "0") -> Watched:
+        return Watched("communication", 0, begun, finish, call(0, group))
+
+    found = planned([watched(1.0, 2.0), watched(1.5, 3.0), watched(1.6, 2.0, "1")])
+    assert [seconds for _, seconds in found] == pytest.approx([1.0, 1.0, 0.4])
+
+
+def test_the_real_device_has_all_that_is_asked_of_it() -> None:
+    """Its names against the protocol, without a GPU."""
+    from windtunnel.real.emulate.clock.cuda_device import TorchCuda
+    from windtunnel.real.emulate.clock.stream_delay import Device
+
+    wanted: set[str] = {name for name in vars(Device) if not name.startswith("_")}
+    assert wanted <= set(vars(TorchCuda))
+    made: Any = TorchCuda
+    assert made.__init__.__defaults__ == (16, 0)

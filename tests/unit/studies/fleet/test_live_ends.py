@@ -1,0 +1,123 @@
+"""Live jobs that end by themselves while they are asked to stop, with real processes; journals cut off in a line."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.faces.cli.fleet_live import run_live
+from windtunnel.process import processes
+from windtunnel.studies.fleet.decision import Decision
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.live import process
+from windtunnel.studies.fleet.live.journal import Journal
+from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
+from windtunnel.studies.fleet.site import parse_site
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+
+
+class LastFirst:
+    """The job that came last gets all it asks for; the others wait."""
+
+    def decide(self, snapshot):
+        return Decision({job.index: job.gpus for job in snapshot.jobs[-1:]})
+
+
+@pytest.mark.parametrize(("status", "starts"), [(0, 1), (3, 2)])
+def test_a_job_that_ends_while_it_is_stopped_has_ended(tmp_path, monkeypatch, status, starts):
+    stop = process.stop
+    late = []
+
+    def too_late(pid, born):
+        until = time.monotonic() + 20
+        while process.status(tmp_path / "early", 1) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        late.append(process.status(tmp_path / "early", 1))
+        stop(pid, born)
+
+    monkeypatch.setattr(process, "stop", too_late)
+    told = f"echo $CUDA_VISIBLE_DEVICES > {tmp_path}/told"
+    early = f'[ "$WINDTUNNEL_ATTEMPT" = 2 ] || {{ sleep 0.6; exit {status}; }}'
+    jobs = [LiveJob(0, "early", 0.0, 2, early), LiveJob(1, "late", 0.2, 2, told)]
+    Scheduler(jobs, (2,), LastFirst(), tmp_path).run()
+    assert late == [status]
+    assert (tmp_path / "told").read_text().strip() == "0,1"  # all slots of the job that had ended
+    assert [job.attempt for job in jobs] == [starts, 1]
+    assert [job.preemptions for job in jobs] == [0, 0]
+    assert jobs[0].deaths == (status != 0)
+    assert all(job.end_s is not None and not job.failed for job in jobs)
+    again = [LiveJob(job.index, job.name, job.submit_s, job.gpus, job.command) for job in jobs]
+    Scheduler(again, (2,), LastFirst(), tmp_path).run()  # the journal says that nothing is left to do
+    assert [job.attempt for job in again] == [starts, 1]
+    assert [job.end_s for job in again] == [job.end_s for job in jobs]
+
+
+def test_what_is_written_after_a_line_that_was_cut_off_is_read_again(tmp_path):
+    journal = Journal(tmp_path)
+    journal.write(what="begin", origin=1.0)
+    journal.close()
+    with journal.path.open("a") as file:
+        file.write('{"what": "sta')
+    for count in (1, 2):
+        journal = Journal(tmp_path)
+        assert len(journal.entries()) == count
+        journal.write(what="start", job="a")
+        journal.close()
+    journal.path.write_text('{"what": "begin"}\n{"what": "sta\n{"what": "stop"}\n')
+    journal = Journal(tmp_path)
+    with pytest.raises(UserError, match="line 2 is damaged"):
+        journal.entries()
+    journal.close()
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_stopping_waits_for_all_that_a_job_runs(tmp_path, monkeypatch, heeds):
+    monkeypatch.setattr(process, "GRACE_S", 3.0 if heeds else 0.3)
+    saves = f"sleep 0.5; echo x > {tmp_path}/saved; exit" if heeds else ""
+    script = tmp_path / "job.sh"
+    script.write_text(f"trap '{saves}' TERM; echo x > {tmp_path}/ready; while true; do sleep 0.05; done")
+    pid = process.launch(tmp_path / "job", 1, f"sh {script}; true", {})
+    until = time.monotonic() + 20
+    while not (tmp_path / "ready").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    process.stop(pid, process.birth_of(pid))
+    assert (tmp_path / "saved").exists() == heeds
+    assert not [found for found, _, session in processes() if session == pid]
+    assert process.status(tmp_path / "job", 1) is None
+
+
+def test_what_a_killed_shell_leaves_is_ended_before_the_job_starts_again(tmp_path):
+    once = f'[ "$WINDTUNNEL_ATTEMPT" = 2 ] || {{ echo $$ > {tmp_path}/pid; (sleep 60; true) & kill -9 $$; }}'
+    jobs = [LiveJob(0, "a", 0.0, 1, once)]
+    Scheduler(jobs, (1,), LastFirst(), tmp_path).run()
+    assert (jobs[0].attempt, jobs[0].deaths) == (2, 1)
+    gone = int((tmp_path / "pid").read_text())
+    assert not [found for found, _, session in processes() if session == gone]
+
+
+def test_a_policy_with_an_interval_is_asked_at_multiples_of_it(tmp_path):
+    asked = []
+
+    class Noted(LastFirst):
+        interval_s = 0.4
+
+        def decide(self, snapshot):
+            asked.append(snapshot.now_s)
+            return super().decide(snapshot)
+
+    jobs = [LiveJob(0, "a", 0.0, 1, "true"), LiveJob(1, "b", 0.0, 1, "true")]
+    Scheduler(jobs, (1,), Noted(), tmp_path).run()
+    assert jobs[0].start_s >= 0.4 > jobs[1].start_s  # b ended at once, and nobody was asked before the next multiple
+    assert len({int(at // 0.4) for at in asked}) == len(asked) == 2
+
+
+@pytest.mark.parametrize("policy", ["optimus", "pollux"])
+def test_policies_that_size_jobs_are_refused(tmp_path, policy):
+    path = tmp_path / "jobs.yaml"
+    path.write_text("- {job: a, submit_s: 0, gpus: 1, duration_s: 1, command: 'true'}")
+    with pytest.raises(
+        SpecError, match=f"--policy = '{policy}': a live run has one of fifo, .*, tiresias, gittins, srtf, themis$"
+    ):
+        run_live(read_jobs(path), parse_site("gpu:1"), [policy], tmp_path / "live", json=True)

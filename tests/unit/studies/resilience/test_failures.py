@@ -1,0 +1,120 @@
+"""Failure processes: reading, drawing, fitting, writing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from windtunnel.errors import InputFileError, UnknownNameError
+from windtunnel.studies.resilience.failures import CATALOGUE, draw, fit_log, process_to_yaml, read_failures
+from windtunnel.studies.resilience.failures.draw import NEVER, SLOW
+from windtunnel.studies.resilience.failures.process import Cause, FailureProcess, Lemons
+
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_process_written_and_read_is_the_same(name: str, tmp_path: Path) -> None:
+    process = read_failures(name)
+    path = tmp_path / "mine.yaml"
+    path.write_text(process_to_yaml(process))
+    again = read_failures(path)
+    assert again.rate_per_s(1024, 8) == pytest.approx(process.rate_per_s(1024, 8))
+    assert again.lemons == process.lemons
+    assert again.slow.rate_per_node_s == pytest.approx(process.slow.rate_per_node_s)
+    assert [one.symptom for one in again.causes] == [one.symptom for one in process.causes]
+
+
+def test_llama3_is_inside_its_own_interval() -> None:
+    trace = draw(read_failures("llama3"), 16_384, 8, 54 * DAY_S, 300)
+    planned = next(i for i, one in enumerate(trace.process.causes) if one.symptom == "planned")
+    counts = ((trace.time_ns < NEVER) & (trace.cause != planned)).sum(axis=1)
+    low, high = np.percentile(counts, [10, 90])
+    assert low < 419 < high
+    assert counts.mean() == pytest.approx(419, abs=4 * np.sqrt(419 / 300))
+    assert counts.var() == pytest.approx(419, rel=0.35)  # Poisson: no lemons in this catalogue
+
+
+def test_draws_are_the_same_bytes_and_seeds_do_not_depend_on_their_number() -> None:
+    process = read_failures("production")
+    few, many = (draw(process, 4096, 8, 9 * DAY_S, n, seed=3) for n in (2, 5))
+    for name in ("time_ns", "cause", "slow_ns", "repeat"):
+        a, b = getattr(few, name), getattr(many, name)
+        width = min(a.shape[1], b.shape[1])
+        assert np.array_equal(a[:, :width], b[:2, :width])
+
+
+def test_events_ascend_strictly_and_slow_hosts_are_marked() -> None:
+    trace = draw(read_failures("production"), 131_072, 8, 20 * DAY_S, 4)
+    for times, cause, slow in zip(trace.time_ns, trace.cause, trace.slow_ns, strict=True):
+        real = times < NEVER
+        assert (np.diff(times[real]) > 0).all()
+        assert ((slow > 0) == (cause == SLOW))[real].all()
+    assert (trace.cause == SLOW).any()
+
+
+def test_lemons_keep_the_mean_and_repeat_themselves() -> None:
+    process = read_failures("production")
+    trace = draw(process, 16_384, 8, 30 * DAY_S, 60)
+    real = (trace.time_ns < NEVER) & (trace.cause != SLOW)
+    expected = process.rate_per_s(16_384, 8, planned=True) * 30 * DAY_S
+    assert real.sum(axis=1).mean() == pytest.approx(expected, rel=0.06)
+    assert 0.1 < trace.repeat.sum() / real.sum() < 0.6
+
+
+def test_a_log_is_fitted(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    rows = [f"{t:.4f},GPU fell off,gpu,n{random.integers(0, 128)}" for t in np.sort(random.uniform(0, 720, 60))]
+    rows += [f"{t:.4f},assertion,software," for t in random.uniform(0, 720, 30)]
+    rows += [f"{t:.4f},GPU fell off,gpu,n7" for t in random.uniform(0, 720, 20)]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["time_h,cause,component,node", *rows]))
+    process = fit_log(path, 1024, 30)
+    by_name = {one.name: one for one in process.causes}
+    of_log = by_name["GPU fell off"].rate_per_s * 1024 * 30 * DAY_S * (1.0 + process.bursts.share)
+    assert of_log == pytest.approx(80)
+    assert by_name["assertion"].hosts == 0
+    assert process.lemons.share_of_hosts == pytest.approx(1 / 128)
+    assert process.bursts.share < 0.1
+
+
+def test_a_fitted_process_has_as_many_interruptions_as_its_log(tmp_path: Path) -> None:
+    """Second failures are rows of the log as well: they are not added to it once more."""
+    first = np.sort(np.random.default_rng(0).uniform(0, 2400, 100))
+    path = tmp_path / "log.csv"
+    times = np.sort(np.concatenate([first, first[:30] + 0.05]))
+    path.write_text("\n".join(["time_h,cause,component", *(f"{t:.4f},crash,software" for t in times)]))
+    process = fit_log(path, 1024, 100)
+    assert process.rate_per_s(1024, 8) * 100 * DAY_S == pytest.approx(130)
+    assert process.bursts.share == pytest.approx(0.3, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x\nsource: y\ncauses: [{name: a, count: 3}]\n", "observed"),
+        ("name: x\nsource: y\ncauses: [{name: a}]\n", "exactly one"),
+        ("name: x\nsource: y\ncauses: [{name: a, per_day: 1, colour: red}]\n", "colour"),
+        ("name: x\nsource: y\ncauses: [{name: a, per: gpu, per_1000_node_days: 1}]\n", "per: node"),
+        ("just text", "key"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(InputFileError, match=said):
+        read_failures(path)
+    with pytest.raises(UnknownNameError):
+        read_failures("llama33")
+
+
+def test_of_each_lemon_the_first_failure_is_none_that_it_repeats() -> None:
+    """Every host is one: among hundreds of failures each of the eight hosts has its first, and only that is new."""
+    process = FailureProcess("lemons", "", (Cause("gpu", "gpu", "gpu", 1e-5),), Lemons(1.0, 1.0))
+    trace = draw(process, 64, 8, 1e6, 5)
+    for times, repeat in zip(trace.time_ns, trace.repeat, strict=True):
+        failures = int((times < NEVER).sum())
+        assert failures > 300
+        assert int(repeat.sum()) == failures - 8

@@ -1,0 +1,432 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
+from windtunnel.physics.cost.inference import inference_kernels
+from windtunnel.physics.cost.measured.cache import package_data
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import Model, load_model
+from windtunnel.studies.serving import Deployment, engine_of, load_engine
+from windtunnel.studies.serving.engines.profile import engine_names
+from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token, memory_of, weight_bytes
+from windtunnel.studies.serving.run import sources_of
+from windtunnel.studies.serving.step_time.layers import Layers
+from windtunnel.studies.serving.step_time.times import TICKS_PER_S
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_every_shipped_release_can_be_read(name: str) -> None:
+    profile = load_engine(name)
+    assert profile.max_num_batched_tokens > 0
+    assert 0 <= profile.layer_gap_s < 1e-3
+
+
+def test_a_release_that_is_not_listed_is_read_as_the_nearest_older_one() -> None:
+    assert load_engine("vllm-0.13.2").delay_steps == load_engine("vllm-0.12").delay_steps == 0
+    assert load_engine("vllm-0.19.1").delay_steps == 1
+    assert load_engine("vllm").delay_steps == load_engine("vllm-99").delay_steps
+    assert load_engine("vllm:0.19") == load_engine("vllm-v0.19") == load_engine("vllm-0.19")
+    assert load_engine("tensorrt-llm-1.0.0rc3").engine == "trtllm"
+    assert load_engine("trtllm-1.2.0rc6.post2").speculative_tokens == 0
+    assert load_engine("trtllm-1.2.0rc6.post3").speculative_tokens > 0
+
+
+def test_unknown_engines_and_faulty_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="engine"):
+        load_engine("llama-server")
+    for name in ("vllm-main", "vllm:", "vllm--0.19", "sglang=x0.5"):
+        with pytest.raises(UnknownNameError, match="engine"):
+            load_engine(name)
+    file = tmp_path / "mine.yaml"
+    file.write_text("releases: {}\n")
+    with pytest.raises(InputFileError, match="releases"):
+        load_engine(str(file))
+    other = tmp_path / "other.yaml"
+    other.write_text("releases: {'1': {speed: 3}}\n")
+    with pytest.raises(SpecError, match="speed"):
+        load_engine(str(other))
+
+
+def test_how_requests_are_looked_for_can_be_said_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("releases: {'1': {framework: sglang, receive_steps: 10, gather: 6, gather_steps: 40}}\n")
+    llama, gpu = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1")
+    rules = engine_of(llama, gpu, Deployment(engine=str(path))).rules
+    assert (rules.receive_steps, rules.gather, rules.gather_steps) == (10, 6, 40)
+    drafting = Deployment(engine=str(path), speculative_tokens=1, acceptance=0.5)
+    assert engine_of(llama, gpu, drafting).rules.receive_steps == 15  # 10 steps give 15 tokens
+
+
+def test_a_factor_of_one_deployment_stays_where_kernels_bear_it_out_and_is_in_band_and_sources() -> None:
+    mixtral = load_model("mixtral-8x7b")
+    for gpu, ep, stays in (("gb200:4", 4, True), ("gb200:4", 1, False), ("h100-sxm:4", 4, False)):
+        engine = engine_of(mixtral, parse_cluster(gpu), Deployment(engine="trtllm", weights="fp8", tp=4, moe_ep=ep))
+        assert (engine.times.expert_marginal < 1.0) == stays
+        assert any("one deployment" in one for one in sources_of(engine)) == stays
+        assert (engine.times.doubt(2048, 500) > 0.01) == stays
+        assert engine.times.doubt(64, 500) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "seqs", "tokens"),
+    [
+        ("vllm-0.11", "h100-sxm", 1024, 8192),
+        ("vllm-0.11", "b200-sxm", 1024, 8192),
+        ("vllm-0.11", "a100-80gb-sxm", 256, 2048),
+        ("vllm-0.11", "l40s", 256, 2048),
+        ("vllm-0.6", "h100-sxm", 256, 8192),
+        ("sglang-0.5.9", "b200-sxm", 1024, 16384),
+        ("sglang-0.5.9", "h200-sxm", 1024, 8192),
+        ("sglang-0.5.9", "l40s", 1024, 4096),
+    ],
+)
+def test_batch_and_budget_are_the_engines_defaults_on_the_gpu(engine: str, gpu: str, seqs: int, tokens: int) -> None:
+    rules = engine_of(load_model("llama-3.1-8b"), parse_cluster(f"{gpu}:1"), Deployment(engine=engine)).rules
+    assert (rules.max_num_seqs, rules.token_budget) == (seqs, tokens)
+
+
+def test_defaults_by_gpu_without_a_gpu_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("releases: {'1': {by_gpu: [{max_num_seqs: 64}]}}\n")
+    with pytest.raises(SpecError, match="memory_below"):
+        load_engine(str(path))
+
+
+def test_vllms_cache_is_what_published_servers_had() -> None:
+    llama, qwen = load_model("llama-3.1-8b"), load_model("qwen3-32b")
+    small = engine_of(llama, parse_cluster("a100-40gb-sxm:1"), Deployment(engine="vllm-0.19"))
+    assert small.memory.tokens == pytest.approx(163168, rel=0.02)  # as its log said
+    large = engine_of(qwen, parse_cluster("h100-sxm:1"), Deployment(engine="vllm-0.11"))
+    assert 32077 < large.memory.tokens < 40000  # prompts of 32,000 tokens ran there, one at a time
+
+
+def test_beside_prompts_flash_attention_2_gives_every_head_of_a_sequence_a_tile() -> None:
+    engine = engine_of(load_model("qwen3-14b"), parse_cluster("a100-80gb-sxm:1"), Deployment(engine="vllm-0.11"))
+    apart = replace(engine.times, profile=replace(engine.profile, mixed_decode_tile=0), _mixed={})
+    chunk = [(1960, 0)]
+    alone = [times.mixed(0, 0, chunk, 1) for times in (engine.times, apart)]
+    beside = [times.mixed(88, 88 * 2048, chunk, 1) for times in (engine.times, apart)]
+    assert alone[0] == alone[1]
+    # 88 x 40 heads x 64 rows x 2,048 cached x 4 x 128 FLOPs x 40 layers: 9.4e12, at least 30 ms at an A100's 312e12
+    assert beside[0] / TICKS_PER_S - alone[0] / TICKS_PER_S > 0.03
+    assert beside[0] - beside[1] > 0.015 * TICKS_PER_S
+    hopper = engine_of(load_model("qwen3-14b"), parse_cluster("h100-sxm:1"), Deployment(engine="vllm-0.11"))
+    assert hopper.profile.mixed_decode_tile == 0  # FlashAttention-3 packs the heads of a group
+
+
+def test_experts_in_a_format_that_a_gpu_cannot_multiply_are_no_faster_than_its_16_bits_allow() -> None:
+    kernels = inference_kernels(parse_cluster("a100-80gb-sxm:4"), "vllm")
+    plain, fp8 = (kernels.experts(4096, 1536, 8, 128, 4, 1, dtype) for dtype in ("bf16", "fp8_block"))
+    read = 128 * 3 * 4096 * 384 / kernels.bandwidth  # the byte of each weight that is not read
+    assert plain.at(2048) > fp8.at(2048) > plain.at(2048) - 1.05 * read
+    assert fp8.at(1) < plain.at(1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "dtype"), [("a100-80gb-sxm:4", "vllm", "bf16"), ("h200-sxm:4", "sglang", "fp8")]
+)
+def test_experts_of_a_shape_that_was_not_timed_cost_what_the_nearest_one_makes_of_its_flops(
+    gpu: str, engine: str, dtype: str
+) -> None:
+    kernels = inference_kernels(parse_cluster(gpu), engine)
+    timed, between = (kernels.experts(4096, inter, 8, 128, 4, 1, dtype) for inter in (1536, 1472))
+    for tokens in (16, 256, 2048, 8192):  # formula alone: half of it from 1,024 tokens on
+        assert between.at(tokens) == pytest.approx(timed.at(tokens) * 1472 / 1536, rel=0.1)
+
+
+def test_four_bit_checkpoints_leave_attention_in_sixteen_bits_in_time_and_memory() -> None:
+    gpt_oss, deepseek = load_model("gpt-oss-120b"), load_model("deepseek-v3")
+    apart = Deployment(weights="bf16", expert_weights="mxfp4")
+    whole = Deployment(weights="mxfp4")
+    assert weight_bytes(gpt_oss, whole) == weight_bytes(gpt_oss, apart)
+    h100 = parse_cluster("h100-sxm:1")
+    steps = [engine_of(gpt_oss, h100, one).times.prices.dense(2048) for one in (whole, apart)]
+    assert steps[0] == steps[1]
+    attention = sum(n * deepseek.parameters_of(layer).attention for layer, n in deepseek.distinct_layers())
+    fewer = weight_bytes(deepseek, Deployment(weights="fp8")) - weight_bytes(deepseek, Deployment(weights="nvfp4"))
+    others = deepseek.parameters - attention - deepseek.embedding_parameters - deepseek.head_parameters
+    assert fewer == pytest.approx(others * (1 - 0.5625) - attention, rel=0.01)
+
+
+def test_products_that_were_not_timed_are_not_called_measured() -> None:
+    model, gpu = load_model("llama-3.1-8b"), parse_cluster("b200:1")
+    for weights, told in (("int4", "int4 products: bf16's"), ("nvfp4", ""), ("bf16", ""), ("fp8", "")):
+        found = sources_of(engine_of(model, gpu, Deployment(weights=weights)))[0]
+        assert told in found
+        assert ("products" in found) == bool(told)
+
+
+def test_captured_batches_pad_to_the_next_size() -> None:
+    profile = load_engine("vllm-0.12")
+    assert [profile.padded(n)[0] for n in (1, 3, 5, 200, 257, 511)] == [1, 4, 8, 200, 272, 512]
+    assert profile.padded(513) == (513, False)
+
+
+def test_kv_is_split_by_heads_but_a_latent_is_not() -> None:
+    llama, deepseek = load_model("llama-3.1-8b"), load_model("deepseek-v3")
+    assert kv_bytes_per_token(llama, Deployment(tp=1), "bf16") == 2 * 32 * 8 * 128 * 2
+    assert kv_bytes_per_token(llama, Deployment(tp=16), "bf16") == 2 * 32 * 1 * 128 * 2  # not below one head
+    for tp in (1, 8):
+        assert kv_bytes_per_token(deepseek, Deployment(tp=tp), "fp8") == 61 * 576
+    whole = weight_bytes(deepseek, Deployment(weights="fp8"))
+    assert whole == pytest.approx(deepseek.parameters, rel=0.02)
+    assert weight_bytes(deepseek, Deployment(weights="fp8", tp=8)) == pytest.approx(whole / 8, rel=0.02)
+
+
+def test_steps_grow_with_batch_context_and_prompt() -> None:
+    engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1"), Deployment())
+    times = engine.times
+    for small, large in ((1, 4), (8, 64), (64, 200)):
+        assert times.decode(small).at(small * 500) <= times.decode(large).at(large * 500)
+    line = times.decode(32)
+    sums = [32 * context for context in (1, 100, 1000, 5000, 20000, 100000)]
+    assert sorted(line.at(total) for total in sums) == [line.at(total) for total in sums]
+    assert (
+        times.mixed(0, 0, [(512, 0)], 1) < times.mixed(0, 0, [(2048, 0)], 1) < times.mixed(64, 64_000, [(2048, 0)], 1)
+    )
+    assert times.mixed(0, 0, [(512, 0)], 1) < times.mixed(0, 0, [(512, 30_000)], 1)
+
+
+def test_drafting_pays_by_what_is_kept() -> None:
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1")
+
+    def step(tokens: int, kept: float) -> int:
+        layout = Deployment(speculative_tokens=tokens, acceptance=kept)
+        return engine_of(model, cluster, layout).times.decode(8).at(8 * 1000)
+
+    assert step(3, 0.8) < step(3, 0.4) < step(3, 0.0)
+    assert step(3, 0.0) >= step(0, 0.0)
+    assert step(3, 0.8) > step(0, 0.0) / 4
+
+
+@pytest.mark.parametrize("tp", [3, 64])
+def test_heads_are_shared_out_evenly_or_not_at_all(tp: int) -> None:
+    model = load_model("llama-3.1-8b")  # 32 heads
+    with pytest.raises(LayoutError, match="32 heads"):
+        engine_of(model, parse_cluster("h100-sxm:64"), Deployment(tp=tp))
+
+
+def test_experts_of_a_format_that_was_not_timed_follow_those_with_the_same_kernels() -> None:
+    """MXFP4 on A100, where nothing of it was timed: what Marlin takes for 4-bit integers."""
+    kernels = inference_kernels(parse_cluster("a100-80gb-sxm:1"), "vllm")
+    mxfp4, int4 = (kernels.experts(2880, 2880, 4, 128, 1, 1, dtype) for dtype in ("mxfp4", "int4"))
+    for tokens in (1.0, 64.0, 1024.0):
+        assert mxfp4.at(tokens) == pytest.approx(int4.at(tokens), rel=0.02)
+
+
+@pytest.mark.skipif(package_data() is None, reason="aiconfigurator-core is not installed")
+def test_mxfp4_experts_run_on_marlin_where_vllm_brings_no_other_kernels() -> None:
+    model, layout = load_model("gpt-oss-120b"), Deployment(expert_weights="mxfp4")
+
+    def engine(gpu: str, release: str) -> Any:
+        return engine_of(model, parse_cluster(f"{gpu}:1"), replace(layout, engine=release))
+
+    old, new = engine("h100-sxm", "vllm-0.11.0"), engine("h100-sxm", "vllm-0.12")
+    assert old.times.prices.group(8192) > 1.5 * new.times.prices.group(8192)
+    # 2,880 x 2,880 is held as 3,072 x 2,944: what experts gain in memory, the cache loses.
+    part = sum(model.parameters_of(layer).experts for layer in model.layers) * 0.53125
+    assert old.memory.weights - new.memory.weights == pytest.approx(part * (3072 * 2944 / 2880**2 - 1.0))
+    assert old.memory.kv < new.memory.kv
+    assert engine("a100-80gb", "vllm").memory.weights == old.memory.weights
+    assert engine("b200-sxm", "vllm-0.11.0").memory.weights == new.memory.weights
+
+
+TIMED = ("a100-80gb", "h100-sxm", "b200", "l40s", "rtx-pro-6000")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", TIMED)
+def test_no_kernel_that_was_timed_reads_faster_than_the_gpus_memory(gpu: str, engine: str) -> None:
+    """Caches of the GPU hold what one kernel reads over and over, not what the layers between read."""
+    kernels = inference_kernels(parse_cluster(f"{gpu}:8"), engine)
+    bandwidth = kernels.gpu.memory_bandwidth_bytes_per_s * 1.0001
+    for kv, size in (("bf16", 2.0), ("fp8", 1.0)):
+        for heads, groups, width in ((32, 8, 128), (64, 8, 64), (64, 64, 128)):
+            table = kernels.decode_attention(heads, groups, width, kv, None)
+            for batch in (1, 6, 100, 2000, 9000):
+                for context in (1000, 30_000, 700_000, 4_000_000):
+                    assert table.at(batch, context) >= batch * context * 2.0 * groups * width * size / bandwidth
+        latent = kernels.latent_attention(16, 576, kv)
+        assert latent.at(300, 500_000) >= 300 * 500_000 * 576 * size / bandwidth
+    for hidden, inter, topk, experts in ((4096, 14336, 2, 8), (2048, 768, 8, 128)):
+        line = kernels.experts(hidden, inter, topk, experts, 1, 1, "bf16")
+        assert line.at(1) >= topk * 3 * hidden * inter * 2.0 / bandwidth
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", [*TIMED, "mi300x"])
+def test_a_window_is_no_more_work_than_a_context_of_its_length(gpu: str, engine: str) -> None:
+    kernels = inference_kernels(parse_cluster(f"{gpu}:8"), engine)
+    whole = kernels.decode_attention(32, 8, 128, "bf16", None)
+    for window in (128, 1000, 4096):
+        cut = kernels.decode_attention(32, 8, 128, "bf16", window)
+        assert cut.at(8, 100_000) < 0.5 * whole.at(8, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acceptance", "x"), ("acceptance", None), ("speculative_tokens", 1.5), ("gpu_memory_utilization", "0.9"),
+        ("prefix_caching", "no"), ("chunked_prefill", "off"), ("weights", ["fp8"]), ("engine", 1), ("tp", True),
+        ("max_num_seqs", "1e3"),
+    ],
+)  # fmt: skip
+def test_fields_of_a_wrong_kind_are_named(name: str, value: object) -> None:
+    with pytest.raises(SpecError, match=name):
+        Deployment(**{name: value})  # type: ignore[arg-type]
+
+
+def test_experts_are_spread_where_there_are_some_and_evenly() -> None:
+    cluster = parse_cluster("h100-sxm:8")
+    with pytest.raises(LayoutError, match="has no experts to spread"):
+        engine_of(load_model("llama-3.1-8b"), cluster, Deployment(moe_ep=4))
+    with pytest.raises(LayoutError, match="ep 16 does not divide the 8 GPUs of tp 1 x dp 8; use one of 1, 2, 4, 8"):
+        engine_of(load_model("mixtral-8x7b"), cluster, Deployment(attn_dp=8, moe_ep=16))
+    assert engine_of(load_model("mixtral-8x7b"), cluster, Deployment(tp=4, moe_ep=2)).deployment.expert_sizes == (2, 2)
+
+
+class OnlyStreams:
+    """Kernels that take nothing, but for those that stream: a second a byte."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: given[0] if name == "stream_s" else 0.0
+
+
+def test_small_kernels_are_shared_out_by_tensor_parallelism_and_norms_are_not() -> None:
+    model, tokens = load_model("llama-3-8b"), 100.0
+    one, eight = (Layers(model, Deployment(tp=tp), OnlyStreams(), "bf16").dense(tokens) for tp in (1, 8))  # type: ignore[arg-type]
+    norms = 2 * model.n_layers * 3 * 2.0 * tokens * model.hidden_size
+    assert eight - norms == pytest.approx((one - norms) / 8)
+    assert one > norms > 0.0
+
+
+def test_experts_run_on_the_kernel_that_is_named_where_it_was_timed() -> None:
+    cluster, shape = parse_cluster("b200-sxm:1"), (2048, 768, 8, 128, 1, 1)
+    usual, named = (inference_kernels(cluster, "trtllm", "1.0", word) for word in ("", "cutlass"))
+    assert named.experts(*shape, "nvfp4").at(8192) > 1.5 * usual.experts(*shape, "nvfp4").at(8192)
+    unknown = inference_kernels(cluster, "trtllm", "1.0", "no-such-kernel")
+    assert unknown.experts(*shape, "nvfp4").seconds == usual.experts(*shape, "nvfp4").seconds
+
+
+def test_nvfp4_experts_are_the_releases_own() -> None:
+    model, cluster = load_model("qwen3-30b-a3b"), parse_cluster("b200-sxm:1")
+
+    def tokens_at_once(engine: str, weights: str) -> float:
+        return engine_of(model, cluster, Deployment(engine=engine, weights=weights)).times.prices.group(8192)
+
+    assert tokens_at_once("trtllm-1.0", "nvfp4") > 1.5 * tokens_at_once("trtllm-1.3", "nvfp4")
+    assert tokens_at_once("trtllm-1.0", "bf16") == tokens_at_once("trtllm-1.3", "bf16")
+
+
+TABLES = pytest.mark.skipif(package_data() is None, reason="aiconfigurator-core is not installed")
+
+
+@TABLES
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "b200", "gb200"])
+def test_experts_scaled_per_tensor_take_no_longer_than_those_scaled_by_blocks(gpu: str, engine: str) -> None:
+    """Block scales are more work on the same weights; SGLang's kernels with them were timed everywhere."""
+    blocks, own = (
+        inference_kernels(parse_cluster(f"{gpu}:8"), "sglang"),
+        inference_kernels(parse_cluster(f"{gpu}:8"), engine),
+    )
+    for shape in ((4096, 1536, 8, 128), (5120, 8192, 1, 16), (2048, 768, 8, 128)):
+        for ep in (1, 4, 8):
+            timed, per_tensor = blocks.experts(*shape, 1, ep, "fp8_block"), own.experts(*shape, 1, ep, "fp8")
+            for tokens in (1, 64, 512, 4096, 16384):
+                assert per_tensor.at(tokens) <= 1.01 * timed.at(tokens)
+
+
+@TABLES
+def test_an_engines_own_kernels_in_a_format_are_found_in_its_older_tables_too() -> None:
+    """TensorRT-LLM's newest table holds few shapes; in long steps its CUTLASS kernels take half of Triton's time."""
+    hopper = parse_cluster("h200-sxm:8")
+    own, triton = (
+        inference_kernels(hopper, engine).experts(4096, 1536, 8, 128, 1, 8, "fp8") for engine in ("trtllm", "sglang")
+    )
+    assert own.at(16384) < 0.6 * triton.at(16384)
+
+
+@TABLES
+def test_experts_of_deepseek_in_eight_bits_are_scaled_by_blocks() -> None:
+    deepseek, qwen = load_model("deepseek-v3"), load_model("qwen3-235b-a22b")
+    eight = Deployment(weights="fp8")
+    assert {eight.experts_as(layer) for layer, _ in deepseek.distinct_layers()} == {"fp8_block"}
+    assert {eight.experts_as(layer) for layer, _ in qwen.distinct_layers()} == {"fp8"}
+    cluster = parse_cluster("h200-sxm:8")
+    said = [
+        engine_of(deepseek, cluster, Deployment(engine="trtllm-1.2", weights="fp8", expert_weights=one, moe_ep=8, tp=8))
+        for one in (None, "fp8_block")
+    ]
+    assert said[0].times.prices.group(4096) == pytest.approx(said[1].times.prices.group(4096), rel=0.01)
+
+
+@TABLES
+def test_one_chip_runs_a_named_kernel_alike_on_both_boards() -> None:
+    twins = [
+        inference_kernels(parse_cluster(f"{gpu}:1"), "trtllm", "1.0", "cutlass").experts(
+            5120, 8192, 1, 16, 1, 1, "nvfp4"
+        )
+        for gpu in ("b200", "gb200")
+    ]
+    for tokens in (16, 512, 8192):
+        assert twins[0].at(tokens) == pytest.approx(twins[1].at(tokens), rel=0.01)
+
+
+def test_launching_takes_longer_on_grace() -> None:
+    profile = load_engine("trtllm-1.0")
+    xeon, grace = (profile.on(parse_cluster(f"{gpu}:1").gpu) for gpu in ("b200", "gb200"))
+    for name in ("eager_layer_s", "step_s", "sequence_s"):
+        assert getattr(grace, name) == pytest.approx(2 * getattr(xeon, name))
+    assert xeon == profile
+
+
+def test_experts_of_tensorrt_llm_hold_buffers_for_the_tokens_of_all_ranks() -> None:
+    """As many times as there are attention ranks; none in dense models, none where engines cut the step in chunks."""
+    mixture, dense, cluster = load_model("qwen3-235b-a22b"), load_model("llama-3.1-70b"), parse_cluster("h200-sxm:8")
+
+    def held(model: Model, engine: str, ranks: int, **others: bool) -> float:
+        layout = Deployment(tp=8 // ranks, attn_dp=ranks, moe_ep=8 if model is mixture else None, weights="fp8")
+        profile = replace(load_engine(engine), sampler_bytes=0.0, **others)
+        return memory_of(model, layout, profile, cluster, "fp8").activations
+
+    with_them = [
+        held(mixture, "trtllm-1.0", ranks) - held(mixture, "trtllm-1.0", ranks, expert_workspace=False)
+        for ranks in (1, 2, 8)
+    ]
+    budget = load_engine("trtllm-1.0").max_num_batched_tokens
+    assert with_them[0] == pytest.approx(budget * 8 * (4096 + 2 * 4096))
+    assert with_them[1:] == pytest.approx([2 * with_them[0], 8 * with_them[0]])
+    assert held(dense, "trtllm-1.0", 1) == held(dense, "trtllm-1.0", 1, expert_workspace=False)
+    assert not load_engine("vllm").expert_workspace
+    assert not load_engine("sglang").expert_workspace
+
+
+def test_graphs_keep_what_they_draw_from_beside_what_other_steps_need() -> None:
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h200-sxm:1")
+    few, many = (
+        memory_of(model, Deployment(max_num_seqs=batch), load_engine("trtllm-1.0"), cluster, "fp8")
+        for batch in (512, 1024)
+    )
+    assert many.activations - few.activations == pytest.approx(512 * 6.0 * model.vocab_size)
+    assert many.tokens < few.tokens
+
+
+@TABLES
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", ["h200-sxm", "b200"])
+@pytest.mark.parametrize(("heads", "groups", "width", "window"), [(40, 8, 128, 8192), (64, 8, 64, 128)])
+def test_beyond_its_window_a_cache_costs_no_more(
+    gpu: str, engine: str, heads: int, groups: int, width: int, window: int
+) -> None:
+    """Llama 4's layers were timed with a window of 8,192 tokens; with TensorRT-LLM not beyond it."""
+    table = inference_kernels(parse_cluster(f"{gpu}:1"), engine).decode_attention(heads, groups, width, "fp8", window)
+    for batch in (8, 37, 128):
+        assert table.at(batch, 500_000) <= 1.05 * table.at(batch, 131_072)
+        if (window, engine) == (8192, "trtllm"):
+            assert table.at(batch, 20_000) == pytest.approx(table.at(batch, 8192), rel=0.01)

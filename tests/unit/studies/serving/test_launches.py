@@ -1,0 +1,119 @@
+"""Deployments as their sources start them."""
+
+from __future__ import annotations
+
+import pytest
+
+from windtunnel.evidence.accuracy.serving.launches import deployed, held_back, launched, planned_ahead
+from windtunnel.evidence.accuracy.serving.models import model_named
+from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
+from windtunnel.studies.serving.build import Engine, engine_of
+from windtunnel.studies.serving.engines.profile import load_engine
+
+DEEPSEEK = {
+    "id": "a",
+    "source": "2026-03-25",
+    "measured": "2026-02-06",
+    "client": "closed",
+    "model": "deepseek-ai/DeepSeek-R1",
+    "model_family": "deepseek-v3",
+    "gpu": "b200_sxm",
+    "engine": "trtllm",
+    "engine_version": "1.2.0rc6.post3",
+    "precision": "fp4",
+    "gemm_quant": "nvfp4",
+    "moe_quant": "nvfp4",
+    "isl": "1024",
+    "osl": "1024",
+    "concurrency": "64",
+    "tp": "1",
+    "attn_dp": "8",
+    "moe_tp": "1",
+    "moe_ep": "8",
+}
+OSS = {
+    **DEEPSEEK,
+    "model": "openai/gpt-oss-120b",
+    "model_family": "gpt-oss-120b",
+    "engine": "vllm",
+    "engine_version": "0.11.0",
+    "gemm_quant": "",
+    "moe_quant": "",
+    "tp": "2",
+    "attn_dp": "1",
+    "moe_tp": "2",
+    "moe_ep": "1",
+}
+
+
+def _started(fields: dict[str, str]) -> Engine:
+    row = ServingRow(fields)
+    deployment = deployed(row, deployment_of(row))
+    profile = planned_ahead(row, load_engine(deployment.engine))
+    model = model_named(row.text("model"), row.text("model_family"))
+    return launched(row, engine_of(model, gpu_of(row.text("gpu"), deployment.gpus), deployment, profile=profile))
+
+
+def test_drafting_with_attention_ranks_is_one_token_and_one_prompt_of_each() -> None:
+    engine = _started(DEEPSEEK)
+    assert engine.times.speculative == (1, 0.85)
+    rules = engine.rules
+    assert (rules.ranks, rules.max_num_seqs, rules.chunked) == (8, 64, False)
+    assert rules.longest_chunk == 1152  # 2 x 8 + 1,024 + 64, in whole 64
+    assert rules.gather_steps == 111  # 60 steps of 1.85 tokens
+
+
+def test_drafting_without_them_is_three_tokens() -> None:
+    engine = _started({**DEEPSEEK, "tp": "8", "attn_dp": "1", "moe_tp": "1", "moe_ep": "8"})
+    assert engine.times.speculative[0] == 3
+    assert engine.rules.max_num_seqs == 64
+    assert engine.rules.longest_chunk == 1344
+
+
+def test_without_drafting_the_step_has_at_least_8192_tokens() -> None:
+    engine = _started({**DEEPSEEK, "engine_version": "1.2.0rc6.post2"})
+    assert engine.times.speculative[0] == 0
+    assert engine.rules.longest_chunk == 8192
+    assert engine.rules.gather_steps == 60
+
+
+@pytest.mark.parametrize(("gpu", "cache"), [("b200_sxm", "fp8"), ("h200_sxm", "bf16")])
+def test_gpt_oss_is_planned_ahead_and_keeps_no_prefixes(gpu: str, cache: str) -> None:
+    engine = _started({**OSS, "gpu": gpu})
+    assert engine.profile.asynchronous
+    assert engine.profile.graph_limit == 2048
+    assert engine.rules.lag
+    assert not engine.rules.prefix_caching
+    assert engine.deployment.kv == cache
+
+
+def test_gpt_oss_of_tensorrt_llm_waits_for_ranks_on_blackwell_alone() -> None:
+    ranks = {
+        **OSS,
+        "engine": "trtllm",
+        "engine_version": "1.1.0",
+        "tp": "1",
+        "attn_dp": "2",
+        "moe_tp": "1",
+        "moe_ep": "2",
+    }
+    assert _started(ranks).rules.ranks == 2
+    assert _started({**ranks, "gpu": "h200_sxm"}).rules.ranks == 1
+    assert _started(ranks).rules.longest_chunk == 20000
+
+
+def test_other_rows_stay_as_they_are() -> None:
+    row = ServingRow({**OSS, "client": ""})
+    deployment = deployment_of(row)
+    assert deployed(row, deployment) is deployment
+    profile = load_engine("vllm")
+    assert planned_ahead(row, profile) is profile
+
+
+def test_the_first_token_of_sglangs_pools_comes_with_those_after_it() -> None:
+    row = {**DEEPSEEK, "engine": "sglang", "engine_version": "0.5.8.post1", "mode": "disagg"}
+    assert held_back(ServingRow(row)) == 30
+    assert held_back(ServingRow({**row, "gpu": "h200_sxm"})) == 10
+    assert held_back(ServingRow({**row, "mode": "agg"})) == 0
+    assert held_back(ServingRow({**row, "engine": "trtllm"})) == 0
+    assert held_back(ServingRow({**row, "source": "campaign/x"})) == 0

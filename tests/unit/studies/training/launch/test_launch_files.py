@@ -1,0 +1,272 @@
+"""Frameworks' own files as they are found in the wild: what is read, and that what is not is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.studies.training.launch import is_native, launch_flags, read_native
+from windtunnel.studies.training.question import Question
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["quantize.linear.float8"]
+[optimizer]
+lr = 3e-4
+[training]
+local_batch_size = 2
+seq_len = 8192
+dataset = "c4"
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 4
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[weather]
+sunny = true
+"""
+MEGATRON = """#!/bin/bash
+# Runs the "175B" parameter model
+GPUS_PER_NODE=8
+WORLD_SIZE=$(($GPUS_PER_NODE*16))
+TP=${TP_SIZE:-8}
+GPT_MODEL_ARGS=(
+    --num-layers 96
+    --hidden-size 12288
+    --num-attention-heads 96
+    --seq-length 2048
+    --vocab-size 51200   # padded later
+)
+TRAINING_ARGS="--micro-batch-size 1 --global-batch-size 1536 --lr 6.0e-5 --bf16 --mystery-option 5"
+torchrun --nproc_per_node $GPUS_PER_NODE pretrain_gpt.py \\
+    ${GPT_MODEL_ARGS[@]} $TRAINING_ARGS \\
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size 8 --num-layers-per-virtual-pipeline-stage 3 \\
+    --sequence-parallel --use-distributed-optimizer --recompute-activations
+"""
+DEEPSPEED: dict[str, Any] = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "zero_quantized_weights": True},
+    "bf16": {"enabled": True},
+    "gradient_clipping": 1.0,
+}
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+fsdp_config:
+  fsdp_sharding_strategy: SHARD_GRAD_OP
+  fsdp_activation_checkpointing: true
+  fsdp_magic: 3
+"""
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _read(path: Path) -> None:
+    assert is_native(path)
+    read_native(path, 8)
+
+
+def test_torchtitan(tmp_path: Path) -> None:
+    found = read_native(_write(tmp_path, "train.toml", TITAN), 64)
+    want = {
+        "framework": "torchtitan", "tp": 4, "pp": 2, "global_batch": 16, "micro_batch": 1, "seq_len": 8192,
+        "zero_stage": 3, "schedule": "interleaved", "virtual_stages": 2, "precision": "fp8-current",
+        "recompute": "selective:ops", "compile": False,
+    }  # fmt: skip
+    assert {name: found.fields[name] for name in want} == want
+    assert found.model == "llama-3.1-8b"
+    assert found.unknown == ("weather.sunny",)
+
+
+def test_megatron_script(tmp_path: Path) -> None:
+    found = read_native(_write(tmp_path, "pretrain.sh", MEGATRON), 128)
+    want = {
+        "tp": 8, "pp": 8, "virtual_stages": 4, "sequence_parallel": True, "zero_stage": 1, "overlap_grad_reduce": False,
+        "micro_batch": 1, "global_batch": 1536, "seq_len": 2048, "recompute": "selective:core_attention",
+        "precision": "bf16", "gradient_dtype": "fp32", "overlap_tp": False, "overlap_p2p": True,
+    }  # fmt: skip
+    assert {name: found.fields[name] for name in want} == want
+    assert found.unknown == ("--mystery-option 5",)
+    assert isinstance(found.model, dict)
+    assert (found.model["layers"], found.model["hidden"], found.model["vocab"]) == (96, 12288, 51200)
+
+
+def test_deepspeed(tmp_path: Path) -> None:
+    found = read_native(_write(tmp_path, "ds.json", json.dumps(DEEPSPEED)), 16)
+    want = {"zero_stage": 3, "micro_batch": 2, "global_batch": 128, "offload_optimizer": 1.0, "precision": "bf16"}
+    assert {name: found.fields[name] for name in want} == want
+    assert found.unknown == (
+        "zero_optimization.zero_quantized_weights",
+        'train_batch_size ("auto": the script says)',
+    )
+
+
+def test_accelerate_with_a_strategy_of_an_odd_number(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: '²'}\n")
+    assert read_native(file, 8).fields["zero_stage"] == 3  # as where none is given
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    found = read_native(_write(tmp_path, "fsdp.yaml", ACCELERATE), 16)
+    assert found.fields == {
+        "precision": "bf16", "tp": 1, "cp": 1, "framework": "fsdp", "zero_stage": 2, "recompute": "full",
+    }  # fmt: skip
+    assert found.unknown == ("fsdp_config.fsdp_magic",)
+
+
+def test_plans_are_told_from_frameworks_files(tmp_path: Path) -> None:
+    assert not is_native(_write(tmp_path, "plan.yaml", "tp: 8\nglobal_batch: 8\n"))
+    assert not is_native(_write(tmp_path, "plan.json", '{"tp": 8, "global_batch": 8}'))
+    assert is_native(_write(tmp_path, "ds.json", json.dumps(DEEPSPEED)))
+    assert is_native(_write(tmp_path, "acc.yaml", ACCELERATE))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.toml", "[training\n", "not TOML"),
+        ("a.toml", "[training]\nlocal_batch_size = -1\n", "local_batch_size"),
+        ("a.toml", "[parallelism]\ndata_parallel_shard_degree = 5\n", "data-parallel ranks"),
+        ("a.sh", "echo hello\n", "holds no --options"),
+        ("a.sh", "--bf16 'open", "quotes"),
+        ("a.sh", "--tensor-model-parallel-size $((2*4))", "whole number"),
+        ("a.args", "--seq-length", "needs a value"),
+        (
+            "a.json",
+            '{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}',
+            "7",
+        ),
+        ("a.json", "[1, 2]", "mapping"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, name: str, text: str, words: str) -> None:
+    path = _write(tmp_path, name, text)
+    with pytest.raises((InputFileError, SpecError), match=words.replace("(", r"\(")):
+        _read(path)
+
+
+def test_a_job_and_its_model_from_one_file(tmp_path: Path) -> None:
+    path = _write(tmp_path, "pretrain.sh", MEGATRON)
+    asked = Question.asked(str(path), "a100-80gb:128", None, {"micro_batch": 2}, [])
+    assert asked.model.n_layers == 96
+    assert 170e9 < asked.model.parameters < 180e9
+    assert (asked.plan.tp, asked.plan.micro_batch) == (8, 2)
+    result = asked.answer()
+    assert any("--mystery-option 5" in one for one in result.warnings)
+    assert result.reproduce.startswith(f"windtunnel predict {path}")
+
+
+def test_no_model_in_the_file_is_an_error(tmp_path: Path) -> None:
+    path = _write(tmp_path, "few.args", "--tensor-model-parallel-size 2 --global-batch-size 8 --seq-length 2048")
+    with pytest.raises(SpecError, match="states none"):
+        Question.asked(str(path), "h100-sxm:8", None, {}, [])
+    asked = Question.asked("llama-3-8b", "h100-sxm:8", path, {}, [])
+    assert asked.plan.tp == 2
+
+
+def test_what_has_no_option_stands_in_a_comment() -> None:
+    plan = {"tp": 2, "global_batch": 8, "seq_len": 2048, "schedule": "zb-h1", "pp": 2, "attention_impl": "triton"}
+    _, text, left = launch_flags("megatron", plan, 8, "m")
+    assert left == ("schedule zb-h1", "attention_impl triton")
+    assert text.splitlines()[-1] == "# no argument for: schedule zb-h1; attention_impl triton"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "refused"),
+    [
+        ({"zero_stage": 3}, "--ckpt-format fsdp_dtensor", ""),
+        ({"ep": 8}, "--moe-token-dispatcher-type alltoall", ""),
+        ({"offload_optimizer": 1.0}, "--use-precision-aware-optimizer", ""),
+        ({"ep": 8, "overlap_ep": True}, "--overlap-moe-expert-parallel-comm", ""),
+        ({"ep": 8, "overlap_ep": True, "pp": 2, "virtual_stages": 2}, "--overlap-moe-expert-parallel-comm", ""),
+        ({"ep": 8, "overlap_ep": True, "pp": 2}, "overlap_ep", "--overlap-moe-expert-parallel-comm"),
+        ({"ep": 8, "overlap_ep": True, "recompute": "full:2"}, "overlap_ep", "--overlap-moe-expert-parallel-comm"),
+        ({"cuda_graphs": True, "recompute": "full"}, "cuda_graphs", "--cuda-graph-impl"),
+        ({"optimizer": "muon"}, "--optimizer dist_muon", "--use-distributed-optimizer"),
+        ({"optimizer": "muon", "zero_stage": 0}, "--optimizer muon", "--overlap-grad-reduce"),
+        ({"optimizer": "muon", "overlap_grad_reduce": True}, "overlap_grad_reduce", "--overlap-grad-reduce"),
+        ({"optimizer": "muon", "zero_stage": 3}, "zero_stage 3", "--use-megatron-fsdp"),
+        ({"pp": 2, "virtual_stages": 2, "overlap_p2p": False}, "overlap_p2p off", "--no-overlap-p2p-communication"),
+        ({"pp": 4, "virtual_stages": 2, "overlap_p2p": False}, "--no-overlap-p2p-communication", ""),
+    ],
+)
+def test_megatron_gets_what_an_argument_needs_and_nothing_that_it_asserts_against(
+    fields: dict[str, Any], wanted: str, refused: str
+) -> None:
+    _, text, left = launch_flags("megatron", {"global_batch": 64, "seq_len": 2048, **fields}, 64, "a model")
+    assert wanted in (text if wanted.startswith("--") else " ".join(left))
+    assert not refused or refused not in text
+
+
+def test_experts_gathered_instead_of_sent_are_not_passed_over(tmp_path: Path) -> None:
+    for kind, unknown in (("alltoall", ()), ("allgather", ("--moe-token-dispatcher-type allgather",))):
+        path = tmp_path / f"{kind}.args"
+        path.write_text(
+            f"--global-batch-size 64 --seq-length 2048 --moe-token-dispatcher-type {kind}\n", encoding="utf-8"
+        )
+        assert read_native(path, 8).unknown == unknown
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "left"),
+    [
+        ({}, "zero_stage: 1", ()),
+        ({"zero_stage": None, "micro_batch": None, "tp": None}, "batch_accumulation_per_replica: 8", ()),
+        ({"pp": 2, "schedule": "gpipe"}, "pp_engine: afab", ()),
+        ({"pp": 2, "schedule": "zb-h1"}, "no key for: schedule zb-h1", ("schedule zb-h1",)),
+        ({"cp": 2}, "context_parallel_size: 2", ()),
+        ({"ep": 8}, "expert_parallel_size: 8", ()),
+        ({"recompute": "full:2"}, "recompute_layer: false", ("recompute full:2",)),
+        ({"zero_stage": 3}, "zero_stage: 1", ("zero_stage 3",)),
+        ({"precision": "fp8"}, "no key for: precision fp8", ("precision fp8",)),
+    ],
+)
+def test_nanotron_says_what_it_has_no_key_for(fields: dict[str, Any], wanted: str, left: tuple[str, ...]) -> None:
+    plan = {"framework": "nanotron", "global_batch": 64, "seq_len": 2048, **fields}
+    _, text, found = launch_flags("nanotron", plan, 8, "a model")
+    assert wanted in text
+    assert found == left
+
+
+def test_a_plan_file_of_another_model_is_said(tmp_path: Path) -> None:
+    toml = tmp_path / "train.toml"
+    toml.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n')
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "torchrun pretrain.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096"
+        " --micro-batch-size 1 --global-batch-size 64 --swiglu --bf16\n"
+    )
+    for path in (toml, script):
+        assert not any("not predicted" in note for note in asked("llama-3-8b", path).notes)
+        notes = asked("llama-3-70b", path).notes
+        said = f"{path} states a model of 32 layers of 4,096, which was not predicted: llama-3-70b has 80 of 8,192"
+        assert said in notes
+
+
+def asked(model: str, plan: Path) -> Question:
+    return Question.asked(model, "h100-sxm:64", plan, {}, ())
+
+
+@pytest.mark.parametrize("name", ["nowhere.sh", "nowhere.toml"])
+def test_a_file_that_is_not_there_is_no_unknown_model(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match="no such file"):
+        Question.asked(str(tmp_path / name), "h100-sxm:64", None, {"global_batch": 8, "seq_len": 512}, ())
+    with pytest.raises(InputFileError, match="no such file"):
+        Question.asked(name, "h100-sxm:64", None, {"global_batch": 8, "seq_len": 512}, ())
