@@ -1,7 +1,7 @@
 """The accuracy that must not get worse, source by source.
 
     python validation/gate.py           predict every level A row of the tables beside this file, print, compare
-    python validation/gate.py --write   and write `gate.csv`, which `tests/unit/evidence/accuracy/test_accuracy_gate.py` holds to
+    python validation/gate.py --write   and write `gate.csv`, which `test_accuracy_gate.py` holds to
 
 `few` is of the first rows of each source, cheap enough for every run of the tests; `all` of all its rows. Errors are
 |predicted / measured - 1|, means in percent.

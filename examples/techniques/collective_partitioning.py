@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from windtunnel.studies.techniques import collective_partitioning as partitioning
+from windtunnel.real.techniques import collective_partitioning as partitioning
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
 
 STEPS = 50

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from windtunnel.studies.techniques.local_sgd import LearningRate, LocalPlan, LocalSGD
+from windtunnel.real.techniques.local_sgd import LearningRate, LocalPlan, LocalSGD
 
 ROUNDS, LOCAL_STEPS = 10, 20
 

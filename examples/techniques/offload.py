@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from windtunnel.studies.techniques import offload
+from windtunnel.real.techniques import offload
 
 LAYERS, WIDTH, STEPS = 32, 128, 5
 

@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from windtunnel.studies.techniques.prioritised_all_to_all import Communicator
+from windtunnel.real.techniques.prioritised_all_to_all import Communicator
 
 LAYERS = 4
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from windtunnel.studies.techniques import sparse_gradients
+from windtunnel.real.techniques import sparse_gradients
 
 
 def main() -> None:

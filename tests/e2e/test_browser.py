@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def _samples() -> ModuleType:
-    path = Path(__file__).parents[1] / "unit" / "report" / "sample_result.py"
+    path = Path(__file__).parents[1] / "unit" / "faces" / "report" / "sample_result.py"
     spec = importlib.util.spec_from_file_location("sample_result_for_browser", path)
     assert spec is not None
     assert spec.loader is not None

@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 from in_this_process import command_line
 
-TRACE = Path(__file__).parents[1] / "unit" / "fleet" / "coflows.txt"
+TRACE = Path(__file__).parents[1] / "unit" / "studies" / "fleet" / "coflows.txt"
 
 
 def windtunnel(*words: str) -> CompletedProcess[str]:

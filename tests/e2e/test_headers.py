@@ -15,7 +15,7 @@ import windtunnel.faces.cli
 from windtunnel.faces.cli.asked import without_outputs
 from windtunnel.questions.header import SCHEMA, header
 
-COFLOWS = Path(__file__).parents[1] / "unit" / "fleet" / "coflows.txt"
+COFLOWS = Path(__file__).parents[1] / "unit" / "studies" / "fleet" / "coflows.txt"
 SERVE = "serve llama-3.1-8b --cluster h100-sxm:1 --prompt 64 --output 8 --rate 2 --requests 8"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import UserError
-from windtunnel.studies.techniques import offload
+from windtunnel.real.techniques import offload
 
 HEAVY = ("numpy", "numba", "pyarrow", "pydantic", "rich", "jinja2", "yaml", "scipy", "pandas", "torch")
 

@@ -116,9 +116,9 @@ def test_explain_takes_paths_and_says_what_is_wrong_with_them(tmp_path: Path) ->
         windtunnel.explain()
 
 
-def test_packages_with_the_name_of_a_verb_are_that_verb() -> None:
+def test_functions_keep_their_name_beside_the_packages_of_their_verbs() -> None:
     code = (
-        "import windtunnel, windtunnel.calibrate, windtunnel.capture\n"
+        "import windtunnel, windtunnel.real.calibrate, windtunnel.real.capture\n"
         "assert callable(windtunnel.calibrate) and callable(windtunnel.capture)\n"
         "try: windtunnel.calibrate('x', budget_s=0)\n"
         "except windtunnel.SpecError as error: print(error)\n"

@@ -26,7 +26,7 @@ def rank_main() -> None:
     import torch
     import torch.distributed as dist
 
-    from windtunnel.studies.techniques.prioritised_all_to_all import Communicator
+    from windtunnel.real.techniques.prioritised_all_to_all import Communicator
 
     torch.set_num_threads(1)
     where = f"tcp://{os.environ['MASTER']}:29533"

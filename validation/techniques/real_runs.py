@@ -11,9 +11,9 @@ import torch.distributed as dist
 from predicted_and_run import COLUMNS, LAYERS, MIB, MICRO, ROWS, computes_of, paired
 from torch import nn
 
-from windtunnel.studies.techniques import offload as window_offload
-from windtunnel.studies.techniques import prioritised_all_to_all, sparse_gradients
-from windtunnel.studies.techniques.collective_partitioning import partitioned
+from windtunnel.real.techniques import offload as window_offload
+from windtunnel.real.techniques import prioritised_all_to_all, sparse_gradients
+from windtunnel.real.techniques.collective_partitioning import partitioned
 
 SIZES, NAP_S = (64 * 1024, MIB, 3 * MIB), 0.02
 

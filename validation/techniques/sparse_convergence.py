@@ -71,7 +71,7 @@ def train(name: str, seed: int, steps: int, momentum: float, sparse: dict | None
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from windtunnel.studies.techniques import sparse_gradients
+    from windtunnel.real.techniques import sparse_gradients
 
     rate = SETTINGS[name][0] * (1.0 - momentum)
     torch.manual_seed(1000 + seed)

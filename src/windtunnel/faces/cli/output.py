@@ -89,7 +89,7 @@ def cold() -> bool:
 
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    beside = Path(__file__).parents[1] / "engine" / "compiled" / "__pycache__"
+    beside = Path(__file__).parents[2] / "physics" / "engine" / "compiled" / "__pycache__"
     # Each where those before are read-only; the last as in `engine/compiled/__init__.py`.
     temporary = Path(tempfile.gettempdir()) / f"windtunnel-numba-{getattr(os, 'getuid', lambda: 'user')()}"
     places = [Path(chosen)] if chosen else [beside, Path(caches) / "numba", temporary]

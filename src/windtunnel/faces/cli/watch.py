@@ -25,7 +25,7 @@ def watch(
     Parameters
     ----------
     folder
-        Where the ranks' logs are: one memory-mapped file each, as windtunnel.survive.RankLog writes them.
+        Where the ranks' logs are: one memory-mapped file each, as windtunnel.real.survive.RankLog writes them.
     """
     import time
 

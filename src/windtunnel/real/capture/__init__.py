@@ -7,12 +7,4 @@ virtual_world/      torch.distributed as one rank sees it, answered without peer
 fake_tensors/       tensors without data, and the GPU that the script is told it has
 recorder/           what is executed, written down as the program of one rank
 torch_private/      all that rests on what PyTorch does not promise to keep
-
-`windtunnel.capture` is the name of this package and of its one function: the package is callable.
 """
-
-from __future__ import annotations
-
-from windtunnel.lazy import called_as
-
-called_as(__name__, "question")

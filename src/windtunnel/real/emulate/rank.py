@@ -1,7 +1,7 @@
 """The real rank: a process of its own that runs the script as one rank of a virtual world, and says what came of it.
 
-`python -m windtunnel.real.emulate.rank FOLDER [RANK]`, with what to run in FOLDER/task.json; `run.py` starts it and reads
-FOLDER/outcome_RANK.json. Imports torch.
+`python -m windtunnel.real.emulate.rank FOLDER [RANK]`, with what to run in FOLDER/task.json; `run.py` starts it and
+reads FOLDER/outcome_RANK.json. Imports torch.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 
     from windtunnel.real.survive import train        in the script: the loop that goes on
 
-    windtunnel.survive(model, cluster, plan)    what failures cost at any scale: the study, as `windtunnel survive`
-
-This package is also the public name of the study, so it can be called.
+What failures cost at any scale is a study: `windtunnel.survive(model, cluster, plan)`, as `windtunnel survive`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from windtunnel.lazy import called_as, lazily
+from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
     from windtunnel.real.survive.live.launcher import launch
@@ -20,4 +18,3 @@ if TYPE_CHECKING:
 
 __all__ = ["RankLog", "launch", "train"]
 __getattr__ = lazily(__name__, {"RankLog": "watch.log", "launch": "live.launcher", "train": "live.train"})
-called_as(__name__, "question")

@@ -22,7 +22,7 @@ def _rank_at_step(text: str) -> tuple[int, int]:
 
 def main(words: list[str] | None = None) -> int:
     """Parse, launch, tell."""
-    parser = argparse.ArgumentParser(prog="python -m windtunnel.real.survive", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m windtunnel.survive", description=__doc__)
     parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks of the job")
     parser.add_argument("--standby", type=int, default=1, help="warm processes beside them (1)")
     parser.add_argument(

@@ -48,7 +48,7 @@ TECHNIQUES = (
         "collectives by group and in pieces tied to compute; weight gradients fill gaps",
         "collectives in the step; by group: a data-parallel group across nodes with several ranks in each",
         PartitionPlan,
-        "windtunnel.studies.techniques.collective_partitioning: all-reduce by group, chunked linears",
+        "windtunnel.real.techniques.collective_partitioning: all-reduce by group, chunked linears",
     ),
     Named(
         "prioritised_all_to_all",
@@ -56,7 +56,7 @@ TECHNIQUES = (
         "all-to-all before gradients' all-reduce in micro-operations, pipelined with packed experts",
         "a model with experts, ep 2 or more",
         LinaPlan,
-        "windtunnel.studies.techniques.prioritised_all_to_all: one communicator thread with agreed order; packed experts",
+        "windtunnel.real.techniques.prioritised_all_to_all: one communicator thread with agreed order; packed experts",
     ),
     Named(
         "sparse_gradients",
@@ -64,7 +64,7 @@ TECHNIQUES = (
         "only the largest chunks of a gradient are reduced, the rest is kept for later",
         "dp 2 or more, zero_stage 0 or 1",
         SparsePlan,
-        "windtunnel.studies.techniques.sparse_gradients: a DistributedDataParallel communication hook",
+        "windtunnel.real.techniques.sparse_gradients: a DistributedDataParallel communication hook",
         excludes=("local_sgd",),
     ),
     Named(
@@ -73,7 +73,7 @@ TECHNIQUES = (
         "a working window of layers on the device, the rest in host memory, updated there layer by layer",
         "zero_stage 0 or 1; host memory for the layers' state",
         OffloadPlan,
-        "windtunnel.studies.techniques.offload: hooks on a module's layers",
+        "windtunnel.real.techniques.offload: hooks on a module's layers",
         excludes=("collective_partitioning", "prioritised_all_to_all", "sparse_gradients", "local_sgd"),
     ),
     Named(
@@ -82,7 +82,7 @@ TECHNIQUES = (
         "weights averaged every so many steps; the learning rate decays over rounds and local steps",
         "dp 2 or more, zero_stage 0",
         LocalPlan,
-        "windtunnel.studies.techniques.local_sgd: a training loop and its learning-rate policy",
+        "windtunnel.real.techniques.local_sgd: a training loop and its learning-rate policy",
         excludes=("sparse_gradients", "offload"),
     ),
 )  # in the order in which they are applied, however they are given

@@ -15,7 +15,7 @@ from windtunnel.physics.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC,
 from windtunnel.studies.training.plan import Framework
 
 GENERATIONS = ("ampere", "hopper", "blackwell", "other")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FILE = ROOT / "src/windtunnel/physics/cost/calibration/training.yaml"
 
 

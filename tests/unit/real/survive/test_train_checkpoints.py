@@ -15,7 +15,7 @@ from windtunnel.errors import InputFileError, SpecError  # noqa: E402
 from windtunnel.real.survive import launch, train  # noqa: E402
 
 pytestmark = pytest.mark.extras
-SCRIPT = Path(__file__).parents[3] / "examples" / "resilience" / "train.py"
+SCRIPT = Path(__file__).parents[4] / "examples" / "resilience" / "train.py"
 
 
 class EndedError(Exception):

@@ -43,7 +43,7 @@ THROUGHPUT = """
 """
 
 
-TABLES = Path(spot_kernels.__file__).parents[2] / "resilience" / "spot" / "catalogue"
+TABLES = Path(spot_kernels.__file__).parents[3] / "studies" / "resilience" / "spot" / "catalogue"
 NOBODY = np.full((1, 1), 10**6)
 
 

@@ -20,7 +20,7 @@ from windtunnel.studies.traces.stragglers.explanation import Explanation, Part
 
 # The study's traces (trace-*.parquet with result-*.json, ms-*.json and mw-*.json; github.com/ByteDance-Seed/
 # StragglerAnalysis) are not ours to ship: they are read where somebody has put them.
-BESIDE = Path(__file__).parents[4] / "shared" / "data" / "stragglers"
+BESIDE = Path(__file__).parents[5] / "shared" / "data" / "stragglers"
 TRACES = sorted(Path(os.environ.get("WINDTUNNEL_STRAGGLERS", BESIDE)).glob("trace-*.parquet"))
 
 

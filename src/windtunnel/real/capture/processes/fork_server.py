@@ -1,7 +1,7 @@
 """A process that has PyTorch loaded and forks itself, once for each rank that is to be played.
 
-`python -P -m windtunnel.real.capture.processes.fork_server`, spoken to in JSON lines: the first says what to load and which
-folder to make, then each {"rank": 3, ...} starts a rank; it answers {"ready": folder}, {"started": 3, "pid": 42},
+`python -P -m windtunnel.real.capture.processes.fork_server`, spoken to in JSON lines: the first says what to load and
+which folder to make, then each {"rank": 3, ...} starts a rank; it answers {"ready": folder}, {"started": 3, "pid": 42},
 {"ended": 3, "status": -9}.
 Importing PyTorch takes seconds, forking milliseconds, and what is loaded is shared between all ranks.
 

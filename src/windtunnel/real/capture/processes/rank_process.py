@@ -35,7 +35,7 @@ from windtunnel.studies.programs.summary import summary
 
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
-_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
+_OURS = str(Path(__file__).resolve().parents[3]) + os.sep
 
 
 class StepTaken(BaseException):

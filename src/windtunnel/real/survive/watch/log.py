@@ -156,7 +156,7 @@ def read_logs(folder: Path) -> list[RankView]:
     paths = sorted(folder.glob("*.log")) if folder.is_dir() else []
     if not paths:
         raise InputFileError(
-            folder, "holds no logs of ranks", "give the folder that windtunnel.survive.RankLog writes to"
+            folder, "holds no logs of ranks", "give the folder that windtunnel.real.survive.RankLog writes to"
         )
     views = [_read(path) for path in paths]
     return sorted((view for view in views if view.rank >= 0), key=lambda view: view.rank)

@@ -1,14 +1,7 @@
-"""Local SGD with a learning rate that decays over rounds and over local steps: pricing in `price`, loop in `loop`."""
+"""Local SGD with a learning rate that decays over rounds and over local steps: pricing in `price`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from windtunnel.lazy import lazily
 from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
 
-if TYPE_CHECKING:
-    from windtunnel.real.techniques.local_sgd.loop import LearningRate, LocalSGD
-
-__all__ = ["LearningRate", "LocalPlan", "LocalSGD"]
-__getattr__ = lazily(__name__, {"LearningRate": "loop", "LocalSGD": "loop"})
+__all__ = ["LocalPlan"]

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from windtunnel.errors import SpecError  # noqa: E402
+from windtunnel.real.techniques import offload  # noqa: E402
+from windtunnel.real.techniques.offload import windowed  # noqa: E402
 from windtunnel.real.techniques.offload.windowed import predicted_peak  # noqa: E402
-from windtunnel.studies.techniques import offload  # noqa: E402
-from windtunnel.studies.techniques.offload import windowed  # noqa: E402
 
 pytestmark = pytest.mark.extras
 torch.set_num_threads(1)

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from windtunnel.errors import SpecError  # noqa: E402
+from windtunnel.real.techniques import collective_partitioning as partitioning  # noqa: E402
+from windtunnel.real.techniques import megascale, prioritised_all_to_all  # noqa: E402
 from windtunnel.real.techniques.megascale.groups import checked  # noqa: E402
-from windtunnel.studies.techniques import collective_partitioning as partitioning  # noqa: E402
-from windtunnel.studies.techniques import megascale, prioritised_all_to_all  # noqa: E402
 
 pytestmark = pytest.mark.extras
 

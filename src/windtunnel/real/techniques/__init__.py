@@ -1,0 +1,7 @@
+"""Techniques that run in PyTorch: the twins of what `windtunnel.studies.techniques` prices.
+
+from windtunnel.real.techniques import offload, sparse_gradients
+
+windowed = offload.apply(model, torch.optim.Adam, window="auto", device_memory="8 GiB")
+ddp.register_comm_hook(sparse_gradients.State(ddp.module, ratio=0.05), sparse_gradients.hook)
+"""

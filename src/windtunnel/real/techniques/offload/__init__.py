@@ -1,0 +1,21 @@
+"""A working window of layers on the device: pricing in `window` and `price`, the real twin in `windowed`.
+
+from windtunnel.real.techniques import offload
+
+windowed = offload.apply(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-3), window="auto",
+                         device_memory="8 GiB")
+loss(model(batch)).backward()
+windowed.step()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from windtunnel.lazy import lazily
+
+if TYPE_CHECKING:
+    from windtunnel.real.techniques.offload.windowed import Windowed, apply
+
+__all__ = ["Windowed", "apply"]
+__getattr__ = lazily(__name__, {"Windowed": "windowed", "apply": "windowed"})

@@ -1,0 +1,22 @@
+"""Lina: pricing in `price`, packing and placement in `packing`, the real communicator in `communicator`.
+
+from windtunnel.real.techniques import prioritised_all_to_all
+
+with prioritised_all_to_all.Communicator() as lane:
+    done = lane.all_to_all(received, sent)
+    reduced = lane.all_reduce(gradient)
+    done.wait()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from windtunnel.lazy import lazily
+
+if TYPE_CHECKING:
+    from windtunnel.real.techniques.prioritised_all_to_all.communicator import Communicator
+    from windtunnel.real.techniques.prioritised_all_to_all.packed_experts import PackedExperts
+
+__all__ = ["Communicator", "PackedExperts"]
+__getattr__ = lazily(__name__, {"Communicator": "communicator", "PackedExperts": "packed_experts"})
