@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
 from windtunnel.physics.engine.compiled.fleet import queue_kernels
-from windtunnel.studies.fleet.exact.clock import NS, Clock, NodeChange, Running
-from windtunnel.studies.fleet.exact.work import Rigid, Scaling
+from windtunnel.studies.fleet.board import Lines
+from windtunnel.studies.fleet.clock import Clock, NodeChange
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
 from windtunnel.studies.fleet.policies.table import POLICIES as TRAITS
+from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.work import Rigid, Scaling
 
 POLICIES = ("tiresias", "gittins", "srtf", "themis")
 
@@ -171,6 +173,32 @@ def test_leases_never_overlap_and_decisions_replay(name, jobs):
             for node, count in job.placement:
                 used[node] += count
         assert all(count <= 8 for count in used.values())
+
+
+@pytest.mark.parametrize("name", [*NAMES, "tiresias", "srtf"])
+@settings(max_examples=25, deadline=None)
+@given(jobs=jobs_strategy, restart_s=st.sampled_from([0.0, 3.0]))
+def test_a_policy_of_lines_decides_on_its_board_as_on_a_snapshot(name, jobs, restart_s):
+    def ends(policy):
+        running = [
+            Running(at, submit * NS, gpus, Rigid(float(lasts), restart_s))
+            for at, (submit, lasts, gpus) in enumerate(jobs)
+        ]
+        clock = Clock(running, [8, 8], policy)
+        clock.run()
+        return [(job.start_ns, job.end_ns, job.restarts) for job in running]
+
+    policy = made(name)
+    assert isinstance(policy, Lines)
+    assert ends(policy) == ends(Recorded(policy, []))
+
+
+def test_traits_are_those_of_the_policies():
+    for traits in TRAITS.values():
+        if traits.loop == "clock":
+            policy = made(traits.name)
+            assert isinstance(policy, Lines) == (traits.asks == "lines"), traits.name
+            assert hasattr(policy, "interval_s") == (traits.asks == "rounds"), traits.name
 
 
 def test_one_server_queue_waits_as_pollaczek_and_khinchine_say():

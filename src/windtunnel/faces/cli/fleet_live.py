@@ -23,11 +23,12 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
     """
     import math
 
-    from windtunnel.studies.fleet.exact.clock import NS, Clock, Running
-    from windtunnel.studies.fleet.exact.work import Rigid
+    from windtunnel.studies.fleet.clock import Clock
     from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
     from windtunnel.studies.fleet.options import Options
     from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
+    from windtunnel.studies.fleet.running import NS, Running
+    from windtunnel.studies.fleet.work import Rigid
 
     # Nobody knows how fast a command is on other GPUs.
     known = names_of(lambda traits: on_clock(traits) and not traits.sizes)

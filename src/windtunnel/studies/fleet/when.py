@@ -26,12 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.studies.fleet.exact.clock import NS, Clock
+from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, Outcome
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock, plain_name
 from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site
 
 SPREAD = 0.3

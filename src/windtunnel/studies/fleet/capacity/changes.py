@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.studies.fleet.exact.clock import NS, NodeChange
+from windtunnel.studies.fleet.clock import NodeChange
 from windtunnel.studies.fleet.jobs.table import read_table
+from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site
 
 LONGEST = 10  # times the busy period without failures, after which a run that does not get on is ended

@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.adaptdl.jobs import works
-from windtunnel.studies.fleet.exact.clock import NS, Clock, Running
-from windtunnel.studies.fleet.exact.work import Divisible, Epochs, Rigid, Scaling, Work
+from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
+from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 from windtunnel.studies.fleet.traits import Traits
 from windtunnel.studies.fleet.typed.run import learns, typed_works
+from windtunnel.studies.fleet.work import Divisible, Epochs, Rigid, Scaling, Work
 
 MOST_ROUNDS = 1_000_000  # eleven years of Gavel's; minutes of computing
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
@@ -88,7 +89,7 @@ def _losses(clock: Clock) -> dict[str, Any]:
 
 def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
     """The clock before anything has happened. Raises UserError for jobs that say too little."""
-    work: list[Any]
+    work: list[Work]
     if traits.kinds and not learns(jobs, site, traits, options):
         work = list(typed_works(jobs, site, traits, options))
     else:

@@ -81,7 +81,7 @@ def read_policy(path: Path) -> Own:
 def _with(policy: Any, parameters: Mapping[str, Any], name: str) -> Any:
     """The policy with other parameters. Raises SpecError."""
     inner: Any = policy.inner if isinstance(policy, Rounds) else policy
-    known = {each.name: getattr(inner, each.name) for each in fields(inner) if each.name not in GIVEN}
+    known = {each.name: getattr(inner, each.name) for each in fields(inner) if each.init and each.name not in GIVEN}
     if isinstance(policy, Rounds):
         known["interval_s"] = policy.interval_s
     for key, value in parameters.items():

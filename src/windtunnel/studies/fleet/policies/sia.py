@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, JobView, Snapshot
+from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
 from windtunnel.studies.fleet.traits import FAILING, Traits
 from windtunnel.studies.fleet.typed.programs import choices
 from windtunnel.studies.fleet.typed.work import capacity_of, decision
@@ -45,7 +45,7 @@ class Sia:
         }
         return decision(snapshot, chosen, self.kinds, self.per_node)
 
-    def _columns(self, job: JobView, capacity: dict[str, int]) -> list[tuple[str, int]]:
+    def _columns(self, job: JobState, capacity: dict[str, int]) -> list[tuple[str, int]]:
         rates = job.work.rates
         return [
             (kind, gpus)
@@ -54,7 +54,7 @@ class Sia:
             if rate > 0 and gpus <= most and shaped(gpus, self.per_node)
         ]
 
-    def _costs(self, job: JobView, columns: list[tuple[str, int]], now_s: float) -> list[float]:
+    def _costs(self, job: JobState, columns: list[tuple[str, int]], now_s: float) -> list[float]:
         if not columns:
             return []
         rates = job.work.rates

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from windtunnel.studies.fleet.board import Board
 from windtunnel.studies.fleet.decision import Decision, Placement, Snapshot
-from windtunnel.studies.fleet.policies.waiting import gang
+from windtunnel.studies.fleet.running import Moment
 
 SPREAD = "_unconsolidated"  # in the name of a kind: workers on more nodes than they need, as Gavel's tables call it
 
@@ -27,7 +28,7 @@ class Typed:
         """All steps."""
         return self.steps
 
-    def rate_on(self, placement: Placement) -> float:
+    def rate(self, placement: Placement, phase: int) -> float:
         """Steps per second on these nodes; 0 where that was not measured."""
         gpus = sum(count for _, count in placement)
         kind = self.kinds[placement[0][0]]
@@ -69,7 +70,8 @@ def decision(
             continue
         kind, gpus = chosen[index]
         here = [count if at == kind else 0 for at, count in zip(kinds, free, strict=True)]
-        found = gang(here, gpus, per_node) or gang(here, gpus, 0)
+        room = Board(here, Moment())
+        found = room.gang(gpus, per_node) or room.gang(gpus, 0)
         assert found is not None, "more GPUs of a kind were given than are free"
         result[index] = found
         for node, count in found:

@@ -11,7 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from windtunnel.studies.fleet.adaptdl.application import Placement
+from windtunnel.studies.fleet.decision import Placement
+
+
+def gpus_of(placement: Placement) -> int:
+    """GPUs of a placement."""
+    return sum(count for _, count in placement)
 
 
 class Work(Protocol):
@@ -32,8 +37,24 @@ class Work(Protocol):
         ...
 
     def rate(self, placement: Placement, phase: int) -> float:
-        """Units per second on GPUs by node."""
+        """Units per second on GPUs of nodes."""
         ...
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Work of which nobody knows how much it is."""
+
+    restart_s: float = 0.0
+    phases: int = 1
+
+    def phase_end(self, phase: int) -> float:
+        """Never."""
+        return inf
+
+    def rate(self, placement: Placement, phase: int) -> float:
+        """Some progress."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +89,7 @@ class Divisible:
 
     def rate(self, placement: Placement, phase: int) -> float:
         """By the number of GPUs."""
-        return sum(placement) / self.gpus
+        return gpus_of(placement) / self.gpus
 
 
 @dataclass(frozen=True)
@@ -111,7 +132,7 @@ class Scaling:
 
     def rate(self, placement: Placement, phase: int) -> float:
         """By the number of GPUs."""
-        return self.per_s(sum(placement))
+        return self.per_s(gpus_of(placement))
 
     def iteration_s(self, gpus: int) -> float:
         """Time of one iteration."""
@@ -158,7 +179,7 @@ class Epochs:
 
     def rate(self, placement: Placement, phase: int) -> float:
         """Goodput."""
-        return float(self.inner.rate(placement, phase))
+        return float(self.inner.rate(tuple(count for _, count in placement), phase))
 
     def iteration_s(self, gpus: int) -> float:
         """As Optimus predicts it."""

@@ -1,11 +1,13 @@
-"""The exact clock: a policy is asked whenever something happens, and jobs are re-rated only when their GPUs change.
+"""The fleet's clock: a policy is asked whenever something happens, and jobs are re-rated only when their GPUs change.
 
 At one time, in this order: nodes leave or join, phases and jobs end, jobs arrive, the policy's own wake-ups; then one
-decision. A policy with `interval_s` is asked at multiples of it only. After a new allocation a job makes no progress
-for `restart_s` of its work; its GPUs are held, and count. A job that loses GPUs of a node stops, and goes back to its
-last checkpoint: one each `checkpoint_s` of progress since it was placed (0: nothing is lost; infinite: all since then).
-A job that its policy stops saves its state first. Of the GPU time held, `lost_gpu_ns` is what a failure undid, and
-`restart_gpu_ns` what restarts held that were not undone; `recovery_gpu_ns` of these are restarts after a failure.
+decision. A policy of lines starts and stops jobs on a board (`board.py`); any other answers to a snapshot of all jobs,
+whose figures are worked out when they are read. A policy with `interval_s` is asked at multiples of it only. After a
+new allocation a job makes no progress for `restart_s` of its work; its GPUs are held, and count. A job that loses GPUs
+of a node stops, and goes back to its last checkpoint: one each `checkpoint_s` of progress since it was placed (0:
+nothing is lost; infinite: all since then). A job that its policy stops saves its state first. Of the GPU time held,
+`lost_gpu_ns` is what a failure undid, and `restart_gpu_ns` what restarts held that were not undone; `recovery_gpu_ns`
+of these are restarts after a failure.
 """
 
 from __future__ import annotations
@@ -16,51 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.physics.engine.events import EventQueue
-from windtunnel.studies.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
-from windtunnel.studies.fleet.exact.work import Work
+from windtunnel.studies.fleet.board import Board, Lines, carry_out
+from windtunnel.studies.fleet.decision import EMPTY, Placement, Policy, Snapshot, kept_or_placed
+from windtunnel.studies.fleet.running import NS, Moment, Running
+from windtunnel.studies.fleet.work import Work
 
-NS = 1_000_000_000
 NODE, PHASE, ARRIVE, WAKE = range(4)  # priorities of what happens at one time
-
-
-@dataclass
-class Running:
-    """One job's state."""
-
-    index: int
-    submit_ns: int
-    gpus: int
-    work: Work
-    deadline_s: float | None = None
-    placement: Placement = EMPTY
-    counts: tuple[int, ...] = ()
-    phase: int = 0
-    done: float = 0.0
-    since_ns: int = 0  # progress is booked up to here; later than now while it restarts
-    held_since_ns: int = 0
-    held_ns: int = 0
-    gpu_ns: int = 0
-    rate: float = 0.0
-    start_ns: int | None = None
-    end_ns: int | None = None
-    restarts: int = 0
-    failures: int = 0  # times that it lost a node
-    placed_ns: int = 0  # on this placement
-    begin_ns: int = 0  # of progress on it
-    saved: tuple[int, float, int] = (0, 0.0, 0)  # the last checkpoint: when, units done, phase
-    after_failure: bool = False  # this placement makes good for a failure
-    lost_units: float = 0.0
-    lost_gpu_ns: int = 0
-    restart_gpu_ns: int = 0
-    recovery_gpu_ns: int = 0
-    rejected: bool = False
-    ticket: int | None = None
-
-    @property
-    def share_done(self) -> float:
-        """Of its work, as booked: 1 when it has ended."""
-        total = self.work.phase_end(self.work.phases - 1)
-        return 1.0 if self.end_ns is not None or total <= 0 else min(self.done / total, 1.0)
 
 
 @dataclass(frozen=True)
@@ -89,6 +52,9 @@ class Clock:
         self.policy = policy
         self.checkpoint_s = checkpoint_s
         self.memory: Any = None
+        self.moment = Moment()
+        self.lines = policy if isinstance(policy, Lines) else None
+        self.board = Board(nodes, self.moment)
         self.active: dict[int, Running] = {}
         self.queue: EventQueue[tuple[int, Any]] = EventQueue()
         self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)
@@ -97,22 +63,28 @@ class Clock:
         self.whole_gpus = sum(nodes)
         self.changed_ns = min((job.submit_ns for job in self.jobs), default=0)
         self.node_losses = 0
-        self.now_ns = self.changed_ns  # up to which it has run
+        self.moment.ns = self.changed_ns
         for job in self.jobs:
+            job.moment = self.moment
             self.queue.push(job.submit_ns, (ARRIVE, job), ARRIVE)
         self.changes: Iterator[NodeChange] = iter(changes)  # by time; may have no end
         self._next_change()
         self.left = len(self.jobs)
 
+    @property
+    def now_ns(self) -> int:
+        """Up to which it has run."""
+        return self.moment.ns
+
     def run(self, until_ns: int | None = None) -> None:
         """Until all jobs are done, rejected, or nothing more happens."""
         while self.left and (next_ns := self.queue.next_ns()) is not None:
             if until_ns is not None and next_ns > until_ns:
-                self.now_ns = until_ns
+                self.moment.ns = until_ns
                 for job in self.active.values():
                     self._book(job, until_ns)
                 return
-            self.now_ns = next_ns
+            self.moment.ns = next_ns
             decide = False
             while self.queue.next_ns() == next_ns:
                 now_ns, (kind, what), ticket = self.queue.pop()
@@ -132,6 +104,11 @@ class Clock:
                 job.work = work
                 if job.placement:
                     self._rate(job, job.since_ns)
+        if self.lines is not None:
+            waiting = [job for line in self.board.lines.values() for _, job in line]
+            self.board.lines, self.board.waiting = {}, 0
+            for job in waiting:
+                self._wait(job)
 
     def down_until(self, end_ns: int) -> int:
         """GPU-nanoseconds that nodes lacked up to the end of a run."""
@@ -142,6 +119,7 @@ class Clock:
         """Take one event in; returns whether the policy is to be asked."""
         if kind == ARRIVE:
             self.active[what.index] = what
+            self._wait(what)
             if self.interval_ns and self.wake is None:
                 self._wake_at(-(-now_ns // self.interval_ns) * self.interval_ns)
             return not self.interval_ns
@@ -168,7 +146,7 @@ class Clock:
             return
         if now_ns > job.since_ns:
             self._save(job, now_ns)
-            job.done += job.rate * (now_ns - job.since_ns) / NS
+            job.units += job.rate * (now_ns - job.since_ns) / NS
             job.since_ns = now_ns
         job.held_ns += now_ns - job.held_since_ns
         job.gpu_ns += (now_ns - job.held_since_ns) * sum(job.counts)
@@ -184,11 +162,11 @@ class Clock:
             every_ns = max(round(self.checkpoint_s * NS), 1)
             last_ns = job.begin_ns + (now_ns - job.begin_ns) // every_ns * every_ns
         if last_ns > job.since_ns:
-            job.saved = last_ns, job.done + job.rate * (last_ns - job.since_ns) / NS, job.phase
+            job.saved = last_ns, job.units + job.rate * (last_ns - job.since_ns) / NS, job.phase
 
     def _phase_ends(self, now_ns: int, job: Running) -> bool:
         self._book(job, now_ns)
-        job.done = job.work.phase_end(job.phase)
+        job.units = job.work.phase_end(job.phase)
         job.phase += 1
         if job.phase < job.work.phases:
             self._rate(job, now_ns)
@@ -197,20 +175,21 @@ class Clock:
         self.left -= 1
         del self.active[job.index]
         self._count_restart(job, now_ns)
+        if self.lines is not None:
+            self.board.give(job, job.placement)
         job.placement, job.counts = EMPTY, ()
         return not self.interval_ns
 
     def _rate(self, job: Running, now_ns: int) -> None:
         """Set the rate of a placed job, and when its phase ends."""
-        where = getattr(job.work, "rate_on", None)  # of work whose speed hangs on the nodes
-        job.rate = job.work.rate(job.counts, job.phase) if where is None else where(job.placement)
+        job.rate = job.work.rate(job.placement, job.phase)
         if job.ticket is not None:
             self.queue.cancel(job.ticket)
             job.ticket = None
         if job.rate > 0:
-            left = max(job.work.phase_end(job.phase) - job.done, 0.0)
-            end_ns = max(job.since_ns, now_ns) + max(round(left / job.rate * NS), 0)
-            job.ticket = self.queue.push(end_ns, (PHASE, job), PHASE)
+            left = max(job.work.phase_end(job.phase) - job.units, 0.0)
+            job.due_ns = max(job.since_ns, now_ns) + max(round(left / job.rate * NS), 0)
+            job.ticket = self.queue.push(job.due_ns, (PHASE, job), PHASE)
 
     def _stop(self, job: Running, now_ns: int) -> None:
         self._book(job, now_ns)
@@ -237,11 +216,13 @@ class Clock:
             self.changed_ns = now_ns
         self.nodes[change.node] = change.gpus
         if change.gpus >= before:
+            self._resize(change.node, before, change.gpus)
             return
         self.node_losses += 1
         for job in self.active.values():
             if any(node == change.node for node, _ in job.placement):
                 self._fail(job, now_ns)
+        self._resize(change.node, before, change.gpus)
 
     def _fail(self, job: Running, now_ns: int) -> None:
         self._book(job, now_ns)
@@ -252,26 +233,38 @@ class Clock:
         else:
             saved_ns, units, phase = job.saved
             job.lost_gpu_ns += (now_ns - saved_ns) * gpus
-            job.lost_units += job.done - units
-            job.done, job.phase = units, phase
+            job.lost_units += job.units - units
+            job.units, job.phase = units, phase
+        if self.lines is not None:
+            self.board.give(job, job.placement)
         self._stop(job, now_ns)
+        self._wait(job)
         job.failures += 1
         job.after_failure = True
 
+    def _wait(self, job: Running) -> None:
+        if self.lines is not None:
+            job.rank = self.lines.rank(job)
+            self.board.wait(job)
+
+    def _resize(self, node: int, before: int, gpus: int) -> None:
+        if self.lines is not None:
+            self.board.resize(node, before, gpus)
+
     def _decide(self, now_ns: int) -> None:
-        for job in self.active.values():
-            self._book(job, now_ns)
+        if self.lines is not None:
+            self._choose(self.lines, now_ns)
+            return
         order = sorted(self.active)
-        views = [self._view(self.active[index]) for index in order]
-        snapshot = Snapshot(now_ns / NS, views, tuple(self.nodes), self.memory)
+        snapshot = Snapshot(now_ns / NS, [self.active[index] for index in order], tuple(self.nodes), self.memory)
         decision = self.policy.decide(snapshot)
         self.memory = decision.memory
+        placements = kept_or_placed(snapshot, decision)
         for index in decision.reject:
             job = self.active.pop(index)
             self._stop(job, now_ns)
             job.rejected = True
             self.left -= 1
-        placements = kept_or_placed(snapshot, decision)
         for index in order:
             held = self.active.get(index)
             if held is None:
@@ -280,8 +273,15 @@ class Clock:
             if after != held.placement:
                 self._move(held, after, now_ns)
         if decision.wake_s is not None and not self.interval_ns:
-            wake_ns = max(round(decision.wake_s * NS), now_ns + 1)
-            self._wake_at(wake_ns)
+            self._wake_at(max(round(decision.wake_s * NS), now_ns + 1))
+
+    def _choose(self, policy: Lines, now_ns: int) -> None:
+        board = self.board
+        for job, placement in policy.choose(board):
+            carry_out(board, job, placement)
+            self._move(job, placement or EMPTY, now_ns)
+        if board.wake_ns is not None:
+            self._wake_at(max(board.wake_ns, now_ns + 1))
 
     def _move(self, job: Running, after: Placement, now_ns: int) -> None:
         self._stop(job, now_ns)
@@ -296,24 +296,5 @@ class Clock:
             job.restarts += 1
         job.placed_ns = now_ns
         job.begin_ns = job.since_ns = now_ns + round(job.work.restart_s * NS)
-        job.saved = job.begin_ns, job.done, job.phase
+        job.saved = job.begin_ns, job.units, job.phase
         self._rate(job, now_ns)
-
-    def _view(self, job: Running) -> JobView:
-        work = job.work
-        remaining_s = None
-        if hasattr(work, "duration_s"):
-            remaining_s = work.duration_s - job.done
-        return JobView(
-            index=job.index,
-            submit_s=job.submit_ns / NS,
-            gpus=job.gpus,
-            placement=job.placement,
-            executed_s=job.held_ns / NS,
-            gpu_seconds=job.gpu_ns / NS,
-            restarts=job.restarts,
-            remaining_s=remaining_s,
-            deadline_s=job.deadline_s,
-            work=work,
-            done=(job.phase, job.done),
-        )
