@@ -2,12 +2,12 @@
 
 At one time, in this order: nodes leave or join, phases and jobs end, jobs arrive, the policy's own wake-ups; then one
 decision. A policy of lines starts and stops jobs on a board (`board.py`); any other answers to a snapshot of all jobs,
-whose figures are worked out when they are read. A policy with `interval_s` is asked at multiples of it only. After a
-new allocation a job makes no progress for `restart_s` of its work; its GPUs are held, and count. A job that loses GPUs
-of a node stops, and goes back to its last checkpoint: one each `checkpoint_s` of progress since it was placed (0:
-nothing is lost; infinite: all since then). A job that its policy stops saves its state first. Of the GPU time held,
-`lost_gpu_ns` is what a failure undid, and `restart_gpu_ns` what restarts held that were not undone; `recovery_gpu_ns`
-of these are restarts after a failure.
+whose figures are worked out when they are read. A policy with `interval_s` is asked at multiples of it only, one with
+`slot_s` at the earliest so long after it was asked last. After a new allocation a job makes no progress for `restart_s`
+of its work; its GPUs are held, and count. A job that loses GPUs of a node stops, and goes back to its last checkpoint:
+one each `checkpoint_s` of progress since it was placed (0: nothing is lost; infinite: all since then). A job that its
+policy stops saves its state first. Of the GPU time held, `lost_gpu_ns` is what a failure undid, and `restart_gpu_ns`
+what restarts held that were not undone; `recovery_gpu_ns` of these are restarts after a failure.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Clock:
         self.active: dict[int, Running] = {}
         self.queue: EventQueue[tuple[int, Any]] = EventQueue()
         self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)
+        self.slot_ns = round(getattr(policy, "slot_s", 0.0) * NS)
+        self.decided_ns: int | None = None
         self.wake: tuple[int, int] | None = None
         self.outages: list[tuple[int, int, int]] = []  # from, to, GPUs that nodes lacked, while there were jobs
         self.whole_gpus = sum(nodes)
@@ -89,8 +91,13 @@ class Clock:
             while self.queue.next_ns() == next_ns:
                 now_ns, (kind, what), ticket = self.queue.pop()
                 decide |= self._happens(now_ns, kind, what, ticket)
-            if decide and self.active and any(self.nodes):
-                self._decide(next_ns)
+            if not (decide and self.active and any(self.nodes)):
+                continue
+            if self.slot_ns and self.decided_ns is not None and next_ns < self.decided_ns + self.slot_ns:
+                self._wake_at(self.decided_ns + self.slot_ns)
+                continue
+            self.decided_ns = next_ns
+            self._decide(next_ns)
 
     def _next_change(self) -> None:
         change = next(self.changes, None)

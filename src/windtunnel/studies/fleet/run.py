@@ -91,7 +91,7 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
 def _heeded(policy: str, traits: Traits, options: Options) -> None:
     """Raises SpecError for what this policy would leave out in silence."""
     if options.slot_s is not None:
-        if options.clock != "elasticflow" and not traits.slot_s:
+        if options.clock != "elasticflow" and not traits.slots:
             raise SpecError("--slot", options.slot_s, f"leave it out: {policy} has no slots here")
         if not 0 < options.slot_s < math.inf:
             raise SpecError("--slot", options.slot_s, "give seconds above 0")
@@ -104,7 +104,7 @@ def _run(kept: Jobs, site: Site, policy: str, traits: Traits, options: Options) 
     """The run of jobs that can run."""
     if options.clock == "adaptdl":
         return _adaptdl(kept, site, policy, options)
-    if options.clock == "elasticflow" or traits.loop == "slots":
+    if options.clock == "elasticflow":
         return _elasticflow(kept, site, policy, options)
     if traits.compiled and options.changes is None:
         return _queue(kept, site, policy, options)

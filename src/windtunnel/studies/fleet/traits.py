@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Asks = Literal["lines", "all", "rounds", "arrival", "log"]
 Need = Literal["duration", "speed", "deadline", "start"]
 Capacity = Literal["own", "failing", "loaned", "spot", "cloud", "shared"]
-Loop = Literal["clock", "slots", "loans", "clouds", "machines", "log"]
+Loop = Literal["clock", "loans", "clouds", "machines", "log"]
 OWN: frozenset[Capacity] = frozenset({"own"})
 FAILING: frozenset[Capacity] = frozenset({"own", "failing"})
 
@@ -40,7 +40,7 @@ class Traits:
     divides: bool = False  # gives traced jobs fewer GPUs than they ask for
     capacity: frozenset[Capacity] = field(default=OWN)
     interval_s: float | None = None  # between rounds
-    slot_s: bool = False  # decides in slots
+    slots: bool = False  # decides in slots: at least its `slot_s` apart
     restarts: bool = True  # jobs pay --restart
     compiled: bool = False  # the same starts come from `policies/queues.py`, where no node comes or goes
     other_names: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.studies.fleet.decision import Placement
 
@@ -110,6 +111,11 @@ class Scaling:
     def levels(self) -> list[int]:
         """Numbers of GPUs with a rate of their own, rising."""
         return sorted(gpus for gpus in self.rates if gpus <= self.most_gpus)
+
+    @cached_property
+    def columns(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Numbers of GPUs and rates, rising."""
+        return np.array(list(self.rates), np.int64), np.array(list(self.rates.values()))
 
     @property
     def least_gpus(self) -> int:

@@ -16,7 +16,7 @@ from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Speeds, Tables
 
 LARGEST = 64  # GPUs of one job
-SETTINGS = Path(__file__).parent / "settings.yaml"
+SETTINGS = Path(__file__).parent.parent / "scaling.yaml"
 
 
 @cache

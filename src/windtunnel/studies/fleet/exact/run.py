@@ -16,11 +16,12 @@ from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.studies.fleet.running import NS, Running
+from windtunnel.studies.fleet.scaling import scaling_of
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 from windtunnel.studies.fleet.traits import Traits
 from windtunnel.studies.fleet.typed.run import learns, typed_works
-from windtunnel.studies.fleet.work import Divisible, Epochs, Rigid, Scaling, Work
+from windtunnel.studies.fleet.work import Divisible, Epochs, Rigid, Work
 
 MOST_ROUNDS = 1_000_000  # eleven years of Gavel's; minutes of computing
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
@@ -121,12 +122,17 @@ def outcome_of(jobs: Jobs, policy: str, running: list[Running]) -> Outcome:
 def exact_works(jobs: Jobs, site: Site, traits: Traits, options: Options) -> list[Work]:
     """A model of each job's speed: measured applications, else predicted or rigid."""
     restart_s = options.restart_s
-    if not traits.divides and options.tables is not None and options.tables.hold_all(jobs.model):
+    sized = not traits.divides and not traits.slots
+    if sized and options.tables is not None and options.tables.hold_all(jobs.model):
         made = works(jobs, site, options.tables, learns=traits.name in ("pollux", "sia"))
         seconds = RESTART_S if restart_s is None else restart_s
         return [Epochs(work, seconds, site.gpu, site.per_node) for work in made]
     if traits.sizes:
-        return [_scaling(jobs, index, site, traits.name, options, restart_s or 0.0) for index in range(len(jobs))]
+        if traits.name == "pollux" and options.tables is not None:
+            remedy = "pollux needs pollux_*.csv in --tables, with the trace's applications"
+            raise UserError(f"{jobs.where(0)}: {remedy}")
+        elastic = traits.name != "edf"
+        return [scaling_of(jobs, at, site, options, traits.name, elastic=elastic) for at in range(len(jobs))]
     unsaid = np.flatnonzero(np.isnan(jobs.duration_s))
     if len(unsaid):
         raise UserError(
@@ -136,19 +142,6 @@ def exact_works(jobs: Jobs, site: Site, traits: Traits, options: Options) -> lis
         each = zip(jobs.duration_s.tolist(), jobs.gpus.tolist(), strict=True)
         return [Divisible(duration, gpus, restart_s or 0.0) for duration, gpus in each]
     return [Rigid(float(duration), restart_s or 0.0) for duration in jobs.duration_s]
-
-
-def _scaling(jobs: Jobs, index: int, site: Site, policy: str, options: Options, restart_s: float) -> Scaling:
-    """Raises UserError for a job whose speeds nobody knows."""
-    from windtunnel.studies.fleet.elasticflow.jobs import ef_jobs
-
-    if policy == "pollux" and options.tables is not None:
-        raise UserError(f"{jobs.where(index)}: pollux needs pollux_*.csv in --tables, with the trace's applications")
-    job = ef_jobs(jobs.take(np.array([index])), site, options.tables, options.speeds, "elasticflow")[0]
-    least = min(job.rates)
-    if least > site.gpus:
-        raise UserError(f"{jobs.where(index)}: measured on {least} GPUs or more, and there are {site.gpus}")
-    return Scaling(float(job.iterations_left), job.rates, job.largest, restart_s, per_node=site.per_node)
 
 
 def alone_s(jobs: Jobs, site: Site, tables: Tables) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.studies.fleet.site import Site
 
-GIVEN = ("kinds", "per_node", "seed", "sample")  # fields that follow from the site, --seed or the trace
+GIVEN = ("kinds", "nodes", "per_node", "seed", "sample")  # fields that follow from the site, --seed or the trace
 
 
 @dataclass(frozen=True)

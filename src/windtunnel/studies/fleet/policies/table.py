@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 
 from windtunnel.studies.fleet.policies import (
     auction,
+    edf,
+    elasticflow,
+    gandiva,
     gavel,
     gittins,
     hybrid,
@@ -14,7 +17,6 @@ from windtunnel.studies.fleet.policies import (
     optimus,
     oversubscribe,
     pollux,
-    promises,
     queues,
     sia,
     srtf,
@@ -37,7 +39,9 @@ POLICIES: Mapping[str, Traits] = {
         gavel.POLICY,
         sia.POLICY,
         log.POLICY,
-        *promises.POLICIES,
+        edf.POLICY,
+        elasticflow.POLICY,
+        gandiva.POLICY,
         *lyra.POLICIES,
         *hybrid.POLICIES,
         *oversubscribe.POLICIES,
