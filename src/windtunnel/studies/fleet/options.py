@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 class Options:
     """Options of a run."""
 
-    clock: str = "exact"
     tables: Tables | None = None
     seed: int = 0
-    slot_s: float | None = None
     pool: bool = False  # GPUs are a count, not on nodes
     until_s: float | None = None
     restart_s: float | None = None

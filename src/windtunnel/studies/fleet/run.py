@@ -1,16 +1,12 @@
-"""One trace on one site under one policy, in one clock: `simulate`.
+"""One trace on one site under one policy: `simulate`.
 
-    exact        events when they happen; queues compiled (`policies/queues.py`), others by `exact/clock.py`
-    adaptdl      AdaptDL's simulator: 60 s ticks, whole seconds, 30 s restarts (tiresias, optimus, pollux)
-    elasticflow  ElasticFlow's simulator: slots, ends rounded up, overheads (edf, tiresias, gandiva, elasticflow)
-
-What a policy needs and heeds are its traits (`traits.py`). Jobs that cannot run are left out first, counted and named:
-none is dropped silently.
+Things happen when they happen, in nanoseconds: on the clock (`clock.py`), or for queues on nodes that stay, compiled
+(`policies/queues.py`). What a policy needs and heeds are its traits (`traits.py`). Jobs that cannot run are left out
+first, counted and named: none is dropped silently.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +20,6 @@ from windtunnel.studies.fleet.outcome import (
     CANCELLED,
     COMPLETED,
     FAILED,
-    REJECTED,
     STATES,
     UNFINISHED,
     Dropped,
@@ -39,18 +34,8 @@ from windtunnel.studies.fleet.tables import Speeds
 from windtunnel.studies.fleet.traits import Traits
 
 SERVICE_SHARE = 0.5  # of a machine, requested by the service on it: `oversubscribe/machines.py`
-PUBLISHED = {
-    "adaptdl": ("tiresias", "optimus", "pollux"),
-    "elasticflow": ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact"),
-}
-CLOCKS = ("exact", *PUBLISHED)
 NS = 1e9
 Rows = NDArray[np.int64]
-
-
-def policies_of(clock: str) -> tuple[str, ...]:
-    """Names that a clock knows."""
-    return PUBLISHED[clock] if clock in PUBLISHED else names_of()
 
 
 def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Options) -> Outcome:
@@ -61,51 +46,31 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     if not isinstance(policy, str):
         own = own_of(policy)
         decider = own.made(site, options)
-        if decider is not None and options.clock != "exact":
-            raise SpecError("--clock", options.clock, f"leave it out: {own.name} is asked in the exact clock")
         return replace(simulate(jobs, site, own.like, replace(options, decider=decider)), policy=own.name)
-    if options.clock not in CLOCKS:
-        raise SpecError("--clock", options.clock, f"give one of {', '.join(CLOCKS)}")
     policy = plain_name(policy)
-    if policy not in policies_of(options.clock):
-        known = ", ".join(policies_of(options.clock))
-        raise SpecError("--policy", policy, f"in the clock {options.clock} give one of {known}")
-    traits = POLICIES[policy if policy in POLICIES else "elasticflow"]
+    if policy not in POLICIES:
+        raise SpecError("--policy", policy, f"give one of {', '.join(names_of())}")
+    traits = POLICIES[policy]
     if site.kinds and not traits.kinds:
         able = " and ".join(names_of(lambda each: each.kinds))
         raise SpecError("--cluster", site.text, f"{policy} knows one kind of GPU; {able} choose between kinds")
-    if options.changes is not None and (options.clock != "exact" or "failing" not in traits.capacity):
+    if options.changes is not None and "failing" not in traits.capacity:
         able = ", ".join(names_of(lambda each: "failing" in each.capacity))
-        raise SpecError("--policy", policy, f"with nodes that fail give, in the clock exact, one of {able}")
-    _heeded(policy, traits, options)
+        raise SpecError("--policy", policy, f"with nodes that fail give one of {able}")
+    if options.restart_s is not None and not traits.restarts:
+        raise SpecError("--restart", options.restart_s, f"leave it out: {policy} has its own, or none")
     dropped = _dropped(jobs, site, traits, options)
     gone = {each.job for each in dropped}
     keep = np.array([at for at in range(len(jobs)) if at not in gone], np.int64)
     kept = jobs.take(keep) if len(keep) < len(jobs) else jobs
-    blank = _blank(jobs, policy, options.clock, dropped)
+    blank = _blank(jobs, policy, dropped)
     if not len(keep):
         return blank
     return _as_it_ended(_put(blank, keep, _run(kept, site, policy, traits, options)))
 
 
-def _heeded(policy: str, traits: Traits, options: Options) -> None:
-    """Raises SpecError for what this policy would leave out in silence."""
-    if options.slot_s is not None:
-        if options.clock != "elasticflow" and not traits.slots:
-            raise SpecError("--slot", options.slot_s, f"leave it out: {policy} has no slots here")
-        if not 0 < options.slot_s < math.inf:
-            raise SpecError("--slot", options.slot_s, "give seconds above 0")
-    if options.restart_s is not None and (options.clock != "exact" or not traits.restarts):
-        remedy = f"leave it out: {policy} in the clock {options.clock} has its own, or none"
-        raise SpecError("--restart", options.restart_s, remedy)
-
-
 def _run(kept: Jobs, site: Site, policy: str, traits: Traits, options: Options) -> Outcome:
     """The run of jobs that can run."""
-    if options.clock == "adaptdl":
-        return _adaptdl(kept, site, policy, options)
-    if options.clock == "elasticflow":
-        return _elasticflow(kept, site, policy, options)
     if traits.compiled and options.changes is None:
         return _queue(kept, site, policy, options)
     if traits.loop == "log":
@@ -165,7 +130,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     large = np.flatnonzero(nodes > (site.gpus if options.pool else site.nodes))
     drop(large, Reason.TOO_LARGE, f"asks {{gpus}} GPUs of {site.gpus}")
     drop(np.flatnonzero(jobs.gpus < 1), Reason.SAYS_TOO_LITTLE, "asks no GPU")
-    if options.clock == "exact" and "duration" in traits.needs:
+    if "duration" in traits.needs:
         unsaid = np.isnan(jobs.duration_s)
         if not _measured(traits, options, bool(unsaid.all())):
             drop(np.flatnonzero(unsaid), Reason.SAYS_TOO_LITTLE, "does not say how long it runs")
@@ -186,7 +151,7 @@ def _fits_on_none(jobs: Jobs, site: Site, speeds: Speeds) -> list[int]:
     return [at for at in range(len(jobs)) if not speeds(jobs, at, site.gpu, site.per_node, site.gpus)]
 
 
-def _blank(jobs: Jobs, policy: str, clock: str, dropped: tuple[Dropped, ...]) -> Outcome:
+def _blank(jobs: Jobs, policy: str, dropped: tuple[Dropped, ...]) -> Outcome:
     state = np.full(len(jobs), STATES.index(UNFINISHED), np.int8)
     for each in dropped:
         state[each.job] = STATES.index(each.reason.value)
@@ -194,7 +159,7 @@ def _blank(jobs: Jobs, policy: str, clock: str, dropped: tuple[Dropped, ...]) ->
     return Outcome(
         jobs,
         policy,
-        clock,
+        "exact",
         never.copy(),
         never.copy(),
         np.zeros(len(jobs), np.int64),
@@ -255,66 +220,4 @@ def _current(jobs: Jobs, policy: str) -> Outcome:
     state = np.zeros(len(jobs), np.int8)
     return Outcome(
         jobs, policy, "exact", jobs.start_s, end, np.zeros(len(jobs), np.int64), jobs.duration_s * jobs.gpus, state
-    )
-
-
-def _adaptdl(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
-    from windtunnel.studies.fleet.adaptdl.clock import Running, run
-    from windtunnel.studies.fleet.adaptdl.jobs import policy_of, works
-
-    if options.tables is None:
-        raise UserError("the clock adaptdl runs on measured steps: give --tables DIR with the pollux_*.csv")
-    work = works(jobs, site, options.tables, learns=policy == "pollux")
-    nodes = [site.per_node] * site.nodes
-    if policy == "pollux":
-        from windtunnel.studies.fleet.adaptdl.chosen import run as run_pollux
-
-        found = run_pollux(work, jobs.submit_s, nodes, options.until_s)
-        table = tuple(found[name] for name in ("start_s", "end_s", "restarts", "gpu_seconds"))
-    else:
-        running = [
-            Running(index, float(jobs.submit_s[index]), int(jobs.gpus[index]), work[index])
-            for index in range(len(jobs))
-        ]
-        run(running, nodes, policy_of(policy), until_s=options.until_s)
-        never = math.nan
-        times = ((job.start_s, job.end_s) for job in running)
-        start_s, end_s = np.array([[never if at is None else at for at in pair] for pair in times]).T
-        table = start_s, end_s, np.array([job.restarts for job in running]), np.array([j.gpu_seconds for j in running])
-    start_s, end_s, restarts, gpu_seconds = table
-    state = np.where(np.isnan(end_s), STATES.index(UNFINISHED), STATES.index(COMPLETED)).astype(np.int8)
-    return Outcome(jobs, policy, "adaptdl", start_s, end_s, np.maximum(restarts, 0), gpu_seconds, state)
-
-
-def _elasticflow(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
-    from windtunnel.studies.fleet.elasticflow import edf, elasticflow, gandiva, tiresias
-    from windtunnel.studies.fleet.elasticflow.jobs import ef_jobs, slot_of
-
-    exact = options.clock == "exact"
-    slot_s = options.slot_s or (1 if exact else slot_of(site.gpu))
-    made = ef_jobs(jobs, site, options.tables, options.speeds, policy)
-    if policy == "edf":
-        edf.run(made, site.gpus, slot_s)
-    elif policy == "tiresias":
-        tiresias.run(made, site.gpus, slot_s)
-    elif policy == "gandiva":
-        gandiva.run(made, site.nodes, site.per_node, slot_s)
-    else:
-        together = policy == "elasticflow-artifact" or (policy == "elasticflow" and not exact)
-        elasticflow.run(made, site.nodes, site.per_node, slot_s, together=together, overheads=not exact)
-    done = [job.state == "completed" for job in made]
-    index = {"completed": COMPLETED, "rejected": REJECTED}
-    scored = np.array([ok and not job.scored_late for ok, job in zip(done, made, strict=True)])
-    if not policy.startswith("elasticflow"):
-        scored = np.array([ok and job.end_s <= job.deadline_s for ok, job in zip(done, made, strict=True)])
-    return Outcome(
-        jobs,
-        policy,
-        options.clock,
-        np.array([job.start_s if math.isfinite(job.start_s) else math.nan for job in made]),
-        np.array([job.end_s if ok else math.nan for ok, job in zip(done, made, strict=True)], float),
-        np.array([job.restarts for job in made], np.int64),
-        np.array([job.gpu_seconds for job in made], float),
-        np.array([STATES.index(index.get(job.state, UNFINISHED)) for job in made], np.int8),
-        scored_on_time=scored,
     )

@@ -48,7 +48,6 @@ def fleet(
     cluster: str | Site,
     policies: str | Policy | Sequence[str | Policy] = "fifo",
     *,
-    clock: str | None = None,
     where: str = "",
     tables: str | Path | None = None,
     seed: int | None = None,
@@ -71,7 +70,6 @@ def fleet(
     if seed is not None and seed < 0:
         raise SpecError("seed", seed, "give a whole number from 0 on")
     by_name = {
-        "clock": clock,
         "tables": None if tables is None else Tables(Path(tables)),
         "seed": seed,
         "pool": pool,

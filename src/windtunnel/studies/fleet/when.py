@@ -161,8 +161,6 @@ def when(
 
 
 def _check(options: Options, policy: str, draws: int, spread: float) -> None:
-    if options.clock != "exact":
-        raise SpecError("--clock", options.clock, "--when asks the exact clock")
     known = names_of(on_clock)
     if policy not in known:
         raise SpecError("--policy", policy, f"--when answers for {', '.join(known)}")

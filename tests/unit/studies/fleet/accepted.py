@@ -1,4 +1,4 @@
-"""What `simulate` makes of every policy, clock and option: a table of texts, recorded before policies had traits.
+"""What `simulate` makes of every policy and option: a table of texts, recorded before policies had traits.
 
 python tests/unit/studies/fleet/accepted.py      writes the recorded table anew
 """
@@ -29,12 +29,9 @@ POLICIES = (
     *("hybrid-cost", "hybrid-time", "hybrid-locality", "hybrid-privacy", "starburst", "spot"),
     *("requested", "rose", "rose-qos", "fastest"),
 )
-CLOCKS = ("exact", "adaptdl", "elasticflow", "sundial")
 SITE = parse_site("gpu:2x4")
 OPTIONS = {
     "plain": {},
-    "slot": {"slot_s": 30.0},
-    "slot 0": {"slot_s": 0.0},
     "restart": {"restart_s": 5.0},
     "pool": {"pool": True},
     "fails": {"changes": Changes(mtbf_s=1e9)},
@@ -108,12 +105,10 @@ def table() -> dict[str, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         for kind, site in sites(Path(folder)).items():
             for policy in POLICIES:
-                for clock in CLOCKS if kind == "one kind" else ("exact",):
-                    every_option = kind == "one kind" and clock == "exact"
-                    for name, given in OPTIONS.items() if every_option else (("plain", {}),):
-                        options = replace(Options(clock, speeds=by_gpus, until_s=1e6), **given)
-                        text = answer(every, site, policy, options).replace(folder, "")
-                        found.setdefault(text, []).append(f"{kind}, {clock}, {policy}, {name}")
+                for name, given in OPTIONS.items() if kind == "one kind" else (("plain", {}),):
+                    options = replace(Options(speeds=by_gpus, until_s=1e6), **given)
+                    text = answer(every, site, policy, options).replace(folder, "")
+                    found.setdefault(text, []).append(f"{kind}, {policy}, {name}")
     return found
 
 

@@ -70,8 +70,6 @@ def test_what_cannot_be_answered(tmp_path):
         when(jobs, SITE, "fifo", Options(), "big")
     with pytest.raises(SpecError, match="--when answers for fifo"):
         when(jobs, SITE, "current", Options(), "a")
-    with pytest.raises(SpecError, match="exact clock"):
-        when(jobs, SITE, "tiresias", Options(clock="elasticflow"), "a")
 
 
 def run_cli(capsys, *words):

@@ -1,4 +1,4 @@
-"""Jobs whose batch the scheduler's model chooses, and which learn that model while they run; the clock under Pollux.
+"""Jobs whose batch the scheduler's model chooses, and which learn that model while they run.
 
 Measured applications and jobs are laid out flat for `engine/compiled/fleet/adaptdl_kernels.py`, which holds the rules.
 The model of goodput, samples per second times how much a sample is worth:
@@ -26,7 +26,6 @@ from windtunnel.physics.engine.compiled.fleet import adaptdl_kernels as kernels
 from windtunnel.physics.engine.compiled.fleet.goodput_kernels import SIZES, splits
 from windtunnel.physics.engine.compiled.fleet.simplex_kernels import Surfaces
 from windtunnel.studies.fleet.adaptdl.application import ONE_GPU, OWN_BATCH, Application, Placement
-from windtunnel.studies.fleet.adaptdl.clock import RESTART_S, TICK_S
 
 Array = NDArray[Any]
 ROOM = 32  # configurations that a job may have seen before its room grows
@@ -161,15 +160,3 @@ def outside(app: Application, job: Any) -> UserError:
         f"{app.name} on {job['gpus']} GPUs of {job['nodes']} nodes with {job['atomic']} samples each is outside the"
         " measured tables: ask for another number of GPUs, or give tables that reach it"
     )
-
-
-def run(works: Sequence[ChosenBatch], submit_s: Any, nodes: Sequence[int], until_s: float | None) -> Any:
-    """Records of jobs after a run in AdaptDL's clock under Pollux. Raises UserError where tables do not reach."""
-    measured = works[0].measured
-    state = state_of([work.which for work in works], submit_s)
-    until = math.inf if until_s is None else float(until_s)
-    gpus = np.array(nodes, np.int64)
-    row, state = kernels.run_pollux(measured, state, gpus, float(TICK_S), float(RESTART_S), until)
-    if row >= 0:
-        raise outside(works[row].app, state.jobs[row])
-    return state.jobs

@@ -1,4 +1,4 @@
-"""A trace and measured applications as jobs of AdaptDL's clock, and its policies by name."""
+"""Jobs of a trace that are measured applications, each with the model of its speed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.adaptdl.work import FixedBatch
-from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.trace import Jobs
-from windtunnel.studies.fleet.policies.optimus import Optimus
-from windtunnel.studies.fleet.policies.tiresias import Tiresias
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
-
-
-def policy_of(name: str) -> Policy:
-    """The policy of this name; Pollux has a clock of its own, compiled."""
-    return Tiresias() if name == "tiresias" else Optimus()
 
 
 def works(jobs: Jobs, site: Site, tables: Tables, *, learns: bool) -> list[Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.studies.fleet.flows.trace import Shuffle, Trace
 
 if TYPE_CHECKING:
-    from windtunnel.physics.engine.compiled.coflowsim_rates_kernels import Switch
+    from oracles.coflowsim.rates_kernels import Switch
 
 MIB = 1048576
 POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "d-clas", "fai")
@@ -28,11 +28,16 @@ class Ticks(NamedTuple):
     start: NDArray[np.int64]
     finish: NDArray[np.int64]
 
+    @property
+    def cct_s(self) -> NDArray[np.float64]:
+        """Completion times of those that were not ignored, from the start of their epoch."""
+        return (self.finish - self.start)[self.start >= 0] / 1024.0
+
 
 def run_ticks(trace: Trace, policy: str) -> Ticks:
     """When every coflow starts and ends under one of `POLICIES`."""
-    from windtunnel.physics.engine.compiled import coflowsim_kernels as kernels
-    from windtunnel.physics.engine.compiled.coflowsim_rates_kernels import FIFO, KEYED, LEAST_BYTES
+    from oracles.coflowsim import kernels
+    from oracles.coflowsim.rates_kernels import FIFO, KEYED, LEAST_BYTES
 
     assert policy in POLICIES, policy
     rows = [i for i, shuffle in enumerate(trace.shuffles) if shuffle.mappers]
@@ -58,7 +63,7 @@ def run_ticks(trace: Trace, policy: str) -> Ticks:
 
 
 def _switch(n_ports: int, shuffles: list[Shuffle]) -> Switch:
-    from windtunnel.physics.engine.compiled.coflowsim_rates_kernels import Switch
+    from oracles.coflowsim.rates_kernels import Switch
 
     task_ptr, flow_ptr = [0], [0]
     task_port: list[int] = []
@@ -120,7 +125,7 @@ def _bottleneck_bytes(net: Switch, shuffles: list[Shuffle]) -> NDArray[np.float6
 
 def _deadlines_ms(net: Switch, shuffles: list[Shuffle]) -> NDArray[np.float64]:
     """Time alone times 1 to 2, drawn in the order of arrival."""
-    from windtunnel.physics.engine.compiled.coflowsim_rates_kernels import PORT_BITS_PER_S
+    from oracles.coflowsim.rates_kernels import PORT_BITS_PER_S
 
     alone_s = _bottleneck_bytes(net, shuffles) / (PORT_BITS_PER_S / 8.0)
     factor = np.array([1.0 + draw for draw, _ in zip(java_doubles(17), shuffles, strict=False)])

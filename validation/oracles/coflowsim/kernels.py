@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.physics.engine.compiled import njit
-from windtunnel.physics.engine.compiled.coflowsim_rates_kernels import (
+from oracles.coflowsim.rates_kernels import (
     LEAST_BYTES,
     NO,
     NONE,
@@ -35,6 +34,7 @@ from windtunnel.physics.engine.compiled.coflowsim_rates_kernels import (
     rate_by_slowest,
     without_ended,
 )
+from windtunnel.physics.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 

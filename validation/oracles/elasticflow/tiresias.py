@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.elasticflow.state import EfJob, Events, overhead_s
+from oracles.elasticflow.state import EfJob, Events, overhead_s
 
 THRESHOLDS_GPU_S = (3250, 7200)
 

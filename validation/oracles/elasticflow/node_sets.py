@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 
+from oracles.elasticflow.gandiva import SIZES
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.elasticflow.gandiva import SIZES
 
 LARGEST_FIRST = tuple(reversed(SIZES))
 Gangs = tuple[tuple[int, int], ...]  # (which of the sizes, first GPU)
@@ -43,7 +43,7 @@ def gangs(sizes: tuple[int, ...], nodes: int, gpus_per_node: int) -> Gangs:
         if size & (size - 1):
             raise UserError(
                 f"ElasticFlow's placement knows powers of two, and a job runs on {size} GPUs: leave such rows out of"
-                " ef_throughput.csv, or use --clock exact"
+                " ef_throughput.csv"
             )
     lists: dict[int, list[_NodeSet]] = {size: [] for size in sorted({*SIZES, *sizes})}
     taken = 0

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from windtunnel.studies.fleet.elasticflow.node_sets import gangs
-from windtunnel.studies.fleet.elasticflow.state import EfJob, Event, Events, advance, overhead_s
+from oracles.elasticflow.node_sets import gangs
+from oracles.elasticflow.state import EfJob, Event, Events, advance, overhead_s
 
 if TYPE_CHECKING:
     from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import Jobs

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.elasticflow.state import EfJob, Events, overhead_s
+from oracles.elasticflow.state import EfJob, Events, overhead_s
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 88, 128, 256)
 SLICE_S = 60

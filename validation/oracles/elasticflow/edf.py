@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from windtunnel.studies.fleet.elasticflow.state import EfJob, Event, Events, advance, aligned
+from oracles.elasticflow.state import EfJob, Event, Events, advance, aligned
 
 Timeline = dict[float, int]  # GPUs free from each time on, in order of time
 
