@@ -19,11 +19,11 @@ from windtunnel.real.serving.llama import Llama, Shape
 from windtunnel.real.serving.prices import Yardstick, fitted, measure, times_of
 from windtunnel.studies.serving.batching import Batching, ContinuousBatching, Plan
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import distribution, stamps_of
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.replica.sequence import Sequence
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, StepTimes
 from windtunnel.studies.serving.workload.lengths import arrivals
 from windtunnel.studies.serving.workload.requests import Workload
@@ -51,7 +51,7 @@ class Side:
     steps: int
     preemptions: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {
             "ttft_s": dict(self.ttft), "tpot_s": dict(self.tpot), "e2e_s": dict(self.e2e),
@@ -74,7 +74,7 @@ class Compared:
     step_s: Mapping[str, float]
     wall_s: Mapping[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {
             "device": self.device,
