@@ -15,8 +15,8 @@ import numpy as np
 from oracles.adaptdl import clock, pollux
 from oracles.elasticflow import edf, elasticflow, gandiva, tiresias
 from oracles.elasticflow.jobs import ef_jobs
-from windtunnel.studies.fleet.adaptdl.jobs import works
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.measured.jobs import works
 from windtunnel.studies.fleet.outcome import COMPLETED, REJECTED, STATES, UNFINISHED, Outcome
 from windtunnel.studies.fleet.policies.optimus import Optimus
 from windtunnel.studies.fleet.policies.tiresias import Tiresias

@@ -22,7 +22,7 @@ from windtunnel.physics.engine.compiled.fleet.adaptdl_kernels import (
     speedups,
 )
 from windtunnel.physics.engine.compiled.fleet.allocation_kernels import allocate
-from windtunnel.studies.fleet.adaptdl.chosen import ChosenBatch, outside, state_of
+from windtunnel.studies.fleet.measured.chosen import ChosenBatch, outside, state_of
 
 
 def run(works: Sequence[ChosenBatch], submit_s: Any, nodes: Sequence[int], until_s: float | None) -> Any:

@@ -87,7 +87,7 @@ def _run(kept: Jobs, site: Site, policy: str, traits: Traits, options: Options) 
         from windtunnel.studies.fleet.hybrid.run import run_hybrid
 
         return run_hybrid(kept, site, policy, options)
-    from windtunnel.studies.fleet.exact.run import run_exact
+    from windtunnel.studies.fleet.on_clock import run_exact
 
     return run_exact(kept, site, traits, options)
 
@@ -117,7 +117,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         ended = np.array(jobs.columns.get("ended", [""] * len(jobs)))
         drop(np.flatnonzero(never & (ended == CANCELLED)), Reason.NEVER_STARTED, "was cancelled before it started")
     if traits.kinds:
-        from windtunnel.studies.fleet.typed.run import fits_nowhere
+        from windtunnel.studies.fleet.kinds.run import fits_nowhere
 
         for at, words in fits_nowhere(jobs, site, traits, options):
             drop([at], Reason.TOO_LARGE, words)
@@ -186,7 +186,7 @@ def _put(blank: Outcome, keep: Rows, part: Outcome) -> Outcome:
 def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     duration = jobs.duration_s
     if np.isnan(duration).all():
-        from windtunnel.studies.fleet.exact.run import alone_s
+        from windtunnel.studies.fleet.on_clock import alone_s
 
         assert options.tables is not None, "jobs without durations were left out"
         duration = alone_s(jobs, site, options.tables)

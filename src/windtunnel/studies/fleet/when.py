@@ -120,7 +120,7 @@ def when(
         share = np.clip((asked_s - run.start_s[keep]) / np.maximum(kept.duration_s, 1e-9), 0.0, 1.0)
         state = _at_moment(kept, run.start_s[keep], share, asked_s, here)
     else:
-        from windtunnel.studies.fleet.exact.run import clock_of
+        from windtunnel.studies.fleet.on_clock import clock_of
 
         once = clock_of(kept, site, POLICIES[policy], options)
         once.run(round(asked_s * NS))
@@ -195,7 +195,7 @@ def _at_moment(
 
 def _gone_on(clock: Clock, drawn: Jobs, site: Site, policy: str, options: Options, at: int) -> tuple[float, float]:
     """(start, end) of a job when a copy of the clock goes on with other run times; NaN: never."""
-    from windtunnel.studies.fleet.exact.run import exact_works
+    from windtunnel.studies.fleet.on_clock import exact_works
 
     other = deepcopy(clock)
     other.replace_works(exact_works(drawn, site, POLICIES[policy], options))

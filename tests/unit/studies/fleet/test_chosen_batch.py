@@ -11,9 +11,9 @@ from oracles.run import in_adaptdl
 from windtunnel.errors import UserError
 from windtunnel.physics.engine.compiled.fleet import adaptdl_kernels as kernels
 from windtunnel.physics.engine.compiled.fleet import goodput_kernels as goodput
-from windtunnel.studies.fleet.adaptdl.application import Application, Validation
-from windtunnel.studies.fleet.adaptdl.chosen import ChosenBatch, measured_of
 from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.measured.application import Application, Validation
+from windtunnel.studies.fleet.measured.chosen import ChosenBatch, measured_of
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.pollux import Pollux
 from windtunnel.studies.fleet.run import simulate

@@ -8,8 +8,8 @@ from oracles.adaptdl.clock import Running, run
 from oracles.elasticflow import edf, elasticflow, gandiva, tiresias
 from oracles.elasticflow.state import EfJob, aligned, overhead_s
 
-from windtunnel.studies.fleet.adaptdl.application import Application, Validation, smallest_rotation
-from windtunnel.studies.fleet.adaptdl.work import FixedBatch
+from windtunnel.studies.fleet.measured.application import Application, Validation, smallest_rotation
+from windtunnel.studies.fleet.measured.work import FixedBatch
 from windtunnel.studies.fleet.packing.pack import Nodes, Pods, demand_of, pack, typical_kinds
 from windtunnel.studies.fleet.policies.gittins import index
 from windtunnel.studies.fleet.policies.optimus import Optimus

@@ -12,18 +12,18 @@ from recorded_decisions import Recorded
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.app import main
-from windtunnel.studies.fleet.adaptdl.application import Application, Validation
-from windtunnel.studies.fleet.adaptdl.chosen import ChosenBatch, measured_of
 from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.kinds.work import Typed
+from windtunnel.studies.fleet.measured.application import Application, Validation
+from windtunnel.studies.fleet.measured.chosen import ChosenBatch, measured_of
 from windtunnel.studies.fleet.policies.gavel import Gavel
 from windtunnel.studies.fleet.policies.sia import Sia
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.typed.work import Typed
 from windtunnel.studies.fleet.work import Epochs
 
 pytest.importorskip("highspy")
-from windtunnel.studies.fleet.typed.programs import choices, shares
+from windtunnel.studies.fleet.kinds.programs import choices, shares
 
 KINDS = ("v100", "v100", "k80")
 

@@ -5,7 +5,7 @@
     trace       CSV of `time_s,node,gpus` (a node has so many GPUs from then on), or of `time_s,nodes` (so many nodes
                 are there; those with the highest numbers leave first)
 
-Work lost follows from where the last checkpoint was: `exact/clock.py`. Other laws of failure (components, bursts, lemon
+Work lost follows from where the last checkpoint was: `clock.py`. Other laws of failure (components, bursts, lemon
 hosts) come as a trace.
 """
 

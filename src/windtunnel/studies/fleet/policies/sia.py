@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.kinds.programs import choices
+from windtunnel.studies.fleet.kinds.work import capacity_of, decision
 from windtunnel.studies.fleet.traits import FAILING, Traits
-from windtunnel.studies.fleet.typed.programs import choices
-from windtunnel.studies.fleet.typed.work import capacity_of, decision
 
 ROUND_S = 60.0
 POWER = -0.5

@@ -1,7 +1,7 @@
 """Compiled model of a job of AdaptDL's tables whose batch is chosen for it.
 
-Flat arrays of `fleet/adaptdl/chosen.py`: a record for each application and job, and beside them what
-hangs on their number. The rules are those of `fleet/adaptdl/application.py`, `clock.py` and
+Flat arrays of `fleet/measured/chosen.py`: a record for each application and job, and beside them what
+hangs on their number. The rules are those of `fleet/measured/application.py`, `clock.py` and
 `fleet/policies/pollux.py`. Each function's `.py_func` is the same code uncompiled.
 """
 

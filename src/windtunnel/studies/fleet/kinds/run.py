@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.kinds.work import Typed
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.sia import shaped
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.traits import Traits
-from windtunnel.studies.fleet.typed.work import Typed
 
 
 def learns(jobs: Jobs, site: Site, traits: Traits, options: Options) -> bool:

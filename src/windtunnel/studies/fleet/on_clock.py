@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.adaptdl.jobs import works
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.kinds.run import learns, typed_works
+from windtunnel.studies.fleet.measured.jobs import works
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.studies.fleet.running import NS, Running
@@ -20,7 +21,6 @@ from windtunnel.studies.fleet.scaling import scaling_of
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 from windtunnel.studies.fleet.traits import Traits
-from windtunnel.studies.fleet.typed.run import learns, typed_works
 from windtunnel.studies.fleet.work import Divisible, Epochs, Rigid, Work
 
 MOST_ROUNDS = 1_000_000  # eleven years of Gavel's; minutes of computing

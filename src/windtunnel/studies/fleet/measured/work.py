@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from windtunnel.studies.fleet.adaptdl.application import ONE_GPU, Application, Placement
+from windtunnel.studies.fleet.measured.application import ONE_GPU, Application, Placement
 
 
 @dataclass(frozen=True)

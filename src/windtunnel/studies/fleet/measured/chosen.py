@@ -25,7 +25,7 @@ from windtunnel.errors import UserError
 from windtunnel.physics.engine.compiled.fleet import adaptdl_kernels as kernels
 from windtunnel.physics.engine.compiled.fleet.goodput_kernels import SIZES, splits
 from windtunnel.physics.engine.compiled.fleet.simplex_kernels import Surfaces
-from windtunnel.studies.fleet.adaptdl.application import ONE_GPU, OWN_BATCH, Application, Placement
+from windtunnel.studies.fleet.measured.application import ONE_GPU, OWN_BATCH, Application, Placement
 
 Array = NDArray[Any]
 ROOM = 32  # configurations that a job may have seen before its room grows

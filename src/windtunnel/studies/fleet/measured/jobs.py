@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.adaptdl.work import FixedBatch
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.measured.work import FixedBatch
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 
@@ -27,7 +27,7 @@ def works(jobs: Jobs, site: Site, tables: Tables, *, learns: bool) -> list[Any]:
                 f"{jobs.where(index)}: application {jobs.model[index]!r} was not measured; measured: {known}"
             )
         if learns:
-            from windtunnel.studies.fleet.adaptdl.chosen import ChosenBatch
+            from windtunnel.studies.fleet.measured.chosen import ChosenBatch
 
             result.append(ChosenBatch(app, tables.measured, places[app.name]))
             continue
