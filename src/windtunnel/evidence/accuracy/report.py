@@ -29,7 +29,7 @@ from windtunnel.files.write import write_csv
 ENDLESS = 10**12  # GPUs
 SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
 GROUPS = ("by_scale", "by_kind", "by_precision", "spread", "memory", "feasibility", "ranking", "ordering")
-ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason")
+ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason", "band_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
         "peak_mem_gib": _rounded(outcome.peak_mem_gib),
         "status": outcome.status,
         "reason": outcome.reason,
+        "band_reason": outcome.band_reason,
     }
 
 

@@ -25,8 +25,6 @@ RECOMPUTE_PARTS = (
     *("norms", "activation", "moe_activation", "ops"),
 )
 FIELDS = tuple(field.path for field in fields_of(Plan))
-
-
 PLAN_FILE = "a plan is lines of `field: value`, see docs/plan.md"
 
 
