@@ -184,4 +184,3 @@ def training_run(result: Result, count: int, price: float | None) -> dict[str, f
         if price is not None:
             found[f"cost{name}"] = hours * result.n_gpus * price
     return found
-

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.decision import Policy, Rounds
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
