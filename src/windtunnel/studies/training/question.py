@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware import Cluster, parse_cluster, with_settings
+from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.model import Model, load_model
 from windtunnel.questions import read_part
 from windtunnel.questions.parts import ClusterPart, ModelPart
@@ -95,14 +96,16 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
 
     `changes`: of the cluster, by dotted path (`cluster.nic`).
     """
+    settings = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith("cluster.")}
+    # Read whether it is needed or not: a name that is wrong is told before what is missing beside it.
+    part = read_part(ClusterPart, {"base": cluster, **_nested(settings)}, field="cluster") if cluster else None
+    n_gpus = cluster_of(part).n_gpus if part is not None and parse_mixed(cluster) is None else 0
     stated = _states_model(model)
     own = path if path is not None and is_native(path) else None
     if path is not None and own is None:
         return PlanFile(read_mapping(path, PLAN_FILE), str(path))
     if not stated and own is None:
         return PlanFile({}, "")
-    settings = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith("cluster.")}
-    n_gpus = cluster_of(read_part(ClusterPart, {"base": cluster, **_nested(settings)}, field="cluster")).n_gpus
     native = read_native(model if own is None else own, n_gpus)
     unknown = (f"{native.where}: not understood: {', '.join(native.unknown)}",) if native.unknown else ()
     if not stated:
