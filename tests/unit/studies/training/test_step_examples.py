@@ -272,9 +272,13 @@ def test_parts_of_a_band_err_independently() -> None:
     spread = 2 * Z95 * 0.25  # kernels less sure than the runs
     kernels = math.sqrt(0.03**2 + (0.6 * 0.25) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
     assert band_of(whole, spread, uncertainty, experts=False).high == pytest.approx(1 + SLOWER * Z95 * kernels)
-    far = band_of(whole, 0.0, uncertainty, [("beyond", 0.5)], experts=False)
+    far = band_of(whole, 0.0, uncertainty, [("beyond", 0.5, False)], experts=False)
     assert far.high == pytest.approx(1 + SLOWER * Z95 * math.hypot(sigma, 0.5))
     assert far.reason == "beyond"
+    # What runs like it were off by takes the place of the parts' own, where it is wider.
+    like = band_of(whole, 0.0, uncertainty, [("like", 0.4, True), ("beyond", 0.5, False)], experts=False)
+    assert like.high == pytest.approx(1 + SLOWER * Z95 * math.hypot(0.4, 0.5))
+    assert band_of(whole, 0.0, uncertainty, [("", sigma / 2, True)], experts=False).high == pytest.approx(high)
     assert band_of(whole, 0.0, uncertainty, experts=False).reason == "mostly exposed tp (scale_up) and matrix products"
 
 
