@@ -13,7 +13,7 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.cli.fleet_flows import flows
 from windtunnel.faces.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.faces.cli.output import note, print_answer, show, working
-from windtunnel.output_file import check_writable, writing
+from windtunnel.files.write import check_writable, writing
 from windtunnel.questions.header import band_entry
 from windtunnel.units import format_many, parse_time
 

@@ -111,7 +111,7 @@ def serve(
     """
     asked_for = dict(locals())  # the flags, before anything else has a name here
     from windtunnel.faces.cli.serve_flags import check_flags
-    from windtunnel.output_file import check_writable, write_atomically
+    from windtunnel.files.write import check_writable, write_atomically
     from windtunnel.physics.model.catalogue import load_model
     from windtunnel.questions.header import band_entry
     from windtunnel.studies.serving import Deployment
@@ -220,7 +220,7 @@ def serve(
         note(f"wrote {trace}")
     warned = past_context(load_model(model), asked) if result.feasible else []
     warned += refusals(result)
-    warned += [str(result.search["warning"])] if result.search is not None and result.search.get("warning") else []
+    warned += [result.search.warning] if result.search is not None and result.search.warning else []
     if json:
         low_high = result.tpot_band_s
         print_answer(

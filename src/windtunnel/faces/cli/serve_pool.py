@@ -6,7 +6,7 @@ from pathlib import Path
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import note, print_answer, show, working
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 
 
 def answer_pool(path: Path, page: Path | None, json: bool) -> None:
@@ -44,7 +44,7 @@ def _answer_weights(path: Path, page: Path | None, json: bool) -> None:
         raise SpecError("--report", str(page), "a pool of weights has none: leave it out")
     with working("serving"):
         pool = read_weight_pool(path)
-        found = run_weight_pool(pool)
+        found = run_weight_pool(pool).to_dict()
     if json:
         print_answer("serve pool", found, provenance={"step times": list(pool.sources)}, warnings=pool.warnings)
         return

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import note, print_question, show, working
 from windtunnel.faces.cli.predict import plan_below
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.questions.header import band_entry
 from windtunnel.questions.survive import Survive, SurviveSpot
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from windtunnel.faces.report.draw.charts import Chart, Data, Tick, bar_ticks, chart_of, heat_data, lanes_data
 from windtunnel.faces.report.draw.console import amounts, command_lines, table_cells
 from windtunnel.faces.report.draw.markdown import markdown_of
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.units import format_bytes, format_count, format_many, format_percent, format_time
 from windtunnel.views import (
     Bars,

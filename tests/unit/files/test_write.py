@@ -13,7 +13,7 @@ import pytest
 
 from windtunnel.errors import InputFileError
 from windtunnel.faces.report.run_list import RunList
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import InputFileError
 
@@ -59,3 +62,18 @@ def write_atomically(path: Path, data: bytes) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV, a line of names first."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(names)
+    lines.writerows(rows)
+    return text.getvalue()
+
+
+def write_csv(path: str | Path, names: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> None:
+    """`csv_text` as a file; a mapping is a row by its names. Raises InputFileError."""
+    cells = ([row.get(name) for name in names] if isinstance(row, Mapping) else row for row in rows)
+    write_atomically(Path(path), csv_text(names, cells).encode())
