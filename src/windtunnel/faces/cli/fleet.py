@@ -44,9 +44,7 @@ def run(
     policy: Annotated[
         str, Parameter(help="One or several, separated by commas; a YAML file is one with its parameters (fifo).")
     ] = "fifo",
-    clock: Annotated[
-        str, Parameter(help="exact, or as published simulators round: adaptdl, elasticflow (exact).")
-    ] = "exact",
+    clock: Annotated[str | None, Parameter(show=False)] = None,
     where: Annotated[str, Parameter(help="Which lines: workload=1,load=1.0")] = "",
     tables: Annotated[Path | None, Parameter(help="Folder of measured throughputs.")] = None,
     jobs_out: Annotated[Path | None, Parameter(help="Write the outcome of each job, CSV or Parquet.")] = None,
@@ -64,7 +62,7 @@ def run(
     spread: Annotated[
         float, Parameter(help="--when: of the logarithm of run times that are not yet known (0.3).")
     ] = SPREAD,
-    slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
+    slot: Annotated[float | None, Parameter(show=False)] = None,
     restart: Annotated[
         str | None, Parameter(help="Without progress after each new allocation, such as 5min or 30 (seconds).")
     ] = None,
@@ -102,6 +100,10 @@ def run(
     from windtunnel.studies.fleet.jobs.trace import held_at_once
     from windtunnel.studies.fleet.site import USUAL_NODE
 
+    if clock is not None:
+        raise SpecError("--clock", clock, "leave it out: published simulators' clocks are in validation/oracles")
+    if slot is not None:
+        raise SpecError("--slot", slot, "leave it out: a policy's slot is slot_s in its YAML file, --policy edf.yaml")
     if live is not None:
         if trace is not None:
             raise SpecError("TRACE", str(trace), "leave it out: --live names the jobs")
@@ -145,9 +147,7 @@ def run(
             "--repair": repair,
             "--checkpoint-every": checkpoint_every,
             "--when": when,
-            "--clock": None if clock == "exact" else clock,
             "--tables": tables,
-            "--slot": slot,
             "--placement": None if placement == "nodes" else placement,
             "--report": report,
             "--serving": serving,
@@ -164,8 +164,9 @@ def run(
     if packed:
         _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)
         return
+    from windtunnel.studies.fleet.options import Options
     from windtunnel.studies.fleet.outcome import aggregates, write_jobs
-    from windtunnel.studies.fleet.run import Options, simulate
+    from windtunnel.studies.fleet.run import simulate
     from windtunnel.studies.fleet.site import parse_site
     from windtunnel.studies.fleet.tables import Tables
 
@@ -189,9 +190,7 @@ def run(
             "cluster": cluster,
             "gpus_per_node": gpus_per_node,
             "seed": seed,
-            "clock": clock,
             "tables": None if tables is None else str(tables),
-            "slot": slot,
             "pool": placement == "pool",
             "restart": restart_s,
             "failing": failing,
@@ -211,13 +210,11 @@ def run(
     for line in unfit:
         note(line)
     options = Options(
-        clock=clock,
         tables=None if tables is None else Tables(tables),
         seed=seed,
-        slot_s=slot,
         pool=placement == "pool",
         restart_s=restart_s,
-        speeds=predicted_speeds() if clock == "exact" else None,
+        speeds=predicted_speeds(),
         changes=changes,
     )
     if lyra:

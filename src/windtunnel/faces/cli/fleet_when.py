@@ -8,7 +8,7 @@ from windtunnel.faces.cli.output import print_answer, show, working
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.jobs.trace import Jobs
-    from windtunnel.studies.fleet.run import Options
+    from windtunnel.studies.fleet.options import Options
     from windtunnel.studies.fleet.site import Site
 
 
