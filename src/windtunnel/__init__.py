@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from windtunnel.evidence.accuracy import run_validation
     from windtunnel.faces.cli.serve_spot import serve_on_spot
     from windtunnel.faces.report.comparison.compare import compare
-    from windtunnel.faces.report.notebook import notebook_html
-    from windtunnel.faces.report.prediction.html import write_html as write_report
+    from windtunnel.faces.report.prediction.views import notebook_html, write_report
     from windtunnel.faces.report.run_folder import load as load_result
     from windtunnel.faces.report.run_folder import save as save_result
     from windtunnel.physics.hardware import Cluster, parse_cluster
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.programs.predict import predict_captured
     from windtunnel.studies.serving import Deployment, ServingResult, Workload, serve
     from windtunnel.studies.survive import survive
-    from windtunnel.studies.sweeps import sweep
+    from windtunnel.studies.sweeps.sweep import sweep
     from windtunnel.studies.techniques import predict_with
     from windtunnel.studies.traces.explain import explain
     from windtunnel.studies.training.op_table import op_table
@@ -81,7 +80,7 @@ _HOME = {
     "fleet": ("studies.fleet.study", "fleet"),
     "load_model": ("physics.model", "load_model"),
     "load_result": ("faces.report.run_folder", "load"),
-    "notebook_html": ("faces.report.notebook", "notebook_html"),
+    "notebook_html": ("faces.report.prediction.views", "notebook_html"),
     "op_table": ("studies.training.op_table", "op_table"),
     "parse_cluster": ("physics.hardware", "parse_cluster"),
     "plan": ("studies.planning.plan", "plan"),
@@ -91,12 +90,12 @@ _HOME = {
     "read_plan": ("studies.training.plan", "read_plan"),
     "run_validation": ("evidence.accuracy", "run_validation"),
     "save_result": ("faces.report.run_folder", "save"),
-    "sweep": ("studies.sweeps", "sweep"),
+    "sweep": ("studies.sweeps.sweep", "sweep"),
     "serve": ("studies.serving", "serve"),
     "serve_on_spot": ("faces.cli.serve_spot", "serve_on_spot"),
     "survive": ("studies.survive", "survive"),
     "whatif": ("studies.whatif", "ask_again"),
-    "write_report": ("faces.report.prediction.html", "write_html"),
+    "write_report": ("faces.report.prediction.views", "write_report"),
 }
 __all__ = [
     "Cluster",

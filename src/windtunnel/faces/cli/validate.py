@@ -62,7 +62,7 @@ def validate(
         print_answer("validate", report.to_dict(), provenance={"measured": report.table})
     else:
         from windtunnel.faces.report.accuracy.console import render_report
-        from windtunnel.faces.report.printing import print_trimmed
+        from windtunnel.faces.report.draw.printing import print_trimmed
 
         console = stdout(piped_width=160)
         print_trimmed(render_report(report, console.width), console)

@@ -9,5 +9,5 @@
     trace.py       write_trace(result, path)           gzipped Chrome JSON, opens in Perfetto
     compare.py     compare(a, b)                       where two results differ, and what explains it
 
-Everything here works from a `Result` alone, or from the plain data of another study: no physics.
+Everything here works from `windtunnel.physics.step.result.Result` alone, or from the plain data of another study: no physics.
 """

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.faces.report.figures import plain, significant
-from windtunnel.faces.report.pages import page_template
+from windtunnel.faces.report.draw.page import page_template
 from windtunnel.output_file import write_atomically
 from windtunnel.units import format_many, format_time
+from windtunnel.views.text import plain, significant
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +88,7 @@ def print_calibration(view: CalibrationView, console: Console) -> None:
     """A table: one line per curve, then values and notes."""
     from rich.text import Text
 
-    from windtunnel.faces.report.printing import columns
+    from windtunnel.faces.report.draw.printing import columns
 
     console.print(Text(f"{plain(view.device)}, {plain(view.date)}", style="bold"))
     console.print(Text(", ".join(f"{plain(name)} {plain(version)}" for name, version in view.software.items())))

@@ -17,14 +17,15 @@ from threading import Lock
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
-from windtunnel.faces.report.pages import page_template
-from windtunnel.faces.report.prediction.html import view_of
+from windtunnel.faces.report.draw.page import body_of, page_of, page_template
+from windtunnel.faces.report.prediction.views import advice_views, prediction_document
 from windtunnel.faces.report.run_list import RunList, told_apart
 from windtunnel.faces.ui.form import FIRST, SECOND, START, Asked, asked_of, plan_fields
 from windtunnel.faces.ui.jobs import REPORTS, VERBS, JobList
 from windtunnel.faces.ui.swept import address_of, shown
 from windtunnel.faces.ui.variations import VARIED, points
 from windtunnel.physics.step.result import Result
+from windtunnel.views import Document
 
 SHOWN_MOST = 100  # runs on one page of the list
 KEPT_MOST = 32  # answers
@@ -87,7 +88,8 @@ class Page:
             return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
         return self.draw(
             "answer.html.j2",
-            **(view_of(result) | {"advice_later": True}),
+            reproduce=result.reproduce,
+            body=body_of(prediction_document(result)),
             resolved=resolved_of(result),
             python=python,
             yaml=yaml,
@@ -101,7 +103,8 @@ class Page:
                 result = asked.answer(advice=True)
         except UserError:
             return ""  # the answer beside it says what is wrong
-        return page_template("advice.html.j2").render(advice=view_of(result)["advice"])
+        views = advice_views(result)
+        return body_of(Document("advice", "", views), heading=False) if views else ""
 
     def keep(self, values: Mapping[str, str]) -> str:
         """Save the answer to a filled form as a run folder; its name."""
@@ -196,7 +199,7 @@ class Page:
             here="runs",
             name=name,
             tags=", ".join(self.runs.tags().get(name, ())),
-            **view_of(result),
+            body=body_of(prediction_document(result)),
         )
 
     def compare(self, names: list[str]) -> str:
@@ -230,9 +233,7 @@ class Page:
         """(content, media type, file name) of a run as one HTML file, a Perfetto trace or JSON."""
         result = self.runs.result(name)
         if kind == "html":
-            from windtunnel.faces.report.prediction.html import render_html
-
-            return render_html(result).encode(), "text/html", f"{name}.html"
+            return page_of(prediction_document(result)).encode(), "text/html", f"{name}.html"
         if kind == "trace":
             from windtunnel.faces.report.prediction.trace import trace_bytes
 

@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.input_file import read_mapping as mapping_of
 from windtunnel.questions import read_part
-from windtunnel.questions.plan import Framework, Plan, Precision
+from windtunnel.questions.plan import RECOMPUTE_PARTS, Framework, Plan, Precision
 from windtunnel.questions.question import fields_of
 
 __all__ = ["PARAMETER_FORMATS", "PEAK_DTYPE", "RECOMPUTE_PARTS", "Framework", "Plan", "Precision", "read_plan"]
@@ -20,10 +20,6 @@ PEAK_DTYPE = {
     "fp8-current": "fp8",
     **{name: name for name in ("mxfp8", "nvfp4", "mxfp4")},
 }  # others: itself
-RECOMPUTE_PARTS = (
-    *("attention", "core_attention", "mla_up_proj", "mlp", "moe", "shared_experts"),
-    *("norms", "activation", "moe_activation", "ops"),
-)
 FIELDS = tuple(field.path for field in fields_of(Plan))
 
 

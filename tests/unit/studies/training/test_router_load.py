@@ -52,6 +52,12 @@ def test_one_popularity_for_all_layers(written) -> None:
         assert shares.tolist() == [0.1, 0.2, 0.3, 0.4]
 
 
+def test_one_popularity_for_all_is_none_for_dense_layers(written) -> None:
+    rows = "\n".join(f"{expert},{expert + 1}" for expert in range(64))
+    (load,) = parse_router_load(written(f"expert,tokens\n{rows}"), DEEPSEEK)
+    assert [shares is None for shares in load.shares] == [True, False, False, False]
+
+
 def test_one_popularity_per_layer_and_none_for_dense_layers(written) -> None:
     rows = [f"{layer},{expert},{layer + expert}" for layer in (1, 2, 3) for expert in range(64)]
     (load,) = parse_router_load(written("layer,expert,tokens\n" + "\n".join(rows)), DEEPSEEK)

@@ -10,14 +10,14 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.faces.report import figures
 from windtunnel.faces.report.comparison.compare import Comparison, Difference, Side
-from windtunnel.faces.report.figures import plain
+from windtunnel.faces.report.draw.console import NARROW, WIDE, heading
+from windtunnel.faces.report.draw.printing import DIM, LABEL, NUMBER, WORD, grid, print_trimmed
 from windtunnel.faces.report.prediction.categories import Category, label_of, memory_categories, time_categories
-from windtunnel.faces.report.prediction.console import NARROW, WIDE, heading
 from windtunnel.faces.report.prediction.spec_words import difference_words
-from windtunnel.faces.report.printing import DIM, LABEL, NUMBER, WORD, grid, print_trimmed
 from windtunnel.units import format_bytes, format_percent
+from windtunnel.views import text as figures
+from windtunnel.views.text import plain
 
 _SHOWN_FIELDS = 16
 _LABEL_CELLS = 28

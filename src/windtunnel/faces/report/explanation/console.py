@@ -11,12 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.faces.report import figures
-from windtunnel.faces.report.figures import plain
-from windtunnel.faces.report.prediction.console import NARROW, WIDE, heading
-from windtunnel.faces.report.printing import DIM, LABEL, NUMBER, WORD, bar, grid, print_trimmed
+from windtunnel.faces.report.draw.console import NARROW, WIDE, heading
+from windtunnel.faces.report.draw.printing import DIM, LABEL, NUMBER, WORD, bar, grid, print_trimmed
 from windtunnel.studies.traces.stragglers.explanation import Asked, Explanation, Part
 from windtunnel.units import format_many
+from windtunnel.views import text as figures
+from windtunnel.views.text import plain
 
 _SHOWN = 8  # parts of one sort; the JSON has them all
 _LABEL_CELLS = 30

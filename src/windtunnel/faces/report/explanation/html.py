@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.faces.report import figures
+from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.explanation.console import less, share_words, time_words
-from windtunnel.faces.report.figures import plain
-from windtunnel.faces.report.pages import page_template
 from windtunnel.output_file import write_atomically
 from windtunnel.studies.traces.stragglers.explanation import Explanation, Part
+from windtunnel.views import text as figures
+from windtunnel.views.text import plain
 
 _ROWS = 12  # parts of one sort; the JSON has them all
 _CELLS = 12_000  # of the heat map

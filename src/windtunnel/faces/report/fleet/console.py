@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from windtunnel.faces.report.figures import plain
-from windtunnel.faces.report.printing import columns
+from windtunnel.faces.report.draw.printing import columns
 from windtunnel.units import format_many
+from windtunnel.views.text import plain
 
 ROWS = (
     ("mean JCT", "jct_mean_s", "s"),

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.faces.report.figures import plain
+from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.fleet.console import ROWS, shown, unit_of
 from windtunnel.faces.report.fleet.frontier import frontier_picture
-from windtunnel.faces.report.pages import page_template
 from windtunnel.output_file import write_atomically
+from windtunnel.views.text import plain
 
 WIDTH, HEIGHT = 900.0, 160.0
 COLUMNS = 300  # of the picture

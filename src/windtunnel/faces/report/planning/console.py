@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.faces.report.printing import columns
+from windtunnel.faces.report.draw.printing import columns
 from windtunnel.studies.planning.compared import field_words
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from windtunnel.faces.report.pages import page_template
+from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.planning.console import GIB, decimals, proof, words, words_of
 from windtunnel.output_file import write_atomically
 from windtunnel.units import format_many, format_time

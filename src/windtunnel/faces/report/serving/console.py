@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from windtunnel.faces.report.figures import dollars
-from windtunnel.faces.report.printing import columns
+from windtunnel.faces.report.draw.printing import columns
 from windtunnel.units import format_many
+from windtunnel.views.text import dollars
 
 SPOT_ROWS = ("answered", "mean", "p50", "p99", "tokens/s", "changes", "paused", "computed again", "GPU hours")
 WEIGHT_ROWS = ("mean", "p50", "p99", "requests/s", "tokens/s", "computing", "loads", "of which from the host")

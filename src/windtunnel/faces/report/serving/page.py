@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.faces.report.pages import page_template
+from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.serving.console import COLUMNS, POOL_COLUMNS, ROWS, duration, lines_of, rows_of
 from windtunnel.output_file import write_atomically
 

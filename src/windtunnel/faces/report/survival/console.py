@@ -8,11 +8,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.faces.report.figures import dollars, plain
-from windtunnel.faces.report.prediction.console import heading
-from windtunnel.faces.report.printing import columns, print_trimmed
+from windtunnel.faces.report.draw.console import heading
+from windtunnel.faces.report.draw.printing import columns, print_trimmed
 from windtunnel.studies.resilience import PolicyEntry, Survival
 from windtunnel.units import format_count, format_many, format_percent, format_time
+from windtunnel.views.text import dollars, plain
 
 if TYPE_CHECKING:
     from windtunnel.studies.resilience.spot import SpotAnswer

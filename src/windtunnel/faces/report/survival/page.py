@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.faces.report.figures import plain, shares
-from windtunnel.faces.report.pages import page_template
+from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.survival.console import causes, cells
 from windtunnel.output_file import write_atomically
 from windtunnel.studies.resilience import PolicyEntry, Survival
 from windtunnel.studies.resilience.run import Episode
 from windtunnel.units import format_count, format_percent, format_time
+from windtunnel.views.text import plain, shares
 
 W, H = 460.0, 220.0
 COLOURS = {

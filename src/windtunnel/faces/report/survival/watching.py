@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from windtunnel.faces.report.figures import plain
-from windtunnel.faces.report.pages import page_template
-from windtunnel.faces.report.printing import columns
+from windtunnel.faces.report.draw.page import page_template
+from windtunnel.faces.report.draw.printing import columns
 from windtunnel.output_file import write_atomically
 from windtunnel.real.survive.watch.verdict import Verdict
 from windtunnel.units import format_time
+from windtunnel.views.text import plain
 
 SHOWN = 16
 

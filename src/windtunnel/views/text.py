@@ -1,4 +1,4 @@
-"""Columns of numbers whose printed parts sum to the printed total. Single numbers are printed by `units`.
+"""The one place where a figure becomes text: alone, in a column of one unit, and as parts of a total.
 
 A table whose rounded parts miss the rounded total by one digit looks like a bug, so parts are rounded together:
 each is floored to the digit shown and the digits left over go to the largest remainders (Hamilton's method).
@@ -9,16 +9,87 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from windtunnel.units import format_time
+from windtunnel.units import format_bytes, format_count, format_flops, format_percent, format_rate, format_time
+from windtunnel.views.number import Number
 
 GIB = 1 << 30
 MINUS = "\N{MINUS SIGN}"
+NOTHING = "\N{EN DASH}"
+SCALES: dict[str, tuple[tuple[float, str], ...]] = {  # of a column: the first that its largest reaches
+    "s": ((172_800.0, "d"), (7200.0, "h"), (120.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns")),
+    "B": ((2.0**50, "PiB"), (2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (0.0, "B")),
+}
+_SIZES = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "ns": 1e-9, "B": 1.0}  # of a unit, where that is not where it begins
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
 
 
 def plain(text: object) -> str:
     """One line without control characters: names come from user files and may hold terminal escapes."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(str(text).split()))
+
+
+def text_of(figure: Number | float | None, unit: str = "") -> str:
+    """A figure with its unit, without its band; a dash where there is none."""
+    if figure is None:
+        return NOTHING
+    value, unit = (figure.value, figure.unit) if isinstance(figure, Number) else (figure, unit)
+    match unit:
+        case "s":
+            return format_time(value, 4)
+        case "B":
+            return format_bytes(value)
+        case "B/s":
+            return format_rate(value)
+        case "FLOP/s":
+            return format_flops(value)
+        case "share":
+            return format_percent(value)
+        case "change":
+            text = format_percent(abs(value))
+            return text if text == format_percent(0.0) else signed(text, value)
+        case "$":
+            return f"${value:,.2f}" if abs(value) < 1e6 else f"${format_count(value, 4)}"
+        case "x":
+            return f"{value:.3f} x" if abs(value) < 100 else f"{significant(value)} x"
+        case "" | "count":
+            return _amount(value, unit)
+    return f"{_amount(value, 'count')} {unit}"
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "count" and abs(value) >= 1e6 and math.isfinite(value):
+        return format_count(value, 4)
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else significant(value)
+
+
+def band_text(number: Number) -> str:
+    """`8.559 s – 10.76 s`; nothing where a figure has no band."""
+    if number.p5 is None or number.p95 is None or number.p5 == number.p95:
+        return ""
+    return f"{text_of(number.p5, number.unit)} – {text_of(number.p95, number.unit)}"
+
+
+def scale_of(values: Sequence[float], unit: str) -> tuple[float, str]:
+    """(size, name) of the unit in which the largest of `values` is read best."""
+    most = max((abs(value) for value in values), default=0.0)
+    begins, name = next((one for one in SCALES[unit] if most >= one[0]), SCALES[unit][-1])
+    return _SIZES.get(name, begins), name
+
+
+def texts_of(figures: Sequence[Number | float | None], unit: str = "") -> list[str]:
+    """Figures that are compared: times and sizes in one unit, unless the least would then show as nothing."""
+    values = [one.value if isinstance(one, Number) else one for one in figures]
+    units = {one.unit if isinstance(one, Number) else unit for one in figures if one is not None}
+    known = [abs(value) for value in values if value is not None and math.isfinite(value)]
+    only = units.pop() if len(units) == 1 else ""
+    if only not in SCALES or len(known) < 2 or min((one for one in known if one), default=0.0) < 2e-3 * max(known):
+        return [text_of(one, unit) for one in figures]
+    size, name = scale_of(known, only)
+    decimals = max(0, 3 - math.floor(math.log10(max(known) / size))) if max(known) else 0
+    return [
+        NOTHING if value is None else f"{value / size:,.{decimals}f} {name}" if math.isfinite(value) else f"{value}"
+        for value in values
+    ]
 
 
 def split_exactly(parts: Sequence[int], quantum: int, total: int | None = None) -> list[int]:
