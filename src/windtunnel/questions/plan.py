@@ -18,10 +18,7 @@ Framework = Literal[
     "megatron-deepspeed", "deepspeed", "internevo", "colossalai", "maxtext",
 ]  # fmt: skip
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", "mxfp4"]
-RECOMPUTE_PARTS = (
-    *("attention", "core_attention", "mla_up_proj", "mlp", "moe", "shared_experts"),
-    *("norms", "activation", "moe_activation", "ops"),
-)
+MOST = 1_000_000  # of a degree
 # What is made again with a part: latent attention's projections with attention; a block from its input on.
 WITH_PART = {
     "attention": ("mla_up_proj",),
@@ -29,7 +26,6 @@ WITH_PART = {
     "moe": ("router", "moe_permute", "moe_transfer", "moe_activation", "shared_experts", "activation"),
     "shared_experts": ("activation",),
 }
-MOST = 1_000_000  # of a degree
 LAYOUT, BATCH, NUMBERS = "Layout", "Batch", "Precision and optimizer"
 SAVINGS, OVERLAP = "Memory savings", "Overlap and launch"
 
@@ -120,6 +116,15 @@ class Plan:
         Literal["fp32", "bf16"],
         About("Format of the parameters that the optimizer updates (fp32).", NUMBERS, rare=True),
     ] = "fp32"
+    loss: Annotated[
+        Literal["eager", "compiled", "fused", "chunked"] | None,
+        About(
+            "Cross-entropy: eager (logits in fp32), compiled (one kernel over whole logits), fused (head and loss a"
+            " chunk of tokens at a time), chunked (parts of the vocabulary, their product made again backward).",
+            NUMBERS,
+            rare=True,
+        ),
+    ] = None
     lora_rank: Annotated[
         int,
         About(
@@ -130,16 +135,17 @@ class Plan:
             rare=True,
         ),
     ] = 0
+    frozen_dtype: Annotated[
+        Literal["bf16", "int8", "nf4"], About("Format of frozen weights; nf4 is QLoRA (bf16).", NUMBERS, rare=True)
+    ] = "bf16"
     lora_targets: Annotated[
         Literal["qkv", "attention", "all", "experts"],
         About(
-            "Layers with an adapter: qkv, attention, all linear ones (all), or routed experts too.", NUMBERS, rare=True
+            "Layers with an adapter: qkv, attention, all (linear ones) or experts (routed ones as well) (all).",
+            NUMBERS,
+            rare=True,
         ),
     ] = "all"
-    frozen_dtype: Annotated[
-        Literal["bf16", "int8", "nf4"],
-        About("Format that frozen weights are kept in (bf16); nf4 is QLoRA.", NUMBERS, rare=True),
-    ] = "bf16"
     recompute: Annotated[str, About("none, full, full:N layers or selective:PART[,PART] (none).", SAVINGS)] = "none"
     offload_activations: Annotated[
         int, About("Layers whose activations go to the host (0).", SAVINGS, least=0, rare=True)
@@ -151,15 +157,6 @@ class Plan:
         Literal["flash", "flash2", "triton", "unfused"],
         About("Attention kernel (flash, the GPU's best).", SAVINGS, rare=True),
     ] = "flash"
-    loss: Annotated[
-        Literal["eager", "compiled", "fused", "chunked"] | None,
-        About(
-            "Head and loss: eager (logits in fp32), compiled (one kernel over whole logits), fused (a chunk of tokens"
-            " at a time), chunked (parts of the vocabulary, made again backward).",
-            SAVINGS,
-            rare=True,
-        ),
-    ] = None
     bucket_parameters: Annotated[
         int | None, About("Parameters in one gradient or parameter message.", OVERLAP, least=1, most=10**12, rare=True)
     ] = None

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.input_file import read_mapping as mapping_of
+from windtunnel.files.document import read_mapping
 from windtunnel.questions import read_part
-from windtunnel.questions.plan import RECOMPUTE_PARTS, Framework, Plan, Precision
+from windtunnel.questions.plan import Framework, Plan, Precision
 from windtunnel.questions.question import fields_of
 
 __all__ = ["PARAMETER_FORMATS", "PEAK_DTYPE", "RECOMPUTE_PARTS", "Framework", "Plan", "Precision", "read_plan"]
@@ -20,7 +20,12 @@ PEAK_DTYPE = {
     "fp8-current": "fp8",
     **{name: name for name in ("mxfp8", "nvfp4", "mxfp4")},
 }  # others: itself
+RECOMPUTE_PARTS = (
+    *("attention", "core_attention", "mla_up_proj", "mlp", "moe", "shared_experts"),
+    *("norms", "activation", "moe_activation", "ops"),
+)
 FIELDS = tuple(field.path for field in fields_of(Plan))
+PLAN_FILE = "a plan is lines of `field: value`, see docs/plan.md"
 
 
 def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
@@ -29,7 +34,7 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
     if isinstance(spec, Plan):
         spec = spec.stated()
     if isinstance(spec, str | Path):
-        where, spec = str(spec), read_mapping(Path(spec))
+        where, spec = str(spec), read_mapping(spec, PLAN_FILE)
     if not isinstance(spec, Mapping):
         raise SpecError("plan", spec, "give a mapping of its fields, or the path of a YAML file")
     for name in spec:
@@ -38,11 +43,6 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
     plan = read_part(Plan, spec, where)
     _check_recompute(plan.recompute, where)
     return plan
-
-
-def read_mapping(path: Path) -> Mapping[str, Any]:
-    """A YAML file of plan fields. Raises InputFileError."""
-    return mapping_of(path, "a plan is lines of `field: value`, see docs/plan.md")
 
 
 def _check_recompute(text: str, where: str | None) -> None:
