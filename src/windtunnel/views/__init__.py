@@ -4,8 +4,8 @@
     text.py      the one place where a number becomes text; columns whose printed parts sum to the printed total
     kinds.py     the twelve kinds of views, and Document
 
-Console, page, Markdown and notebook (`windtunnel.faces.report.draw`) draw the same document; none of them knows a study, and
-no study draws.
+Console, page, Markdown and notebook (`windtunnel.faces.report.draw`) draw the same document; none of them knows a
+study, and no study draws.
 """
 
 from windtunnel.views.kinds import (

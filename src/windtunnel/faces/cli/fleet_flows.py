@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import note, print_answer, stdout, working
-from windtunnel.output_file import writing
+from windtunnel.files.write import write_csv
 from windtunnel.units import parse_bandwidth
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ def flows(
     with working("moving flows"):
         answers = [run_flows(read, name, clock, rate) for name in names]
     if out is not None:
-        with writing(out):
-            _write(out, answers)
+        _write(out, answers)
     none = answers[0].ignored
     ignored = [f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}"] if none else []
     if json:
@@ -68,16 +66,15 @@ def flows(
 
 def _write(out: Path, answers: list[FlowsAnswer]) -> None:
     several = len(answers) > 1
-    with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*(["policy"] if several else []), "coflow", "start_s", "finish_s", "finish_tick"])
-        for answer in answers:
-            ticks = [""] * len(answer.coflow) if answer.finish_tick is None else answer.finish_tick.tolist()
-            rows = zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), ticks, strict=True)
-            for name, start, finish, tick in rows:
-                ignored = start != start
-                words = [name, "", "", ""] if ignored else [name, f"{start:.9f}", f"{finish:.9f}", tick]
-                writer.writerow([*([answer.policy] if several else []), *words])
+    rows = []
+    for answer in answers:
+        ticks = [""] * len(answer.coflow) if answer.finish_tick is None else answer.finish_tick.tolist()
+        of_answer = zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), ticks, strict=True)
+        for name, start, finish, tick in of_answer:
+            ignored = start != start
+            words = [name, "", "", ""] if ignored else [name, f"{start:.9f}", f"{finish:.9f}", tick]
+            rows.append([*([answer.policy] if several else []), *words])
+    write_csv(out, [*(["policy"] if several else []), "coflow", "start_s", "finish_s", "finish_tick"], rows)
 
 
 def _print(answers: list[FlowsAnswer]) -> None:

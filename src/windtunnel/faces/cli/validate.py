@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import counting, note, print_answer, stdout
-from windtunnel.output_file import writing
+from windtunnel.files.write import writing
 
 
 def validate(

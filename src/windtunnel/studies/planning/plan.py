@@ -19,6 +19,7 @@ from typing import Any
 
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UserError
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.hardware.mixed import JOINED, MixedCluster, parse_mixed
@@ -43,7 +44,7 @@ from windtunnel.studies.planning.techniques import Tried, chosen, tried
 from windtunnel.studies.planning.thumb import rule_of_thumb
 from windtunnel.studies.techniques import predict_with
 from windtunnel.studies.training.launch import launch_files
-from windtunnel.studies.training.plan import read_mapping
+from windtunnel.studies.training.plan import PLAN_FILE
 from windtunnel.units import parse_count, parse_number, parse_time
 
 Named = tuple[ModelPart, ClusterPart]  # model and cluster as a question names them
@@ -266,7 +267,7 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
 def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
     if plan is not None and not isinstance(plan, Mapping):
-        plan = plan.stated() if isinstance(plan, Plan) else read_mapping(Path(plan))
+        plan = plan.stated() if isinstance(plan, Plan) else read_mapping(plan, PLAN_FILE)
     given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
     for name in ("global_batch", "seq_len"):
         if name not in given:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware import Cluster, parse_cluster, with_settings
 from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.model import Model, load_model
@@ -19,7 +20,7 @@ from windtunnel.questions.predict import Predict
 from windtunnel.questions.question import fields_of, plain_part
 from windtunnel.questions.scenario import Scenario
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
-from windtunnel.studies.training.plan import read_mapping
+from windtunnel.studies.training.plan import PLAN_FILE
 
 if TYPE_CHECKING:
     from windtunnel.studies.training.launch.found import Native
@@ -102,7 +103,7 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     stated = _states_model(model)
     own = path if path is not None and is_native(path) else None
     if path is not None and own is None:
-        return PlanFile(read_mapping(path), str(path))
+        return PlanFile(read_mapping(path, PLAN_FILE), str(path))
     if not stated and own is None:
         return PlanFile({}, "")
     native = read_native(model if own is None else own, n_gpus)

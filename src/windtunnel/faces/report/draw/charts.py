@@ -1,14 +1,14 @@
 """Geometry of the page's pictures.
 
-Plots stretch to the room that there is: paths lie in a square of 1000 x 1000 that is scaled without its lines, and ticks
-are text beside it, so that letters keep their size on a phone. Timelines and heat maps are drawn by the page's script
-from columns of numbers.
+Plots stretch to the room that there is: paths lie in a square of 1000 x 1000 that is scaled without its lines, and
+ticks are text beside it, so that letters keep their size on a phone. Timelines and heat maps are drawn by the page's
+script from columns of numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from windtunnel.views import Axis, Bars, Curve, Heat, Lanes, Limit, Series
@@ -16,9 +16,10 @@ from windtunnel.views.text import plain, round_step, scale_of, text_of
 
 SIDE = 1000.0
 TICKS = 5
+TIMES = (*(10.0**n for n in range(-9, 2)), 60.0, 600.0, 3600.0, 36000.0, 86400.0, 864000.0, 8640000.0)  # on a log axis
 COLOURS = 8  # line-0 to line-7
 TABLE_MOST = 400  # points behind a picture
-Data = dict[str, "float | int | str | bool | None | list[float] | list[int] | list[str] | list[Data]"]
+Data = Mapping[str, object]  # JSON for the script
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Tick:
 class Path:
     """A line of a plot."""
 
-    kind: str  # line, band, points, columns
+    kind: str  # line, band, points, spread, columns
     d: str
     colour: str
     dashed: bool = False
@@ -91,7 +92,9 @@ class Scale:
 
     def _marked(self, unit: str) -> list[tuple[float, str]]:
         if self.log:
-            return [(value, tick_text(value, unit)) for value in _decades(self.low, self.high)]
+            round_times = [value for value in TIMES if self.low <= value <= self.high] if unit == "s" else []
+            values = round_times if len(round_times) >= 3 else _decades(self.low, self.high)
+            return [(value, tick_text(value, unit)) for value in values[:: -(-len(values) // 7) or 1]]
         size, name = scale_of((self.low, self.high), unit) if unit in ("s", "B") else (1.0, "")
         step = round_step((self.high - self.low) / size / TICKS)
         step = max(step, 1.0) if unit == "count" else step
@@ -109,6 +112,9 @@ def tick_text(value: float, unit: str) -> str:
     """A round value as short as it can be said."""
     if unit == "share":
         return f"{100 * value:g} %"
+    if unit == "s" and value in TIMES and value >= 60.0:
+        size, name = next(one for one in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if value >= one[0])
+        return f"{value / size:g} {name}"
     if unit in ("s", "B", "B/s", "FLOP/s"):
         number, _, name = text_of(value, unit).partition(" ")
         return f"{float(number):g} {name}"
@@ -127,8 +133,7 @@ def _decades(low: float, high: float) -> list[float]:
         inside = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
         if len(inside) >= 3:
             break
-    every = -(-len(inside) // 7) or 1
-    return inside[::every]
+    return inside
 
 
 def chart_of(view: Curve) -> Chart:
@@ -166,7 +171,10 @@ def _paths(one: Series, colour: str, x: Scale, y: Scale) -> list[Path]:
         return f"{SIDE * x.at(a):.1f}", f"{SIDE * (1.0 - min(max(y.at(b), -0.05), 1.05)):.1f}"
 
     paths: list[Path] = []
-    if one.low and one.high:
+    if one.low and one.high and one.form == "points":
+        ends = [(place(a, low), place(a, high)) for a, low, high in zip(one.x, one.low, one.high, strict=True)]
+        paths.append(Path("spread", "".join(f"M{a} {b}V{c}" for (a, b), (_, c) in ends), colour))
+    elif one.low and one.high:
         there = [" ".join(place(a, b)) for a, b in zip(one.x, one.high, strict=True)]
         back = [" ".join(place(a, b)) for a, b in zip(one.x, one.low, strict=True)]
         paths.append(Path("band", f"M{'L'.join([*there, *reversed(back)])}Z", colour))
@@ -187,8 +195,8 @@ def _paths(one: Series, colour: str, x: Scale, y: Scale) -> list[Path]:
 def _plot_data(those: Sequence[Series], view: Curve, x: Scale, y: Scale) -> Data:
     """What the script needs to say what is under the pointer."""
     return {
-        "x": {"low": x.low, "high": x.high, "log": x.log, "unit": view.x.unit, "name": plain(view.x.name)},  # type: ignore[dict-item]
-        "y": {"low": y.low, "high": y.high, "log": y.log, "unit": view.y.unit, "name": plain(view.y.name)},  # type: ignore[dict-item]
+        "x": {"low": x.low, "high": x.high, "log": x.log, "unit": view.x.unit, "name": plain(view.x.name)},
+        "y": {"low": y.low, "high": y.high, "log": y.log, "unit": view.y.unit, "name": plain(view.y.name)},
         "series": [
             {
                 "name": plain(one.name),

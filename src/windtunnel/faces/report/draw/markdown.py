@@ -36,6 +36,7 @@ def markdown_of(document: Document) -> str:
 
 
 def _drawn(view: View) -> list[str]:
+    rows: list[tuple[str, ...]]
     match view:
         case Headline():
             return [f"**{_escaped(view.verdict)}**"]

@@ -1,8 +1,8 @@
 """A document as one HTML file that needs nothing else: no network, no server, no library.
 
-Python reckons the pictures; `templates/views_page.html.j2` writes and arranges; `templates/views.js` draws timelines and heat
-maps and answers the pointer. Autoescape is on, data for the script travel as JSON with `<` escaped, and a content
-security policy forbids every request. Why no chart library: docs/decisions/0003-charts.md.
+Python reckons the pictures; `templates/views_page.html.j2` writes and arranges; `templates/views.js` draws timelines
+and heat maps and answers the pointer. Autoescape is on, data for the script travel as JSON with `<` escaped, and
+a content security policy forbids every request. Why no chart library: docs/decisions/0003-charts.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from windtunnel.faces.report.draw.charts import Chart, Data, Tick, bar_ticks, chart_of, heat_data, lanes_data
 from windtunnel.faces.report.draw.console import amounts, command_lines, table_cells
 from windtunnel.faces.report.draw.markdown import markdown_of
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.units import format_bytes, format_count, format_many, format_percent, format_time
 from windtunnel.views import (
     Bars,
@@ -214,7 +214,9 @@ def _bars_section(view: Bars, kind: str, name: str) -> Section:
         total = "" if view.unit == "share" else text_of(sum(values) / whole, "share")
         return Section(name, kind, view, legend=Legend(tuple(rows), (texts[-1], total)))
     lengths = (
-        [part.value for part in bars] if view.signed and len(view.bars) == 1 else [one.length for one in view.bars]
+        [part.value for part in view.bars[0].parts]
+        if view.signed and len(view.bars) == 1
+        else [one.length for one in view.bars]
     )
     most = max([abs(value) for value in lengths] + [one.limit or 0.0 for one in view.bars], default=1.0) or 1.0
     several = any(len(one.parts) > 1 for one in view.bars) and not view.signed
