@@ -43,6 +43,7 @@ PASSES_KEPT = 1024
 
 def forget_passes() -> None:
     """Drop every remembered pass: for whoever changes constants in a running process."""
+    forget_answers()
     _PASSES.clear()
 
 
