@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     )
     from windtunnel.evidence.accuracy import run_validation
     from windtunnel.faces.cli.serve_spot import serve_on_spot
-    from windtunnel.faces.cli.whatif import ask_again as whatif
     from windtunnel.faces.report.comparison.compare import compare
-    from windtunnel.faces.report.notebook import notebook_html
-    from windtunnel.faces.report.prediction.html import write_html as write_report
+    from windtunnel.faces.report.prediction.views import notebook_html, write_report
     from windtunnel.faces.report.run_folder import load as load_result
     from windtunnel.faces.report.run_folder import save as save_result
     from windtunnel.physics.hardware import Cluster, parse_cluster
     from windtunnel.physics.model import Model, load_model
     from windtunnel.physics.step.result import Result
-    from windtunnel.physics.step.scenario import Scenario
+    from windtunnel.questions import ask
+    from windtunnel.questions.scenario import Scenario
     from windtunnel.real.calibrate.run import calibrate
     from windtunnel.real.capture.question import capture
-    from windtunnel.real.survive.question import survive
     from windtunnel.studies.fleet.study import fleet
     from windtunnel.studies.planning.advice import advise
     from windtunnel.studies.planning.plan import plan
     from windtunnel.studies.programs.predict import predict_captured
     from windtunnel.studies.serving import Deployment, ServingResult, Workload, serve
-    from windtunnel.studies.sweeps import sweep
+    from windtunnel.studies.survive import survive
+    from windtunnel.studies.sweeps.sweep import sweep
     from windtunnel.studies.techniques import predict_with
     from windtunnel.studies.traces.explain import explain
     from windtunnel.studies.training.op_table import op_table
     from windtunnel.studies.training.plan import Plan, read_plan
     from windtunnel.studies.training.predict import predict
+    from windtunnel.studies.whatif import ask_again as whatif
 
     __version__: str
 
@@ -63,7 +63,7 @@ _HOME = {
     "Model": ("physics.model", "Model"),
     "Plan": ("studies.training.plan", "Plan"),
     "Result": ("physics.step.result", "Result"),
-    "Scenario": ("physics.step.scenario", "Scenario"),
+    "Scenario": ("questions.scenario", "Scenario"),
     "ScheduleError": ("errors", "ScheduleError"),
     "ServingResult": ("studies.serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),
@@ -72,6 +72,7 @@ _HOME = {
     "WindtunnelError": ("errors", "WindtunnelError"),
     "Workload": ("studies.serving", "Workload"),
     "advise": ("studies.planning.advice", "advise"),
+    "ask": ("questions", "ask"),
     "calibrate": ("real.calibrate.run", "calibrate"),
     "capture": ("real.capture.question", "capture"),
     "compare": ("faces.report.comparison.compare", "compare"),
@@ -79,7 +80,7 @@ _HOME = {
     "fleet": ("studies.fleet.study", "fleet"),
     "load_model": ("physics.model", "load_model"),
     "load_result": ("faces.report.run_folder", "load"),
-    "notebook_html": ("faces.report.notebook", "notebook_html"),
+    "notebook_html": ("faces.report.prediction.views", "notebook_html"),
     "op_table": ("studies.training.op_table", "op_table"),
     "parse_cluster": ("physics.hardware", "parse_cluster"),
     "plan": ("studies.planning.plan", "plan"),
@@ -89,12 +90,12 @@ _HOME = {
     "read_plan": ("studies.training.plan", "read_plan"),
     "run_validation": ("evidence.accuracy", "run_validation"),
     "save_result": ("faces.report.run_folder", "save"),
-    "sweep": ("studies.sweeps", "sweep"),
+    "sweep": ("studies.sweeps.sweep", "sweep"),
     "serve": ("studies.serving", "serve"),
     "serve_on_spot": ("faces.cli.serve_spot", "serve_on_spot"),
-    "survive": ("real.survive.question", "survive"),
-    "whatif": ("faces.cli.whatif", "ask_again"),
-    "write_report": ("faces.report.prediction.html", "write_html"),
+    "survive": ("studies.survive", "survive"),
+    "whatif": ("studies.whatif", "ask_again"),
+    "write_report": ("faces.report.prediction.views", "write_report"),
 }
 __all__ = [
     "Cluster",
@@ -113,6 +114,7 @@ __all__ = [
     "WindtunnelError",
     "Workload",
     "advise",
+    "ask",
     "calibrate",
     "capture",
     "compare",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError
 from windtunnel.evidence.accuracy.guess import with_guesses
 from windtunnel.evidence.accuracy.outcome import Outcome
 from windtunnel.evidence.accuracy.ranking import Ranking, rankings
@@ -26,11 +24,12 @@ from windtunnel.evidence.accuracy.score import (
     score,
     spreads,
 )
+from windtunnel.files.write import write_csv
 
 ENDLESS = 10**12  # GPUs
 SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
 GROUPS = ("by_scale", "by_kind", "by_precision", "spread", "memory", "feasibility", "ranking", "ordering")
-ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason")
+ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason", "band_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class Report:
     feasibility: tuple[Feasibility, ...]
     ranking: tuple[Ranking, ...]
     ordering: tuple[Ordering, ...]
+    unread: tuple[str, ...] = ()  # columns of the table that nothing reads
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -59,6 +59,7 @@ class Report:
             shown |= {"recall": one.recall, "false_alarm_share": one.false_alarm_share}
         return {
             **{name: getattr(self, name) for name in ("table", "level", "source", "anchor")},
+            "columns_not_read": list(self.unread),
             "by_source": {level: [asdict(one) for one in scores] for level, scores in self.by_source},
             **groups,
             "rows": [row_of(outcome) for outcome in self.outcomes],
@@ -66,14 +67,7 @@ class Report:
 
     def write_rows(self, path: str | Path) -> None:
         """One CSV line per row of the table, skipped ones included. Raises InputFileError if it cannot be written."""
-        try:
-            with Path(path).open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, ROW_FIELDS, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(row_of(outcome) for outcome in self.outcomes)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise InputFileError(path, f"cannot be written ({reason})", "give --rows another path") from None
+        write_csv(path, ROW_FIELDS, (row_of(outcome) for outcome in self.outcomes))
 
 
 def row_of(outcome: Outcome) -> dict[str, Any]:
@@ -86,10 +80,18 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
         "peak_mem_gib": _rounded(outcome.peak_mem_gib),
         "status": outcome.status,
         "reason": outcome.reason,
+        "band_reason": outcome.band_reason,
     }
 
 
-def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source: str | None, anchor: str) -> Report:
+def report_of(
+    table: str,
+    outcomes: Sequence[Outcome],
+    level: str | None,
+    source: str | None,
+    anchor: str,
+    unread: tuple[str, ...] = (),
+) -> Report:
     """Score the outcomes that were asked for."""
     asked = [
         outcome
@@ -122,6 +124,7 @@ def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source
         feasibility=feasibility(asked),
         ranking=rankings(asked),
         ordering=tuple(one for one in orderings if one is not None),
+        unread=unread,
     )
 
 

@@ -16,34 +16,18 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.asked import ASKED, CommandLine, without_outputs
-from windtunnel.faces.cli.calibrate import calibrate
-from windtunnel.faces.cli.capture import capture
-from windtunnel.faces.cli.compare import compare
-from windtunnel.faces.cli.explain import explain
-from windtunnel.faces.cli.fleet import fleet
-from windtunnel.faces.cli.launch_words import script_apart
-from windtunnel.faces.cli.plan import plan
-from windtunnel.faces.cli.plan_flags import check_whole_numbers, switches_spelled_out
-from windtunnel.faces.cli.predict import predict
-from windtunnel.faces.cli.run import run
-from windtunnel.faces.cli.runs import runs
-from windtunnel.faces.cli.serve import serve
-from windtunnel.faces.cli.survive import survive
-from windtunnel.faces.cli.sweep import sweep
-from windtunnel.faces.cli.techniques import techniques
-from windtunnel.faces.cli.ui import ui
-from windtunnel.faces.cli.validate import validate
-from windtunnel.faces.cli.version import version, version_line
-from windtunnel.faces.cli.watch import watch
-from windtunnel.faces.cli.whatif import whatif
+from windtunnel.faces.cli.flags import spelled
+from windtunnel.faces.cli.verbs import LAUNCHERS, VERBS, made, named
+from windtunnel.faces.cli.version import version_line
+from windtunnel.questions.question import QUESTIONS
 
-LAUNCHERS = (capture, run)  # verbs that take a launch line: what follows the script is the script's
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+HELP_ALL = "--help-all"  # rare flags too
 NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
 
 
-def build() -> App:
-    """The application with its verbs."""
+def build(asked: str = "", *, everything: bool = False) -> App:
+    """The application with the verb that is asked, or with all where none is; `everything`: help lists rare flags."""
     app = App(
         name="windtunnel",
         help="A wind tunnel for AI clusters: what a training step costs at any scale, how sure that is, and why.",
@@ -54,26 +38,11 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (
-        predict,
-        plan,
-        sweep,
-        whatif,
-        compare,
-        explain,
-        runs,
-        serve,
-        techniques,
-        fleet,
-        survive,
-        watch,
-        validate,
-        calibrate,
-        *LAUNCHERS,
-        ui,
-        version,
-    ):
-        app.command(verb)
+    if asked in VERBS:
+        app.command(made(asked, everything=everything), name=asked)
+        return app
+    for verb in VERBS:
+        app.command(named(verb) if verb in QUESTIONS else made(verb), name=verb)
     app.register_install_completion_command()
     return app
 
@@ -82,12 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     before = ASKED.get()
     try:
-        own, launched = script_apart(sys.argv[1:] if arguments is None else arguments, LAUNCHERS)
-        words = switches_spelled_out(own)
-        check_whole_numbers(words)
-        app, asked = build(), without_outputs(own)
-        again = [*switches_spelled_out(asked), *launched]
-        ASKED.set(CommandLine([*asked, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
+        own = list(sys.argv[1:] if arguments is None else arguments)
+        launched: list[str] = []
+        asked = own[0] if own else ""
+        if asked in LAUNCHERS:
+            from windtunnel.faces.cli.launch_words import script_apart
+
+            own, launched = script_apart(own, made(asked))
+        words = spelled(["--help" if word == HELP_ALL else word for word in own])
+        app, question = build(asked, everything=HELP_ALL in own), without_outputs(own)
+        again = [*spelled(question), *launched]
+        ASKED.set(CommandLine([*question, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:

@@ -12,13 +12,12 @@ from cyclopts import App, Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.fleet_flows import flows
 from windtunnel.faces.cli.fleet_seeds import changes_of, run_seeds
-from windtunnel.faces.cli.output import note, print_answer, stdout, working
-from windtunnel.output_file import check_writable, writing
+from windtunnel.faces.cli.output import note, print_answer, show, working
+from windtunnel.files.write import check_writable, writing
 from windtunnel.questions.header import band_entry
 from windtunnel.units import format_many, parse_time
 
 if TYPE_CHECKING:
-    from windtunnel.faces.report.fleet.page import Occupancy
     from windtunnel.studies.fleet.outcome import Outcome
 
 PACKING_SEEDS = 10
@@ -45,9 +44,7 @@ def run(
     policy: Annotated[
         str, Parameter(help="One or several, separated by commas; a YAML file is one with its parameters (fifo).")
     ] = "fifo",
-    clock: Annotated[
-        str, Parameter(help="exact, or as published simulators round: adaptdl, elasticflow (exact).")
-    ] = "exact",
+    clock: Annotated[str | None, Parameter(show=False)] = None,
     where: Annotated[str, Parameter(help="Which lines: workload=1,load=1.0")] = "",
     tables: Annotated[Path | None, Parameter(help="Folder of measured throughputs.")] = None,
     jobs_out: Annotated[Path | None, Parameter(help="Write the outcome of each job, CSV or Parquet.")] = None,
@@ -65,7 +62,7 @@ def run(
     spread: Annotated[
         float, Parameter(help="--when: of the logarithm of run times that are not yet known (0.3).")
     ] = SPREAD,
-    slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
+    slot: Annotated[float | None, Parameter(show=False)] = None,
     restart: Annotated[
         str | None, Parameter(help="Without progress after each new allocation, such as 5min or 30 (seconds).")
     ] = None,
@@ -84,6 +81,7 @@ def run(
     ] = None,
     serving: Annotated[Path | None, Parameter(help="Lyra: the serving pool that lends servers, a YAML file.")] = None,
     elastic: Annotated[float, Parameter(help="Lyra: share of jobs that can use twice their GPUs (0.05).")] = ELASTIC,
+    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print the figures as JSON.")] = False,
     report: Annotated[Path | None, Parameter(help="Write an HTML report.")] = None,
     live: Annotated[Path | None, Parameter(help="Run the commands of this YAML here, beside their simulation.")] = None,
@@ -102,6 +100,10 @@ def run(
     from windtunnel.studies.fleet.jobs.trace import held_at_once
     from windtunnel.studies.fleet.site import USUAL_NODE
 
+    if clock is not None:
+        raise SpecError("--clock", clock, "leave it out: published simulators' clocks are in validation/oracles")
+    if slot is not None:
+        raise SpecError("--slot", slot, "leave it out: a policy's slot is slot_s in its YAML file, --policy edf.yaml")
     if live is not None:
         if trace is not None:
             raise SpecError("TRACE", str(trace), "leave it out: --live names the jobs")
@@ -145,9 +147,7 @@ def run(
             "--repair": repair,
             "--checkpoint-every": checkpoint_every,
             "--when": when,
-            "--clock": None if clock == "exact" else clock,
             "--tables": tables,
-            "--slot": slot,
             "--placement": None if placement == "nodes" else placement,
             "--report": report,
             "--serving": serving,
@@ -164,8 +164,9 @@ def run(
     if packed:
         _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)
         return
+    from windtunnel.studies.fleet.options import Options
     from windtunnel.studies.fleet.outcome import aggregates, write_jobs
-    from windtunnel.studies.fleet.run import Options, simulate
+    from windtunnel.studies.fleet.run import simulate
     from windtunnel.studies.fleet.site import parse_site
     from windtunnel.studies.fleet.tables import Tables
 
@@ -189,9 +190,7 @@ def run(
             "cluster": cluster,
             "gpus_per_node": gpus_per_node,
             "seed": seed,
-            "clock": clock,
             "tables": None if tables is None else str(tables),
-            "slot": slot,
             "pool": placement == "pool",
             "restart": restart_s,
             "failing": failing,
@@ -211,13 +210,11 @@ def run(
     for line in unfit:
         note(line)
     options = Options(
-        clock=clock,
         tables=None if tables is None else Tables(tables),
         seed=seed,
-        slot_s=slot,
         pool=placement == "pool",
         restart_s=restart_s,
-        speeds=predicted_speeds() if clock == "exact" else None,
+        speeds=predicted_speeds(),
         changes=changes,
     )
     if lyra:
@@ -247,34 +244,19 @@ def run(
             write_jobs(outcomes, jobs_out)
     why = {one.jobs.name[at]: text for one in outcomes for at, text in (one.why or {}).items()}
     document = _document(figures, trace=str(trace), where=where, cluster=cluster, gpus=site.gpus, left_out=why)
-    _show(document, figures, json, warnings=warnings)
+    _show(document, figures, json, full=full, warnings=warnings)
     if report is not None:
-        from windtunnel.faces.report.fleet.page import write_fleet_page
+        from windtunnel.faces.report.draw.page import write_page
+        from windtunnel.faces.report.fleet import Fleet, fleet_document
 
-        points = None
+        points: Sequence[dict[str, float]] = ()
         if serving is not None and "lyra" in names:
             from windtunnel.studies.fleet.loans.frontier import frontier
 
             with working("drawing the frontier"):
                 points = frontier(jobs, site, options)
-        write_fleet_page(report, document, [_occupancy(outcome) for outcome in outcomes], points)
+        write_page(fleet_document(Fleet(str(trace), cluster, site.gpus, figures, outcomes, why, points)), report)
         note(f"wrote {report}")
-
-
-def _occupancy(outcome: Outcome) -> Occupancy:
-    """What the page draws of a run."""
-    from windtunnel.faces.report.fleet.page import Occupancy
-
-    ran = outcome.ran()
-    ran = ran[outcome.end_s[ran] > outcome.start_s[ran]]
-    return Occupancy(
-        outcome.policy,
-        outcome.start_s[ran].tolist(),
-        outcome.end_s[ran].tolist(),
-        outcome.gpu_seconds[ran].tolist(),
-        [outcome.jobs.name[at] for at in ran.tolist()],
-        (outcome.start_s - outcome.jobs.submit_s)[ran].tolist(),
-    )
 
 
 def left_out(outcome: Outcome, most: int = 5) -> list[str]:
@@ -302,15 +284,19 @@ def _show(
     figures: list[dict[str, Any]],
     json: bool,
     *,
+    full: bool = False,
     band: dict[str, Any] | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
     if json:
         print_answer("fleet", document, band=band, provenance={"jobs": document["trace"]}, warnings=warnings)
         return
-    from windtunnel.faces.report.fleet.console import print_fleet
+    from windtunnel.faces.report.fleet import Fleet, fleet_document
 
-    print_fleet(document, figures, stdout())
+    bands = [each["bands"] for each in figures if "bands" in each]
+    left_out = document.get("left_out", {})
+    answer = Fleet(document["trace"], document["cluster"], document.get("gpus"), figures, (), left_out, (), bands)
+    show(fleet_document(answer), full=full)
 
 
 def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs_out: Path | None, json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import note, print_answer, stdout, working
-from windtunnel.output_file import writing
+from windtunnel.files.write import write_csv
 from windtunnel.units import parse_bandwidth
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def flows(
     policy: Annotated[
         str, Parameter(help="One or more of sebf, scf, ncf, lcf, fifo, fair, d-clas (aalo), fai, with commas between.")
     ] = "sebf",
-    clock: Annotated[str, Parameter(help="exact, or coflowsim: that simulator's own, to the tick.")] = "exact",
+    clock: Annotated[str | None, Parameter(show=False)] = None,
     port: Annotated[str, Parameter(help="What each port sends and receives, such as 10Gb/s (128 MiB/s).")] = "",
     out: Annotated[
         Path | None, Parameter(help="Start and end of every coflow as CSV; with several policies, one after the other.")
@@ -41,6 +40,8 @@ def flows(
     from windtunnel.studies.fleet.flows import policy_named, read_trace, run_flows
     from windtunnel.studies.fleet.flows.study import PORT_BYTES_PER_S
 
+    if clock is not None:
+        raise SpecError("--clock", clock, "leave it out: CoflowSim's clock is validation/oracles/coflowsim")
     names = [policy_named(word.strip()) for word in policy.split(",")]
     if len(set(names)) < len(names):
         raise SpecError("policy", policy, "name each policy once")
@@ -49,10 +50,9 @@ def flows(
     rate = parse_bandwidth(port, "--port") if port else PORT_BYTES_PER_S
     read = read_trace(trace)
     with working("moving flows"):
-        answers = [run_flows(read, name, clock, rate) for name in names]
+        answers = [run_flows(read, name, rate) for name in names]
     if out is not None:
-        with writing(out):
-            _write(out, answers)
+        _write(out, answers)
     none = answers[0].ignored
     ignored = [f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}"] if none else []
     if json:
@@ -68,23 +68,19 @@ def flows(
 
 def _write(out: Path, answers: list[FlowsAnswer]) -> None:
     several = len(answers) > 1
-    with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*(["policy"] if several else []), "coflow", "start_s", "finish_s", "finish_tick"])
-        for answer in answers:
-            ticks = [""] * len(answer.coflow) if answer.finish_tick is None else answer.finish_tick.tolist()
-            rows = zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), ticks, strict=True)
-            for name, start, finish, tick in rows:
-                ignored = start != start
-                words = [name, "", "", ""] if ignored else [name, f"{start:.9f}", f"{finish:.9f}", tick]
-                writer.writerow([*([answer.policy] if several else []), *words])
+    rows = []
+    for answer in answers:
+        for name, start, finish in zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), strict=True):
+            words = [name, "", ""] if start != start else [name, f"{start:.9f}", f"{finish:.9f}"]  # ignored: no number
+            rows.append([*([answer.policy] if several else []), *words])
+    write_csv(out, [*(["policy"] if several else []), "coflow", "start_s", "finish_s"], rows)
 
 
 def _print(answers: list[FlowsAnswer]) -> None:
     import numpy as np
     from rich.table import Table
 
-    table = Table(title=f"Coflow completion time, seconds, {answers[0].clock} clock", title_justify="left")
+    table = Table(title="Coflow completion time, seconds", title_justify="left")
     for column in ("policy", "mean", "p50", "p95", "p99", "last end"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for answer in answers:

@@ -52,9 +52,7 @@ def one_seed(
     gpus_per_node: int | None,
     policy: str,
     seed: int,
-    clock: str,
     tables: str | None,
-    slot: float | None,
     pool: bool,
     restart: float | None,
     failing: Sequence[Any],
@@ -64,17 +62,18 @@ def one_seed(
     """Figures of one run. `failing`: the arguments of `changes_of`. Raises UserError."""
     from windtunnel.faces.cli.fleet_predicted import predicted_speeds, with_predictions
     from windtunnel.studies.fleet.jobs.read import read_jobs
+    from windtunnel.studies.fleet.options import Options
     from windtunnel.studies.fleet.outcome import aggregates
     from windtunnel.studies.fleet.policies.own import named
-    from windtunnel.studies.fleet.run import Options, simulate
+    from windtunnel.studies.fleet.run import simulate
     from windtunnel.studies.fleet.site import parse_site
     from windtunnel.studies.fleet.tables import Tables
 
     site = parse_site(cluster, gpus_per_node)
     jobs, _ = with_predictions(read_jobs(Path(trace), where), site)
     read = None if tables is None else Tables(Path(tables))
-    speeds = predicted_speeds() if clock == "exact" else None
-    options = Options(clock, read, seed, slot, pool, restart_s=restart, speeds=speeds, changes=changes_of(*failing))
+    speeds = predicted_speeds()
+    options = Options(read, seed, pool, restart_s=restart, speeds=speeds, changes=changes_of(*failing))
     if policy.startswith("lyra"):
         from windtunnel.faces.cli.fleet_loans import loans_of
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from windtunnel.faces.cli.output import print_answer, stdout, working
+from windtunnel.faces.cli.output import print_answer, show, working
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.jobs.trace import Jobs
-    from windtunnel.studies.fleet.run import Options
+    from windtunnel.studies.fleet.options import Options
     from windtunnel.studies.fleet.site import Site
 
 
@@ -23,17 +23,17 @@ def answer_when(
     json: bool,
 ) -> None:
     """Print the answer of each policy. JSON: `when` by policy. Raises UserError."""
-    from windtunnel.faces.report.fleet.console import print_when
+    from windtunnel.faces.report.fleet import when_document
     from windtunnel.studies.fleet.when import DRAWS, when
 
     answers = []
     for name in names:
         with working(f"running {name}"):
             answer = when(jobs, site, name, options, job, draws=DRAWS if draws is None else draws, spread=spread)
-        answers.append(answer.to_dict())
+        answers.append(answer)
     if json:
-        own = {"trace": jobs.source, "cluster": site.text, "when": {each["policy"]: each for each in answers}}
+        own = {"trace": jobs.source, "cluster": site.text, "when": {each.policy: each.to_dict() for each in answers}}
         print_answer("fleet --when", own)
         return
     for answer_ in answers:
-        print_when(answer_, stdout())
+        show(when_document(answer_))

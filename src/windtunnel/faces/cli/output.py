@@ -9,10 +9,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.faces.cli.asked import ASKED
+from windtunnel.questions import plain
 from windtunnel.questions.header import header
+from windtunnel.questions.words import command
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from windtunnel.views import Document
 
 PIPED_WIDTH = 120  # columns where no terminal says how wide it is
 PATIENCE_S = 1.0  # what is done sooner needs no progress
@@ -34,6 +38,13 @@ def _columns() -> int | None:
     return max(40, int(columns)) if columns.isascii() and columns.isdigit() and len(columns) < 5 else None
 
 
+def show(document: Document, *, full: bool = False) -> None:
+    """Print what an answer shows; `full`: all of it, not its first screen alone."""
+    from windtunnel.faces.report.draw.console import print_document
+
+    print_document(document, stdout(), full=full)
+
+
 def print_answer(
     study: str,
     own: Mapping[str, Any],
@@ -47,6 +58,20 @@ def print_answer(
     reproduce = None if asked is None else asked.command
     spec = {} if asked is None or "spec" in own else asked.spec()
     print_json(header(study, spec, reproduce, band=band, provenance=provenance, warnings=warnings) | dict(own))
+
+
+def print_question(
+    question: Any,
+    own: Mapping[str, Any],
+    *,
+    band: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
+    """The answer to a question as one JSON document: the header, the question, and the study's own part."""
+    data = plain(question)
+    head = header(question.verb, data, command(question), band=band, provenance=provenance, warnings=warnings)
+    print_json(head | {"question": data} | dict(own))
 
 
 def print_json(document: Mapping[str, Any]) -> None:

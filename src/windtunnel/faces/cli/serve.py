@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.output import note, print_answer, stdout, working
+from windtunnel.faces.cli.output import note, print_answer, show, working
 
 
 def serve(
@@ -97,6 +97,7 @@ def serve(
         Parameter(alias="--page", help="Write an HTML report with latency-rate curves here."),
     ] = None,
     trace: Annotated[Path | None, Parameter(help="Write the timeline of one replica for Perfetto here.")] = None,
+    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
 ) -> int | None:
     """Predict latency, throughput and attainment of a served model.
@@ -110,7 +111,7 @@ def serve(
     """
     asked_for = dict(locals())  # the flags, before anything else has a name here
     from windtunnel.faces.cli.serve_flags import check_flags
-    from windtunnel.output_file import check_writable, write_atomically
+    from windtunnel.files.write import check_writable, write_atomically
     from windtunnel.physics.model.catalogue import load_model
     from windtunnel.questions.header import band_entry
     from windtunnel.studies.serving import Deployment
@@ -152,7 +153,7 @@ def serve(
         answer_pool(Path(model), report, json)
         return None
     if real is not None:
-        from windtunnel.faces.report.serving.console import print_real
+        from windtunnel.faces.report.serving.views import real_document
         from windtunnel.real.serving.compare import REQUESTS, compare
 
         with working("serving for real"):
@@ -160,7 +161,7 @@ def serve(
         if json:
             print_answer("serve --real", compared)
         else:
-            print_real(compared, stdout())
+            show(real_document(compared))
         return None
     if model is None:
         raise UserError("no model is named: give one of the catalogue, a config.json, or a pool.yaml")
@@ -207,9 +208,10 @@ def serve(
         write_atomically(requests_out, result.requests_csv().encode())
         note(f"wrote {requests_out}")
     if report is not None:
-        from windtunnel.faces.report.serving.page import write_page
+        from windtunnel.faces.report.draw.page import write_page
+        from windtunnel.faces.report.serving.views import serving_document
 
-        write_page(result.to_dict(), curve, report)
+        write_page(serving_document(result, () if curve is None else curve.points), report)
         note(f"wrote {report}")
     if trace is not None:
         from windtunnel.faces.report.serving.trace import write_trace
@@ -231,9 +233,9 @@ def serve(
     else:
         for warning in warned:
             note(warning)
-        from windtunnel.faces.report.serving.console import print_serving
+        from windtunnel.faces.report.serving.views import serving_document
 
-        print_serving(result.to_dict(), stdout())
+        show(serving_document(result), full=full)
     return None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import note
+from windtunnel.http_guard import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from windtunnel.studies.serving import Deployment
@@ -34,7 +36,7 @@ def answer_requests(
 ) -> None:
     """Price the deployment and serve it until interrupted."""
     from windtunnel import __version__
-    from windtunnel.studies.serving.emulator.listen import LOOPBACK, drawn_lengths, listen, parsed_address
+    from windtunnel.studies.serving.emulator.listen import drawn_lengths, listen
     from windtunnel.studies.serving.question import priced, priced_pools
     from windtunnel.studies.serving.workload.files import read_workload
 
@@ -47,10 +49,13 @@ def answer_requests(
         engine = priced_pools(model, cluster, deployment, replicas, pools)
     natural = None if workload is None else read_workload(workload, concurrency=1)
     draw = drawn_lengths(output, length_ratio, seed, natural)
-    host, _ = parsed_address(address)
-    if host not in (LOOPBACK, "localhost", "::1"):
-        note(f"{host} is not loopback: whoever reaches this machine can send requests")
     names = tuple(dict.fromkeys((model, engine.model.name)))
+
+    def told(where: str, token: str) -> None:
+        shown = f"of {TOKEN_VARIABLE}" if os.environ.get(TOKEN_VARIABLE) else token
+        key = f"; clients send the token {shown} (`api_key`, Authorization: Bearer)" if token else ""
+        note(f"{names[0]} is at {where}/v1{key} (Ctrl-C ends it)")
+
     listen(
         engine,
         names,
@@ -63,5 +68,5 @@ def answer_requests(
         most_waiting=max_waiting,
         record=record,
         version=__version__,
-        told=lambda where: note(f"{names[0]} is at {where}/v1 (Ctrl-C ends it)"),
+        told=told,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.output import note, print_answer, stdout, working
-from windtunnel.input_file import read_mapping
+from windtunnel.faces.cli.output import note, print_answer, show, working
+from windtunnel.files.document import read_mapping
 
 
 def answer_pool(path: Path, page: Path | None, json: bool) -> None:
@@ -20,23 +20,24 @@ def answer_pool(path: Path, page: Path | None, json: bool) -> None:
         answer = serve_pool(path)
     found = answer.to_dict()
     if page is not None:
-        from windtunnel.faces.report.serving.page import write_pool_page
+        from windtunnel.faces.report.draw.page import write_page
+        from windtunnel.faces.report.serving.views import pool_document
 
-        write_pool_page(found, path.name, page)
+        write_page(pool_document(found, path.name), page)
         note(f"wrote {page}")
     if json:
         print_answer("serve pool", found, warnings=answer.warnings)
     else:
         for warning in answer.warnings:
             note(warning)
-        from windtunnel.faces.report.serving.console import print_pool
+        from windtunnel.faces.report.serving.views import pool_document
 
-        print_pool(found, stdout())
+        show(pool_document(found, path.name))
 
 
 def _answer_weights(path: Path, page: Path | None, json: bool) -> None:
     """A pool of weights: a file with `weights:` in place of `groups:`."""
-    from windtunnel.faces.report.serving.console import print_weight_pool
+    from windtunnel.faces.report.serving.views import weight_pool_document
     from windtunnel.studies.serving.weight_pool.study import read_weight_pool, run_weight_pool
 
     if page is not None:
@@ -49,4 +50,4 @@ def _answer_weights(path: Path, page: Path | None, json: bool) -> None:
         return
     for warning in pool.warnings:
         note(warning)
-    print_weight_pool(found, stdout())
+    show(weight_pool_document(found))

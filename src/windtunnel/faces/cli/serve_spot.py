@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.arguments import typed
-from windtunnel.faces.cli.output import note, print_answer, stdout
+from windtunnel.faces.cli.output import note, print_answer, show
 from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def answer_spot(
     json: bool,
 ) -> None:
     """Ask and print. Raises UserError."""
-    from windtunnel.faces.report.serving.console import print_spot_serving
+    from windtunnel.faces.report.serving.views import spot_serving_document
 
     answer = serve_on_spot(
         model,
@@ -51,7 +51,7 @@ def answer_spot(
         return
     for warning in answer.warnings:
         note(warning)
-    print_spot_serving(answer.to_dict(), stdout())
+    show(spot_serving_document(answer.to_dict()))
 
 
 @typed

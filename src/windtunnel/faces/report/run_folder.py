@@ -4,7 +4,8 @@ runs/3f9c02d1ab47/
   result.json      the Result; everything else can be made from it again
   report.html      on request
   trace.json.gz    on request
-  spec.yaml        what was asked, resolved: for people
+  question.yaml    what was asked: `windtunnel ask` asks it again
+  spec.yaml        the same, resolved: for people
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError
 from windtunnel.faces.report.prediction.document import DocumentError, from_bytes, to_bytes, to_document
-from windtunnel.input_file import read_bytes
-from windtunnel.output_file import write_atomically
+from windtunnel.files.bytes import read_bytes
+from windtunnel.files.document import to_yaml
+from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 
 RESULT_FILE, REPORT_FILE, TRACE_FILE, SPEC_FILE = "result.json", "report.html", "trace.json.gz", "spec.yaml"
+QUESTION_FILE = "question.yaml"
 _HASH_PREFIX = re.compile(r"[0-9a-f]{2,12}")
 # A result is a few MB at most; a file of another kind is refused before it fills the memory.
 _LARGEST_BYTES = 1 << 30
@@ -35,16 +38,20 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
     result = replace(result, advice=(), advice_tried=0)  # kept is the answer, however it was asked for
     folder = Path(root) / result.content_hash
     if html:
-        from windtunnel.faces.report.prediction.html import write_html
+        from windtunnel.faces.report.prediction.views import write_report
 
-        write_html(result, folder / REPORT_FILE)
+        write_report(result, folder / REPORT_FILE)
     if trace:
         from windtunnel.faces.report.prediction.trace import write_trace
 
         write_trace(result, folder / TRACE_FILE)
     write_atomically(folder / SPEC_FILE, _spec_yaml(result))
+    document = to_document(result)
+    if result.question:
+        write_atomically(folder / QUESTION_FILE, _question_yaml(result))
+        document["question"] = dict(result.question)
     # Last: a folder that has its result.json is complete.
-    write_atomically(folder / RESULT_FILE, to_bytes(to_document(result)))
+    write_atomically(folder / RESULT_FILE, to_bytes(document))
     return folder
 
 
@@ -55,11 +62,7 @@ def load(path: Path | str, root: Path | str = Path("runs")) -> Result:
     Raises InputFileError when there is no such run, or its file is cut off, edited, foreign or of a newer schema.
     """
     file = _find(str(path), Path(root))
-    try:
-        data = read_bytes(file, _LARGEST_BYTES)
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror or error})"
-        raise InputFileError(file, problem, "give a run folder, its result.json or its hash") from None
+    data = read_bytes(file, "give a run folder, its result.json or its hash", _LARGEST_BYTES)
     try:
         return from_bytes(data)
     except DocumentError as error:
@@ -89,12 +92,14 @@ def _find(text: str, root: Path) -> Path:
     raise InputFileError(text, "there is no such run", remedy)
 
 
+def _question_yaml(result: Result) -> bytes:
+    return to_yaml(dict(result.question)).encode()
+
+
 def _spec_yaml(result: Result) -> bytes:
     import json
-
-    import yaml
 
     # Through JSON: what the folder says is then exactly what result.json says, tuples and all.
     spec = json.loads(json.dumps(result.spec))
     head = f"# {' '.join(result.reproduce.split())}\n" if result.reproduce.isprintable() else ""
-    return (head + yaml.safe_dump(spec, sort_keys=True, allow_unicode=True)).encode()
+    return (head + to_yaml(spec, sort_keys=True)).encode()

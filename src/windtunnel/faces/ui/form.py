@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_origin
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.step.result import Result
-from windtunnel.physics.step.scenario import NAMES, Scenario
-
-if TYPE_CHECKING:
-    from windtunnel.studies.training.question import Question
+from windtunnel.questions.plan import Plan
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.question import as_given, fields_of, plain_part, read, set_paths
+from windtunnel.questions.scenario import NAMES, Scenario
+from windtunnel.questions.words import settings
+from windtunnel.units import parse_share
 
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args)")
 FIRST = ("tp", "pp", "cp", "ep", "global_batch", "micro_batch", "seq_len", "precision", "recompute", "zero_stage")
@@ -60,49 +61,32 @@ class Field:
 
 def plan_fields() -> dict[str, Field]:
     """Every field of a plan by its name."""
-    from windtunnel.studies.training import Plan
-
-    fields = {}
-    for name, info in Plan.model_fields.items():
-        kinds = _kinds(info.annotation)
-        choices = tuple(str(one) for kind in kinds if get_origin(kind) is Literal for one in get_args(kind))
-        if bool in kinds:
-            choices = ("on", "off")
-        default = "" if info.is_required() or info.default is None else str(info.default)
-        number = int in kinds or float in kinds
+    found = {}
+    for field in fields_of(Plan):
+        name = field.path
+        choices = ("on", "off") if field.type is bool else field.choices
+        default = "" if field.required or field.default is None else str(field.default)
         label = LABELS.get(name, name.replace("_", " "))
-        fields[name] = Field(name, label, info.description or "", choices, number, default, SLIDERS.get(name, 0))
-    return fields
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """The plain types that an annotation allows."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(kind for part in get_args(annotation) for kind in _kinds(part))
-    if hasattr(annotation, "__metadata__"):
-        return _kinds(get_args(annotation)[0])
-    return (annotation,)
+        number = field.type in (int, float)
+        found[name] = Field(name, label, field.about.text, choices, number, default, SLIDERS.get(name, 0))
+    return found
 
 
 def plan_of(values: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a plan that a form fills, as values of their types. SpecError for what is none."""
-    from windtunnel.studies.training import Plan
-
     found: dict[str, Any] = {}
-    for name, info in Plan.model_fields.items():
+    for field in fields_of(Plan):
+        name = field.path
         text = values.get(name, "").strip()
         if not text:
             continue
-        kinds = _kinds(info.annotation)
-        if bool in kinds:
+        if field.type is bool:
             if text not in ("on", "off"):
                 raise SpecError(name, text, "give on or off")
             found[name] = text == "on"
-        elif float in kinds:
-            found[name] = _number(name, text, float)
-        elif int in kinds:
-            found[name] = _number(name, text, int)
-        elif any(get_origin(kind) is tuple for kind in kinds):
+        elif field.type in (int, float):
+            found[name] = _number(name, text, field.type)
+        elif get_origin(field.type) is tuple:
             found[name] = tuple(_number(name, part.strip(), int) for part in text.split(","))
         else:
             found[name] = text
@@ -144,22 +128,37 @@ class Asked:
 
     def answer(self, advice: bool = False) -> Result:
         """Predict; `advice`: with the changes of the plan that help. Raises UserError."""
-        from windtunnel.studies.planning.advice import advised
+        from windtunnel.studies.predict import answer_at_first
 
-        asked = self._question()
-        result = asked.answer(self.scenario)
-        return advised(result, asked, self.scenario) if advice else result
+        result, advised = answer_at_first(*self.question())
+        return advised() if advice else result
 
-    def _question(self) -> Question:
-        from windtunnel.studies.training.question import Question
+    def question(self) -> tuple[Predict, tuple[str, ...]]:
+        """The question, and what was not understood in a plan's file. Raises UserError."""
+        from windtunnel.studies.training.question import plan_file
 
-        return Question.asked(self.model, self.cluster, self.plan_file, self.plan, self.sets)
+        changes = settings(self.sets)
+        stated = plan_file(self.model, self.cluster, self.plan_file, changes)
+        data = {
+            "question": "predict",
+            "model": self.model,
+            "cluster": self.cluster,
+            "plan": {**stated.fields, **self.plan},
+            "scenario": plain_part(self.scenario),
+        }
+        given = set_paths(data, Predict, changes)
+        try:
+            found: Predict = read(data)
+        except SpecError as error:
+            name = as_given(error.field, given)
+            raise SpecError(name.removeprefix("plan."), error.value, error.remedy) from None
+        return found, stated.notes
 
     def settled(self) -> dict[str, Any]:
         """The fields of the plan; with a file, those that it says as well."""
         if self.plan_file is None and not is_stated(self.model):
             return dict(self.plan)
-        return self._question().plan.model_dump(mode="json", exclude_unset=True)
+        return plain_part(self.question()[0].plan)
 
     def as_python(self) -> str:
         """The question as a call of the library."""
@@ -170,9 +169,9 @@ class Asked:
 
     def as_yaml(self) -> str:
         """The plan as a file."""
-        import yaml
+        from windtunnel.files.document import to_yaml
 
-        return yaml.safe_dump(json.loads(json.dumps(self.settled())), sort_keys=False)
+        return to_yaml(json.loads(json.dumps(self.settled())))
 
 
 def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
@@ -198,7 +197,7 @@ def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
     router = values.get("router_load", "").strip() or None
     if router and not router.startswith("zipf:"):
         router = file_or_name("router_load", router, uploads)
-    scenario = Scenario(slow, values.get("jitter", "").strip() or 0.0, router)
+    scenario = Scenario(slow, parse_share(values.get("jitter", "").strip() or 0.0, "jitter"), router_load=router)
     return Asked(model, cluster, plan_of(values), tuple(sets), scenario, plan_file)
 
 
@@ -216,15 +215,16 @@ def field_for(path: Path) -> str:
         return "plan_file"
     if suffix not in (".json", ".yaml", ".yml"):
         return ""
+    from windtunnel.files.document import read_mapping
     from windtunnel.studies.training.launch import is_native
-    from windtunnel.studies.training.plan import Plan, read_mapping
+    from windtunnel.studies.training.plan import FIELDS, PLAN_FILE
 
     try:
-        document = read_mapping(path)
+        document = read_mapping(path, PLAN_FILE)
         native = is_native(path)
     except UserError:
         return "model" if suffix == ".json" else "gpu"  # whose reader says what is wrong with it
     if suffix == ".json" and {"model_type", "architectures", "hidden_size"} & set(document):
         return "model"
-    plan = native or (bool(document) and set(document) <= set(Plan.model_fields))
+    plan = native or (bool(document) and set(document) <= set(FIELDS))
     return "plan_file" if plan else "gpu"

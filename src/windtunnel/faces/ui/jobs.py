@@ -26,7 +26,7 @@ from pathlib import Path
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.ui.form import FILE
 from windtunnel.faces.ui.swept import PLANS
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 
 ID = re.compile(r"[0-9]{14}-[0-9a-f]{6}")
 VERBS = ("plan", "sweep", "serve", "fleet", "survive", "explain")
@@ -106,6 +106,8 @@ class JobList:
         return name
 
     def _words(self, text: str) -> list[str]:
+        if "\0" in text:
+            raise SpecError("words", text, "no argument of a program holds the character NUL; leave it out")
         try:
             words = shlex.split(text)
         except ValueError as error:

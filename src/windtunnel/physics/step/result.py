@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -18,7 +19,7 @@ from typing import Any, Literal, cast
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.header import SCHEMA
 
-ADVICE = ("advice", "advice_tried")  # fields beside the answer
+BESIDE = ("advice", "advice_tried", "question")  # fields beside the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,15 @@ class StageMemory:
     timeline: tuple[tuple[int, int], ...]  # (time_ns, allocated_bytes), thinned for drawing
     gives_back: bool = False  # fits only because the allocator gives cached memory back to the driver, again and again
     capacity_bytes: int = 0  # of its own device where stages lie on several types of GPU; 0: as the result says
+
+    def __post_init__(self) -> None:
+        for name, size in (
+            *self.categories.items(),
+            ("peak", self.peak_allocated_bytes),
+            ("device", self.device_bytes),
+        ):
+            if not (math.isfinite(size) and size >= 0):
+                raise ValueError(f"stage {self.stage}: {name} of {size} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +232,12 @@ class Result:
     traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
     class_names: tuple[str, ...] = ()  # of rank classes that are no stages of a pipeline, by their number
     technique: TechniqueGain | None = None
+    band_reason: str = ""  # what the band is wide for, in words
+    memory_p95_bytes: int = 0  # of the fullest device, as far as published peaks lay above predicted ones
+    tight: bool = False  # it fits, and may not: p95 is above what the device has
     advice: tuple[Advice, ...] = ()  # of each kind best first
     advice_tried: int = 0  # changes that the advice was chosen from; 0: none was asked for
+    question: Mapping[str, Any] = field(default_factory=dict)  # what was asked, as `questions.plain` has it
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -303,8 +317,8 @@ class Result:
         return data
 
     def to_json(self) -> str:
-        """Canonical JSON of the answer: same result, same bytes. Advice is not the answer, and may not be asked for."""
-        answer = {name: value for name, value in self.to_dict().items() if name not in ADVICE}
+        """Canonical JSON of the answer: same result, same bytes, with the words that ask it and without advice."""
+        answer = {name: value for name, value in self.to_dict().items() if name not in BESIDE}
         return json.dumps(answer, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @property

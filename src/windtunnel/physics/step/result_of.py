@@ -12,6 +12,9 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.step.band import band_of
 from windtunnel.physics.step.disturbances.attribution import with_waiting
 from windtunnel.physics.step.result import Disturbed, Infeasible, Interval, Limit, Result, StageMemory, StageReport
+from windtunnel.questions import plain
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.words import command
 
 STRAGGLING = "waiting for the slowest rank"
 DISTURBED = "waiting for disturbed ranks"
@@ -58,6 +61,7 @@ class Reading:
     total_ns: int
     p5_ns: int
     p95_ns: int
+    band_reason: str
     breakdown_ns: Mapping[str, int]
     stages: tuple[StageReport, ...]
     provenance: Mapping[str, float]
@@ -76,6 +80,7 @@ def read(
     *,
     n_gpus: int,
     experts: bool,
+    distances: Sequence[tuple[str, float, bool]] = (),
 ) -> Reading:
     """Read a step off its replay.
 
@@ -88,6 +93,7 @@ def read(
         training: Straggling and uncertainty, as published runs showed them.
         n_gpus: Ranks.
         experts: Whether its products are those of routed experts.
+        distances: What of the question lies beyond what was measured.
     """
     straggling = round(calm_ns * training.straggling(n_gpus))
     total = makespan_ns + straggling
@@ -95,11 +101,13 @@ def read(
         disturbed = with_waiting(disturbed, straggling, n_gpus, total)
     waiting = {STRAGGLING: straggling, DISTURBED: makespan_ns - calm_ns}
     breakdown, stages = breakdown_of(classes, waiting, total)
-    low, high = band_of(breakdown, own_spread(kernels, training), training.uncertainty, experts=experts)
+    spread = own_spread(kernels, training)
+    band = band_of(breakdown, spread, training.uncertainty, distances, experts=experts)
     return Reading(
         total,
-        round(total * low),
-        round(total * high),
+        round(total * band.low),
+        round(total * band.high),
+        band.reason,
         breakdown,
         stages,
         provenance_of(kernels.busy_s),
@@ -203,12 +211,14 @@ def result_of(
     limits: tuple[Limit, ...],
     defaults: tuple[str, ...],
     warnings: tuple[str, ...],
-    reproduce: str,
+    question: Predict | None,
     n_classes: int,
     n_ops: int,
     excerpt: tuple[Interval, ...],
     traffic_bytes: Mapping[str, int],
     class_names: tuple[str, ...] = (),
+    memory_p95_bytes: int = 0,
+    tight: bool = False,
 ) -> Result:
     """The answer; what is not said here is as in `Result`."""
     n, seconds, peak = cluster.n_gpus, reading.total_ns / 1e9, cluster.gpu.peak_flops(work.dtype)
@@ -222,6 +232,7 @@ def result_of(
         step_time_ns=reading.total_ns,
         step_time_p5_ns=reading.p5_ns,
         step_time_p95_ns=reading.p95_ns,
+        band_reason=reading.band_reason,
         tokens_per_step=work.tokens,
         tokens_per_s=per_second(work.tokens),
         tokens_per_s_per_gpu=per_second(work.tokens) / n,
@@ -237,7 +248,8 @@ def result_of(
         limits=limits,
         defaults=defaults,
         warnings=warnings,
-        reproduce=reproduce,
+        reproduce="" if question is None else command(question),
+        question={} if question is None else plain(question),
         n_gpus=n,
         n_classes=n_classes,
         n_ops=n_ops,
@@ -246,4 +258,6 @@ def result_of(
         disturbed=reading.disturbed,
         traffic_bytes=traffic_bytes,
         class_names=class_names,
+        memory_p95_bytes=memory_p95_bytes,
+        tight=tight,
     )

@@ -7,8 +7,9 @@ of a machine that is as many times slower as that step was. Nothing of the run i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from windtunnel.real.serving.llama import Llama, Shape
 from windtunnel.real.serving.prices import Yardstick, fitted, measure, times_of
 from windtunnel.studies.serving.batching import Batching, ContinuousBatching, Plan
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import distribution, stamps_of
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.replica.sequence import Sequence
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
-from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, StepTimes
 from windtunnel.studies.serving.workload.lengths import arrivals
 from windtunnel.studies.serving.workload.requests import Workload
@@ -197,7 +198,7 @@ def _run(
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
     stamps = stamps_of(sent)
     found = [distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e)]
-    ttft, tpot, e2e = ({} if one is None else asdict(one) for one in found)
+    ttft, tpot, e2e = ({} if one is None else dataclasses.asdict(one) for one in found)
     span = float(stamps.last.max() - stamps.arrival.min())
     tally = replica.tally
     return Side(ttft, tpot, e2e, float(stamps.output.sum()) / span, tally.steps, tally.preemptions)

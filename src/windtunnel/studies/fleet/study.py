@@ -12,8 +12,9 @@ from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
 
@@ -47,7 +48,6 @@ def fleet(
     cluster: str | Site,
     policies: str | Policy | Sequence[str | Policy] = "fifo",
     *,
-    clock: str | None = None,
     where: str = "",
     tables: str | Path | None = None,
     seed: int | None = None,
@@ -70,7 +70,6 @@ def fleet(
     if seed is not None and seed < 0:
         raise SpecError("seed", seed, "give a whole number from 0 on")
     by_name = {
-        "clock": clock,
         "tables": None if tables is None else Tables(Path(tables)),
         "seed": seed,
         "pool": pool,

@@ -29,13 +29,11 @@ from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Advice, Result
-from windtunnel.physics.step.scenario import Scenario
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
 from windtunnel.studies.planning.oracle import (
     Layout,
     Plan,
-    Question,
     host_holds,
     laid_out,
     least_memory_bytes,
@@ -47,6 +45,7 @@ from windtunnel.studies.planning.oracle import (
 )
 
 WORTH = 0.005  # of the step
+HEAD_ROOM = 0.03  # of a device's memory, which a change leaves free
 TOLD = {PLAN: 6, NUMBERS: 3, OTHERS: 1}
 TOLD_OF_A_FIELD = 2
 REPLAYS_MOST = 96
@@ -81,20 +80,9 @@ def advise(
     return _advice(laid_out(model, cluster, plan if isinstance(plan, Plan) else read_plan(plan)), None)[0]
 
 
-def advised(
-    result: Result, asked: Question, scenario: Scenario, with_them: Callable[[Question], Result] | None = None
-) -> Result:
-    """The answer to a question, with its advice.
-
-    `scenario`: what it was asked under; `with_them`: how it was answered, if not by `predict`.
-    """
-
-    def again(cluster: Cluster, plan: Plan) -> Result:
-        other = replace(asked, cluster=cluster, plan=plan)
-        return with_them(other) if with_them else other.answer(scenario)
-
-    plain = with_them is None and not scenario.disturbs
-    found, tried = _advice(laid_out(asked.model, asked.cluster, asked.plan), result, None if plain else again)
+def advised(result: Result, model: Model, cluster: Cluster, plan: Plan, again: Again | None) -> Result:
+    """The answer of a plan with its advice; `again`: how it was answered, if not by `predict` alone."""
+    found, tried = _advice(laid_out(model, cluster, plan), result, again)
     return replace(result, advice=found, advice_tried=tried)
 
 
@@ -103,10 +91,11 @@ def _advice(base: Layout, result: Result | None, again: Again | None = None) -> 
     changes, bounds = changes_of(base), Bounds(straggling(base.cluster))
     fits = now.fits if result is None else result.infeasible is None
     limit = now.step_ns * (1.0 - WORTH) if fits else float("inf")
-    found = _best(changes, bounds, limit, now.capacity_bytes)
+    room = int(now.capacity_bytes * (1.0 - HEAD_ROOM))
+    found = _best(changes, bounds, limit, room)
     tried = len(changes)
     if not fits and sum(one.kind == PLAN for one in found) < FEW:
-        pairs, more = _together(base, changes, now.capacity_bytes)
+        pairs, more = _together(base, changes, room)
         found += pairs
         tried += more
     if not fits and not found:
@@ -238,13 +227,11 @@ def _larger(base: Layout) -> tuple[list[_Tried], int]:
     for doubling in range(1, DOUBLINGS + 1):
         more = base.cluster.n_gpus * 2**doubling
         try:
-            layout = laid_out(
-                base.model, cluster_with(base.cluster, n_gpus=more), base.asked.model_copy(update={"dp": None})
-            )
+            layout = laid_out(base.model, cluster_with(base.cluster, n_gpus=more), base.asked.with_fields({"dp": None}))
         except UserError:
             continue
         fields = {"n_gpus": more} | ({} if base.asked.dp is None else {"dp": layout.dp})
-        tried = _tried(Change(fields, PLAN, layout), base.cluster.gpu.usable_memory_bytes)
+        tried = _tried(Change(fields, PLAN, layout), int(base.cluster.gpu.usable_memory_bytes * (1.0 - HEAD_ROOM)))
         if tried is not None:
             return [tried], doubling
     return [], DOUBLINGS

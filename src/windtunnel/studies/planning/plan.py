@@ -9,7 +9,6 @@ rank alike; over several numbers they do not. Several at once are a front: plans
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,11 +19,15 @@ from typing import Any
 
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UserError
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.hardware.mixed import JOINED, MixedCluster, parse_mixed
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result
+from windtunnel.questions import read
+from windtunnel.questions.parts import ClusterPart, ModelPart
+from windtunnel.questions.words import command
 from windtunnel.studies.planning.ahead import Exact
 from windtunnel.studies.planning.answer import Planned, Plans
 from windtunnel.studies.planning.bounds import Bounds
@@ -34,17 +37,20 @@ from windtunnel.studies.planning.infeasible import nearest, remedies
 from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.objectives.mixed_types import slower, slowest_of
 from windtunnel.studies.planning.objectives.robust import Trouble, scored
-from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked, predict, read_plan, straggling
+from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
 from windtunnel.studies.planning.search import Answer, Search, step_time
 from windtunnel.studies.planning.space import Space, first_refusal
 from windtunnel.studies.planning.techniques import Tried, chosen, tried
 from windtunnel.studies.planning.thumb import rule_of_thumb
 from windtunnel.studies.techniques import predict_with
 from windtunnel.studies.training.launch import launch_files
+from windtunnel.studies.training.plan import PLAN_FILE
 from windtunnel.units import parse_count, parse_number, parse_time
 
+Named = tuple[ModelPart, ClusterPart]  # model and cluster as a question names them
 OBJECTIVES = ("time", "cost", "memory", "energy")
 WITHIN_S = 60.0
+HEAD_ROOM = 0.03  # of a device's memory: a plan that fills all of it does not always fit
 HEADROOM_STEPS = 6  # points of a front over memory
 TOP = 5
 SPARE = 2  # replays that a prediction of an answer may be worth
@@ -53,7 +59,7 @@ PLAINLY_WITHIN_S = 10.0
 LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 
 
-@typed("slow", "techniques", "named", "pareto")
+@typed("slow", "techniques", "pareto")
 def plan(
     model: Model | str | Path | Mapping[str, Any],
     cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
@@ -69,7 +75,8 @@ def plan(
     mtbf_s: float | None = None,
     techniques: str | Sequence[str] = (),
     choices_within_s: float | None = None,
-    named: str | None = None,
+    head_room: float = HEAD_ROOM,
+    named: Named | None = None,
     told: Callable[[Layout, Replayed], None] | None = None,
     exact: Exact | None = None,
     **fields: Any,
@@ -83,14 +90,14 @@ def plan(
     `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried on the best plans
     (`planning/techniques.py`), after `within_s`. `choices_within_s`: how long to search on for what each single choice
     is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
-    `told` is called with each plan that is replayed, while the search runs. `exact`: who measures and replays single
-    plans; this process if not given (`planning/ahead.py`). Raises UserError on a question that cannot
+    `head_room`: share of a device's memory that a plan leaves free. `told` is called with each plan that is replayed,
+    while the search runs. `exact`: who measures and replays single plans; this process if not given (`planning/ahead.py`). Raises UserError on a question that cannot
     be; where nothing fits the answer has no plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):
         raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
-    words, slow = named or _words(model, cluster), tuple(slow)
+    words, slow = named or _named(model, cluster), tuple(slow)
     model = model if isinstance(model, Model) else load_model(model)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
@@ -108,6 +115,8 @@ def plan(
     if asked and (slow or mtbf_s is not None):
         raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
     top = parse_count(top, "top")
+    if not 0.0 <= head_room < 1.0:
+        raise SpecError("head_room", head_room, "give a share of the memory, such as 0.03")
     within_s = None if within_s is None else parse_time(within_s, "within_s")
     choices_within_s = None if choices_within_s is None else parse_time(choices_within_s, "choices_within_s")
     price = None if price_per_gpu_hour is None else parse_number(price_per_gpu_hour, "price_per_gpu_hour")
@@ -130,11 +139,11 @@ def plan(
         goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
         if mixed is not None and by_stage:
             own = ByStage(mixed)
-            search = Search(space, own, told=told, memory=own.memory, step=own.step)
+            search = Search(space, own, told=told, memory=own.memory, step=own.step, head_room=head_room)
         else:
             search = Search(
                 space, Bounds(straggling(one)), goal, told=told,
-                memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon,
+                memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon, head_room=head_room,
             )  # fmt: skip
         answer = search.run(top, left, spare=SPARE * (top + 1))
         if not answer.counts.structures:
@@ -258,7 +267,7 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
 def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
     if plan is not None and not isinstance(plan, Mapping):
-        plan = read_plan(plan).model_dump(exclude_unset=True)
+        plan = plan.stated() if isinstance(plan, Plan) else read_mapping(plan, PLAN_FILE)
     given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
     for name in ("global_batch", "seq_len"):
         if name not in given:
@@ -317,7 +326,7 @@ def _least_memory(search: Search, answer: Answer, ends: float) -> tuple[list[Ans
 
 
 def _plainly_sharded(
-    search: Search, exact: Exact, cluster: Cluster, words: str, price: float | None
+    search: Search, exact: Exact, cluster: Cluster, words: Named | None, price: float | None
 ) -> list[Planned]:  # fmt: skip
     """The best plans with ZeRO 0 and 1: most techniques rewrite nothing else."""
     found = []
@@ -332,7 +341,7 @@ def _planned(
     exact: Exact,
     cluster: Cluster | MixedCluster,
     layout: Layout,
-    words: str,
+    words: Named | None,
     price: float | None,
     score_ns: float | None,
 ) -> Planned:
@@ -342,17 +351,18 @@ def _planned(
 
 
 def _told(
-    result: Result, cluster: Cluster | MixedCluster, asked: Plan, words: str, price: float | None,
+    result: Result, cluster: Cluster | MixedCluster, asked: Plan, words: Named | None, price: float | None,
     score_ns: float | None, techniques: tuple[str, ...] = (),
 ) -> Planned:  # fmt: skip
-    flags = shlex.split(result.reproduce)
-    flags = flags[flags.index("--cluster") + 2 :]
     seconds, tokens = result.step_time_s, result.tokens_per_step
     watts = sum(one.n_gpus * one.gpu.tdp_w for one in ([cluster] if isinstance(cluster, Cluster) else cluster.parts))
     hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
-    named = words.replace("{gpus}", str(cluster.n_gpus))
+    question = read(result.question)
+    if words is not None:
+        model, machine = words
+        question = replace(question, model=model, cluster=sized(machine, cluster.n_gpus))
     return Planned(
-        plan=asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+        plan=asked.stated(),
         n_gpus=cluster.n_gpus,
         step_time_s=seconds,
         p5_s=result.step_time_p5_ns / 1e9,
@@ -362,7 +372,7 @@ def _told(
         tokens_per_s=result.tokens_per_s,
         mfu=result.mfu,
         gpu_hours_per_million_tokens=hours,
-        reproduce=" ".join(["windtunnel predict", named, *map(shlex.quote, flags)]) if named else result.reproduce,
+        reproduce=command(question),
         breakdown_s={name: value / 1e9 for name, value in result.breakdown_ns.items()},
         cost_per_million_tokens=None if price is None else hours * price,
         effective_step_time_s=None if score_ns is None else score_ns / 1e9,
@@ -371,15 +381,18 @@ def _told(
     )
 
 
-def _words(model: object, cluster: object) -> str:
-    """How model and cluster were named, where they were; `{gpus}` stands for the number of GPUs."""
+def _named(model: object, cluster: object) -> Named | None:
+    """How model and cluster were named, where they were."""
     if not isinstance(model, str) or not isinstance(cluster, str):
-        return ""
-    head, colon, count = cluster.rpartition(":")
-    if JOINED in cluster:  # several types, each with a number of its own
-        colon = ""
-    spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
-    return f"{shlex.quote(model)} --cluster {spec if colon and count.isdigit() else shlex.quote(spec)}"
+        return None
+    return ModelPart(base=model), ClusterPart(base=cluster)
+
+
+def sized(part: ClusterPart, n_gpus: int) -> ClusterPart:
+    """The cluster with another number of GPUs; several types have each a number of their own."""
+    base = part.base or ""
+    head, colon, count = base.rpartition(":")
+    return replace(part, base=f"{head}:{n_gpus}") if colon and count.isdigit() and JOINED not in base else part
 
 
 def _least(objective: str, one: Planned) -> tuple[float, ...]:

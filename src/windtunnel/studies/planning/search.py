@@ -124,7 +124,8 @@ class Search:
     space: Space
     bounds: Bounds
     objective: Objective = step_time
-    capacity_bytes: int | None = None  # less than the device's, for head-room
+    capacity_bytes: int | None = None  # less than the device's, where little memory is asked for
+    head_room: float = 0.0  # of the device's memory, left free
     told: Callable[[Layout, Replayed], None] | None = None  # called with each plan that is replayed, at once
     memory: Callable[[Layout], int] = memory_bytes  # exact, held against the capacity of the layout's own GPU
     step: Callable[[Layout], int] = step_ns  # replayed
@@ -195,7 +196,7 @@ class Search:
         for one in self._missed:
             if not isinstance(one, Missed):
                 layout, saving = one
-                laid = laid_out(layout.model, layout.cluster, layout.asked.model_copy(update=saving))
+                laid = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
                 one = Missed(laid, self.bounds.memory_bytes(laid), exact=False)
             found.append(one)
         return sorted(found, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
@@ -307,7 +308,7 @@ class Search:
         return switches(self.space, node.layout, node.saving or UNSAVED)
 
     def _capacity(self, layout: Layout) -> int:
-        usable = layout.cluster.gpu.usable_memory_bytes
+        usable = int(layout.cluster.gpu.usable_memory_bytes * (1.0 - self.head_room))
         return usable if self.capacity_bytes is None else min(usable, self.capacity_bytes)
 
     def _part(self, node: Node) -> None:
@@ -322,7 +323,7 @@ class Search:
                 self._lost_unmeasured(layout, saving)
                 continue
             try:
-                one = laid_out(layout.model, layout.cluster, layout.asked.model_copy(update=saving))
+                one = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
             except UserError as error:  # a saving is legal wherever its structure is; a given one may not be
                 self._refused(layout, saving, error)
                 continue
@@ -358,7 +359,7 @@ class Search:
         options, first = self._options(node), True
         for chosen in product(*options.values()):
             update = dict(zip(options, chosen, strict=True))
-            one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.model_copy(update=update))
+            one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.with_fields(update))
             least = max(node.key, self.bounds.leaf_ns(one, options))
             self._push(least, LEAF, one, node.saving, needed)
             if first and self.soon is not None:

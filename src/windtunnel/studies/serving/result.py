@@ -9,13 +9,12 @@ The regime says what queueing does to TTFT, and whether the queue grows:
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from windtunnel.files.write import csv_text
 from windtunnel.questions.typed import Plain, check_figures, plain, plain_fields
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import Distribution, Stamps
@@ -174,16 +173,14 @@ class ServingResult:
 
         Stamps in seconds, empty where an event never came.
         """
-        text = io.StringIO()
-        lines = csv.writer(text)
-        lines.writerow(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"))
+        rows: list[tuple[object, ...]] = []
         found = self.stamps
         if found is not None:
             columns = (found.queued, found.scheduled, found.first, found.last)
             for index, place in sorted((index, place) for place, index in enumerate(found.index.tolist())):
                 times = (float(column[place]) for column in columns)
-                lines.writerow((index, *("" if math.isnan(time) else f"{time:.9f}" for time in times)))
-        return text.getvalue()
+                rows.append((index, *("" if math.isnan(time) else f"{time:.9f}" for time in times)))
+        return csv_text(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"), rows)
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON: plain numbers, None where there is nothing to say."""

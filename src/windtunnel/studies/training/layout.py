@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.physics.cost.communication.collectives import Group, group_of
+from windtunnel.physics.cost.communication.collectives import Group, group_of, tier
 from windtunnel.physics.cost.training import software
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
@@ -68,7 +68,10 @@ class Layout:
     def defaults(self) -> tuple[str, ...]:
         """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
         experts = any(layer.feed_forward.kind == "moe" for layer, _ in self.model.distinct_layers())
-        return _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        said = _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        return (
+            (*said, f"{self.predicts_ahead} layer of multi-token prediction trained") if self.predicts_ahead else said
+        )
 
     @property
     def tokens_per_rank(self) -> int:
@@ -121,6 +124,33 @@ class Layout:
         return self._gathers_low and not self.holds_low_precision
 
     @property
+    def predicts_ahead(self) -> int:
+        """Layers of multi-token prediction that are trained: Megatron-Core has them, adapters learn without."""
+        return self.model.mtp_layers if self.plan.framework == "megatron" and not self.plan.lora_rank else 0
+
+    @property
+    def shows_expert_traffic(self) -> bool:
+        """Whether what replicas of experts exchange across domains is not hidden: in a step that is one graph.
+
+        DeepSeek-V3 on 512 to 8,192 GB200 (MLPerf v6.0) takes 1.6 s more than its micro-batches, at any number of them.
+        All of these runs have tp 2, so that what it costs cannot be told from that.
+        """
+        racks = self.cluster.scale_up_domain > self.cluster.gpus_per_node
+        group = self.group("edp")
+        return self.plan.full_graph and racks and tier(group) == "scale_out" and group.per_domain > 1
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether expert dispatch sends a token once to each rank that has experts for it."""
+        own = software(self.plan.release).deduplicates
+        return self.habits.deduplicates if own is None else own
+
+    @property
+    def widens_weights(self) -> bool:
+        """Whether passes make 16-bit weights of frozen ones that are kept in fewer bits."""
+        return self.plan.lora_rank > 0 and self.plan.frozen_dtype != "bf16"
+
+    @property
     def transposes_weights(self) -> bool:
         """Whether backward passes transpose the fp8 weights that they gather, as Hopper's GEMMs read one layout only.
 
@@ -155,7 +185,7 @@ class Layout:
         inside = self.gathers_in_passes or self.reduces_in_passes
         if not inside:
             changes |= {"zero_stage": 0, "overlap_grad_reduce": None, "overlap_param_gather": None}
-        plan = self.plan.model_copy(update=changes)
+        plan = self.plan.with_fields(changes)
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
         sharded = (self.shard_group, self.replicas, self.dp, self.holds_low_precision) if inside else ()
         placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
@@ -208,7 +238,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     changes = _filled(plan, habits)
     if habits.pure_precision:
         changes |= _pure(plan)
-    plan = plan.model_copy(update=changes)
+    plan = plan.with_fields({"optimizer_dtype": plan.moments_dtype, **changes})
     dp = _data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer, _ in model.distinct_layers())
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
@@ -216,7 +246,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     check_precision(plan, cluster)
     check_adapters(plan)
     if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
-        plan = plan.model_copy(update={"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
+        plan = plan.with_fields({"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
         changes = {name: value for name, value in changes.items() if name not in _SHARED}
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
@@ -231,7 +261,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
             )
         if group != plan.pp:
             changes |= {"micro_batch_group": group}
-            plan = plan.model_copy(update={"micro_batch_group": group})
+            plan = plan.with_fields({"micro_batch_group": group})
     check_size(plan, model, cluster, micro_batches)
     if (plan.recompute_layers or 0) > len(model.layers):
         remedy = f"the model has {len(model.layers)} layers: use full, or full:N with fewer"
@@ -304,12 +334,13 @@ def _pure(plan: Plan) -> dict[str, object]:
     check_plain(plan)
     width = PURE[plan.precision]
     for name in ("gradient_dtype", "optimizer_dtype"):
-        if name in plan.model_fields_set and getattr(plan, name) != width:
+        if getattr(plan, name) not in (None, width):
             raise LayoutError(
                 f"{name} {getattr(plan, name)} with framework pytorch in {plan.precision}: all state has one format",
                 f"leave {name} out, or use another framework",
             )
-    return {name: width for name in ("gradient_dtype", "optimizer_dtype") if getattr(plan, name) != width}
+    usual = {"gradient_dtype": plan.gradient_dtype, "optimizer_dtype": plan.moments_dtype}
+    return {name: width for name, now in usual.items() if now != width}
 
 
 def _said(

@@ -6,7 +6,6 @@ to the step; each rank class has its own in `Result.stages`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +33,11 @@ from windtunnel.physics.step.result_of import (
     roofline_warning,
     sum_to,
 )
-from windtunnel.physics.step.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.header import product_version
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.studies.training.answers import answer_to, remember
+from windtunnel.studies.training.distance import distances, memory_spread
 from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
 from windtunnel.studies.training.layout import Layout, resolve
@@ -47,8 +49,8 @@ from windtunnel.studies.training.memory.peak import memory_of
 from windtunnel.studies.training.mixed import of_all_types, staged
 from windtunnel.studies.training.plan import PEAK_DTYPE, Plan, read_plan
 from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.question import question_by
 from windtunnel.studies.training.reading import parts_of, recomputed_flops, unmeasured_of
-from windtunnel.studies.training.reproduce import reproduce
 from windtunnel.studies.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
 from windtunnel.studies.training.workload.router_load import parse_router_load
 from windtunnel.studies.training.workload.sequence_lengths import read_lengths
@@ -91,7 +93,12 @@ def predict(
     named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)  # type: ignore[arg-type]
-    layout = resolve(model, cluster, read_plan(plan))
+    settled = read_plan(plan)
+    words = tuple(one if isinstance(one, str) else None for one in named)
+    key = (id(model), cluster, settled, words) if scenario == CALM else None
+    if key is not None and (known := answer_to(key)) is not None:
+        return known
+    layout = resolve(model, cluster, settled)
     asked = parse_disturbances(scenario, cluster)
     router, lengths, seed = scenario.router_load, scenario.lengths, scenario.seed
     pricer = Pricer(layout)
@@ -123,13 +130,10 @@ def predict(
     # A job runs out of memory in the worst step of a trace, not in its median one.
     steps = (base,) if uneven is None else uneven.steps
     memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
-    files = {"--router-load": router, "--lengths": lengths}
-    extra = [f" {flag} {shlex.quote(str(given))}" for flag, given in files.items() if given is not None]
-    words = asked.flags()
-    if seed and extra and "--seed" not in words:
-        words += f" --seed {seed}"
-    command = reproduce(layout, *named) + "".join(extra) + words
-    result = _result(layout, (pricer,), base.step, base.timeline, memory, command, makespan, disturbed)
+    question = question_by(model, cluster, layout.asked, asked.scenario(router, lengths), named)
+    result = _result(layout, (pricer,), base.step, base.timeline, memory, question, makespan, disturbed)
+    if key is not None:
+        remember(key, model, result)
     if uneven is None:
         return result
     warnings = tuple(busiest_experts(uneven.load, layout) if text == EVENLY else text for text in result.warnings)
@@ -149,7 +153,7 @@ def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, 
     simulated = job.simulated
     pricers = tuple(pricer for number, pricer in enumerate(job.pricers) if number in job.type_of)
     result = _result(
-        job.layouts[shown], pricers, simulated.step, simulated.timeline, own, "", simulated.makespan_ns, None
+        job.layouts[shown], pricers, simulated.step, simulated.timeline, own, None, simulated.makespan_ns, None
     )
     return replace(result, memory=memory), shown
 
@@ -165,7 +169,7 @@ def _result(
     step: LoweredStep,
     timeline: Timeline,
     memory: tuple[StageMemory, ...],
-    command: str,
+    question: Predict | None,
     makespan_ns: int,
     disturbed: Disturbed | None,
 ) -> Result:
@@ -177,13 +181,15 @@ def _result(
     classes = _classes(layout, step, timeline)
     reading = read(
         timeline.makespan_ns, makespan_ns, disturbed, classes, _kernels(step), training,
-        n_gpus=cluster.n_gpus, experts=experts,
+        n_gpus=cluster.n_gpus, experts=experts, distances=max((distances(one.layout) for one in pricers), key=_width),
     )  # fmt: skip
     most = max(memory, key=lambda stage: stage.device_bytes)
     trouble = None
     full = most.gives_back
     if full:
         reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
+    memory_p95 = round(most.device_bytes * (1.0 + memory_spread(layout)))
+    tight = most.device_bytes <= cluster.gpu.usable_memory_bytes < memory_p95
     if most.device_bytes > cluster.gpu.usable_memory_bytes:
         trouble = Infeasible(
             reason="out of memory",
@@ -199,7 +205,7 @@ def _result(
             "version": product_version(),
             "model": layout.model.to_dict(),
             "cluster": cluster.told(),
-            "plan": plan.model_dump(mode="json") | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
+            "plan": plan.to_dict() | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
         },
         memory=memory,
         infeasible=trouble,
@@ -209,14 +215,29 @@ def _result(
             *roofline_warning(reading.provenance, " and ".join(one.layout.cluster.gpu.name for one in pricers)),
             *dict.fromkeys(word for one in pricers for word in unmeasured_of(one.layout, one)),
             *([FULL] if full else []),
+            *([_tight(most, memory_p95, cluster.gpu.usable_memory_bytes)] if tight and not full else []),
             *_warnings(layout),
         ),
-        reproduce=command,
+        memory_p95_bytes=memory_p95,
+        tight=tight,
+        question=question,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
         excerpt=excerpt_of(step, timeline, layout),
         traffic_bytes=_traffic(step),
     )
+
+
+def _tight(most: StageMemory, p95_bytes: int, usable_bytes: int) -> str:
+    needs, may, has = (size / 2**30 for size in (most.device_bytes, p95_bytes, usable_bytes))
+    return (
+        f"memory is tight: {needs:.1f} of {has:.1f} GiB, and peaks that were published lie up to {may / needs - 1:.0%}"
+        " above predicted ones: it may not fit"
+    )
+
+
+def _width(found: Sequence[tuple[str, float, bool]]) -> float:
+    return sum(sigma**2 for _, sigma, _ in found)
 
 
 def _has_experts(layout: Layout) -> bool:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
 from windtunnel.faces.cli import main
-from windtunnel.faces.report.serving.page import render_pool
+from windtunnel.faces.report.draw.page import page_of
+from windtunnel.faces.report.serving.views import pool_document
 from windtunnel.studies.serving import Deployment
 from windtunnel.studies.serving.question import ask, made_or_read
 from windtunnel.studies.serving.replica.sequence import NEVER
@@ -158,9 +159,9 @@ def test_totals_are_the_sum_of_the_models_and_pay_for_start_up(tmp_path: Path) -
     assert total["gpu_seconds"] == pytest.approx(sum(one["gpu_seconds"] for one in found["groups"].values()))
     assert total["cost"] == pytest.approx(sum(one["cost"] for one in found["groups"].values()))
     assert total["requests_moved"] > 0
-    page = render_pool(found, "pool.yaml")
+    page = page_of(pool_document(found, "pool.yaml"))
     assert "http://" not in page
-    assert page.count("<path") == 4
+    assert page.count('<path class="line') == 4
 
 
 def test_where_no_machine_is_left_the_rest_is_told_as_unfinished(tmp_path: Path) -> None:

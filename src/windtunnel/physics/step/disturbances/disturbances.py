@@ -6,7 +6,6 @@ nodes takes twice as long. How fast the lost NIC was no longer matters, so losin
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from numbers import Integral
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.step.disturbances.parse import Slow, read_slow, takers
-from windtunnel.physics.step.scenario import Scenario, share_of
+from windtunnel.questions.scenario import Scenario
 
 SAMPLES = 200  # where something random is asked for without saying how many
 
@@ -42,16 +41,13 @@ class Disturbances:
         """Whether the step differs from sample to sample."""
         return any(one.random or (one.kind == "thermal" and self.samples > 0) for one in self.parts)
 
-    def flags(self) -> str:
-        """The flags that ask for these disturbances, with a blank ahead; empty where there are none."""
-        flags = [f" --slow {shlex.quote(one.text)}" for one in self.slow]
-        if self.jitter:
-            flags.append(f" --jitter {self.jitter:g}")
-        if self.sampled:
-            flags.append(f" --samples {self.samples}")
-        if self.seed and flags:
-            flags.append(f" --seed {self.seed}")
-        return "".join(flags)
+    def scenario(self, router_load: str | None = None, lengths: str | None = None) -> Scenario:
+        """The scenario of these disturbances, spelled out: without a seed where nothing is drawn."""
+        samples = self.samples if self.sampled else 0
+        draws = self.slow or self.jitter or samples or router_load or lengths
+        slow = tuple(one.text for one in self.slow)
+        seed = self.seed if draws else 0
+        return Scenario(slow, self.jitter, samples, seed, router_load=router_load, lengths=lengths)
 
 
 def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
@@ -65,7 +61,7 @@ def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
         raise SpecError("samples", samples, "give a whole number from 0 to 1,000,000")
     if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise SpecError("seed", seed, "give a whole number from 0 to 2^63 - 1")
-    noise = share_of("jitter", scenario.jitter)
+    noise = scenario.jitter
     if noise > 1.0:
         raise SpecError("jitter", scenario.jitter, "give a relative standard deviation of at most 100 %")
     found = Disturbances(read_slow(scenario.slow, cluster, seed), noise, samples, seed)

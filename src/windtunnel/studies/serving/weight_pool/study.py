@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from windtunnel.errors import SpecError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.catalogue import load_model
