@@ -19,7 +19,7 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
-SCHEMA = "windtunnel.physics.step.result/2"
+SCHEMA = "windtunnel.result/2"
 
 
 @lru_cache(maxsize=1)

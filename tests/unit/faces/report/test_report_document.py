@@ -62,12 +62,12 @@ def test_what_is_wrong_is_said(result: Result) -> None:
         "is cut off": whole[: len(whole) // 2],
         "is not JSON": b"hello",
         "no `schema`": b'{"a": 1}',
-        "newer than": _changed(result, schema="windtunnel.physics.step.result/3"),
+        "newer than": _changed(result, schema="windtunnel.result/3"),
         "is not a windtunnel result": _changed(result, schema="other.thing/1"),
-        "is not a windtunnel result (schema 'windtunnel.physics.step.result/x')": _changed(
-            result, schema="windtunnel.physics.step.result/x"
+        "is not a windtunnel result (schema 'windtunnel.result/x')": _changed(
+            result, schema="windtunnel.result/x"
         ),
-        "reads 1 to": _changed(result, schema="windtunnel.physics.step.result/0"),
+        "reads 1 to": _changed(result, schema="windtunnel.result/0"),
         "is an answer of `windtunnel plan`, no prediction": _changed(result, study="plan"),
         "step_time_ns": _changed(result, step_time_ns="long"),
         "stages": _changed(result, stages=[{"stage": 0}]),
@@ -137,7 +137,7 @@ SCHEMA_1 = Path(__file__).parent / "schema_1" / "dbe1544e4373"
 
 def test_a_run_folder_of_schema_1_is_read_and_stays_one(result: Result, tmp_path: Path) -> None:
     old = load(SCHEMA_1)
-    assert old.schema == "windtunnel.physics.step.result/1"
+    assert old.schema == "windtunnel.result/1"
     assert load(save(old, tmp_path)) == old
     assert not {"study", "version", "band"} & set(to_document(old))
     assert old.disturbed is not None

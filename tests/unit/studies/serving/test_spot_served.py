@@ -40,7 +40,7 @@ def test_each_policy_stands_beside_the_others(capsys: pytest.CaptureFixture[str]
     words = [*ASKED, *MORE, "--spot", _trace(tmp_path)]
     found = _json(capsys, *words, "--gpu-hour", "1.5")
     assert found["study"] == "serve --spot"
-    assert found["schema"].startswith("windtunnel.physics.step.result/")
+    assert found["schema"].startswith("windtunnel.result/")
     assert found["provenance"]["machines"].endswith("machines.csv")
     assert found["spec"]["machines"] == {"first": 3, "least": 2, "most": 3}
     assert tuple(found["policies"]) == tuple(sorted(POLICIES))

@@ -33,7 +33,7 @@ def test_the_systems_stand_beside_each_other(capsys: pytest.CaptureFixture[str],
     assert main(["serve", str(_file(tmp_path)), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["study"] == "serve pool"
-    assert found["schema"].startswith("windtunnel.physics.step.result/")
+    assert found["schema"].startswith("windtunnel.result/")
     systems = found["systems"]
     assert set(systems) == {"pool", "fixed", "cold"}
     assert found["spec"]["models"] == 9

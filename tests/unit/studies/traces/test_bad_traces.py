@@ -104,7 +104,7 @@ def test_predictions_of_ours_are_no_recordings(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(InputFileError, match="is the timeline of a prediction"):
             read_trace([path])
-    path.write_text(json.dumps({"schema": "windtunnel.physics.step.result/1", "traceEvents": []}))
+    path.write_text(json.dumps({"schema": "windtunnel.result/1", "traceEvents": []}))
     with pytest.raises(InputFileError, match="is an answer of windtunnel"):
         read_trace([path])
 
