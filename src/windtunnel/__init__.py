@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         WindtunnelError,
     )
     from windtunnel.evidence.accuracy import run_validation
-    from windtunnel.faces.cli.serve_spot import serve_on_spot
     from windtunnel.faces.cli.whatif import ask_again as whatif
     from windtunnel.faces.report.comparison.compare import compare
     from windtunnel.faces.report.notebook import notebook_html
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.planning.plan import plan
     from windtunnel.studies.programs.predict import predict_captured
     from windtunnel.studies.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.studies.serving.spot.study import serve_on_spot
     from windtunnel.studies.sweeps import sweep
     from windtunnel.studies.techniques import predict_with
     from windtunnel.studies.traces.explain import explain
@@ -91,7 +91,7 @@ _HOME = {
     "save_result": ("faces.report.run_folder", "save"),
     "sweep": ("studies.sweeps", "sweep"),
     "serve": ("studies.serving", "serve"),
-    "serve_on_spot": ("faces.cli.serve_spot", "serve_on_spot"),
+    "serve_on_spot": ("studies.serving.spot.study", "serve_on_spot"),
     "survive": ("real.survive.question", "survive"),
     "whatif": ("faces.cli.whatif", "ask_again"),
     "write_report": ("faces.report.prediction.html", "write_html"),

@@ -20,14 +20,14 @@ from windtunnel.faces.cli.calibrate import calibrate
 from windtunnel.faces.cli.capture import capture
 from windtunnel.faces.cli.compare import compare
 from windtunnel.faces.cli.explain import explain
-from windtunnel.faces.cli.fleet import fleet
+from windtunnel.faces.cli.fleet import fleet_app
 from windtunnel.faces.cli.launch_words import script_apart
 from windtunnel.faces.cli.plan import plan
 from windtunnel.faces.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.faces.cli.predict import predict
 from windtunnel.faces.cli.run import run
 from windtunnel.faces.cli.runs import runs
-from windtunnel.faces.cli.serve import serve
+from windtunnel.faces.cli.serve import serve_app
 from windtunnel.faces.cli.survive import survive
 from windtunnel.faces.cli.sweep import sweep
 from windtunnel.faces.cli.techniques import techniques
@@ -36,6 +36,9 @@ from windtunnel.faces.cli.validate import validate
 from windtunnel.faces.cli.version import version, version_line
 from windtunnel.faces.cli.watch import watch
 from windtunnel.faces.cli.whatif import whatif
+from windtunnel.questions.former import current
+from windtunnel.questions.question import QUESTIONS, question_class
+from windtunnel.questions.words import flag_fields
 
 LAUNCHERS = (capture, run)  # verbs that take a launch line: what follows the script is the script's
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
@@ -62,9 +65,9 @@ def build() -> App:
         compare,
         explain,
         runs,
-        serve,
+        serve_app(),
         techniques,
-        fleet,
+        fleet_app(),
         survive,
         watch,
         validate,
@@ -83,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = ASKED.get()
     try:
         own, launched = script_apart(sys.argv[1:] if arguments is None else arguments, LAUNCHERS)
+        own = current(own)
         words = switches_spelled_out(own)
         check_whole_numbers(words)
         app, asked = build(), without_outputs(own)
@@ -127,6 +131,11 @@ def _not_known(error: UnknownOptionError) -> str:
     """The flag that is not known, and the one that comes near: by their letters, as the dashes are alike in all."""
     word = (error.token.keyword or error.token.value or "").partition("=")[0]
     names = {name.lstrip("-"): name for one in error.argument_collection if one.parse for name in one.names}
+    family = (error.command_chain or ("",))[0]
+    verbs = [verb for verb in QUESTIONS if verb.split()[0] == family]
+    home = next((verb for verb in verbs if word.lstrip("-") in flag_fields(question_class(verb))), None)
+    if home is not None:
+        return f"unknown option {word}: it belongs to `windtunnel {home}`"
     near = get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
     remedy = f"did you mean {names[near[0]]}?" if near else f"see {_help(error)}"
     return f"unknown option {word}: {remedy}"

@@ -6,10 +6,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.faces.cli.asked import ASKED
-from windtunnel.questions.header import header
+from windtunnel.questions import plain
+from windtunnel.questions.header import Answer, header
+from windtunnel.questions.words import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +50,31 @@ def print_answer(
     reproduce = None if asked is None else asked.command
     spec = {} if asked is None or "spec" in own else asked.spec()
     print_json(header(study, spec, reproduce, band=band, provenance=provenance, warnings=warnings) | dict(own))
+
+
+def print_answered(question: Any, answer: Answer) -> None:
+    """The answer to a question as one JSON document; fields of the study's own part win over the header's."""
+    data, own = plain(question), answer.to_dict()
+    about = header(
+        question.verb,
+        data,
+        command(question),
+        band=answer.band,
+        provenance=answer.provenance,
+        warnings=answer.warnings,
+    )
+    print_json(about | {"question": data} | own)
+
+
+def noted(answer: Answer) -> None:
+    """Its warnings, as notes."""
+    for text in answer.warnings:
+        note(text)
+
+
+def wrote(path: Path) -> None:
+    """A note that a file is there."""
+    note(f"wrote {path}")
 
 
 def print_json(document: Mapping[str, Any]) -> None:

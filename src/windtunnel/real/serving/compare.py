@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.questions.header import Answer
+from windtunnel.questions.serve_real import ServeReal
 from windtunnel.real.serving.carry_out import Carrier
 from windtunnel.real.serving.llama import Llama, Shape
 from windtunnel.real.serving.prices import Yardstick, fitted, measure, times_of
@@ -60,7 +62,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Answer):
     """All policies."""
 
     device: str
@@ -112,7 +114,7 @@ def compare(
     try:
         import torch
     except ModuleNotFoundError:
-        raise UserError("--real needs PyTorch; install it with: pip install 'windtunnel[torch]'") from None
+        raise UserError("serve real needs PyTorch; install it with: pip install 'windtunnel[torch]'") from None
     if not 2 <= requests <= 100_000:
         raise SpecError("--requests", requests, "give 2 to 100000")
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -122,6 +124,11 @@ def compare(
         return _compare(chosen, requests, rate, cv, seed)
     finally:
         torch.set_num_threads(threads)
+
+
+def answer(question: ServeReal) -> Compared:
+    """What `serve real` asks."""
+    return compare(requests=question.requests, rate=question.rate, cv=question.cv, seed=question.seed)
 
 
 def _compare(device: str, requests: int, rate: float | None, cv: float, seed: int) -> Compared:

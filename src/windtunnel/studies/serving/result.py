@@ -123,3 +123,10 @@ class ServingResult:
             "search": None if self.search is None else dict(self.search),
             "cost_per_million_output_tokens": self.cost_per_million_tokens,
         }
+
+
+def refusals(result: ServingResult) -> list[str]:
+    """A warning where requests are more than a replica can ever hold."""
+    if not (result.feasible and result.refused):
+        return []
+    return [f"{result.refused:,} of {result.requests:,} requests are refused: {result.refusal} in the KV cache"]

@@ -7,31 +7,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.disaggregated.pools import Pools, sides_of
 from windtunnel.studies.serving.disaggregated.units import replicas_of
 from windtunnel.studies.serving.measures import stamps_of
-from windtunnel.studies.serving.question import refusals
 from windtunnel.studies.serving.replica.replica import NEVER
-from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import summarise
 from windtunnel.studies.serving.shared_pool.loop import Loop, Run
 from windtunnel.studies.serving.shared_pool.spec import Pool, Served, read_pool
 
 
 @dataclass(frozen=True, eq=False)
-class PoolResult:
+class PoolResult(Answer):
     """One run of a pool."""
 
     models: Mapping[str, ServingResult]
     more: Mapping[str, Mapping[str, Any]]  # by model: replicas over time, what was lost, moved, paid
     total: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]]
-    homeless: tuple[str, ...] = ()  # models with fewer replicas than asked for at all times, in words
-
-    @property
-    def warnings(self) -> list[str]:
-        """Replicas that never found room, and requests that no replica can hold, by model."""
-        return [*self.homeless, *(f"{name}: {told}" for name, one in self.models.items() for told in refusals(one))]
+    warnings: tuple[str, ...]  # replicas that never found room, and requests that no replica can hold, by model
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -73,7 +68,8 @@ def run_pool(pool: Pool) -> PoolResult:
         for one in pool.models
         if one.scaling is None and (most := models[one.name].spec["replicas"]) < one.replicas
     )
-    return PoolResult(models, more, _total(models, more, end_ns * 1e-9), groups, homeless)
+    refused = (f"{name}: {text}" for name, one in models.items() for text in refusals(one))
+    return PoolResult(models, more, _total(models, more, end_ns * 1e-9), groups, (*homeless, *refused))
 
 
 def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> tuple[ServingResult, dict[str, Any]]:

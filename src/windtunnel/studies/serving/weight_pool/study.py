@@ -25,6 +25,7 @@ from windtunnel.input_file import read_mapping
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.catalogue import load_model
+from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import distribution
@@ -107,6 +108,30 @@ def read_weight_pool(path: Path) -> WeightPool:
         tuple(zipf(len(models), exponent, len(load), seed)), _systems(found.get("systems", list(SYSTEMS))),
         tuple(sources), () if one_length else (said,),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPoolResult(Answer):
+    """Each system beside the others."""
+
+    found: Mapping[str, Any]
+    sources: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What prices steps."""
+        return {"step times": list(self.sources)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return dict(self.found)
+
+
+def serve_weight_pool(path: Path) -> WeightPoolResult:
+    """Run the pool of a YAML file. Raises InputFileError, SpecError, UnknownNameError, LayoutError."""
+    pool = read_weight_pool(path)
+    return WeightPoolResult(run_weight_pool(pool), pool.sources, pool.warnings)
 
 
 def _engine(entry: Mapping[str, Any], cluster: Cluster, where: str) -> Engine:
