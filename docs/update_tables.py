@@ -9,14 +9,11 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
-from cyclopts import Group, Parameter
-
-from windtunnel.faces.cli.plan_flags import PlanFlags
 from windtunnel.physics.hardware import cluster_names, get_gpu, gpu_names, parse_cluster
 from windtunnel.physics.model import load_model
+from windtunnel.questions.question import Field, fields_of
 from windtunnel.studies.training import Plan, read_plan
 from windtunnel.studies.training.framework import HABITS
 from windtunnel.studies.training.layout import resolve
@@ -38,21 +35,17 @@ def filled(text: str, marker: str, body: str) -> str:
 def values(annotation: Any) -> str:
     """What a field takes, in words."""
     origin, inside = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return values(inside[0])
     if origin is Literal:
         return ", ".join(f"`{one}`" for one in inside)
-    if origin in (UnionType, Union):
-        return " or ".join(values(one) for one in inside if one is not NoneType)
     if origin is tuple:
         return "list of integers"
     return WORDS[annotation]
 
 
-def default(name: str, resolved: Sequence[Plan]) -> str:
+def default(field: Field, resolved: Sequence[Plan]) -> str:
     """What holds where the plan says nothing; `resolved` is an empty plan as every framework fills it."""
-    field = Plan.model_fields[name]
-    if field.is_required():
+    name = field.path
+    if field.required:
         return "required"
     if field.default is not None:
         return f"`{field.default}`"
@@ -73,18 +66,13 @@ def empty_plans() -> list[Plan]:
 
 def fields() -> str:
     """One table per group of flags, one row per field."""
-    hints = get_type_hints(Plan, include_extras=True)
     resolved = empty_plans()
     groups: dict[str, list[str]] = {}
-    for flag in dataclasses.fields(PlanFlags):
-        annotation = get_type_hints(PlanFlags, include_extras=True)[flag.name]
-        (parameter,) = (one for one in annotation.__metadata__ if isinstance(one, Parameter))
-        (group,) = parameter.group if isinstance(parameter.group, tuple) else (parameter.group,)
-        assert isinstance(group, Group)
-        text = re.sub(r" \([^()]*\)\.$|; required\.$", "", str(parameter.help)).rstrip(".")
-        description = Plan.model_fields[flag.name].description or text[0].lower() + text[1:]
-        row = (f"`{flag.name}`", values(hints[flag.name]), default(flag.name, resolved), description)
-        groups.setdefault(group.name, []).append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    for field in fields_of(Plan):
+        text = re.sub(r" \([^()]*\)\.$|; required\.$", "", field.about.text).rstrip(".")
+        row = (f"`{field.path}`", values(field.type), default(field, resolved), text[0].lower() + text[1:])
+        cells = " | ".join(cell.replace("|", "\\|") for cell in row)
+        groups.setdefault(field.about.group, []).append(f"| {cells} |")
     parts = []
     for title, rows in groups.items():
         parts += [f"### {title}", "", "| field | takes | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]

@@ -32,7 +32,7 @@ import windtunnel
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.plan_flags import PlanFlags
 from windtunnel.faces.cli.predict import answered
-from windtunnel.physics.step.scenario import Scenario
+from windtunnel.questions.scenario import Scenario
 from windtunnel.studies.planning.advice import WORTH
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.changes import UNBOUNDED
@@ -117,8 +117,8 @@ def singles(model: Any, cluster: Any, plan: dict[str, Any], slow: list[str], bel
         for value in values:
             for extra in ({}, {"schedule": "interleaved"}, {"virtual_stages": 1}):
                 try:
-                    layout = laid_out(model, cluster, asked.model_copy(update={name: value, **extra}))
-                    key = layout.plan.model_copy(update={"schedule": None}), layout.schedule, layout.etp
+                    layout = laid_out(model, cluster, asked.with_fields({name: value, **extra}))
+                    key = layout.plan.with_fields({"schedule": None}), layout.schedule, layout.etp
                     if key in seen:
                         break
                     seen.add(key)

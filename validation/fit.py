@@ -152,7 +152,7 @@ def runs_of(tables: Iterable[str | Path], every: bool = False) -> list[Run]:
         case = case_of(row)
         if isinstance(case, Skip):
             continue
-        plan = case.plan.model_dump(mode="json") | {"dp": None, "global_batch": None}
+        plan = case.plan.to_dict() | {"dp": None, "global_batch": None}
         key = (row.source, row.model, row.layers, row.gpu, row.grad_accum, repr(plan))
         if every or "MLPerf" in row.source or key not in seen:
             seen.add(key)

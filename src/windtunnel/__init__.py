@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.hardware import Cluster, parse_cluster
     from windtunnel.physics.model import Model, load_model
     from windtunnel.physics.step.result import Result
-    from windtunnel.physics.step.scenario import Scenario
+    from windtunnel.questions.scenario import Scenario
     from windtunnel.real.calibrate.run import calibrate
     from windtunnel.real.capture.question import capture
     from windtunnel.real.survive.question import survive
@@ -63,7 +63,7 @@ _HOME = {
     "Model": ("physics.model", "Model"),
     "Plan": ("studies.training.plan", "Plan"),
     "Result": ("physics.step.result", "Result"),
-    "Scenario": ("physics.step.scenario", "Scenario"),
+    "Scenario": ("questions.scenario", "Scenario"),
     "ScheduleError": ("errors", "ScheduleError"),
     "ServingResult": ("studies.serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),

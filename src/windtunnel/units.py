@@ -122,6 +122,22 @@ def parse_count(value: object, field: str = "count", where: str | None = None) -
     return count
 
 
+def parse_share(value: object, field: str = "share", where: str | None = None) -> float:
+    """A share, given as `0.02` or `2%`; above 1 where more than all is meant.
+
+    Raises:
+        SpecError: no number from 0 up.
+    """
+    text = str(value).strip()
+    try:
+        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        raise SpecError(field, value, "give a number such as 0.02 or 2%", where) from None
+    if not 0.0 <= number < 1e6:
+        raise SpecError(field, value, "give a number such as 0.02 or 2%", where)
+    return number
+
+
 def parse_tokens(value: object, field: str = "tokens", where: str | None = None) -> int:
     """Tokens of a training, as papers say them: `15T`, `1.4 T`, `300B`, `500M` or a plain whole number.
 
@@ -132,6 +148,21 @@ def parse_tokens(value: object, field: str = "tokens", where: str | None = None)
     if count < 1:
         raise SpecError(field, value, "give at least one token, such as 15T", where)
     return count
+
+
+def exact_text(amount: float, unit: str) -> str:
+    """An amount in base units as a short text that is read back exactly: `16.25e9` of a bandwidth as `130Gb/s`.
+
+    `unit`: `bandwidth`, `bytes`, or another, whose amounts stay plain numbers.
+    """
+    plain = repr(amount) if "e" not in repr(amount) or "." in repr(amount) else repr(amount).replace("e", ".0e")
+    scales = {"bytes": (("GiB", 2**30), ("MiB", 2**20)), "bandwidth": (("Gb/s", 1e9 / 8), ("Mb/s", 1e6 / 8))}
+    parse = {"bytes": parse_bytes, "bandwidth": parse_bandwidth}
+    for name, scale in scales.get(unit, ()):
+        text = f"{amount / scale:g}{name}"
+        if amount >= scale and parse[unit](text) == amount:
+            return text
+    return plain
 
 
 def format_bytes(size: float, digits: int = 3) -> str:

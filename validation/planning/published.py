@@ -82,7 +82,7 @@ def main() -> None:
         drawn = [case for case in cases if case.row.id in arguments.only]
     close = seen = 0
     for case in drawn:
-        asked = case.plan.model_dump(exclude_unset=True)
+        asked = case.plan.stated()
         fixed = {name: value for name, value in asked.items() if name not in SEARCHED and value is not None}
         try:
             if not arguments.switches:

@@ -69,7 +69,8 @@ def _parsed(words: list[str]) -> tuple[list[str], list[str], Flags]:
         elif equals:
             flags.append((name, value))
         else:
-            flags.append((name, rest.pop(0) if name not in SWITCHES and rest else None))
+            takes = name not in SWITCHES or rest[:1] in (["true"], ["false"], ["on"], ["off"])
+            flags.append((name, rest.pop(0) if takes and rest else None))
     return verb, places, flags
 
 

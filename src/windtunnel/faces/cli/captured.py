@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
-from windtunnel.physics.step.scenario import CALM, Scenario
+from windtunnel.questions.scenario import CALM, Scenario
 from windtunnel.studies.training.question import changed_cluster, settings_of
 
 if TYPE_CHECKING:

@@ -168,7 +168,7 @@ def _told(path: Path | None, model: str, cluster: str) -> Iterator[Callable[[Lay
     with Journal(path) as journal:
 
         def told(layout: Layout, replay: Replayed) -> None:
-            asked = layout.asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+            asked = layout.asked.stated()
             seconds, gpus = replay.step_ns / 1e9, layout.cluster.n_gpus
             inputs = {"model": model, "cluster": cluster.replace("{gpus}", str(gpus))}
             outputs = {

@@ -12,8 +12,8 @@ from cyclopts import Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import note, print_json, stdout, working
 from windtunnel.faces.cli.plan_flags import Changes, PlanFlags
-from windtunnel.physics.step.scenario import CALM, Scenario
-from windtunnel.units import format_count, parse_tokens
+from windtunnel.questions.scenario import CALM, Scenario
+from windtunnel.units import format_count, parse_share, parse_tokens
 
 if TYPE_CHECKING:
     from windtunnel.physics.step.result import Result
@@ -130,7 +130,14 @@ def predict(
             set=set,
             technique=technique,
             allocator=allocator,
-            scenario=Scenario(slow, jitter, router_load, lengths, samples, seed),
+            scenario=Scenario(
+                slow=slow,
+                jitter=parse_share(jitter, "jitter"),
+                router_load=router_load,
+                lengths=lengths,
+                samples=samples,
+                seed=seed,
+            ),
         )
     if json and advice:
         with working("trying changes of the plan"):

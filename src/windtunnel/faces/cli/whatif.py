@@ -15,7 +15,7 @@ from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.cli.output import note, print_answer, stdout, working
 from windtunnel.faces.cli.plan_flags import switches_spelled_out
 from windtunnel.faces.cli.predict import answered, predict
-from windtunnel.physics.step.scenario import CALM, NAMES, Scenario
+from windtunnel.questions.scenario import CALM, NAMES, Scenario
 
 if TYPE_CHECKING:
     from windtunnel.physics.step.result import Result

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.step.result import Result
-from windtunnel.physics.step.scenario import NAMES, Scenario
+from windtunnel.questions.plan import Plan
+from windtunnel.questions.question import fields_of
+from windtunnel.questions.scenario import NAMES, Scenario
+from windtunnel.units import parse_share
 
 if TYPE_CHECKING:
     from windtunnel.studies.training.question import Question
@@ -60,49 +62,32 @@ class Field:
 
 def plan_fields() -> dict[str, Field]:
     """Every field of a plan by its name."""
-    from windtunnel.studies.training import Plan
-
-    fields = {}
-    for name, info in Plan.model_fields.items():
-        kinds = _kinds(info.annotation)
-        choices = tuple(str(one) for kind in kinds if get_origin(kind) is Literal for one in get_args(kind))
-        if bool in kinds:
-            choices = ("on", "off")
-        default = "" if info.is_required() or info.default is None else str(info.default)
-        number = int in kinds or float in kinds
+    found = {}
+    for field in fields_of(Plan):
+        name = field.path
+        choices = ("on", "off") if field.type is bool else field.choices
+        default = "" if field.required or field.default is None else str(field.default)
         label = LABELS.get(name, name.replace("_", " "))
-        fields[name] = Field(name, label, info.description or "", choices, number, default, SLIDERS.get(name, 0))
-    return fields
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """The plain types that an annotation allows."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(kind for part in get_args(annotation) for kind in _kinds(part))
-    if hasattr(annotation, "__metadata__"):
-        return _kinds(get_args(annotation)[0])
-    return (annotation,)
+        number = field.type in (int, float)
+        found[name] = Field(name, label, field.about.text, choices, number, default, SLIDERS.get(name, 0))
+    return found
 
 
 def plan_of(values: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a plan that a form fills, as values of their types. SpecError for what is none."""
-    from windtunnel.studies.training import Plan
-
     found: dict[str, Any] = {}
-    for name, info in Plan.model_fields.items():
+    for field in fields_of(Plan):
+        name = field.path
         text = values.get(name, "").strip()
         if not text:
             continue
-        kinds = _kinds(info.annotation)
-        if bool in kinds:
+        if field.type is bool:
             if text not in ("on", "off"):
                 raise SpecError(name, text, "give on or off")
             found[name] = text == "on"
-        elif float in kinds:
-            found[name] = _number(name, text, float)
-        elif int in kinds:
-            found[name] = _number(name, text, int)
-        elif any(get_origin(kind) is tuple for kind in kinds):
+        elif field.type in (int, float):
+            found[name] = _number(name, text, field.type)
+        elif get_origin(field.type) is tuple:
             found[name] = tuple(_number(name, part.strip(), int) for part in text.split(","))
         else:
             found[name] = text
@@ -159,7 +144,7 @@ class Asked:
         """The fields of the plan; with a file, those that it says as well."""
         if self.plan_file is None and not is_stated(self.model):
             return dict(self.plan)
-        return self._question().plan.model_dump(mode="json", exclude_unset=True)
+        return self._question().plan.stated()
 
     def as_python(self) -> str:
         """The question as a call of the library."""
@@ -198,7 +183,7 @@ def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
     router = values.get("router_load", "").strip() or None
     if router and not router.startswith("zipf:"):
         router = file_or_name("router_load", router, uploads)
-    scenario = Scenario(slow, values.get("jitter", "").strip() or 0.0, router)
+    scenario = Scenario(slow, parse_share(values.get("jitter", "").strip() or 0.0, "jitter"), router_load=router)
     return Asked(model, cluster, plan_of(values), tuple(sets), scenario, plan_file)
 
 
@@ -217,7 +202,7 @@ def field_for(path: Path) -> str:
     if suffix not in (".json", ".yaml", ".yml"):
         return ""
     from windtunnel.studies.training.launch import is_native
-    from windtunnel.studies.training.plan import Plan, read_mapping
+    from windtunnel.studies.training.plan import FIELDS, read_mapping
 
     try:
         document = read_mapping(path)
@@ -226,5 +211,5 @@ def field_for(path: Path) -> str:
         return "model" if suffix == ".json" else "gpu"  # whose reader says what is wrong with it
     if suffix == ".json" and {"model_type", "architectures", "hidden_size"} & set(document):
         return "model"
-    plan = native or (bool(document) and set(document) <= set(Plan.model_fields))
+    plan = native or (bool(document) and set(document) <= set(FIELDS))
     return "plan_file" if plan else "gpu"

@@ -94,6 +94,5 @@ def _shipped(name: str) -> Model:
 def model_of(part: ModelPart) -> Model:
     """The model that a question names, with what it changes of it. Raises UserError."""
     data = plain_part(part)
-    base = data.pop("config", None) or data.pop("base", None)
-    model = load_model(base)
+    model = load_model(data.pop("base", None))
     return model.with_changes(**data) if data else model

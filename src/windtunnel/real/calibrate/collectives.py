@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from windtunnel.real.calibrate.device import BUSY, describe, import_torch
 from windtunnel.real.calibrate.document import Rows, load_document, to_yaml
 from windtunnel.real.calibrate.interference_filter import is_usual
 from windtunnel.real.calibrate.timing import quantile
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
@@ -137,7 +140,7 @@ def _link(document: dict[str, Any], rows: Rows, name: str) -> None:
 
 
 def _spawn(
-    torch: Any, world_size: int, backend: str, budget_s: float, kinds: Sequence[str], pinned: bool
+    torch: ModuleType, world_size: int, backend: str, budget_s: float, kinds: Sequence[str], pinned: bool
 ) -> tuple[Rows, list[str]]:
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as folder:
         threads = max(1, int(torch.get_num_threads()) // world_size)
@@ -289,7 +292,7 @@ def _worker(
     Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "steps": steps, "notes": notes}))
 
 
-def _time(torch: Any, start: Start, device: str, share_s: float) -> list[float]:
+def _time(torch: ModuleType, start: Start, device: str, share_s: float) -> list[float]:
     """Seconds of each repetition on this rank, alone. All ranks make the same number of them: rank 0 decides."""
     distributed = torch.distributed
     wait = torch.cuda.synchronize if device != "cpu" else lambda: None
@@ -307,7 +310,7 @@ def _time(torch: Any, start: Start, device: str, share_s: float) -> list[float]:
     return [once() for _ in range(_agreed(torch, time.monotonic() - begun, share_s, device))]
 
 
-def _in_a_step(torch: Any, queue: Sequence[Start], alone_s: float, share_s: float) -> _Computing:
+def _in_a_step(torch: ModuleType, queue: Sequence[Start], alone_s: float, share_s: float) -> _Computing:
     """Computing on a CPU: alone, with a collective after it, with one beside it, with a queue after it."""
     left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
 
@@ -355,7 +358,7 @@ def _in_a_step(torch: Any, queue: Sequence[Start], alone_s: float, share_s: floa
     return _Computing(spent(compute, times), loop(queue[:1], times), beside(times), loop(queue, times), products)
 
 
-def _agreed(torch: Any, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:
+def _agreed(torch: ModuleType, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:
     """How many repetitions rank 0 finds time for."""
     count = torch.tensor([max(least, min(_MOST, int(share_s / max(one_s, 1e-6))))], device=device)
     torch.distributed.broadcast(count, 0)
@@ -369,7 +372,7 @@ class _Done:
         """At once."""
 
 
-def _start(torch: Any, kind: str, size: int, rank: int, world_size: int, device: str) -> Start:
+def _start(torch: ModuleType, kind: str, size: int, rank: int, world_size: int, device: str) -> Start:
     """What begins one, and gives the work that can be waited for."""
     distributed = torch.distributed
     if kind == "barrier":

@@ -15,13 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from windtunnel.physics.graph.allocator import CachingAllocator
 from windtunnel.real.calibrate.device import Device, gpu_errors
 from windtunnel.real.calibrate.device_wait import LEAST_WAIT_S, DeviceWait, longer
 from windtunnel.real.calibrate.hold_sms import sm_holder
 from windtunnel.real.calibrate.timing import quantile
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 Keep = Callable[[str, str, float], None]
 Work = Callable[[], object]
@@ -33,7 +36,7 @@ _REPETITIONS, _LENGTHENINGS, _WAITS = 9, 4, 4
 _SETTLE_S = 30e-6  # for what runs beside to get its place on the device before the work begins
 
 
-def memory_before_anything(torch: Any, device: Device, keep: Keep) -> None:
+def memory_before_anything(torch: ModuleType, device: Device, keep: Keep) -> None:
     """The CUDA context, and the workspaces of matrix products going forward and backward.
 
     The backward runs on a thread of its own, with a cuBLAS handle and a workspace of its own.
@@ -55,7 +58,7 @@ def memory_before_anything(torch: Any, device: Device, keep: Keep) -> None:
         keep("memory", "context_bytes", float(max(context, device.context_bytes)))
 
 
-def allocator_differences(torch: Any, device: str, sizes: Sequence[int] = _SIZES) -> list[str]:
+def allocator_differences(torch: ModuleType, device: str, sizes: Sequence[int] = _SIZES) -> list[str]:
     """Where `memory_stats` and our replay of the caching allocator disagree, in words; none is good.
 
     In a pool of its own: outside of one, a workspace's segment has room left that small allocations would go to.
@@ -90,7 +93,9 @@ def _expandable() -> bool:
     return any("expandable_segments:true" in word.lower() for word in words)
 
 
-def _compared(torch: Any, device: str, ours: CachingAllocator, allocated0: int, reserved0: int, when: str) -> list[str]:
+def _compared(
+    torch: ModuleType, device: str, ours: CachingAllocator, allocated0: int, reserved0: int, when: str
+) -> list[str]:
     allocated, reserved = _stats(torch, device)
     found = []
     for name, theirs, mine in (
@@ -102,7 +107,7 @@ def _compared(torch: Any, device: str, ours: CachingAllocator, allocated0: int, 
     return found
 
 
-def _stats(torch: Any, device: str) -> tuple[int, int]:
+def _stats(torch: ModuleType, device: str) -> tuple[int, int]:
     stats = torch.cuda.memory_stats(device)
     return int(stats["allocated_bytes.all.current"]), int(stats["reserved_bytes.all.current"])
 
@@ -114,7 +119,9 @@ class _Window(NamedTuple):
     sound: bool  # queued in time, and the other one ran all along
 
 
-def slowdown(torch: Any, device: str, work: Work, beside: Beside, wait: DeviceWait | None = None) -> float | None:
+def slowdown(
+    torch: ModuleType, device: str, work: Work, beside: Beside, wait: DeviceWait | None = None
+) -> float | None:
     """Extra time of `work` per unit of its time while `beside` runs on another stream all along.
 
     None where they never ran beside each other, however long the other one was.
@@ -132,7 +139,7 @@ def slowdown(torch: Any, device: str, work: Work, beside: Beside, wait: DeviceWa
     return None
 
 
-def _window(torch: Any, wait: DeviceWait, work: Work, beside: Work | None, side: Any) -> _Window:
+def _window(torch: ModuleType, wait: DeviceWait, work: Work, beside: Work | None, side: Any) -> _Window:
     """`work` on the current stream, `beside` queued on `side` before it. The first time is a warm-up."""
     cuda, found, sound = torch.cuda, [], True
     seconds = LEAST_WAIT_S
@@ -169,7 +176,7 @@ def _queue_both(
     end.record()
 
 
-def measure_extras(torch: Any, device: Device, keep: Keep, note: Callable[[str], None]) -> None:
+def measure_extras(torch: ModuleType, device: Device, keep: Keep, note: Callable[[str], None]) -> None:
     """Allocator rules, and how much a GEMM and an attention slow down beside a copy and beside held SMs."""
     begun = time.monotonic()
     with gpu_errors(), torch.cuda.device(device.spec):
@@ -189,7 +196,7 @@ def measure_extras(torch: Any, device: Device, keep: Keep, note: Callable[[str],
         note("measuring overlap took over 20 s: the GPU is slow or busy")
 
 
-def _overlaps(torch: Any, device: Device, keep: Keep, note: Callable[[str], None]) -> None:
+def _overlaps(torch: ModuleType, device: Device, keep: Keep, note: Callable[[str], None]) -> None:
     where = {"device": device.spec, "dtype": torch.bfloat16}
     left, right = torch.randn(_SIDE, _SIDE, **where), torch.randn(_SIDE, _SIDE, **where)
     query = torch.randn(1, _HEADS, _SIDE, 128, **where)

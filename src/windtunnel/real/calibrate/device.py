@@ -15,9 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, UserError
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 LEAST_TORCH = (2, 5)  # the first with enable_gqa; rms_norm and fused AdamW on CPUs came before
 _CACHE_CAP_BYTES = 256 << 20  # a ring larger than this takes memory and time and evicts no more
@@ -58,7 +61,7 @@ class Device:
         return {"device": self.name, "kind": self.kind, "threads": self.threads, "torch": self.software.get("torch")}
 
 
-def import_torch() -> Any:
+def import_torch() -> ModuleType:
     """torch, if there is one new enough.
 
     Raises:
@@ -72,10 +75,11 @@ def import_torch() -> Any:
     if found is None or (int(found[1]), int(found[2])) < LEAST_TORCH:
         least = ".".join(map(str, LEAST_TORCH))
         raise UserError(f"PyTorch {torch.__version__} is too old; install {least} or later: pip install -U torch")
-    return torch
+    module: ModuleType = torch
+    return module
 
 
-def describe(torch: Any, spec: str | None, threads: int | None) -> Device:
+def describe(torch: ModuleType, spec: str | None, threads: int | None) -> Device:
     """The device called `spec` ("cpu", "cuda:0"; None takes a GPU if there is one), with `threads` host threads.
 
     Raises:
@@ -101,7 +105,7 @@ def describe(torch: Any, spec: str | None, threads: int | None) -> Device:
     return _cuda(torch, index)
 
 
-def software(torch: Any) -> dict[str, str]:
+def software(torch: ModuleType) -> dict[str, str]:
     """Versions that a time depends on."""
     found = {"torch": str(torch.__version__), "python": platform.python_version(), "os": platform.platform(terse=True)}
     if torch.cuda.is_available():
@@ -116,7 +120,7 @@ def today() -> str:
     return date.today().isoformat()
 
 
-def _cpu(torch: Any) -> Device:
+def _cpu(torch: ModuleType) -> Device:
     memory = _meminfo()
     total = memory.get("MemTotal", 8 << 30)
     threads = int(torch.get_num_threads())
@@ -171,7 +175,7 @@ def gpu_errors() -> Iterator[None]:
         ) from error
 
 
-def _cuda(torch: Any, index: int) -> Device:
+def _cuda(torch: ModuleType, index: int) -> Device:
     with _starting(index):
         properties = torch.cuda.get_device_properties(index)
     name, capability = str(properties.name), (properties.major, properties.minor)

@@ -35,7 +35,7 @@ class DeviceWait:
     clock: Callable[[], float] = time.perf_counter
     cycles_per_s: float = 2e9
 
-    def queued(self, seconds: float, queue: Callable[[Any], object]) -> Queued:
+    def queued(self, seconds: float, queue: Callable[[object], object]) -> Queued:
         """Let the device wait for `seconds`, call `queue(gate)` meanwhile, and wait until all is done.
 
         `gate` is the event that happens when the wait ends.

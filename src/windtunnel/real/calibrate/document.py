@@ -128,18 +128,18 @@ def load_document(path: Path) -> dict[str, Any] | None:
     return document
 
 
-def to_yaml(document: Mapping[str, Any]) -> str:
+def to_yaml(document: Mapping[str, object]) -> str:
     """The document as text, one row per line."""
     import yaml
 
     class RowByRow(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
         """Lists of numbers in one line each."""
 
-    def represent_list(dumper: Any, value: list[Any]) -> Any:
+    def represent_list(dumper: Any, value: list[object]) -> object:
         is_row = all(isinstance(one, (int, float)) for one in value)
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_row)
 
-    def represent_float(dumper: Any, value: float) -> Any:
+    def represent_float(dumper: Any, value: float) -> object:
         return dumper.represent_scalar("tag:yaml.org,2002:float", _number(value))
 
     RowByRow.add_representer(list, represent_list)
@@ -149,7 +149,7 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     return f"# Written by `windtunnel calibrate`. Read by any verb as --cluster FILE:1\n{text}"
 
 
-def _given(value: Any) -> Any:
+def _given(value: object) -> object:
     """Without what is None."""
     if isinstance(value, Mapping):
         return {key: _given(one) for key, one in value.items() if one is not None}

@@ -11,9 +11,12 @@ paths. It is loaded and launched with what that function uses, `torch.cuda._util
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.calibrate.device_wait import DeviceWait
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _NAME, _THREADS = "windtunnel_hold", 32
 _PTX = """.version 7.0
@@ -54,7 +57,7 @@ class SmHolder:
         self.kernel(grid=(sms, 1, 1), block=(_THREADS, 1, 1), args=[cycles], shared_mem=self.shared_bytes)
 
 
-def sm_holder(torch: Any, wait: DeviceWait) -> tuple[SmHolder | None, str]:
+def sm_holder(torch: ModuleType, wait: DeviceWait) -> tuple[SmHolder | None, str]:
     """The kernel, loaded on the current device and checked there, or None and why not."""
     cuda = torch.cuda
     properties = cuda.get_device_properties(cuda.current_device())

@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.physics.hardware.calibration import LARGER_PROCESSES
 from windtunnel.process import no_garbage_collection
 from windtunnel.real.calibrate.device import gpu_errors
 from windtunnel.real.calibrate.timing import HostTimer, quantile, summary
 from windtunnel.real.calibrate.torch_ops import torch_dtype
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _MANY, _FEW = 33, 1
 _NEW_BYTES = 48 << 20
@@ -59,7 +62,7 @@ print((seconds(chain(33)) - seconds(chain(1))) / 32)
 """
 
 
-def eager_launch_s(torch: Any, device: str) -> float:
+def eager_launch_s(torch: ModuleType, device: str) -> float:
     """Seconds of host time per op, from Python.
 
     On a GPU it is emptied before every 100 launches: a driver queues about a thousand before the host has to wait.
@@ -83,7 +86,7 @@ def eager_launch_s(torch: Any, device: str) -> float:
     return summary(found).median_s / 100
 
 
-def grad_call_s(torch: Any, device: str) -> float:
+def grad_call_s(torch: ModuleType, device: str) -> float:
     """Seconds of calling `torch.autograd.grad` on a graph without a node: paid once a step, not once an op."""
     leaf = torch.ones(1, device=device, requires_grad=True)
     gradient = torch.ones(1, device=device)
@@ -92,13 +95,13 @@ def grad_call_s(torch: Any, device: str) -> float:
     return summary(found).median_s
 
 
-def calls_beside_ops(torch: Any) -> dict[str, float]:
+def calls_beside_ops(torch: ModuleType) -> dict[str, float]:
     """Seconds of what runs around kernels: calling a module, a view that autograd records, a node going back."""
     chain = 200
     x = torch.ones(2, 2, requires_grad=True)
     module = torch.nn.Identity()
 
-    def views() -> Any:
+    def views() -> object:
         y = x
         for _ in range(chain):
             y = y.view(2, 2)
@@ -119,7 +122,7 @@ def calls_beside_ops(torch: Any) -> dict[str, float]:
         return {name: summary(HostTimer().samples([call] * 40)).median_s / chain for name, call in calls.items()}
 
 
-def new_shapes(torch: Any, dtypes: Sequence[str]) -> dict[str, float]:
+def new_shapes(torch: ModuleType, dtypes: Sequence[str]) -> dict[str, float]:
     """Seconds that the first product of a shape takes longer than the next: a library that writes code for each shape.
 
     Paid again and again where routing decides on the rows, as in a loop over experts.
@@ -145,7 +148,7 @@ def _first_time(product: Callable[[Any, Any], Any], x: Any, weight: Any) -> floa
     return first - again
 
 
-def new_pages(torch: Any, dtypes: Sequence[str], available_bytes: int, limit_s: float) -> dict[str, float]:
+def new_pages(torch: ModuleType, dtypes: Sequence[str], available_bytes: int, limit_s: float) -> dict[str, float]:
     """Seconds per byte that writing costs more where the system hands out the page. Before `timing.keep_pages`.
 
     As an addition shows it, and as the root of a large tensor in each dtype does, which is what AdamW makes: how much
@@ -158,7 +161,7 @@ def new_pages(torch: Any, dtypes: Sequence[str], available_bytes: int, limit_s: 
     for dtype in dtypes:
         tensor = torch.rand(2 * _NEW_BYTES // 4).to(torch_dtype(torch, dtype))
         found[f"new_page_update_{dtype}_s_per_byte"] = _newly(torch.sqrt, tensor)
-    held: list[Any] = []
+    held: list[object] = []
     for size, name in LARGER_PROCESSES.items():
         if 2 * (size << 30) > available_bytes or time.monotonic() - begun >= limit_s:
             break
@@ -215,7 +218,7 @@ def compiled_launch_s(device: str, threads: int, limit_s: float) -> tuple[float 
     return seconds, ""
 
 
-def graph_launch_s(torch: Any, device: str, clock: Callable[[], int] = time.perf_counter_ns) -> float:
+def graph_launch_s(torch: ModuleType, device: str, clock: Callable[[], int] = time.perf_counter_ns) -> float:
     """Seconds per kernel when a CUDA graph replays a chain of tiny kernels.
 
     The tiny kernel's own microsecond is part of it, as it is in the eager cost of a host that has to wait for it. Not

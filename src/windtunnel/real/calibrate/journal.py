@@ -21,7 +21,7 @@ _FORMAT = "windtunnel calibration journal 1"
 class Kept:
     """What an earlier run left."""
 
-    records: tuple[dict[str, Any], ...] = ()
+    records: tuple[dict[str, object], ...] = ()
     damaged: int = 0  # lines that could not be read
     spent_s: float = field(default=0.0)  # of the budget
 
@@ -57,7 +57,7 @@ class Journal:
     path: Path
     file: int
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: dict[str, object]) -> None:
         """Write one record in one piece."""
         data = (json.dumps(record, separators=(",", ":")) + "\n").encode()
         try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.physics.hardware.calibration import LARGER_PROCESSES
 from windtunnel.real.calibrate import cuda_extras, host_costs
@@ -32,6 +32,9 @@ from windtunnel.real.calibrate.timing import (
     measure,
 )
 from windtunnel.real.calibrate.torch_ops import Pool, build
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 QUICK_S, FULL_S = 120.0, 900.0
 _MOST_IN_RING = 128
@@ -101,7 +104,7 @@ def _recall(found: Found, record: dict[str, Any]) -> None:
 class Session:
     """One run: the device, where points go, and how long it may take."""
 
-    torch: Any
+    torch: ModuleType
     device: Device
     journal: Journal
     found: Found
@@ -334,7 +337,7 @@ def usable(found: Found, dtypes: Sequence[str]) -> bool:
     return ("copy", "bytes") in have and all(("gemm", dtype) in have for dtype in dtypes)
 
 
-def out_of_memory(torch: Any, error: BaseException) -> bool:
+def out_of_memory(torch: ModuleType, error: BaseException) -> bool:
     """Whether an error means that memory ran out, on the device or the host."""
     kinds = tuple(kind for kind in (getattr(torch, "OutOfMemoryError", None), MemoryError) if isinstance(kind, type))
     words = str(error).lower()

@@ -20,12 +20,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from windtunnel.process import no_garbage_collection
 from windtunnel.real.calibrate.device import gpu_errors
 from windtunnel.real.calibrate.device_wait import DeviceWait, longer
 from windtunnel.real.calibrate.torch_ops import Call
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 STABLE = 0.01  # standard error of the median, relative to it, at which more repetitions add nothing
 _NORMAL_WIDTH = 2.563  # p90 - p10 of a normal distribution, in standard deviations
@@ -124,7 +127,7 @@ class CudaTimer:
     waits for the device (a copy from pageable memory) is never queued in time, and stands with its host's part.
     """
 
-    def __init__(self, torch: Any, device: str, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, torch: ModuleType, device: str, clock: Callable[[], float] = time.perf_counter) -> None:
         self._cuda, self._device = torch.cuda, device
         self._wait = DeviceWait(torch.cuda, clock)
         self._host_s = _HOST_S_PER_CALL

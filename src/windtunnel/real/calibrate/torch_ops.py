@@ -8,15 +8,20 @@ draw less power and clock higher. Backward is `torch.autograd.grad` with a rando
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.calibrate.kinds import EMBEDDING_ROWS, TENSOR_ELEMENTS, Curve, Shape
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
 
 Call = Callable[[], object]
 _ALIGNED = 64  # elements between the starts of two buffers
 
 
-def torch_dtype(torch: Any, dtype: str) -> Any:
+def torch_dtype(torch: ModuleType, dtype: str) -> Any:
     """torch's name of "fp32", "bf16" or "fp16"."""
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
 
@@ -24,7 +29,7 @@ def torch_dtype(torch: Any, dtype: str) -> Any:
 class Pool:
     """Random numbers on the device, lent out slice by slice, round and round."""
 
-    def __init__(self, torch: Any, device: str, dtype: str, least_bytes: int) -> None:
+    def __init__(self, torch: ModuleType, device: str, dtype: str, least_bytes: int) -> None:
         self.torch, self.device, self.dtype = torch, device, torch_dtype(torch, dtype)
         self._offset = 0
         size = least_bytes // self.dtype.itemsize
@@ -57,7 +62,7 @@ class Pool:
         return self.torch.randint(below, (count,), device=self.device)
 
 
-def _repeated(torch: Any, numbers: Any, count: int) -> Any:
+def _repeated(torch: ModuleType, numbers: Any, count: int) -> Any:
     whole = torch.empty(count, dtype=numbers.dtype, device=numbers.device)
     step = numbers.numel()
     for start in range(0, count, step):
@@ -66,7 +71,7 @@ def _repeated(torch: Any, numbers: Any, count: int) -> Any:
     return whole
 
 
-def build(torch: Any, curve: Curve, shape: Shape, pool: Pool, ring: int) -> list[Call]:
+def build(torch: ModuleType, curve: Curve, shape: Shape, pool: Pool, ring: int) -> list[Call]:
     """Calls that each run the op once, on `ring` different sets of buffers."""
     with torch.no_grad():
         # A copy between host and device has no phase; which kind of host memory it uses stands in its place.
@@ -74,12 +79,12 @@ def build(torch: Any, curve: Curve, shape: Shape, pool: Pool, ring: int) -> list
         return [_BUILDERS[curve.kind](torch, pool, how, shape) for _ in range(ring)]
 
 
-def _backward(torch: Any, output: Any, inputs: Sequence[Any], gradient: Any) -> Call:
+def _backward(torch: ModuleType, output: Any, inputs: Sequence[Any], gradient: torch.Tensor) -> Call:
     grad = torch.autograd.grad
     return lambda: grad(output, inputs, gradient, retain_graph=True)
 
 
-def _either(torch: Any, pool: Pool, phase: str, function: Callable[..., Any], inputs: Sequence[Any]) -> Call:
+def _either(torch: ModuleType, pool: Pool, phase: str, function: Callable[..., Any], inputs: Sequence[Any]) -> Call:
     """The forward of `function` as training runs it (recording the graph), or its backward."""
 
     def forward() -> Any:
@@ -95,11 +100,11 @@ def _either(torch: Any, pool: Pool, phase: str, function: Callable[..., Any], in
     return _backward(torch, output, [one for one in inputs if one.requires_grad], gradient)
 
 
-def _gemm(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _gemm(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     return _grouped_gemm(torch, pool, phase, (1, *shape))
 
 
-def _grouped_gemm(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _grouped_gemm(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     groups, m, n, k = shape
     linear = torch.nn.functional.linear
     xs = [pool.numbers(m, k) for _ in range(groups)]
@@ -114,7 +119,7 @@ def _grouped_gemm(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
     return lambda: [gradient.t().mm(x) for gradient, x in pairs]
 
 
-def _attention(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _attention(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     batch, seq, heads, kv_heads, head_dim = shape
     sdpa = torch.nn.functional.scaled_dot_product_attention
     inputs = [pool.leaf(batch, seq, n, head_dim).transpose(1, 2) for n in (heads, kv_heads, kv_heads)]
@@ -123,30 +128,30 @@ def _attention(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
     return _either(torch, pool, phase, lambda q, k, v: sdpa(q, k, v, is_causal=True, **grouped), inputs)
 
 
-def _rms_norm(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _rms_norm(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     rows, width = shape
     norm = torch.nn.functional.rms_norm
     inputs = [pool.leaf(rows, width), pool.leaf(width)]
     return _either(torch, pool, phase, lambda x, weight: norm(x, (width,), weight, 1e-5), inputs)
 
 
-def _layer_norm(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _layer_norm(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     rows, width = shape
     norm = torch.nn.functional.layer_norm
     inputs = [pool.leaf(rows, width), pool.leaf(width), pool.leaf(width)]
     return _either(torch, pool, phase, lambda x, weight, bias: norm(x, (width,), weight, bias), inputs)
 
 
-def _swiglu(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _swiglu(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     silu = torch.nn.functional.silu
     return _either(torch, pool, phase, lambda gate, up: silu(gate) * up, [pool.leaf(*shape), pool.leaf(*shape)])
 
 
-def _gelu(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _gelu(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     return _either(torch, pool, phase, torch.nn.functional.gelu, [pool.leaf(*shape)])
 
 
-def _rope(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _rope(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     rows, width = shape
     heads = 8  # of one position, that share its cosines
     x = pool.leaf(1, rows // heads, heads, width).transpose(1, 2).detach().requires_grad_()
@@ -159,48 +164,48 @@ def _rope(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
     return _either(torch, pool, phase, rotate, [x])
 
 
-def _add(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _add(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     left, right = pool.numbers(*shape), pool.numbers(*shape)
     if phase == "backward":  # of a value used twice: its two gradients are added
         return lambda: left + right
     return _either(torch, pool, phase, lambda x, y: x + y, [left.detach().requires_grad_(), right])
 
 
-def _dropout(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _dropout(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     dropout = torch.nn.functional.dropout
     return _either(torch, pool, phase, lambda x: dropout(x, 0.1, True), [pool.leaf(*shape)])
 
 
-def _embedding(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _embedding(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     tokens, hidden = shape
     embedding = torch.nn.functional.embedding
     indices = pool.indices(tokens, EMBEDDING_ROWS)
     return _either(torch, pool, phase, lambda table: embedding(indices, table), [pool.leaf(EMBEDDING_ROWS, hidden)])
 
 
-def _cross_entropy(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _cross_entropy(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     tokens, vocabulary = shape
     loss = torch.nn.functional.cross_entropy
     targets = pool.indices(tokens, vocabulary)
     return _either(torch, pool, phase, lambda x: loss(x.float(), targets), [pool.leaf(tokens, vocabulary)])
 
 
-def _softmax(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _softmax(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     return _either(torch, pool, phase, lambda x: torch.softmax(x, -1), [pool.leaf(*shape)])
 
 
-def _cast(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _cast(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     x = pool.numbers(*shape)
     target = torch.bfloat16 if x.dtype == torch.float32 else torch.float32
     return lambda: x.to(target)
 
 
-def _gather_rows(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _gather_rows(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     indices = pool.indices(shape[0], shape[0])
     return _either(torch, pool, phase, lambda x: x.index_select(0, indices), [pool.leaf(*shape)])
 
 
-def _scatter_add_rows(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _scatter_add_rows(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     indices = torch.randperm(shape[0], device=pool.device)
     rows = pool.numbers(*shape)
     if phase == "backward":  # the gradient of the rows: they are gathered
@@ -209,7 +214,7 @@ def _scatter_add_rows(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
     return lambda: total.index_add_(0, indices, rows)
 
 
-def _parameters(torch: Any, pool: Pool, count: int, most: int = TENSOR_ELEMENTS) -> list[Any]:
+def _parameters(torch: ModuleType, pool: Pool, count: int, most: int = TENSOR_ELEMENTS) -> list[Any]:
     whole, rest = divmod(count, most)
     parameters = []
     for elements in [most] * whole + [rest] * bool(rest):
@@ -219,7 +224,7 @@ def _parameters(torch: Any, pool: Pool, count: int, most: int = TENSOR_ELEMENTS)
     return parameters
 
 
-def _adamw(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _adamw(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     options = {"fused": phase == "fused", "foreach": phase == "foreach"}
     # Tensor by tensor, a step is as long as its tensors' in turn: one of them, whatever its size.
     most = shape[0] if phase == "single" else TENSOR_ELEMENTS
@@ -229,29 +234,29 @@ def _adamw(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
     return step
 
 
-def _zero_grad(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _zero_grad(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     optimizer = torch.optim.SGD(_parameters(torch, pool, shape[0]), lr=1e-5)
     return lambda: optimizer.zero_grad(set_to_none=False)
 
 
-def _clip_norm(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _clip_norm(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     parameters = _parameters(torch, pool, shape[0])
     return lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0)
 
 
-def _copy(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _copy(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     count = shape[0] // pool.dtype.itemsize
     source, target = pool.numbers(count), pool.own(count)
     return lambda: target.copy_(source)
 
 
-def _h2d(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _h2d(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     count = shape[0] // pool.dtype.itemsize
     target, source = pool.own(count), _on_host(pool.numbers(count), phase)
     return lambda: target.copy_(source, non_blocking=True)
 
 
-def _d2h(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
+def _d2h(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     count = shape[0] // pool.dtype.itemsize
     source = pool.numbers(count)
     target = _on_host(source, phase)

@@ -10,11 +10,11 @@ from typing import Any
 Context = Callable[[], AbstractContextManager[object]]
 
 
-def within(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+def within(context: Context, function: Callable[..., object]) -> Callable[..., object]:
     """A function every call of which is in a context of its own."""
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with context():
             return function(*args, **kwargs)
 
@@ -33,7 +33,7 @@ class Replacements:
         for owner, name, value in triples:
             self.set(owner, name, value)
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
+    def set(self, owner: Any, name: str, value: object) -> None:
         """`owner.name = value` until `undo`; `owner` is a module or a class, one of pybind11 too."""
         own = vars(owner)
         if name in own:

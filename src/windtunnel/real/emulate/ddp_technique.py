@@ -17,12 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
 from windtunnel.studies.techniques.named import TECHNIQUES, asked, legal
 from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
+
+if TYPE_CHECKING:
+    import torch
+
+    from windtunnel.real.operator_call import Arguments
 
 PARTS_ARE_MINE = "peers' shards of gradients are made from this rank's: times are the job's, losses are not"
 APPLIED = ("collective_partitioning", "sparse_gradients")
@@ -76,7 +81,7 @@ class Applied:
             told["share_sent"] = sum(state.sent for state in self.states) / dense if dense else 1.0
         return told
 
-    def hook_for(self, module: Any) -> tuple[Any, Any]:
+    def hook_for(self, module: torch.nn.Module) -> tuple[Any, Any]:
         """State and hook for a DistributedDataParallel."""
         state: Any
         if isinstance(self.plan, SparsePlan):
@@ -120,7 +125,7 @@ def applied(text: str, local_world_size: int) -> Iterator[Applied]:
         remedy = "leave one of them out: a module has one"
         raise LayoutError(f"the script registers a communication hook, and so does --technique {made.name}", remedy)
 
-    def before_step(optimizer: Any, args: Any, named: Mapping[str, Any]) -> None:
+    def before_step(optimizer: torch.optim.Optimizer, args: Arguments, named: Mapping[str, Any]) -> None:
         if not made.states:
             raise made.missing()
 

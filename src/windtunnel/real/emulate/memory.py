@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
+
     from windtunnel.real.capture.replacements import Replacements
 
 MARK, OPTIMIZER_MARK = "windtunnel: step ends", "windtunnel: optimizer begins"
@@ -44,7 +46,7 @@ class Peak:
     events: int = 0  # allocations and releases in the step
     timeline: tuple[tuple[float, int], ...] = ()  # seconds from the step's begin, bytes; thinned
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able."""
         return asdict(self)
 
@@ -232,7 +234,7 @@ def live_tensors(optimizers: Iterable[Any]) -> tuple[int, dict[str, dict[int, in
     owned: dict[str, dict[int, int]] = {category: {} for category in CATEGORIES}
     seen: dict[int, int] = {}
 
-    def take(category: str, tensor: Any) -> None:
+    def take(category: str, tensor: torch.Tensor) -> None:
         if not isinstance(tensor, torch.Tensor):
             return
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
@@ -300,7 +302,7 @@ def watch_profilers(replacements: Replacements, seen: Callable[[], None]) -> Non
         made = kind.__init__
 
         @functools.wraps(made)
-        def of_the_script(self: Any, *args: Any, _made: Any = made, **kwargs: Any) -> None:
+        def of_the_script(self: Any, *args: object, _made: Any = made, **kwargs: object) -> None:
             if not _ours:
                 seen()
             _made(self, *args, **kwargs)
@@ -318,7 +320,7 @@ class MemoryWatch:
         self.gradients: set[int] = set()
         self._looks: list[set[int]] = []  # addresses of what was live at each mark
 
-    def start(self, optimizers: Iterable[Any], *, stack: bool = True) -> bool:
+    def start(self, optimizers: Iterable[object], *, stack: bool = True) -> bool:
         """Whether it could: a script that profiles itself cannot be profiled. `stack`: Python frames too."""
         import torch
 
@@ -338,7 +340,7 @@ class MemoryWatch:
         self._profiler = profiler
         return True
 
-    def mark(self, optimizers: Iterable[Any]) -> None:
+    def mark(self, optimizers: Iterable[object]) -> None:
         """A step ends."""
         _, owned = live_tensors(optimizers)
         self._looks.append({address for addresses in owned.values() for address in addresses})
@@ -351,7 +353,7 @@ class MemoryWatch:
             with torch.profiler.record_function(text):
                 pass
 
-    def note_gradients(self, optimizers: Iterable[Any]) -> None:
+    def note_gradients(self, optimizers: Iterable[object]) -> None:
         """The optimizer begins."""
         if self._profiler is not None:
             self.gradients = gradient_addresses(optimizers)
@@ -371,7 +373,7 @@ class MemoryWatch:
             with _silence():
                 profiler.stop()
 
-    def trace(self, folder: Path, name: str = "") -> dict[str, Any]:
+    def trace(self, folder: Path, name: str = "") -> dict[str, object]:
         """End the profile; its Chrome trace."""
         profiler, self._profiler = self._profiler, None
         with _silence():
@@ -379,7 +381,7 @@ class MemoryWatch:
         path = folder / f"memory_trace{name}.json"
         profiler.export_chrome_trace(str(path))
         try:
-            document: dict[str, Any] = json.loads(path.read_text())
+            document: dict[str, object] = json.loads(path.read_text())
         finally:
             path.unlink(missing_ok=True)
         return document

@@ -10,7 +10,7 @@ from typing import Any
 from windtunnel.errors import WindtunnelError
 
 
-def told(error: BaseException) -> dict[str, Any]:
+def told(error: BaseException) -> dict[str, object]:
     """What the parent says of an error: message, place in the script, traceback."""
     from windtunnel.real.capture.processes.rank_process import place_in_script, traceback_of_script
 
@@ -19,7 +19,7 @@ def told(error: BaseException) -> dict[str, Any]:
     if isinstance(error, WindtunnelError):
         return {"status": "refused", "message": text, "place": place}
     message = f"{type(error).__name__}: {text[:600]}"
-    outcome: dict[str, Any] = {"status": "raised", "message": message, "place": place}
+    outcome: dict[str, object] = {"status": "raised", "message": message, "place": place}
     outcome["traceback"] = traceback_of_script(error)
     if is_out_of_memory(error):
         frames = [f"{at.filename}:{at.lineno} {at.name}" for at in traceback.extract_tb(error.__traceback__)]
@@ -35,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def facts_of(journal: Any) -> dict[str, Any]:
+def facts_of(journal: Any) -> dict[str, object]:
     """What a `rank.Journal` has learnt, as JSON."""
     conductor = journal.conductor
     if conductor is None:
@@ -44,7 +44,7 @@ def facts_of(journal: Any) -> dict[str, Any]:
     from windtunnel.real.emulate.peers.peer_times import document
     from windtunnel.real.emulate.timeline import events_of_peer, events_of_real
 
-    events: list[Any] = []
+    events: list[object] = []
     if journal.last is not None:
         events += events_of_real(conductor.rank, journal.last)
         for rank, watched in conductor.last_watched.items():

@@ -21,6 +21,8 @@ from windtunnel.real.capture.processes.file_mailbox import write_whole
 from windtunnel.real.emulate.outcome import facts_of, told
 
 if TYPE_CHECKING:
+    import torch
+
     from windtunnel.real.emulate.clock.compute_time import ComputeTime
     from windtunnel.real.emulate.conductor import Conductor
     from windtunnel.real.emulate.ddp_technique import Applied
@@ -107,7 +109,7 @@ class Journal:
                 watch.abandon()
         self._may_watch = False
 
-    def before_optimizer(self, optimizer: Any) -> None:
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Know all optimizers; see where gradients lie."""
         if all(known is not optimizer for known in self.optimizers):
             self.optimizers.append(optimizer)

@@ -20,7 +20,7 @@ from windtunnel.studies.programs.communication import Communication
 _US = 1e6
 
 
-def events_of_real(rank: int, step: ObservedStep) -> Iterator[dict[str, Any]]:
+def events_of_real(rank: int, step: ObservedStep) -> Iterator[dict[str, object]]:
     """What the real rank did."""
     lanes = _Lanes(rank)
     at = step.begun
@@ -38,7 +38,7 @@ def events_of_real(rank: int, step: ObservedStep) -> Iterator[dict[str, Any]]:
     yield from lanes.names(f"rank {rank} (real)")
 
 
-def events_of_peer(rank: int, watched: Iterable[Watched], what: str) -> Iterator[dict[str, Any]]:
+def events_of_peer(rank: int, watched: Iterable[Watched], what: str) -> Iterator[dict[str, object]]:
     """What a virtual peer did in the replay; `what` it is: "slow by 1.2", "stage 3"."""
     lanes = _Lanes(rank)
     for one in watched:
@@ -95,12 +95,12 @@ class _Lanes:
         self.rank = rank
         self.known: dict[str, int] = {"host": 0}
 
-    def bar(self, lane: str, name: str, begun: float, ended: float, category: str) -> dict[str, Any]:
+    def bar(self, lane: str, name: str, begun: float, ended: float, category: str) -> dict[str, object]:
         thread = self.known.setdefault(lane, len(self.known))
         times = {"ts": begun * _US, "dur": round((ended - begun) * _US, 3)}
         return {"ph": "X", "name": name, "cat": category, "pid": self.rank, "tid": thread, **times}
 
-    def names(self, title: str) -> Iterator[dict[str, Any]]:
+    def names(self, title: str) -> Iterator[dict[str, object]]:
         yield {"ph": "M", "name": "process_name", "pid": self.rank, "tid": 0, "args": {"name": title}}
         for lane, thread in self.known.items():
             yield {"ph": "M", "name": "thread_name", "pid": self.rank, "tid": thread, "args": {"name": lane}}

@@ -53,7 +53,7 @@ class Side:
     steps: int
     preemptions: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {
             "ttft_s": dict(self.ttft), "tpot_s": dict(self.tpot), "e2e_s": dict(self.e2e),
@@ -76,7 +76,7 @@ class Compared(Answer):
     step_s: Mapping[str, float]
     wall_s: Mapping[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {
             "device": self.device,

@@ -12,7 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    import torch
 
 EPSILON = 1e-5
 THETA = 10_000.0
@@ -131,7 +134,7 @@ class Llama:
         total = piece.past + len(piece.ids)
         return self._rows(piece.blocks)[:total]
 
-    def _attend(self, q: Any, cache: Any, rows: Any, past: int) -> Any:
+    def _attend(self, q: torch.Tensor, cache: Any, rows: Any, past: int) -> Any:
         import torch
 
         n = len(q)
@@ -146,17 +149,17 @@ class Llama:
         return found[0].transpose(0, 1).reshape(n, -1)
 
 
-def _attention(q: Any, k: Any, v: Any, **more: Any) -> Any:
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> Any:
     import torch
 
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **more)
 
 
-def _norm(x: Any, weight: Any) -> Any:
+def _norm(x: torch.Tensor, weight: torch.Tensor) -> Any:
     return x * (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight
 
 
-def _half_turn(x: Any) -> Any:
+def _half_turn(x: torch.Tensor) -> Any:
     import torch
 
     half = x.shape[-1] // 2

@@ -21,9 +21,13 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, UserError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
@@ -40,11 +44,19 @@ class Checkpoints:
 
     folder: Path
     keep: int = 2
-    group: Any = None  # a gloo group of all ranks, for nothing else; None where one process saves alone
+    group: dist.ProcessGroup | None = (
+        None  # a gloo group of all ranks, for nothing else; None where one process saves alone
+    )
     _writer: threading.Thread | None = field(default=None, repr=False)
     _failed: BaseException | None = field(default=None, repr=False)
 
-    def save(self, step: int, model: Any, optimizer: Any, others: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        others: Mapping[str, Any] | None = None,
+    ) -> None:
         """Copy the state, and write it in the background. `others`: tensors and plain values.
 
         Raises CheckpointError if the write before this one failed.
@@ -73,8 +85,8 @@ class Checkpoints:
         return steps[-1] if steps else None
 
     def restore(
-        self, model: Any, optimizer: Any, others: dict[str, Any] | None = None, *, step: int | None = None, reshard:
-        bool = False
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any] | None = None, *,
+        step: int | None = None, reshard: bool = False,
     ) -> int | None:  # fmt: skip
         """Load the newest complete checkpoint, or that of `step`, in place; returns its step, None where there is none.
 
@@ -194,7 +206,7 @@ class Checkpoints:
         return manifest
 
 
-def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Any]) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     of_model, of_optimizer = get_state_dict(model, optimizer)

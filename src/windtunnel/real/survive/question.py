@@ -222,7 +222,7 @@ def predicted(model: Model, machine: Cluster, plan: Plan) -> Shape:
     @lru_cache
     def exactly(left: int) -> float:
         """Samples a second of `left` replicas over those of all, each with its own part of the batch."""
-        fewer = plan.model_copy(update={"dp": left, "global_batch": batch * left // replicas})
+        fewer = plan.with_fields({"dp": left, "global_batch": batch * left // replicas})
         try:
             other = predict(model, cluster_with(machine, n_gpus=n * left // replicas), fewer)
         except UserError:  # experts or shards ask for another number of replicas: then in proportion

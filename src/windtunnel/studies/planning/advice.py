@@ -29,7 +29,7 @@ from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Advice, Result
-from windtunnel.physics.step.scenario import Scenario
+from windtunnel.questions.scenario import Scenario
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
 from windtunnel.studies.planning.oracle import (
@@ -238,9 +238,7 @@ def _larger(base: Layout) -> tuple[list[_Tried], int]:
     for doubling in range(1, DOUBLINGS + 1):
         more = base.cluster.n_gpus * 2**doubling
         try:
-            layout = laid_out(
-                base.model, cluster_with(base.cluster, n_gpus=more), base.asked.model_copy(update={"dp": None})
-            )
+            layout = laid_out(base.model, cluster_with(base.cluster, n_gpus=more), base.asked.with_fields({"dp": None}))
         except UserError:
             continue
         fields = {"n_gpus": more} | ({} if base.asked.dp is None else {"dp": layout.dp})

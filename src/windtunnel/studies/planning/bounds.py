@@ -333,7 +333,7 @@ class Bounds:
         found = []
         for overlap in options["overlap_tp"]:
             filled = layout.plan.overlap_tp if overlap is None else overlap
-            plan = layout.plan.model_copy(update={**changes, "overlap_tp": filled})
+            plan = layout.plan.with_fields({**changes, "overlap_tp": filled})
             found.append(self.passes(replace(layout, plan=plan), again))
         forward, backward = (np.minimum.reduce(list(parts)) for parts in zip(*found, strict=True))
         return forward, backward

@@ -73,7 +73,7 @@ def changed(base: Layout, fields: Mapping[str, Any]) -> Change | None:
         every = {**fields, **extra}
         free = {"dp": None} if base.asked.dp is not None else {}
         try:
-            layout = laid_out(base.model, base.cluster, base.asked.model_copy(update={**every, **free}))
+            layout = laid_out(base.model, base.cluster, base.asked.with_fields({**every, **free}))
         except UserError:
             continue
         if base.asked.dp is not None and layout.dp != base.asked.dp:
@@ -92,7 +92,7 @@ def flags_of(fields: Mapping[str, Any]) -> str:
 
 
 def _key(layout: Layout) -> tuple[Any, ...]:
-    return (layout.plan.model_copy(update={"dp": None, "schedule": None, "etp": None}), layout.schedule, layout.etp)
+    return (layout.plan.with_fields({"dp": None, "schedule": None, "etp": None}), layout.schedule, layout.etp)
 
 
 def _companions(base: Layout, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -224,4 +224,4 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
 
 
 def _habit(layout: Layout, name: str) -> Any:
-    return getattr(laid_out(layout.model, layout.cluster, layout.asked.model_copy(update={name: None})).plan, name)
+    return getattr(laid_out(layout.model, layout.cluster, layout.asked.with_fields({name: None})).plan, name)

@@ -30,7 +30,7 @@ def nearest(answer: Answer, memory: Callable[[Layout], int]) -> tuple[Miss, ...]
     exact.sort(key=lambda pair: pair[0])
     return tuple(
         Miss(
-            layout.asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+            layout.asked.stated(),
             needed,
             layout.cluster.gpu.usable_memory_bytes,
             at_least=False,
@@ -68,7 +68,7 @@ def _offloaded(model: Model, cluster: Cluster, answer: Answer) -> tuple[str, Lay
     for update in ({"offload_optimizer": 0.5}, {"offload_optimizer": 1.0}):
         for missed in answer.missed[:NEAREST_TRIED]:
             try:
-                layout = laid_out(model, cluster, missed.layout.asked.model_copy(update=update))
+                layout = laid_out(model, cluster, missed.layout.asked.with_fields(update))
             except UserError:
                 continue
             if memory_bytes(layout, usable) <= usable and host_holds(layout):

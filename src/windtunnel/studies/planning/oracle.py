@@ -82,7 +82,7 @@ _NO_TENSOR = dict.fromkeys(
 
 def pieces(layout: Layout) -> tuple[Piece, ...]:
     """The pieces of a layout, remembered: plans that differ in overlap and launch only share them."""
-    key = (id(layout.model), layout.cluster, layout.plan.model_copy(update=_NO_TENSOR), layout.etp)
+    key = (id(layout.model), layout.cluster, layout.plan.with_fields(_NO_TENSOR), layout.etp)
     found = _PIECES.get(key)
     if found is None:
         found = _PIECES[key] = (layout.model, pieces_of(layout))
@@ -111,7 +111,7 @@ def host_holds(layout: Layout) -> bool:
     if not away:
         return True
     cluster = layout.cluster
-    moved = memory_bytes(laid_out(layout.model, cluster, layout.asked.model_copy(update=away))) - memory_bytes(layout)
+    moved = memory_bytes(laid_out(layout.model, cluster, layout.asked.with_fields(away))) - memory_bytes(layout)
     return moved * min(cluster.gpus_per_node, cluster.n_gpus) <= HOST_SHARE * cluster.host.memory_bytes
 
 

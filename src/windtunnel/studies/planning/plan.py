@@ -34,13 +34,14 @@ from windtunnel.studies.planning.infeasible import nearest, remedies
 from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.objectives.mixed_types import slower, slowest_of
 from windtunnel.studies.planning.objectives.robust import Trouble, scored
-from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked, predict, read_plan, straggling
+from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
 from windtunnel.studies.planning.search import Answer, Search, step_time
 from windtunnel.studies.planning.space import Space, first_refusal
 from windtunnel.studies.planning.techniques import Tried, chosen, tried
 from windtunnel.studies.planning.thumb import rule_of_thumb
 from windtunnel.studies.techniques import predict_with
 from windtunnel.studies.training.launch import launch_files
+from windtunnel.studies.training.plan import read_mapping
 from windtunnel.units import parse_count, parse_number, parse_time
 
 OBJECTIVES = ("time", "cost", "memory", "energy")
@@ -258,7 +259,7 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
 def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
     if plan is not None and not isinstance(plan, Mapping):
-        plan = read_plan(plan).model_dump(exclude_unset=True)
+        plan = plan.stated() if isinstance(plan, Plan) else read_mapping(Path(plan))
     given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
     for name in ("global_batch", "seq_len"):
         if name not in given:
@@ -352,7 +353,7 @@ def _told(
     hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
     named = words.replace("{gpus}", str(cluster.n_gpus))
     return Planned(
-        plan=asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+        plan=asked.stated(),
         n_gpus=cluster.n_gpus,
         step_time_s=seconds,
         p5_s=result.step_time_p5_ns / 1e9,

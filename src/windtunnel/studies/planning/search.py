@@ -195,7 +195,7 @@ class Search:
         for one in self._missed:
             if not isinstance(one, Missed):
                 layout, saving = one
-                laid = laid_out(layout.model, layout.cluster, layout.asked.model_copy(update=saving))
+                laid = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
                 one = Missed(laid, self.bounds.memory_bytes(laid), exact=False)
             found.append(one)
         return sorted(found, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
@@ -322,7 +322,7 @@ class Search:
                 self._lost_unmeasured(layout, saving)
                 continue
             try:
-                one = laid_out(layout.model, layout.cluster, layout.asked.model_copy(update=saving))
+                one = laid_out(layout.model, layout.cluster, layout.asked.with_fields(saving))
             except UserError as error:  # a saving is legal wherever its structure is; a given one may not be
                 self._refused(layout, saving, error)
                 continue
@@ -358,7 +358,7 @@ class Search:
         options, first = self._options(node), True
         for chosen in product(*options.values()):
             update = dict(zip(options, chosen, strict=True))
-            one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.model_copy(update=update))
+            one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.with_fields(update))
             least = max(node.key, self.bounds.leaf_ns(one, options))
             self._push(least, LEAF, one, node.saving, needed)
             if first and self.soon is not None:

@@ -26,8 +26,8 @@ from windtunnel.physics.step.disturbances.disturbances import parse_disturbances
 from windtunnel.physics.step.disturbances.disturbed_step import Replayed
 from windtunnel.physics.step.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.physics.step.result_of import limits_of, read, result_of
-from windtunnel.physics.step.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.header import product_version
+from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.studies.programs.compiler.fused_program import fused
 from windtunnel.studies.programs.disturbances.disturbed import disturb, disturbed_job
 from windtunnel.studies.programs.disturbances.pace import placed_on

@@ -19,7 +19,7 @@ from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result, TechniqueGain
-from windtunnel.physics.step.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.studies.techniques.answer import answered
 from windtunnel.studies.techniques.collective_partitioning import price as partitioning
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
@@ -259,7 +259,7 @@ def replace_ep(work: _Work, ep: int) -> FlatStep:
 
 
 def _packed(work: _Work, ep: int) -> _Work:
-    return replace(work, plan=work.plan.model_copy(update={"ep": ep}))
+    return replace(work, plan=work.plan.with_fields({"ep": ep}))
 
 
 def _too_large(work: _Work, ep: int) -> bool:

@@ -26,6 +26,7 @@ from windtunnel.studies.training.layout_checks import (
 from windtunnel.studies.training.plan import PARAMETER_FORMATS, PEAK_DTYPE, Plan
 from windtunnel.studies.training.schedules import TRAITS, Schedule, equal_groups, schedule
 
+USUAL_MOMENTS = "fp32"  # format of the optimizer's moments where neither plan nor habit says another
 # Fields of a plan that no pass over a model piece sees, with the values that stand for all of theirs.
 _OUTSIDE_PASSES: dict[str, object] = {
     "pp": 1,
@@ -155,7 +156,7 @@ class Layout:
         inside = self.gathers_in_passes or self.reduces_in_passes
         if not inside:
             changes |= {"zero_stage": 0, "overlap_grad_reduce": None, "overlap_param_gather": None}
-        plan = self.plan.model_copy(update=changes)
+        plan = self.plan.with_fields(changes)
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
         sharded = (self.shard_group, self.replicas, self.dp, self.holds_low_precision) if inside else ()
         placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
@@ -208,7 +209,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     changes = _filled(plan, habits)
     if habits.pure_precision:
         changes |= _pure(plan)
-    plan = plan.model_copy(update=changes)
+    plan = plan.with_fields({"optimizer_dtype": plan.optimizer_dtype or USUAL_MOMENTS, **changes})
     dp = _data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer, _ in model.distinct_layers())
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
@@ -216,7 +217,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     check_precision(plan, cluster)
     check_adapters(plan)
     if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
-        plan = plan.model_copy(update={"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
+        plan = plan.with_fields({"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
         changes = {name: value for name, value in changes.items() if name not in _SHARED}
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
@@ -231,7 +232,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
             )
         if group != plan.pp:
             changes |= {"micro_batch_group": group}
-            plan = plan.model_copy(update={"micro_batch_group": group})
+            plan = plan.with_fields({"micro_batch_group": group})
     check_size(plan, model, cluster, micro_batches)
     if (plan.recompute_layers or 0) > len(model.layers):
         remedy = f"the model has {len(model.layers)} layers: use full, or full:N with fewer"
@@ -304,12 +305,13 @@ def _pure(plan: Plan) -> dict[str, object]:
     check_plain(plan)
     width = PURE[plan.precision]
     for name in ("gradient_dtype", "optimizer_dtype"):
-        if name in plan.model_fields_set and getattr(plan, name) != width:
+        if getattr(plan, name) not in (None, width):
             raise LayoutError(
                 f"{name} {getattr(plan, name)} with framework pytorch in {plan.precision}: all state has one format",
                 f"leave {name} out, or use another framework",
             )
-    return {name: width for name in ("gradient_dtype", "optimizer_dtype") if getattr(plan, name) != width}
+    usual = {"gradient_dtype": plan.gradient_dtype, "optimizer_dtype": USUAL_MOMENTS}
+    return {name: width for name, now in usual.items() if now != width}
 
 
 def _said(

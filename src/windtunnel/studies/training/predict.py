@@ -34,8 +34,8 @@ from windtunnel.physics.step.result_of import (
     roofline_warning,
     sum_to,
 )
-from windtunnel.physics.step.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.header import product_version
+from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
 from windtunnel.studies.training.layout import Layout, resolve
@@ -199,7 +199,7 @@ def _result(
             "version": product_version(),
             "model": layout.model.to_dict(),
             "cluster": cluster.told(),
-            "plan": plan.model_dump(mode="json") | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
+            "plan": plan.to_dict() | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
         },
         memory=memory,
         infeasible=trouble,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
-from windtunnel.physics.step.scenario import CALM, Scenario
+from windtunnel.questions.scenario import CALM, Scenario
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
 
 if TYPE_CHECKING:

@@ -41,18 +41,16 @@ def _as_given(spec: object) -> list[str]:
 
 def _flags(plan: Plan) -> Iterator[str]:
     """The plan as it was asked for; what was left open stays open, so that the same habits fill it."""
-    for name, field in Plan.model_fields.items():
-        value = getattr(plan, name)
-        if field.is_required() or (value is not None and value != field.default):
-            flag, text = "--" + name.replace("_", "-"), _shown(value)
-            # A value with a leading dash would be read as the next flag.
-            yield shlex.quote(f"{flag}={text}") if text.startswith("-") else f"{flag} {shlex.quote(text)}"
+    for name, value in plan.stated().items():
+        flag, text = "--" + name.replace("_", "-"), _shown(value)
+        # A value with a leading dash would be read as the next flag.
+        yield shlex.quote(f"{flag}={text}") if text.startswith("-") else f"{flag} {shlex.quote(text)}"
 
 
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, tuple):
+    if isinstance(value, list):
         return ",".join(str(part) for part in value)
     return str(value)
 

@@ -23,8 +23,9 @@ from windtunnel.faces.cli.captured import answered_captured
 from windtunnel.faces.cli.output import cold
 from windtunnel.faces.cli.plan_flags import SWITCHES, PlanFlags, check_whole_numbers, switches_spelled_out
 from windtunnel.faces.cli.run import _asked
+from windtunnel.questions.question import fields_of
 from windtunnel.real.calibrate.document import to_yaml
-from windtunnel.studies.training.plan import Plan, read_plan
+from windtunnel.studies.training.plan import FIELDS, Plan, read_plan
 from windtunnel.studies.training.question import Question
 
 ASKED = {"global_batch": 16, "seq_len": 4096}
@@ -49,13 +50,13 @@ def plan_or_message(spec: Any) -> Plan | str:
 
 
 def test_every_plan_field_is_a_flag_and_nothing_else_is() -> None:
-    assert {field.name for field in dataclasses.fields(PlanFlags)} == set(Plan.model_fields)
+    assert {field.name for field in dataclasses.fields(PlanFlags)} == set(FIELDS)
 
 
 def test_flags_offer_the_choices_that_a_plan_takes() -> None:
     hints = typing.get_type_hints(PlanFlags)
-    for name, field in Plan.model_fields.items():
-        assert choices(hints[name]) == choices(field.annotation), name
+    for field in fields_of(Plan):
+        assert choices(hints[field.path]) == set(field.choices), field.path
 
 
 def test_flags_that_are_not_given_change_nothing() -> None:
@@ -227,7 +228,7 @@ def test_the_command_that_a_result_names_gives_that_result() -> None:
     assert words[5:7] == ["--set", "model.layers=4"]
 
 
-@given(st.dictionaries(st.one_of(st.sampled_from(sorted(Plan.model_fields)), st.text(max_size=6)), st.one_of(
+@given(st.dictionaries(st.one_of(st.sampled_from(sorted(FIELDS)), st.text(max_size=6)), st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.lists(st.integers(), max_size=4),
 ), max_size=8))  # fmt: skip
 @settings(max_examples=300, deadline=None)

@@ -64,9 +64,7 @@ def test_what_is_wrong_is_said(result: Result) -> None:
         "no `schema`": b'{"a": 1}',
         "newer than": _changed(result, schema="windtunnel.result/3"),
         "is not a windtunnel result": _changed(result, schema="other.thing/1"),
-        "is not a windtunnel result (schema 'windtunnel.result/x')": _changed(
-            result, schema="windtunnel.result/x"
-        ),
+        "is not a windtunnel result (schema 'windtunnel.result/x')": _changed(result, schema="windtunnel.result/x"),
         "reads 1 to": _changed(result, schema="windtunnel.result/0"),
         "is an answer of `windtunnel plan`, no prediction": _changed(result, study="plan"),
         "step_time_ns": _changed(result, step_time_ns="long"),

@@ -10,7 +10,7 @@ import pytest
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.step.disturbances.disturbances import SAMPLES, parse_disturbances
-from windtunnel.physics.step.scenario import Scenario
+from windtunnel.questions.scenario import Scenario
 
 CLUSTER = parse_cluster("h100-sxm:64")
 

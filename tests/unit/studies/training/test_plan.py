@@ -60,7 +60,7 @@ def test_a_wrong_field_is_named_with_its_value(change: dict[str, Any], kind: typ
 
 @pytest.mark.parametrize("missing", ["global_batch", "seq_len"])
 def test_what_is_required_is_asked_for(missing: str) -> None:
-    with pytest.raises(SpecError, match=f"{missing} is not given: the plan needs it"):
+    with pytest.raises(SpecError, match=f"{missing} is not given: it is needed"):
         read_plan({name: value for name, value in LEAST.items() if name != missing})
 
 
@@ -70,7 +70,7 @@ def test_what_is_required_is_asked_for(missing: str) -> None:
         (None, "No such file"),
         ("tp: [", "line 1: expected the node content"),
         ("- tp", "no mapping"),
-        ("tp: 2\n2: 3\nglobal_batch: 8\nseq_len: 8\n", "keys"),
+        ("tp: 2\n2: 3\nglobal_batch: 8\nseq_len: 8\n", "unknown plan field '2'"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, content: str | None, words: str) -> None:

@@ -19,7 +19,7 @@ from windtunnel.faces.report.prediction.categories import label_of
 from windtunnel.faces.report.prediction.rows import memory_parts
 from windtunnel.faces.report.prediction.spec_words import difference_words, disturbing, flatten, title
 from windtunnel.physics.step.result import Result
-from windtunnel.physics.step.scenario import NAMES
+from windtunnel.questions.scenario import NAMES
 from windtunnel.units import format_bytes
 
 _ABSENT = None

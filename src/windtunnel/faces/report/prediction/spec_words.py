@@ -12,7 +12,7 @@ from typing import Any
 
 from windtunnel.faces.report.figures import plain
 from windtunnel.physics.step.result import Result
-from windtunnel.physics.step.scenario import NAMES
+from windtunnel.questions.scenario import NAMES
 from windtunnel.units import format_bytes, format_flops, format_rate, format_time
 
 _LAYOUT = ("tp", "pp", "virtual_stages", "cp", "ep", "dp")

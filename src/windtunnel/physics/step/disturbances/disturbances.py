@@ -15,7 +15,7 @@ from numbers import Integral
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.step.disturbances.parse import Slow, read_slow, takers
-from windtunnel.physics.step.scenario import Scenario, share_of
+from windtunnel.questions.scenario import Scenario
 
 SAMPLES = 200  # where something random is asked for without saying how many
 
@@ -65,7 +65,7 @@ def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
         raise SpecError("samples", samples, "give a whole number from 0 to 1,000,000")
     if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise SpecError("seed", seed, "give a whole number from 0 to 2^63 - 1")
-    noise = share_of("jitter", scenario.jitter)
+    noise = scenario.jitter
     if noise > 1.0:
         raise SpecError("jitter", scenario.jitter, "give a relative standard deviation of at most 100 %")
     found = Disturbances(read_slow(scenario.slow, cluster, seed), noise, samples, seed)

@@ -12,8 +12,7 @@ import numpy as np
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.input_file import read_yaml
 from windtunnel.physics.hardware import Cluster
-from windtunnel.physics.step.scenario import share_of
-from windtunnel.units import parse_time
+from windtunnel.units import parse_share, parse_time
 
 FORMS = {
     "gpu": "gpu=NUMBER:FACTOR",
@@ -238,7 +237,7 @@ def _kept(text: str, amount: str) -> float:
 
 def _share(text: str, amount: str) -> float:
     try:
-        return share_of("slow", amount)
+        return parse_share(amount, "slow")
     except SpecError as error:
         raise SpecError("slow", text, error.remedy) from None
 

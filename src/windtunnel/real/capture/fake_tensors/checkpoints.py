@@ -12,12 +12,15 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
+
+if TYPE_CHECKING:
+    import torch
 
 MARKER = b"windtunnel: saved during a capture, number "
 NOTE = "checkpoints are not written: what the script saves is kept in memory, and gone with the capture"
@@ -83,13 +86,13 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
     def load_all(*_: Any, **__: Any) -> None:
         note("checkpoints are not read: the state stays as it was made")
 
-    def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+    def save_file(tensors: Sequence[torch.Tensor], filename: Any, metadata: Any = None) -> None:
         save(dict(tensors), filename)
 
-    def save_model(model: Any, filename: Any, *_: Any, **__: Any) -> None:
+    def save_model(model: torch.nn.Module, filename: Any, *_: Any, **__: Any) -> None:
         save(dict(model.state_dict()), filename)
 
-    def load_file(filename: Any, device: Any = "cpu") -> Any:
+    def load_file(filename: Any, device: torch.device = "cpu") -> Any:
         with io.open(os.fspath(filename), "rb") as file:  # noqa: UP020
             ours = file.read(len(MARKER)) == MARKER
         return loaded(filename) if ours else load_tensors(filename, device)

@@ -29,7 +29,10 @@ import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Answers:
                 return value
         return None
 
-    def value(self, dtype: Any, from_norm: bool) -> float | int | bool:
+    def value(self, dtype: torch.dtype, from_norm: bool) -> float | int | bool:
         """For a tensor of one element of which nothing is known."""
         import torch
 
@@ -67,7 +70,7 @@ def _not_the_script() -> tuple[str, ...]:
     import torch
 
     packages = (os.path.dirname(str(module.__file__)) + os.sep for module in (torch, numpy))
-    ours = os.path.abspath(__file__).partition(f"{os.sep}capture{os.sep}")[0] + os.sep
+    ours = os.path.abspath(__file__).partition(f"{os.sep}real{os.sep}capture{os.sep}")[0] + os.sep
     return (ours, *packages, "<frozen", "<string>", *(str(one.__file__) for one in (contextlib, functools, runpy)))
 
 

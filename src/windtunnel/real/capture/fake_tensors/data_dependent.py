@@ -6,7 +6,7 @@ answered: ops run.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -16,6 +16,11 @@ from windtunnel.real.capture.recorder.op_table import OpFacts
 from windtunnel.real.capture.recorder.rows import AFTER, Rows
 from windtunnel.real.capture.recorder.storages import Ledger
 from windtunnel.real.capture.torch_private import distributed as compat
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 _INTEGERS = (torch.int32, torch.int64)
 _NORMS = ("norm", "_foreach_norm", "linalg_vector_norm")
@@ -45,14 +50,14 @@ class Reader:
         self.values = KnownValues(recorder.ledger.number, self._constant, compat.outside_modes)
         recorder.ledger.on_gone = self.values.forget
 
-    def _constant(self, tensor: Any) -> Any:
+    def _constant(self, tensor: torch.Tensor) -> Any:
         if isinstance(tensor, self._fake_class):
             return tensor.constant
         return tensor if tensor.device.type == "cpu" and tensor.numel() <= CREATED else None
 
     # ---- values
 
-    def told(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+    def told(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
         """What Python gets for a value."""
         if not self.holds_nothing(inputs):
             return self.done(func, args, kwargs)
@@ -84,14 +89,14 @@ class Reader:
         """Whether one of the tensors is fake."""
         return self.fake and any(isinstance(t, self._fake_class) for t in inputs)
 
-    def done(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def done(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """Run on tensors that hold data: in a fake mode they must be kept from it."""
         if not self.fake:
             return func(*args, **kwargs)
         with compat.outside_modes():
             return func(*args, **kwargs)
 
-    def _sound(self, tensor: Any) -> bool | None:
+    def _sound(self, tensor: torch.Tensor) -> bool | None:
         """Whether a check of numbers, known by the op that made it, finds them sound;
         None where it is no such check.
         """
@@ -108,11 +113,11 @@ class Reader:
             at = max(rows[at - base][AFTER], default=-1)
         return None
 
-    def _note(self, tensor: Any, told: object, facts: OpFacts, where: str | None = None) -> None:
+    def _note(self, tensor: torch.Tensor, told: object, facts: OpFacts, where: str | None = None) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._recorder.answered(f"{facts.name} {dtype} {list(tensor.shape)}", told, where or line_of_script(3))
 
-    def _from_norm(self, tensor: Any) -> bool:
+    def _from_norm(self, tensor: torch.Tensor) -> bool:
         """Whether one of the last few ops that made this value was a norm."""
         ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
         number = ledger.known(tensor)
@@ -129,7 +134,7 @@ class Reader:
             ahead.extend(sorted(row[AFTER])[-3:])
         return False
 
-    def with_real_integers(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
+    def with_real_integers(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> Any:
         """C++ makes integers, sends them round and reads them: those hold data, wherever they are said to be."""
         if kwargs.get("device") is not None and (facts.short == "_to_copy" or kwargs.get("dtype") in _INTEGERS):
             kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -140,7 +145,7 @@ class Reader:
 
     # ---- sizes
 
-    def shaped(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+    def shaped(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
         """Run an op whose result's shape depends on data, or give it the shape that the answers say."""
         if not self.holds_nothing(inputs):
             out = self.done(func, args, kwargs)
@@ -169,7 +174,7 @@ class Reader:
         if inputs and inputs[0].device.type == recorder.device:
             recorder.rows.sync(recorder.rows.writers(inputs))
 
-    def _true(self, mask: Any) -> int:
+    def _true(self, mask: torch.Tensor) -> int:
         known = self.values.value(mask)
         if known is not None:
             with compat.outside_modes():
@@ -177,7 +182,9 @@ class Reader:
         share = self.values.shares.get(self._recorder.ledger.number(mask), self._answers.true_share)
         return round(share * int(mask.numel()))
 
-    def _made(self, short: str, args: Any, kwargs: Any, inputs: list[Any], size: int | None) -> tuple[Any, int]:
+    def _made(
+        self, short: str, args: Arguments, kwargs: Keywords, inputs: list[Any], size: int | None
+    ) -> tuple[Any, int]:
         first = inputs[0]
         long = {"dtype": torch.int64, "device": first.device}
         if short in ("nonzero", "argwhere"):
@@ -217,7 +224,7 @@ class Reader:
     def _pair(self, one: tuple[int, ...], other: tuple[int, ...], how: dict[str, Any]) -> tuple[Any, Any]:
         return self._empty(one, **how), self._empty(other, **how)
 
-    def _indexed(self, args: Any) -> tuple[Any, int]:
+    def _indexed(self, args: Arguments) -> tuple[Any, int]:
         """x[mask]: each mask becomes the indices it selects, and the index is done with those."""
         source, indices = args[0], args[1]
         selected = 0
@@ -237,14 +244,14 @@ class Reader:
         return torch.empty(shape, **how)
 
 
-def _as(dtype: Any, value: float | int | bool) -> float | int | bool:
+def _as(dtype: torch.dtype, value: float | int | bool) -> float | int | bool:
     """As Python gets it from a tensor of this dtype."""
     if dtype == torch.bool:
         return bool(value)
     return float(value) if dtype.is_floating_point else int(value)
 
 
-def _masks(args: Any) -> bool:
+def _masks(args: Arguments) -> bool:
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 

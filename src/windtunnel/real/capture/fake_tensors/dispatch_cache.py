@@ -11,12 +11,17 @@ What else follows from the key alone (specs, FLOPs, bytes) is found once and kep
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from windtunnel.real.capture.torch_private import recorder as compat
 from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 _NO_TENSORS = (
     torch.ops.profiler._record_function_enter_new.default,
@@ -38,9 +43,9 @@ class _Output(NamedTuple):
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     offset: int = 0
-    dtype: Any = None
+    dtype: torch.dtype = None
     attributes: Any = None  # what the fake tensor carries; None: a value that is no tensor
-    device: Any = None
+    device: torch.device = None
     constant: Any = None  # that value
 
 
@@ -67,12 +72,12 @@ class FastFakes:
         self._aside = compat.set_aside(mode)
         self._fake: Any = fake_tensor_class()
         self._entries: dict[Any, Entry | None] = {}
-        self._ops: dict[int, Any] = {}  # those with entries, so that their identities stay theirs
-        self._attributes: dict[Any, dict[str, Any]] = {}  # by device
+        self._ops: dict[int, object] = {}  # those with entries, so that their identities stay theirs
+        self._attributes: dict[Any, dict[str, object]] = {}  # by device
         self.entry: Entry | None = None  # of the last call, if it is kept
-        self._taken: list[Any] = []
+        self._taken: list[object] = []
 
-    def taken(self) -> list[Any]:
+    def taken(self) -> list[object]:
         """The tensors that the last call took, in the order of its arguments, where it is kept. To be asked for once:
         what is held here longer than the call is freed late.
         """
@@ -83,14 +88,16 @@ class FastFakes:
         """What "cuda" means has changed: another device is the current one."""
         self._entries.clear()
 
-    def run(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """What `func(*args, **kwargs)` gives under the mode."""
         self.entry = None
         if id(func) in _WITHOUT:
             with self._aside:
                 return func(*args, **kwargs)
-        parts: list[Any] = [id(func), _default_dtype(), _inference()]
-        tensors: list[Any] = []
+        parts: list[object] = [id(func), _default_dtype(), _inference()]
+        tensors: list[object] = []
         try:
             self._describe(args, parts, tensors)
             if kwargs:
@@ -112,11 +119,11 @@ class FastFakes:
         self.entry, self._taken = entry, tensors
         return out
 
-    def _ordinary(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> object:
         with self._aside:
             return self._mode.dispatch(func, types, args, kwargs)
 
-    def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> None:
+    def _describe(self, values: Any, parts: list[object], tensors: list[object]) -> None:
         fake, mode = self._fake, self._mode
         for value in values:
             kind = type(value)
@@ -135,7 +142,9 @@ class FastFakes:
             else:
                 parts += (kind, value)
 
-    def _learnt(self, func: Any, args: Any, kwargs: Any, tensors: list[Any], out: Any) -> Entry | None:
+    def _learnt(
+        self, func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[Any], out: Any
+    ) -> Entry | None:
         if not compat.may_be_cached(self._mode, func, args, kwargs):
             return None
         container = type(out) if type(out) in (list, tuple) else None
@@ -169,7 +178,7 @@ class FastFakes:
             outputs.append(_Output(positions.get(id(value), -1), view_of, *where, value.dtype, attributes, device))
         return Entry(container, tuple(outputs))
 
-    def _repeat(self, entry: Entry, tensors: list[Any]) -> Any:
+    def _repeat(self, entry: Entry, tensors: list[object]) -> object:
         if entry.container is None:
             output = entry.outputs[0]
             if output.same_as >= 0:

@@ -13,9 +13,12 @@ Shares: an index out of E (from `topk`, `argmax`, `sort` over E entries) hits a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 LIMIT = 65536  # elements: more is data, not control
 CREATED = 1024  # elements made from Python: more is a batch of the data loader
@@ -45,7 +48,7 @@ _RANDOM = frozenset(
 class _Ran(NamedTuple):
     """An op that has run on fake tensors."""
 
-    func: Any
+    func: OpOverload
     short: str
     args: Sequence[Any]
     kwargs: dict[str, Any]
@@ -77,7 +80,7 @@ class KnownValues:
 
     # ---- values
 
-    def value(self, tensor: Any) -> torch.Tensor | None:
+    def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real CPU tensor with the values of `tensor`; None where they are not known.
 
         Shares memory with what is known.
@@ -91,11 +94,11 @@ class KnownValues:
         with self._outside():
             return held.view(tensor.dtype).as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
-    def is_assumed(self, tensor: Any) -> bool:
+    def is_assumed(self, tensor: torch.Tensor) -> bool:
         """Whether its value rests on even routing."""
         return self._number_of(tensor) in self.assumed
 
-    def hold(self, tensor: Any, value: torch.Tensor, assumed: bool = False) -> None:
+    def hold(self, tensor: torch.Tensor, value: torch.Tensor, assumed: bool = False) -> None:
         """Know a whole fake tensor (one that fills its storage)."""
         size = tensor.untyped_storage().nbytes()
         if size > LIMIT * 8 or not size:
@@ -107,7 +110,7 @@ class KnownValues:
         self.fills.pop(number, None)
         (self.assumed.add if assumed else self.assumed.discard)(number)
 
-    def learn(self, tensor: Any, value: torch.Tensor | None) -> None:
+    def learn(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
         """Peers wrote into a tensor: what, or (None) nobody knows."""
         if value is None or not _fills(tensor):
             self.forget(self._number_of(tensor))
@@ -115,7 +118,7 @@ class KnownValues:
             with self._outside():
                 self.hold(tensor, value, assumed=True)
 
-    def lifted(self, tensor: Any, real: torch.Tensor) -> None:
+    def lifted(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """`torch.tensor([1, 2, 3])`: PyTorch keeps the value of a single number only."""
         if real.numel() <= CREATED and self._constant_of(tensor) is None and _fills(tensor):
             with self._outside():
@@ -125,7 +128,7 @@ class KnownValues:
 
     def after(
         self,
-        func: Any,
+        func: OpOverload,
         short: str,
         args: Sequence[Any],
         kwargs: dict[str, Any],
@@ -150,7 +153,7 @@ class KnownValues:
         if self.choices or self.shares or short in _CHOICES or short in _SCATTERS:
             self._carry_choices(_Ran(func, short, args, kwargs, inputs, outputs, written))
 
-    def _made(self, func: Any, short: str, args: Sequence[Any], kwargs: dict[str, Any], made: Any) -> None:
+    def _made(self, func: OpOverload, short: str, args: Sequence[Any], kwargs: dict[str, Any], made: Any) -> None:
         """From Python numbers: known where it is small; where it is large, that all elements are the same may be."""
         small = made.numel() <= CREATED and _is_control(made)
         if short in _COMPUTED:
@@ -191,7 +194,7 @@ class KnownValues:
 
     def _compute(
         self,
-        func: Any,
+        func: OpOverload,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         outputs: list[Any],
@@ -220,7 +223,7 @@ class KnownValues:
                 if self._number_of(fake) not in taken and tuple(fake.shape) == tuple(real.shape):
                     self.hold(fake, real.to(fake.dtype), assumed)
 
-    def _fill(self, args: Sequence[Any], tensor: Any) -> None:
+    def _fill(self, args: Sequence[Any], tensor: torch.Tensor) -> None:
         number, value = self._number_of(tensor), self._real(args[1]) if len(args) > 1 else 0
         self.forget(number)
         if isinstance(value, torch.Tensor):
@@ -277,7 +280,7 @@ class KnownValues:
             self.hold(out, before + counts, assumed=True)
         return True
 
-    def _same(self, tensor: Any, whole: bool = False) -> Any:
+    def _same(self, tensor: torch.Tensor, whole: bool = False) -> Any:
         """The number that all elements are; where the `whole` is asked for, its value whatever it is."""
         value = self.value(tensor)
         if value is None or whole:
@@ -286,7 +289,7 @@ class KnownValues:
             first = value.reshape(-1)[0].item() if value.numel() else 0
             return first if bool((value == first).all()) else None
 
-    def _hold_even(self, tensor: Any, total: float, each: float) -> None:
+    def _hold_even(self, tensor: torch.Tensor, total: float, each: float) -> None:
         """Whole numbers that add up to `total`, or `each` where it need not be whole."""
         with self._outside():
             if tensor.dtype.is_floating_point and not float(each).is_integer():
@@ -347,20 +350,20 @@ def _small(tensors: Sequence[Any]) -> bool:
     return all(t.numel() <= LIMIT for t in tensors)
 
 
-def _is_control(tensor: Any) -> bool:
+def _is_control(tensor: torch.Tensor) -> bool:
     """Few numbers, or integers: not the zeros that a norm's gradient starts from."""
     return bool(tensor.numel() <= 16 or (tensor.numel() <= CREATED and not tensor.dtype.is_floating_point))
 
 
-def _is_index(tensor: Any) -> bool:
+def _is_index(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.int64, torch.int32)
 
 
-def _is_dim(tensor: Any, dim: int) -> bool:
+def _is_dim(tensor: torch.Tensor, dim: int) -> bool:
     return bool(-tensor.dim() <= dim < tensor.dim())
 
 
-def _fills(tensor: Any) -> bool:
+def _fills(tensor: torch.Tensor) -> bool:
     return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
 

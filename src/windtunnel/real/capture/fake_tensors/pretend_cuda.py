@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import UserError
 from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda, PretendedGpu
 from windtunnel.real.capture.recorder.stream_order import Moment
 from windtunnel.real.capture.torch_private import cuda as compat
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CudaGraphError(UserError):
@@ -40,7 +43,7 @@ def pretend_cuda(gpu: PretendedGpu | None = None, *, count: int = 8, device: int
         yield state
 
 
-def refuse_graphs(*_: Any, **__: Any) -> Any:
+def refuse_graphs(*_: object, **__: object) -> object:
     """In place of everything that begins a CUDA graph."""
     raise CudaGraphError(
         "the script captures a CUDA graph; its replay would be executed unseen: turn CUDA graphs off for the capture "
@@ -53,7 +56,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
     import torch
 
     class Stream:
-        def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        def __init__(self, device: torch.device = None, priority: int = 0, **kwargs: Any) -> None:
             number = kwargs.get("stream_id")
             self.stream_id = state.next_stream() if number is None else int(number)
             self.cuda_stream = self.stream_id
@@ -63,13 +66,13 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             self.device = torch.device("cuda", self.device_index)
             self.device_type = 1
 
-        def wait_stream(self, stream: Any) -> None:
+        def wait_stream(self, stream: torch.cuda.Stream) -> None:
             state.wait(self.stream_id, state.moment(stream.stream_id))
 
-        def wait_event(self, event: Any) -> None:
+        def wait_event(self, event: torch.cuda.Event) -> None:
             state.wait(self.stream_id, event.moment)
 
-        def record_event(self, event: Any = None) -> Any:
+        def record_event(self, event: torch.cuda.Event = None) -> object:
             event = Event() if event is None else event
             event.record(self)
             return event
@@ -83,7 +86,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
         def is_capturing(self) -> bool:
             return False
 
-        def __enter__(self) -> Any:
+        def __enter__(self) -> object:
             self._before = state.use_stream(self.stream_id)
             return self
 
@@ -105,11 +108,11 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             self.device = torch.device("cuda", state.device)
             self.event_id = self.cuda_event = id(self)
 
-        def record(self, stream: Any = None) -> Any:
+        def record(self, stream: torch.cuda.Stream = None) -> object:
             self.moment = state.moment(state.stream if stream is None else stream.stream_id)
             return self
 
-        def wait(self, stream: Any = None) -> None:
+        def wait(self, stream: torch.cuda.Stream = None) -> None:
             state.wait(state.stream if stream is None else stream.stream_id, self.moment)
 
         def query(self) -> bool:
@@ -124,7 +127,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
     class OnStream:
         """`with torch.cuda.stream(s)`; None leaves the stream as it is."""
 
-        def __init__(self, stream: Any) -> None:
+        def __init__(self, stream: torch.cuda.Stream) -> None:
             self.stream = stream
 
         def __enter__(self) -> None:

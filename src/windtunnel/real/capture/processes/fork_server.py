@@ -82,7 +82,7 @@ def _load(settings: dict[str, Any]) -> Callable[[dict[str, Any]], int]:
     return player
 
 
-def _serve(ranks: dict[int, int], player: Callable[[dict[str, Any]], int], folder: Path, answers: TextIO) -> None:
+def _serve(ranks: dict[int, int], player: Callable[[dict[str, object]], int], folder: Path, answers: TextIO) -> None:
     # From here on SIGTERM says what the end of standard input says; they may come at once, and cut nothing off.
     told_to_end: list[int] = []
     wake_read, wake_write = os.pipe()

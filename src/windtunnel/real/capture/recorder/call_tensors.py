@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from windtunnel.real.capture.recorder.op_table import OpFacts
 
+if TYPE_CHECKING:
+    from windtunnel.real.operator_call import Arguments, Keywords
 
-def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+
+def tensors_of(args: tuple[object, ...], kwargs: dict[str, object]) -> list[torch.Tensor]:
     """All tensors that a call takes, in the order of its arguments; those in lists too."""
-    found: list[Any] = []
+    found: list[torch.Tensor] = []
     for a in args:
         if isinstance(a, torch.Tensor):
             found.append(a)
@@ -26,7 +29,7 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _nested(values: Any, found: list[Any]) -> None:
+def _nested(values: Any, found: list[torch.Tensor]) -> None:
     for a in values:
         if isinstance(a, torch.Tensor):
             found.append(a)
@@ -34,7 +37,7 @@ def _nested(values: Any, found: list[Any]) -> None:
             _nested(a, found)
 
 
-def leaf_tensors(out: Any) -> list[Any]:
+def leaf_tensors(out: object) -> list[torch.Tensor]:
     """All tensors that a call gave."""
     if isinstance(out, torch.Tensor):
         return [out]
@@ -43,9 +46,9 @@ def leaf_tensors(out: Any) -> list[Any]:
     return []
 
 
-def written_tensors(facts: OpFacts, args: Any, kwargs: Any) -> list[Any]:
+def written_tensors(facts: OpFacts, args: Arguments, kwargs: Keywords) -> list[torch.Tensor]:
     """Those of its arguments that it writes in place."""
-    found: list[Any] = []
+    found: list[torch.Tensor] = []
     for i in facts.written:
         if i < len(args):
             _nested((args[i],), found)
@@ -55,6 +58,6 @@ def written_tensors(facts: OpFacts, args: Any, kwargs: Any) -> list[Any]:
     return found
 
 
-def local_part(tensor: Any) -> Any:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a DTensor that is here."""
     return getattr(tensor, "_local_tensor", tensor)

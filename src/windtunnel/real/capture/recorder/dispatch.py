@@ -6,7 +6,7 @@ reads, sizes that data decide, and, through the virtual world, what peers send.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +19,11 @@ from windtunnel.real.capture.recorder.protocol import Recording
 from windtunnel.real.capture.torch_private import compile as compiler
 from windtunnel.real.capture.torch_private import distributed as world_compat
 from windtunnel.real.capture.torch_private import recorder as compat
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 _NOT_HELD = "meta"
 _DEVICE_QUERY = torch.ops.prim.device.default  # C++ asks a fake tensor for its device so, several times an op
@@ -89,7 +94,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._reader.values.after(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
         return out
 
-    def _ran(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, out: Any, entry: Entry | None = None) -> Any:
+    def _ran(
+        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, out: Any, entry: Entry | None = None
+    ) -> Any:
         """Write down an op that has run; `entry`: what is kept of this very call."""
         if facts.view:
             return out
@@ -112,7 +119,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             values.after(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
         return out
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """The op alone: nothing is written down."""
         if self._fakes is None:
             return func(*args, **kwargs)
@@ -120,7 +127,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._fakes.taken()
         return out
 
-    def _special(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
+    def _special(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> Any:
         """An op that does not simply run."""
         recorder, reader, fake = self._recorder, self._reader, self._fakes is not None
         if facts.view and not facts.communication:

@@ -7,7 +7,7 @@ of their own. Waiting is heard from the work that the script waits on.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.recorder.call_tensors import leaf_tensors, written_tensors
 from windtunnel.real.capture.recorder.modules import Place
@@ -16,6 +16,11 @@ from windtunnel.real.capture.recorder.protocol import Recording
 from windtunnel.real.capture.recorder.rows import PLACE
 from windtunnel.real.capture.torch_private import compile as compiler
 from windtunnel.studies.programs.communication import Communication
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 _GIVES_NOTHING = ("send", "barrier", "monitored_barrier_")
 
@@ -57,14 +62,16 @@ class Exchanges:
 
     # ---- ops
 
-    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def fused(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """An op of `symm_mem` that exchanges and multiplies: the parts that it has, as one compiled graph."""
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         self.symmetric.add(str(given["group_name"]))
         with self._recorder.where.one_graph():
             return compiler.unfused_exchange(func._schema.name.split("::")[1])(*args, **kwargs)
 
-    def communicate(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+    def communicate(
+        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]
+    ) -> Any:
         """An op that exchanges, or waits for an exchange."""
         if facts.wait:
             return self._wait_tensor(func, args, kwargs)
@@ -105,7 +112,7 @@ class Exchanges:
                 self._of_storage[ledger.number(tensor)] = index
         return out
 
-    def _answered(self, func: Any, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+    def _answered(self, func: OpOverload, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
         recorder = self._recorder
         if not recorder.reader.fake or recorder.world is None:
             return func(*args, **kwargs)
@@ -127,7 +134,7 @@ class Exchanges:
         of_source: Place = rows[source - base][PLACE]
         return place._replace(phase=of_source.phase, micro_batch=of_source.micro_batch)
 
-    def _wait_tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _wait_tensor(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         recorder = self._recorder
         number = recorder.ledger.number(args[0])
         count = recorder.rows.count()
@@ -141,7 +148,7 @@ class Exchanges:
         return out
 
 
-def _filled(facts: OpFacts, args: Any, kwargs: Any) -> list[Any]:
+def _filled(facts: OpFacts, args: Arguments, kwargs: Keywords) -> list[Any]:
     """What an op of c10d writes: its first argument, which its schema does not say."""
     if facts.short in _GIVES_NOTHING:
         return []

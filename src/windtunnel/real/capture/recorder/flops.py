@@ -14,32 +14,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 Flops = Callable[..., float]
 
 
-def _mm(a: Any, b: Any, *_: Any, **__: Any) -> float:
+def _mm(a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> float:
     return float(2 * prod(a.shape) * b.shape[-1])
 
 
-def _addmm(_bias: Any, a: Any, b: Any, *_: Any, **__: Any) -> float:
+def _addmm(_bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> float:
     return float(2 * prod(a.shape) * b.shape[-1])
 
 
-def _mv(a: Any, _vector: Any, *_: Any, **__: Any) -> float:
+def _mv(a: torch.Tensor, _vector: torch.Tensor, *_: object, **__: object) -> float:
     return float(2 * prod(a.shape))
 
 
-def _addmv(_bias: Any, a: Any, *_: Any, **__: Any) -> float:
+def _addmv(_bias: torch.Tensor, a: torch.Tensor, *_: object, **__: object) -> float:
     return float(2 * prod(a.shape))
 
 
-def _outer(_into: Any, a: Any, b: Any, *_: Any, **__: Any) -> float:
+def _outer(_into: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> float:
     return float(2 * prod(a.shape) * prod(b.shape))
 
 
-def _grouped_mm(a: Any, b: Any, *_: Any, **__: Any) -> float:
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> float:
     """One product per group: [m, k] by [g, k, n], [g, m, k] by [k, n], [m, k] by [k, n] with k cut up, or a batch."""
     rows, wide = a.shape, b.shape
     if len(rows) == 3 and len(wide) == 2:
@@ -47,12 +50,14 @@ def _grouped_mm(a: Any, b: Any, *_: Any, **__: Any) -> float:
     return float(2 * prod(rows) * wide[-1])
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> float:
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object) -> float:
     batch, heads, rows, width = q.shape
     return float(2 * batch * heads * rows * k.shape[2] * (width + v.shape[3]))
 
 
-def _attention_backward(_grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> float:
+def _attention_backward(
+    _grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: object, **__: object
+) -> float:
     """Five products: the scores again, then the gradients of value, scores, query and key."""
     batch, heads, rows, width = q.shape
     return float(2 * batch * heads * rows * k.shape[2] * (3 * width + 2 * v.shape[3]))

@@ -88,7 +88,7 @@ class Whereabouts:
 
     # ---- the model
 
-    def _enter_module(self, module: Any, _inputs: object) -> None:
+    def _enter_module(self, module: torch.nn.Module, _inputs: object) -> None:
         in_backward = compat.in_backward()
         self._remember_nodes()
         if not self._stack and not in_backward:
@@ -99,7 +99,7 @@ class Whereabouts:
         self._stack.append(name)
         self._forward = Place(name, "forward", self._micro_batch, False, self.stream(), self._compiled)
 
-    def _leave_module(self, _module: Any, _inputs: object, _output: object) -> None:
+    def _leave_module(self, _module: torch.nn.Module, _inputs: object, _output: object) -> None:
         self._remember_nodes()
         if self._stack:
             self._stack.pop()
@@ -107,7 +107,7 @@ class Whereabouts:
             self._stack[-1] if self._stack else "", "forward", self._micro_batch, False, self.stream(), self._compiled
         )
 
-    def _root(self, module: Any) -> None:
+    def _root(self, module: torch.nn.Module) -> None:
         if module not in self.roots:
             self.roots.add(module)
             outer = type(module).__name__ in _OUTER
@@ -120,7 +120,7 @@ class Whereabouts:
         self._forwards[id(module)] = count + 1
         self._micro_batch = count
 
-    def name_of(self, module: Any) -> str:
+    def name_of(self, module: torch.nn.Module) -> str:
         """As ops of it are named."""
         return self._names.get(module, type(module).__name__)
 
@@ -255,6 +255,6 @@ class Whereabouts:
         self._forward = Place(module, "forward", 0, False, self.stream(), self._compiled)
 
 
-def _cleaned(name: str, module: Any) -> str:
+def _cleaned(name: str, module: torch.nn.Module) -> str:
     kept = [part for part in name.split(".") if part not in _WRAPPERS]
     return ".".join(kept) or type(module).__name__

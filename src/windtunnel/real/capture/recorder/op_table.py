@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from windtunnel.real.capture.recorder.flops import Flops, formula_of
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 COMMUNICATION_NAMESPACES = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 SILENT_NAMESPACES = frozenset(("prim", "profiler", "prims", "_dtensor", "inductor"))
@@ -62,13 +65,13 @@ class OpFacts:
     written_names: tuple[str, ...]  # keyword arguments that it writes: out
     returns_written: bool  # gives back only what it wrote into
     flops: Flops | None
-    scalars: Callable[[tuple[Any, ...], dict[str, Any]], tuple[object, ...]] | None
+    scalars: Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]] | None
     shaped_by_data: bool
     moves: bool  # may copy between host and device
     special: bool  # does not simply run: one of the above, or named below
 
 
-def facts_of(func: Any) -> OpFacts:
+def facts_of(func: OpOverload) -> OpFacts:
     """Facts of an overload `torch.ops.aten.mm.default`; higher-order ops count as compute of their name."""
     if not isinstance(func, torch._ops.OpOverload):
         name = f"higher_order.{func}"
@@ -113,11 +116,13 @@ def facts_of(func: Any) -> OpFacts:
     )
 
 
-def _depends(func: Any, short: str) -> bool:
+def _depends(func: OpOverload, short: str) -> bool:
     return short != "repeat_interleave" or func._overloadname in ("Tensor", "self_Tensor")
 
 
-def _scalars(short: str, names: list[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[object, ...]] | None:
+def _scalars(
+    short: str, names: list[str]
+) -> Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]] | None:
     """What besides shapes decides the cost: the strides of a product's factors, whether attention is causal, ..."""
     if short in _PRODUCTS:
         return lambda args, kwargs: tuple(tuple(a.stride()) for a in args if isinstance(a, torch.Tensor))
@@ -132,13 +137,13 @@ def _scalars(short: str, names: list[str]) -> Callable[[tuple[Any, ...], dict[st
     return None
 
 
-def _causal(names: list[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[object, ...]]:
+def _causal(names: list[str]) -> Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]:
     named = next((name for name in ("is_causal", "causal", "custom_mask_type") if name in names), None)
     if named is None:
         return lambda args, kwargs: ()
     at = names.index(named)
 
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
+    def read(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
         return (("is_causal", bool(args[at] if at < len(args) else kwargs.get(named, False))),)
 
     return read

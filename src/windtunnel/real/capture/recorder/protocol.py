@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from windtunnel.real.capture.fake_tensors.data_dependent import Reader, Records
 from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda
 from windtunnel.real.capture.recorder.modules import Whereabouts
 from windtunnel.real.capture.recorder.op_table import OpFacts
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 
 class Recording(Records, Protocol):
@@ -18,5 +23,5 @@ class Recording(Records, Protocol):
     world: Any
     cuda: PretendedCuda | None
 
-    def read(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+    def read(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[object]) -> object:
         """An op that gives Python a value: what it is told; the host waits for the device."""

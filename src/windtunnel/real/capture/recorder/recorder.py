@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -41,6 +41,11 @@ from windtunnel.real.capture.recorder.uneven_shards import tails_of
 from windtunnel.real.capture.torch_private import compile as compiler
 from windtunnel.real.capture.torch_private import recorder as compat
 from windtunnel.studies.programs.program import Answer, RankProgram
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 
 class Recorder:
@@ -228,7 +233,7 @@ class Recorder:
 
     # ---- optimizers
 
-    def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.where.optimizers += 1
         if self.where.optimizers == 1:
             self.where.steps_in_backward = compat.in_backward()
@@ -239,7 +244,7 @@ class Recorder:
             self.ledger.mark((local_part(p) for p in parameters), "parameter")
             self.ledger.mark((local_part(p.grad) for p in parameters if p.grad is not None), "gradient")
 
-    def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
+    def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         states = (v for state in optimizer.state.values() if isinstance(state, dict) for v in state.values())
         self.ledger.mark((local_part(v) for v in states if isinstance(v, torch.Tensor)), "optimizer")
         gradients = (
@@ -259,7 +264,7 @@ class Recorder:
 
     # ---- what Python reads
 
-    def read(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+    def read(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
         """An op that gives Python a value: what it is told; the host waits for the device."""
         value = self.reader.told(func, facts, args, kwargs, inputs)
         on_device = [t for t in inputs if t.device.type == self.device]

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,16 +33,19 @@ from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.compiler.micro_pipeline import FACT
 from windtunnel.studies.programs.program import Op, TensorSpec
 
+if TYPE_CHECKING:
+    from windtunnel.real.operator_call import Arguments, Keywords
+
 _address = compat.storage_address
 _TOLD = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def told(args: Any, kwargs: Any) -> int:
+def told(args: Arguments, kwargs: Keywords) -> int:
     """A number for what an op is given besides tensors: factors, dimensions, dtypes."""
     return zlib.crc32(repr([*_plain(args), *_plain(sorted(kwargs.items()))]).encode())
 
 
-def _plain(values: Iterable[Any]) -> Iterator[Any]:
+def _plain(values: Iterable[object]) -> Iterator[object]:
     for value in values:
         if isinstance(value, list | tuple):
             yield len(value)
@@ -75,10 +78,10 @@ class Rows:
     def __init__(self, ledger: Ledger, where: Whereabouts, device: str) -> None:
         self.ledger, self.where, self.device = ledger, where, device
         self.streams = StreamOrder(self.count, lambda what, after: self.sync(after, scalars=(what,)))
-        self.rows: list[tuple[Any, ...]] = []  # of this step: rows[i] is op base + i
+        self.rows: list[Row] = []  # of this step: rows[i] is op base + i
         self.base = 0
         self._count = 0  # ops since the start
-        self._specs: dict[tuple[Any, ...], tuple[TensorSpec, int]] = {}
+        self._specs: dict[tuple[object, ...], tuple[TensorSpec, int]] = {}
 
     def count(self) -> int:
         """Ops since the script began."""
@@ -89,7 +92,7 @@ class Rows:
         self.rows = self.rows[base - self.base :]
         self.base = base
 
-    def spec(self, tensor: Any) -> tuple[TensorSpec, int]:
+    def spec(self, tensor: torch.Tensor) -> tuple[TensorSpec, int]:
         """Of a tensor, and its bytes."""
         key = (tensor.shape, tensor.dtype, tensor.device.type)
         found = self._specs.get(key)
@@ -99,7 +102,7 @@ class Rows:
             found = self._specs[key] = (spec, tensor.numel() * tensor.element_size())
         return found
 
-    def writers(self, tensors: Any) -> set[int]:
+    def writers(self, tensors: Sequence[torch.Tensor]) -> set[int]:
         """The ops that wrote these last, of those that have been met."""
         writer = self.ledger.writer
         return {writer[n] for t in tensors if (n := self.ledger.known(t)) is not None and n in writer}
@@ -109,11 +112,11 @@ class Rows:
     def write(
         self,
         facts: OpFacts,
-        args: Any,
-        kwargs: Any,
-        inputs: list[Any],
-        outputs: list[Any],
-        out: Any,
+        args: Arguments,
+        kwargs: Keywords,
+        inputs: list[object],
+        outputs: list[object],
+        out: object,
         entry: Entry | None = None,
     ) -> tuple[list[int], list[int]]:
         """An op has run. Gives the numbers of its inputs, and which of them it wrote; keeps a note with the `entry`."""
@@ -157,7 +160,7 @@ class Rows:
         return numbers, positions
 
     def write_again(
-        self, facts: OpFacts, note: Note, inputs: list[Any], outputs: list[Any]
+        self, facts: OpFacts, note: Note, inputs: list[object], outputs: list[object]
     ) -> tuple[list[int], list[int]] | None:
         """As `write`, where all that follows from the call is known; None: it must be done in full after all."""
         ledger = self.ledger
@@ -218,7 +221,7 @@ class Rows:
         row = (name, kind, specs, given, flops, read, wrote, tuple(after), issued_on, place, None, scalars)
         self._append((*row, reads, writes, lies))
 
-    def _append(self, row: tuple[Any, ...]) -> int:
+    def _append(self, row: Row) -> int:
         index = self._count
         self.rows.append(row)
         self._count = index + 1
@@ -267,7 +270,7 @@ class Rows:
         self.note("sync", "sync", after, inputs, scalars)
 
 
-Row = tuple[Any, ...]
+Row = tuple[Any, ...]  # of RankProgram: one value a column
 AFTER, STREAM, PLACE = 7, 8, 9
 
 
@@ -297,7 +300,7 @@ def measured(ledger: Ledger, base: int, last: int, symmetric: Iterable[str] = ()
     }
 
 
-def _op(row: tuple[Any, ...], base: int) -> Op:
+def _op(row: Row, base: int) -> Op:
     name, kind, inputs, outputs, flops, read, wrote, after, stream, place, call, scalars, reads, writes, lies = row
     return Op(
         *(name, kind, inputs, outputs, flops, read, wrote, tuple(sorted(i - base for i in after if i >= base)), stream),

@@ -21,9 +21,12 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.studies.programs.program import MemoryEvent
+
+if TYPE_CHECKING:
+    import torch
 
 Frames = tuple[tuple[CodeType, int], ...]
 
@@ -59,16 +62,16 @@ class Ledger:
         self._references: dict[int, _StorageRef] = {}
         self._next = 0
 
-    def number(self, tensor: Any) -> int:
+    def number(self, tensor: torch.Tensor) -> int:
         """The number of a tensor's storage, which is met now if it was not before."""
         found = self.numbers.get(self._address(tensor))
         return self._meet(tensor.untyped_storage(), tensor.device.type) if found is None else found
 
-    def known(self, tensor: Any) -> int | None:
+    def known(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor's storage if it was met before."""
         return self.numbers.get(self._address(tensor))
 
-    def _meet(self, storage: Any, device_type: str) -> int:
+    def _meet(self, storage: torch.UntypedStorage, device_type: str) -> int:
         key, number = storage._cdata, self._next
         self._next += 1
         self.numbers[key] = number
@@ -79,7 +82,7 @@ class Ledger:
             self._change(number, storage.nbytes())
         return number
 
-    def resized(self, storage: Any, bytes_now: int) -> None:
+    def resized(self, storage: torch.UntypedStorage, bytes_now: int) -> None:
         """`storage.resize_` was called: FSDP frees and regrows gathered parameters so."""
         number = self.numbers.get(storage._cdata)
         if number is not None and number in self.live:
@@ -110,7 +113,7 @@ class Ledger:
         if self.current_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_at, self.peak_frames = self.current_bytes, at, frames_here(3)
 
-    def mark(self, tensors: Iterable[Any], category: str) -> None:
+    def mark(self, tensors: Iterable[object], category: str) -> None:
         """Say what the storages of `tensors` are for; the first word stands, unless it was communication."""
         for tensor in tensors:
             number = self.known(tensor)

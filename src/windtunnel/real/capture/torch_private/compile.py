@@ -56,7 +56,7 @@ def _around_made(made_by: Any, wanted: Callable[[Any, Any, Any], bool], context:
     """Enter `context` for calls of what `made_by` makes of functions, where (self, function, made) is `wanted`."""
     old = made_by.__call__
 
-    def called(self: Any, function: Any) -> Any:
+    def called(self: Any, function: Any) -> object:
         made = old(self, function)
         return within(context, made) if wanted(self, function, made) else made
 
@@ -69,7 +69,7 @@ def on_graph_break(happens: Callable[[], None]) -> Callable[[], None]:
 
     old = torch._dynamo.graph_break
 
-    def graph_break(*args: Any, **kwargs: Any) -> None:
+    def graph_break(*args: object, **kwargs: object) -> None:
         happens()
         old(*args, **kwargs)
 
@@ -85,12 +85,12 @@ def micro_pipelined_groups() -> list[str]:
     return sorted(str(name) for name in symmetric._group_name_to_store)
 
 
-def unfused_exchange(short: str) -> Callable[..., Any]:
+def unfused_exchange(short: str) -> Callable[..., object]:
     """A fused op of `symm_mem` as the collective and the products that it is made of: what it runs where it is tested.
 
     They say what tensors come of it; the op itself has kernels for GPUs only.
     """
     from torch.distributed import _symmetric_memory
 
-    made: Callable[..., Any] = getattr(_symmetric_memory, f"_{short}_fallback")
+    made: Callable[..., object] = getattr(_symmetric_memory, f"_{short}_fallback")
     return made

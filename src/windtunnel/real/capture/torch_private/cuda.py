@@ -48,7 +48,7 @@ def _both(patches: Replacements, modules: tuple[Any, ...], name: str, value: Any
             patches.set(module, name, value)
 
 
-def _index(device: Any, state: PretendedCuda) -> int:
+def _index(device: torch.device, state: PretendedCuda) -> int:
     if device is None:
         return state.device
     if isinstance(device, int):
@@ -86,11 +86,11 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
         pci_domain_id=0,
     )
 
-    def set_device(device: Any) -> None:
+    def set_device(device: torch.device) -> None:
         state.set_device(_index(device, state))
 
     @contextmanager
-    def on_device(device: Any) -> Any:
+    def on_device(device: torch.device) -> Any:
         before = state.device
         set_device(device if not isinstance(device, torch.Tensor) else device.device)
         try:
@@ -153,15 +153,15 @@ def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, t
     cuda = torch.cuda
     known: dict[int, Any] = {}
 
-    def current(device: Any = None) -> Any:
+    def current(device: torch.device = None) -> Any:
         if state.stream not in known:
             known[state.stream] = stream_class(device=state.device, stream_id=state.stream)
         return known[state.stream]
 
-    def default(device: Any = None) -> Any:
+    def default(device: torch.device = None) -> Any:
         return stream_class(device=state.device, stream_id=0)
 
-    def set_stream(stream: Any) -> None:
+    def set_stream(stream: torch.cuda.Stream) -> None:
         if stream is not None:
             state.use_stream(stream.stream_id)
 
@@ -185,7 +185,7 @@ def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, t
 def _accelerator(patches: Replacements, state: PretendedCuda) -> None:
     accelerator, cuda = torch.accelerator, torch.cuda
 
-    def set_index(device: Any) -> None:
+    def set_index(device: torch.device) -> None:
         state.set_device(_index(device, state))
 
     for name, value in {
@@ -225,7 +225,7 @@ def _accelerator(patches: Replacements, state: PretendedCuda) -> None:
 def _memory(patches: Replacements, state: PretendedCuda) -> None:
     cuda = torch.cuda
 
-    def stats(device: Any = None) -> dict[str, int]:
+    def stats(device: torch.device = None) -> dict[str, int]:
         now, peak = state.allocated_bytes(), state.peak_bytes()
         found: dict[str, int] = {"num_alloc_retries": 0, "num_ooms": 0, "num_device_alloc": 0, "num_device_free": 0}
         for kind in ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes"):
@@ -242,7 +242,7 @@ def _memory(patches: Replacements, state: PretendedCuda) -> None:
     now, peak = lambda device=None: state.allocated_bytes(), lambda device=None: state.peak_bytes()
     reset = lambda device=None: state.reset_peak()  # noqa: E731
 
-    def info(device: Any = None) -> tuple[int, int]:
+    def info(device: torch.device = None) -> tuple[int, int]:
         return max(0, state.gpu.memory_bytes - state.allocated_bytes()), state.gpu.memory_bytes
 
     for name, value in {
@@ -277,7 +277,7 @@ def _memory(patches: Replacements, state: PretendedCuda) -> None:
 def _random(patches: Replacements) -> None:
     cuda = torch.cuda
 
-    def real_state(device: Any = "cuda") -> Any:
+    def real_state(device: torch.device = "cuda") -> Any:
         from torch.utils._python_dispatch import _disable_current_modes
 
         with _disable_current_modes():  # read back as integers by DTensor: must hold data
@@ -299,7 +299,7 @@ def _random(patches: Replacements) -> None:
         _both(patches, (cuda, cuda.random), name, value)
 
     class Generator(torch._C.Generator):  # type: ignore[misc]
-        def __new__(cls, device: Any = "cpu") -> Any:
+        def __new__(cls, device: torch.device = "cpu") -> Any:
             return super().__new__(cls, torch.device("cpu"))
 
     patches.set(torch, "Generator", Generator)
@@ -379,7 +379,7 @@ def _attention(stack: ExitStack, state: PretendedCuda) -> None:
     stack.callback(library._destroy)  # private: otherwise it goes when it is collected
 
     def attention(
-        query: Any,
+        query: torch.Tensor,
         key: Any,
         value: Any,
         attn_mask: Any = None,
@@ -418,7 +418,9 @@ def _attention(stack: ExitStack, state: PretendedCuda) -> None:
     library.impl("scaled_dot_product_attention", attention, "CUDA")
 
 
-def _kernel(query: Any, key: Any, value: Any, mask: Any, gqa: bool, capability: tuple[int, int]) -> str:
+def _kernel(
+    query: torch.Tensor, key: Any, value: Any, mask: torch.Tensor, gqa: bool, capability: tuple[int, int]
+) -> str:
     backends = torch.backends.cuda
     same = query.shape[1] == key.shape[1] == value.shape[1] if query.dim() == 4 else False
     whole = query.dim() == key.dim() == value.dim() == 4 and query.shape[-1] == key.shape[-1]

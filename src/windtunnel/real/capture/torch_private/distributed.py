@@ -11,10 +11,15 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements, within
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError, UntriedTorchError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import DeviceMesh
 
 TRIED = ("2.13",)
 ANY_TORCH = "WINDTUNNEL_ANY_TORCH"
@@ -79,18 +84,18 @@ def fake_backend() -> Any:
     return FakeProcessGroup
 
 
-def register_group(pg: Any, **facts: Any) -> None:
+def register_group(pg: dist.ProcessGroup, **facts: Any) -> None:
     """Enter a process group of ours in all of torch's tables (there is no public way to)."""
     c10d()._register_pg_in_world(pg, **facts)
 
 
-def name_backend(pg: Any, name: str, desc: str) -> None:
+def name_backend(pg: dist.ProcessGroup, name: str, desc: str) -> None:
     """Name and describe a process group, as `new_group` does inside."""
     pg._set_group_name(name)
     pg._set_group_desc(desc)
 
 
-def register_backend(pg: Any, devices: Iterable[str], backend: Any) -> None:
+def register_backend(pg: dist.ProcessGroup, devices: Iterable[str], backend: Any) -> None:
     """Attach a backend for these device types, as one of none of torch's own kinds.
 
     C++ (DDP's logger) casts a group that calls itself gloo or nccl to that class, and crashes where it is not.
@@ -141,18 +146,18 @@ def fake_tensor_class() -> Any:
     return FakeTensor
 
 
-def known_value(tensor: Any) -> Any:
+def known_value(tensor: torch.Tensor) -> Any:
     """What a fake tensor is known to hold (`torch.tensor(3)` under fake tensors), as a real tensor; else None."""
     return getattr(tensor, "constant", None) if isinstance(tensor, fake_tensor_class()) else tensor
 
 
-def set_known_value(tensor: Any, value: Any) -> None:
+def set_known_value(tensor: torch.Tensor, value: Any) -> None:
     """Let a fake tensor hold a value: `.item()` then answers it, and small arithmetic carries it on."""
     tensor.constant = value
     tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
 
 
-def storage_key(tensor: Any) -> int:
+def storage_key(tensor: torch.Tensor) -> int:
     """The same for all tensors that share a storage, while it lives."""
     return int(tensor.untyped_storage()._cdata)
 
@@ -180,7 +185,7 @@ def destroy_library(library: Any) -> None:
 class _Chunks:
     """`torch.chunk`, padded with empty tensors to `count`, each made when it is looked up."""
 
-    def __init__(self, tensor: Any, count: int, dim: int) -> None:
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, count, dim
 
     def __len__(self) -> int:
@@ -201,7 +206,7 @@ def shard_lazily(patches: Replacements) -> None:
 
     original = fsdp_param._chunk_with_empty
 
-    def chunk_with_empty(tensor: Any, num_chunks: int, dim: int) -> Any:
+    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
         return _Chunks(tensor, num_chunks, dim) if tensor.size(dim) else original(tensor, num_chunks, dim)
 
     patches.set(fsdp_param, "_chunk_with_empty", chunk_with_empty)
@@ -245,7 +250,7 @@ def real_device_meshes(value_of: Callable[[Any], Any] = known_value) -> Iterator
 
 def _with_real_ranks(make: Callable[..., Any], value_of: Callable[[Any], Any]) -> Callable[..., Any]:
     @functools.wraps(make)
-    def init(mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
+    def init(mesh: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         def real(ranks: Any, what: str) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], None]) -> None:
@@ -23,27 +26,27 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
     said: list[bool] = []
 
     @functools.wraps(init)
-    def alone(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
+    def alone(self: Any, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
         if use_dist and not said:
             said.append(True)
             told("checkpoints hold the real rank's part only: they resume here, not on a cluster")
         init(self, group, False, coordinator_rank)
 
-    def partial_is_fine(*_: Any, **__: Any) -> list[str]:
+    def partial_is_fine(*_: object, **__: object) -> list[str]:
         return []
 
     replacements.set(wrapper, "__init__", alone)
     replacements.set(default_planner, "_validate_global_plan", partial_is_fine)
 
 
-def backend_of(group: Any, device: str) -> Any:
+def backend_of(group: Any, device: str) -> object:
     """The real backend that a group has for a device: `_get_backend`. Its methods let Python's lock go, ops do not."""
     import torch
 
     return group._get_backend(torch.device(device))
 
 
-def compiled_kernel(source: str, name: str) -> Any:
+def compiled_kernel(source: str, name: str) -> object:
     """A CUDA kernel from its source, by NVRTC: nothing public launches one on a stream without a C++ extension."""
     import torch
 

@@ -21,10 +21,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private.distributed import outside_modes, set_known_value
+
+if TYPE_CHECKING:
+    import torch
 
 FEW = 4096  # elements that are read one by one: each may have a value that is known
 
@@ -85,7 +88,7 @@ def one_cpu() -> Replacements:
 
     otherwise = FakeTensor._normalize_fake_device
 
-    def normalised(device: Any) -> Any:
+    def normalised(device: torch.device) -> Any:
         return torch.device("cpu") if device.type == "cpu" else otherwise(device)
 
     return Replacements((FakeTensor, "_normalize_fake_device", staticmethod(normalised)))

@@ -13,9 +13,12 @@ then), `create_mask` and `_convert_mask_to_block_mask` (what `create_block_mask`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
+
+if TYPE_CHECKING:
+    import torch
 
 
 def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
@@ -27,7 +30,7 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
     aten = torch.ops.aten
 
     def kernel(
-        query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any, **__: Any
+        query: torch.Tensor, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any, **__: Any
     ) -> Any:
         causal = getattr(block_mask[-1], "__name__", "") != "noop_mask"
         note("flex_attention: recorded as fused attention, every mask as a causal one")
@@ -48,11 +51,13 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
             lse = query.new_empty(query.shape[:3], dtype=torch.float32)
         return out, lse, query.new_empty((0,), dtype=torch.float32)
 
-    def mask(mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = None) -> Any:
+    def mask(mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: torch.device = None) -> object:
         device = device or torch.accelerator.current_accelerator() or "cpu"
         return torch.empty((), dtype=torch.bool, device=device).expand(B or 1, H or 1, Q_LEN, KV_LEN)
 
-    def blocks(mask: Any, Q_BLOCK_SIZE: int = 128, KV_BLOCK_SIZE: int = 128, separate_full_blocks: bool = False) -> Any:
+    def blocks(
+        mask: torch.Tensor, Q_BLOCK_SIZE: int = 128, KV_BLOCK_SIZE: int = 128, separate_full_blocks: bool = False
+    ) -> object:
         while mask.dim() < 4:
             mask = mask.unsqueeze(0)
         *outer, rows, columns = mask.shape

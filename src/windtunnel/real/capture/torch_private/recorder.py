@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from windtunnel.real.capture.replacements import Context, Replacements, within
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 
 def sequence_number() -> int:
@@ -61,7 +66,7 @@ def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
     """Call `seen(storage, bytes)` after every `storage.resize_` from Python: no op, so no dispatch mode sees it."""
     old = torch.UntypedStorage.resize_
 
-    def resize_(storage: Any, size: Any) -> Any:
+    def resize_(storage: torch.UntypedStorage, size: Any) -> Any:
         answer = old(storage, size)
         seen(storage, int(size))
         return answer
@@ -126,7 +131,7 @@ def no_dispatch_rules() -> Callable[[], None]:
     return undo
 
 
-def unwaited(tensor: Any) -> Any:
+def unwaited(tensor: torch.Tensor) -> Any:
     """What functional collectives hand out: waits when it is read.
 
     Under a fake mode the op would make an empty tensor.
@@ -185,7 +190,7 @@ class set_aside:  # noqa: N801 - a context, entered for every op: cheaper as a c
         _reset(self._mode)
 
 
-def may_be_cached(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
+def may_be_cached(mode: Any, func: OpOverload, args: Arguments, kwargs: Keywords) -> bool:
     """Whether PyTorch's own cache would keep this call: not one whose output depends on data,
     or that changes metadata.
     """
@@ -215,17 +220,19 @@ _no_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 storage_address = torch._C._storage_address  # `untyped_storage()._cdata`, without making the Python half
 
 
-def meta_tensor(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
+def meta_tensor(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
     """A tensor of that shape without memory."""
     return _empty_strided(shape, stride, dtype=dtype, device=_META)
 
 
-def meta_view(storage: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
+def meta_view(
+    storage: torch.UntypedStorage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> Any:
     """One on a storage that is there."""
     return _set(_empty_strided((0,), (1,), dtype=dtype, device=_META), storage, offset, shape, stride)
 
 
-def made_fake(fake: Any, element: Any, device: Any, attributes: dict[str, Any]) -> Any:
+def made_fake(fake: Any, element: Any, device: torch.device, attributes: dict[str, Any]) -> Any:
     """As `FakeTensor.__new__`, for one of whom all is known; `attributes` name its device too."""
     made = _make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)
     _no_data_pointer(made)

@@ -11,9 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
+
+if TYPE_CHECKING:
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 _OP = "triton_kernel"
 
@@ -41,7 +44,7 @@ def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
         def named(self: Any) -> str:
             return str(getattr(getattr(self, "fn", self), "__name__", "kernel"))
 
-        def seen(self: Any, args: Any, kwargs: Any) -> bool:
+        def seen(self: Any, args: Arguments, kwargs: Keywords) -> bool:
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, FakeTensor)]
             if not tensors:
                 return False
@@ -50,10 +53,10 @@ def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
             note(f"the Triton kernel {named(self)} was not run: priced by the bytes of its tensors")
             return True
 
-        def run_of_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_of_kernel(self: Any, *args: object, **kwargs: object) -> object:
             return None if seen(self, args, kwargs) else run(self, *args, **kwargs)
 
-        def run_of_tuner(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_of_tuner(self: Any, *args: object, **kwargs: object) -> object:
             return None if seen(self, args, kwargs) else tuned(self, *args, **kwargs)
 
         patches = Replacements()

@@ -9,7 +9,7 @@ have one entry each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.groups import Group
@@ -18,6 +18,10 @@ from windtunnel.real.capture.virtual_world.peer_data import Exchange
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError, WorldError
 from windtunnel.studies.programs.communication import MESSAGES, Communication
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
 
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")  # torch's numbers, from 0
 NO_COMMUNICATION = ("check_for_nan",)  # ops of the namespace that ask nothing of peers
@@ -110,7 +114,7 @@ class Answers:
         source = world.deliver(exchange, group)
         return compat.boxed_work(world.work((call,), due, outputs, group, source))
 
-    def _one_each(self, group: Any, what: str, lists: Iterable[Sequence[Any]]) -> list[Any]:
+    def _one_each(self, group: dist.ProcessGroup | None, what: str, lists: Iterable[Sequence[Any]]) -> list[Any]:
         """The tensors of these lists, one after another. Refuses what the real library refuses: not one a member."""
         size = self._world.group_of(group).size
         for tensors in lists:
@@ -118,7 +122,7 @@ class Answers:
                 raise WorldError(f"{what} among {size} ranks was given a list of {len(tensors)} tensors: give {size}")
         return [tensor for tensors in lists for tensor in tensors]
 
-    def _check_whole(self, group: Any, what: str, whole: Any, part: Any) -> None:
+    def _check_whole(self, group: dist.ProcessGroup | None, what: str, whole: Any, part: Any) -> None:
         size = self._world.group_of(group).size
         if whole.numel() != size * part.numel():
             raise WorldError(
@@ -128,76 +132,117 @@ class Answers:
 
     # ---------------------------------------------------------------------------------------------------- collectives
 
-    def allreduce_(self, tensors: Any, group: Any, op: Any, _sparse: Any, is_async: bool = True, *_: Any) -> Any:
+    def allreduce_(
+        self,
+        tensors: Sequence[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        op: Any,
+        _sparse: Any,
+        is_async: bool = True,
+        *_: Any,
+    ) -> Any:
         """One tensor."""
         work = self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
         return tensors, work
 
-    def allreduce_coalesced_(self, tensors: Any, group: Any, op: Any, is_async: bool = True, *_: Any) -> Any:
+    def allreduce_coalesced_(
+        self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: Any
+    ) -> Any:
         """Several tensors as one call."""
         return self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
 
-    def broadcast_(self, tensors: Any, group: Any, root: int, _root_tensor: int, is_async: bool = True, *_: Any) -> Any:
+    def broadcast_(
+        self,
+        tensors: Sequence[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        root: int,
+        _root_tensor: int,
+        is_async: bool = True,
+        *_: Any,
+    ) -> Any:
         """From the root."""
         work = self._do(group, "broadcast", bytes_of(tensors), tensors, tensors, position=root, is_async=is_async)
         return tensors, work
 
     def reduce_(
-        self, tensors: Any, group: Any, op: Any, root: int, _root_tensor: int, is_async: bool = True, *_: Any
+        self,
+        tensors: Sequence[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        op: Any,
+        root: int,
+        _root_tensor: int,
+        is_async: bool = True,
+        *_: Any,
     ) -> Any:
         """To the root."""
         return self._do(group, "reduce", bytes_of(tensors), tensors, tensors, op=op, position=root, is_async=is_async)
 
-    def allgather_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
+    def allgather_(
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: Any
+    ) -> Any:
         """One tensor for each member."""
         flat = self._one_each(group, "all-gather", outputs)
         return outputs, self._do(group, "all_gather", bytes_of(flat), inputs, flat, is_async=is_async)
 
-    def _allgather_base_(self, output: Any, own: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
+    def _allgather_base_(
+        self, output: Any, own: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: Any
+    ) -> Any:
         self._check_whole(group, "all-gather", output, own)
         return output, self._do(group, "all_gather", bytes_of((output,)), (own,), (output,), is_async=is_async)
 
-    def allgather_coalesced_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True) -> Any:
+    def allgather_coalesced_(
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True
+    ) -> Any:
         """Several inputs, a list of outputs for each member."""
         # `outputs` has a list for each peer, and in it a tensor for each input: turned round it is as above
         flat = [of_peer[number] for number in range(len(inputs)) for of_peer in outputs]
         return self._do(group, "all_gather", bytes_of(flat), inputs, flat, is_async=is_async)
 
-    def allgather_into_tensor_coalesced_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True) -> Any:
+    def allgather_into_tensor_coalesced_(
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True
+    ) -> Any:
         """Several, each into one tensor."""
         return self._do(group, "all_gather", bytes_of(outputs), inputs, outputs, is_async=is_async)
 
-    def reduce_scatter_(self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, *_: Any) -> Any:
+    def reduce_scatter_(
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: Any
+    ) -> Any:
         """A tensor for each member."""
         flat = self._one_each(group, "reduce-scatter", inputs)
         return outputs, self._do(group, "reduce_scatter", bytes_of(flat), flat, outputs, op=op, is_async=is_async)
 
     def _reduce_scatter_base_(
-        self, output: Any, whole: Any, group: Any, op: Any, is_async: bool = True, *_: Any
+        self, output: Any, whole: Any, group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: Any
     ) -> Any:
         self._check_whole(group, "reduce-scatter", whole, output)
         work = self._do(group, "reduce_scatter", bytes_of((whole,)), (whole,), (output,), op=op, is_async=is_async)
         return output, work
 
     def reduce_scatter_tensor_coalesced_(
-        self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, *_: Any
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: Any
     ) -> Any:
         """Several, each from one tensor."""
         return self._do(group, "reduce_scatter", bytes_of(inputs), inputs, outputs, op=op, is_async=is_async)
 
-    def gather_(self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, *_: Any) -> Any:
+    def gather_(
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: Any
+    ) -> Any:
         """To the root."""
         flat = self._one_each(group, "gather", outputs)
         total = bytes_of(flat) or bytes_of(inputs) * self._world.group_of(group).size
         return self._do(group, "gather", total, inputs, flat, position=root, is_async=is_async)
 
-    def scatter_(self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, *_: Any) -> Any:
+    def scatter_(
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: Any
+    ) -> Any:
         """From the root."""
         flat = self._one_each(group, "scatter", inputs)
         total = bytes_of(flat) or bytes_of(outputs) * self._world.group_of(group).size
         return outputs, self._do(group, "scatter", total, flat, outputs, position=root, is_async=is_async)
 
-    def alltoall_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
+    def alltoall_(
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: Any
+    ) -> Any:
         """A tensor to and from each member."""
         self._one_each(group, "all-to-all", (inputs, outputs))
         sent = tuple(bytes_of((tensor,)) for tensor in inputs)
@@ -210,7 +255,7 @@ class Answers:
         self,
         output: Any,
         own: Any,
-        group: Any,
+        group: dist.ProcessGroup | None,
         receive_rows: Sequence[int],
         send_rows: Sequence[int],
         is_async: bool = True,
@@ -225,26 +270,28 @@ class Answers:
             **uneven_rows(own, output, send_rows, receive_rows, self._world.group_of(group).size),
         )
 
-    def barrier(self, _tensor: Any, group: Any, _devices: Any, is_async: bool = True, *_: Any) -> Any:
+    def barrier(
+        self, _tensor: Any, group: dist.ProcessGroup | None, _devices: Any, is_async: bool = True, *_: Any
+    ) -> Any:
         """No data."""
         return self._do(group, "barrier", 0, (), (), is_async=is_async)
 
-    def monitored_barrier_(self, _tensor: Any, group: Any, *_: Any) -> None:
+    def monitored_barrier_(self, _tensor: Any, group: dist.ProcessGroup | None, *_: Any) -> None:
         """No data, and blocks."""
         call = self.ask(self._world.group_of(group), "barrier", 0, (), is_async=False)
         self._world.wait_for(call, self._world.begin(call))
 
     # -------------------------------------------------------------------------------------------------------- messages
 
-    def send(self, tensors: Any, group: Any, to: int, tag: int) -> Any:
+    def send(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, to: int, tag: int) -> Any:
         """To one member."""
         return self._do(group, "send", bytes_of(tensors), tensors, (), position=to, tag=tag)
 
-    def recv_(self, tensors: Any, group: Any, source: int, tag: int) -> Any:
+    def recv_(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, source: int, tag: int) -> Any:
         """From one member."""
         return self._do(group, "recv", bytes_of(tensors), (), tensors, position=source, tag=tag)
 
-    def recv_any_source_(self, tensors: Any, group: Any, tag: int) -> Any:
+    def recv_any_source_(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, tag: int) -> Any:
         """From whoever sends."""
         return self._do(group, "recv", bytes_of(tensors), (), tensors, tag=tag)
 
@@ -267,7 +314,7 @@ def uneven_rows(
     return _uneven(sent, received)
 
 
-def _check_splits(which: str, rows: Sequence[int], tensor: Any, size: int) -> None:
+def _check_splits(which: str, rows: Sequence[int], tensor: torch.Tensor, size: int) -> None:
     """Refuse what the real library refuses, here and not where the backward pass finds that nothing fits."""
     length = int(tensor.shape[0])
     if not rows or (len(rows) == size and sum(rows) == length):

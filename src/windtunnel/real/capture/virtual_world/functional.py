@@ -37,7 +37,7 @@ class Functional:
         # by storage: an output, and the work that fills it
         self._unwaited: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
-    def answer(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def answer(self, func: Any, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Outputs of the right shape, and a work for `wait_tensor`; with data, torch's own."""
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         inputs = _listed(given.get("input", given.get("inputs", given.get("tensor", given.get("tensors")))))
@@ -94,7 +94,7 @@ class Functional:
             self._remember([output], call, group)
         group.end_batch()
 
-    def _remember(self, outputs: list[Any], call: Any, group: Group) -> None:
+    def _remember(self, outputs: list[object], call: Any, group: Group) -> None:
         work = self._world.work((call,), self._world.begin(call), outputs, group, -1)
         if len(self._unwaited) > 4096:
             self._unwaited = {key: entry for key, entry in self._unwaited.items() if entry[0]() is not None}
@@ -107,5 +107,5 @@ class Functional:
             found[1].wait()
 
 
-def _listed(tensors: Any) -> list[Any]:
+def _listed(tensors: Any) -> list[object]:
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

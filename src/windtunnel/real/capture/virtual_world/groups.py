@@ -11,10 +11,13 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.studies.programs.communication import MESSAGES
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 @dataclass(eq=False)
@@ -66,7 +69,7 @@ def make_process_group(
     members: tuple[int, ...],
     position: int,
     asked: str,
-    store: Any,
+    store: dist.Store,
     name: str,
     *,
     desc: str | None,

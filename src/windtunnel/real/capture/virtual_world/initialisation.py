@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from windtunnel.real.capture.replacements import Replacements
@@ -19,6 +19,10 @@ from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.messages import Messages
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch.distributed import DeviceMesh
 
 NCCL_TIMEOUT = timedelta(minutes=10)  # torch's default for nccl; a build without it has none
 
@@ -51,7 +55,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         group_rank: int,
         global_ranks_in_group: list[int],
         backend: str,
-        store: Any,
+        store: dist.Store,
         group_name: str,
         backend_options: Any = None,
         timeout: Any = None,
@@ -91,7 +95,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         patches.set(rpc, "init_rpc", _refuse("torch.distributed.rpc", "use collectives or send and receive"))
 
 
-def _register(handle: Any, backend: str, store: Any, name: str, **more: Any) -> None:
+def _register(handle: Any, backend: str, store: dist.Store, name: str, **more: Any) -> None:
     config = str(compat.c10d().BackendConfig(compat.c10d().Backend(backend)))
     compat.register_group(
         handle, backend_name=compat.c10d().Backend(backend), store=store, group_name=name, backend_config=config, **more
@@ -199,7 +203,7 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     cls, fake = compat.c10d().ProcessGroup, compat.fake_backend()
     barrier, options_class = cls.barrier, compat.c10d().BarrierOptions
 
-    def barrier_on_host(group: Any, *args: Any, **kwargs: Any) -> Any:
+    def barrier_on_host(group: dist.ProcessGroup | None, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, options_class)]
@@ -207,10 +211,10 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
         options.device = torch.device("cpu")  # torch would make a tensor on the group's GPU to find the kernel by
         return barrier(group, options)
 
-    def start_coalescing(group: Any, _device: Any) -> None:
+    def start_coalescing(group: dist.ProcessGroup | None, _device: Any) -> None:
         world.group_of(group).start_batch()
 
-    def end_coalescing(group: Any, _device: Any) -> Any:
+    def end_coalescing(group: dist.ProcessGroup | None, _device: Any) -> Any:
         return world.works.joined(world.group_of(group).end_batch())
 
     patches.set(cls, "barrier", barrier_on_host)
@@ -235,7 +239,7 @@ def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:
     make = mesh_class.__init__
 
     @functools.wraps(make)
-    def noted(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def noted(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
         make(mesh, *args, **kwargs)
         coordinate = mesh.get_coordinate() if mesh._root_mesh is None else None
         if coordinate is not None:
@@ -245,7 +249,7 @@ def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:
     scatter = compat.modules_that_scatter_meshes()[0].mesh_scatter
 
     @functools.wraps(scatter)
-    def scatter_own(output: Any, parts: Any, mesh: Any, mesh_dim: int = 0, *args: Any, **kwargs: Any) -> Any:
+    def scatter_own(output: Any, parts: Any, mesh: DeviceMesh, mesh_dim: int = 0, *args: Any, **kwargs: Any) -> Any:
         work = scatter(output, parts, mesh, mesh_dim, *args, **kwargs)
         position = mesh.get_group(mesh_dim).rank()
         not_root = position != kwargs.get("group_src", 0)
@@ -264,7 +268,7 @@ def _noting_factor(world: AnsweringWorld, method: Any) -> Any:
     reduce_op = compat.c10d().ReduceOp
 
     @functools.wraps(method)
-    def reduce(group: Any, *args: Any, **kwargs: Any) -> Any:
+    def reduce(group: dist.ProcessGroup | None, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
             op = getattr(value, "reduceOp", value)
             if isinstance(op, reduce_op) and op.op == reduce_op.PREMUL_SUM:

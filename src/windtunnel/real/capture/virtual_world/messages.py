@@ -121,8 +121,8 @@ class Messages:
     def _encoded(self, tensors: Sequence[Any]) -> bytes:
         import torch
 
-        values = [self._world.known_value(tensor) for tensor in tensors]
-        if any(value is None for value in values):
+        values = [value for tensor in tensors if (value := self._world.known_value(tensor)) is not None]
+        if len(values) < len(tensors):
             return _UNKNOWN
         with compat.outside_modes():
             flat = [value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for value in values]

@@ -11,7 +11,7 @@ import io
 import pickle
 from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private import distributed as compat
@@ -21,6 +21,9 @@ from windtunnel.real.capture.virtual_world.initialisation import replace_public
 from windtunnel.real.capture.virtual_world.messages import Messages
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.studies.programs.rank_classes.proxies import proxies_among
+
+if TYPE_CHECKING:
+    import torch
 
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 
@@ -222,7 +225,9 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any, device: str, requires_grad: bool) -> Any:
+def _empty(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, requires_grad: bool
+) -> Any:
     """Under fake tensors a fake one."""
     import torch
 

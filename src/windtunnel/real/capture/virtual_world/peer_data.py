@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.virtual_world.refusals import NoPeerError
 from windtunnel.studies.programs.communication import Communication
+
+if TYPE_CHECKING:
+    import torch
 
 NOISE_SCALE = 0.02  # standard deviation of received activations: that of a usual initialisation
 
@@ -96,7 +99,7 @@ PEERS_LIKE_ME = PeerPolicy()
 # ------------------------------------------------------------------------------------------------------------ like me
 
 
-def reduce_equals(tensor: Any, op: str, count: int, factor: Any = None) -> None:
+def reduce_equals(tensor: torch.Tensor, op: str, count: int, factor: Any = None) -> None:
     """In place, the reduction of `count` tensors that all equal this one."""
     import torch
 
@@ -114,7 +117,7 @@ def reduce_equals(tensor: Any, op: str, count: int, factor: Any = None) -> None:
         raise AssertionError(f"reduction {op!r}")
 
 
-def _times(tensor: Any, factor: Any) -> None:
+def _times(tensor: torch.Tensor, factor: Any) -> None:
     import torch
 
     if tensor.dtype == torch.bool:
@@ -203,7 +206,7 @@ def _all_to_all(exchange: Exchange) -> None:
         start += rows
 
 
-def _even(tensor: Any, size: int) -> tuple[int, ...]:
+def _even(tensor: torch.Tensor, size: int) -> tuple[int, ...]:
     return (int(tensor.shape[0]) // size,) * size
 
 
@@ -257,7 +260,7 @@ _LIKE_ME: dict[str, Fill] = {
 }
 
 
-def fill_with_noise(tensor: Any, generator: Any) -> None:
+def fill_with_noise(tensor: torch.Tensor, generator: Any) -> None:
     """Normal with a standard deviation of `NOISE_SCALE` in floating-point tensors; zeros in others (a valid index)."""
     import torch
 

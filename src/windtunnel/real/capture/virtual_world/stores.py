@@ -7,7 +7,6 @@ it where there is a mailbox.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
@@ -88,10 +87,10 @@ class LocalStore(dist.Store):  # type: ignore[misc]
         self._timeout = timeout
 
 
-def tcp_store(rank: int, messages: Messages) -> Any:
+def tcp_store(rank: int, messages: Messages) -> object:
     """In place of `torch.distributed.TCPStore`, whose constructor waits for all ranks."""
 
-    def make(host_name: str = "localhost", port: int = 0, *_: Any, **__: Any) -> LocalStore:
+    def make(host_name: str = "localhost", port: int = 0, *_: object, **__: object) -> LocalStore:
         return LocalStore(rank, messages, host_name, port)
 
     return make

@@ -26,6 +26,10 @@ from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch._ops import OpOverload
+
     from windtunnel.real.capture.virtual_world.work import Due
 
 KNOWN_ELEMENTS = 4096  # of a tensor that is followed through collectives: counts of tokens, not tokens
@@ -180,7 +184,15 @@ class World:
             )
 
     def make_group(
-        self, members: tuple[int, ...], asked: str, name: str, store: Any, *, desc: Any, timeout: Any, device_id: Any
+        self,
+        members: tuple[int, ...],
+        asked: str,
+        name: str,
+        store: dist.Store,
+        *,
+        desc: Any,
+        timeout: Any,
+        device_id: Any,
     ) -> Group:
         """A group that this rank is in; no members: all ranks."""
         import torch
@@ -289,15 +301,15 @@ class World:
         fake = compat.fake_tensor_class()
         return any(isinstance(tensor, fake) or tensor.device.type == "meta" for tensor in tensors)
 
-    def outputs_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def outputs_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an op gives on fake tensors. A recorder may be quicker: replace it."""
         return func(*args, **kwargs)
 
-    def known_value(self, tensor: Any) -> Any:
+    def known_value(self, tensor: torch.Tensor) -> Any:
         """A real tensor with a tensor's values; None where nobody knows them. A recorder may know more: replace it."""
         return compat.known_value(tensor) if tensor.device.type != "meta" else None
 
-    def let_know(self, tensor: Any, value: Any) -> None:
+    def let_know(self, tensor: torch.Tensor, value: Any) -> None:
         """A tensor was given these values, or (None) unknown ones. A recorder may keep account of them: replace it."""
         fake = isinstance(tensor, compat.fake_tensor_class())
         if not fake and value is not None:
@@ -327,7 +339,7 @@ class World:
         theirs = tuple(values[id(tensor)] for tensor in exchange.outputs)
         return replace(exchange, inputs=own, outputs=theirs)
 
-    def noise(self, tensor: Any) -> None:
+    def noise(self, tensor: torch.Tensor) -> None:
         """Fill a tensor with noise, without a step of the script's own random numbers."""
         import torch
 
@@ -348,7 +360,7 @@ class World:
 
     # -------------------------------------------------------------------------------------------------- for recorders
 
-    def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def answer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Answer an op of `c10d` or `_c10d_functional` that a dispatch mode was given, on any tensors."""
         name = func._schema.name.split("::")[1]
         if func.namespace == "c10d" and name in self._kernels:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
 
 
 class ComputeTime:
@@ -66,11 +65,11 @@ class ComputeTime:
             self._set(when)
             self._cpu_behind = time.thread_time() - cpu
 
-    def around(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, kernel: Callable[..., object]) -> Callable[..., object]:
         """The same answer to a call, in no time."""
 
         @wraps(kernel)
-        def timeless(*args: Any, **kwargs: Any) -> Any:
+        def timeless(*args: object, **kwargs: object) -> object:
             with self.standing():
                 return kernel(*args, **kwargs)
 

@@ -10,9 +10,12 @@ that takes a given time.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.torch_private import emulate as compat
+
+if TYPE_CHECKING:
+    import torch
 
 CHANNELS = 16  # blocks of NCCL's kernels on a Hopper node by default; an estimate
 KERNEL = """
@@ -56,22 +59,22 @@ class TorchCuda:
                 self.memory.hold(self._communicator_bytes)
         return self._streams[name]
 
-    def record(self, stream: Any) -> Any:
+    def record(self, stream: torch.cuda.Stream) -> Any:
         """With timing, so that steps can be measured."""
         event = self._cuda.Event(enable_timing=True)
         event.record(stream)
         return event
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         """torch.cuda.Stream.wait_event."""
         stream.wait_event(event)
 
-    def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
         """torch.cuda.stream."""
         context: contextlib.AbstractContextManager[Any] = self._cuda.stream(stream)
         return context
 
-    def spin(self, stream: Any, seconds: float) -> None:
+    def spin(self, stream: torch.cuda.Stream, seconds: float) -> None:
         """The kernel, or `_sleep`."""
         if self._kernel is not None:
             self._kernel(grid=(self._blocks, 1, 1), block=(512, 1, 1), args=[float(seconds * 1e9)], stream=stream)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import UserError
 from windtunnel.real.emulate.clock.compute_time import ComputeTime
@@ -19,6 +19,11 @@ from windtunnel.real.emulate.conductor import Conductor, Ticket
 from windtunnel.real.emulate.observe import Came, ObservedStep, identity
 from windtunnel.real.emulate.several.company import Company
 from windtunnel.studies.programs.communication import Communication
+
+if TYPE_CHECKING:
+    import torch
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 _ASK_AGAIN_S = 1e-3
 PATIENCE_S = 5.0  # for other threads of the script to begin what this wait hangs on
@@ -170,7 +175,7 @@ class ScriptClock:
 
 
 def optimizer_hooks(
-    begins: Callable[[], None], ends: Callable[[], None], each: Callable[[Any], None] | None = None
+    begins: Callable[[], None], ends: Callable[[], None], each: Callable[[object], None] | None = None
 ) -> Callable[[], None]:
     """Watch all optimizers: `begins` and `ends` are told of the one that the script stepped first, `each` of all before
     they step. The result undoes that.
@@ -179,13 +184,13 @@ def optimizer_hooks(
 
     first: list[int] = []
 
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before(optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Keywords) -> None:
         if not first or first[0] == id(optimizer):
             begins()
         if each is not None:
             each(optimizer)
 
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def after(optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Keywords) -> None:
         if not first:
             first.append(id(optimizer))
         if first[0] == id(optimizer):

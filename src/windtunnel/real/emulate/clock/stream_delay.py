@@ -23,13 +23,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.real.emulate.observe import ObservedStep, Observer, identity
 from windtunnel.real.emulate.peers.host_program import resembles
 from windtunnel.real.emulate.peers.peers_replay import Watched
 from windtunnel.studies.programs.communication import Communication
+
+if TYPE_CHECKING:
+    import torch
 
 BEHIND = 2  # steps after which events are read: they have long passed, so that reading waits for nothing
 SHORTEST_S = 2e-6  # less is what launching the kernel takes anyway
@@ -44,16 +47,16 @@ class Device(Protocol):
     def stream(self, name: str) -> Any:
         """A stream of ours, made when first asked for."""
 
-    def record(self, stream: Any) -> Any:
+    def record(self, stream: torch.cuda.Stream) -> Any:
         """An event after what the stream was given so far."""
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         """What the stream is given from here on waits for the event."""
 
-    def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
         """What is issued inside goes to the stream."""
 
-    def spin(self, stream: Any, seconds: float) -> None:
+    def spin(self, stream: torch.cuda.Stream, seconds: float) -> None:
         """Hold the stream for so long, from when it gets there."""
 
     def seconds(self, first: Any, then: Any) -> float | None:
@@ -73,7 +76,7 @@ class _Held:
 class _Step:
     begun: Any  # event
     held: list[_Held] = field(default_factory=list)
-    optimizer: Any = None
+    optimizer: torch.optim.Optimizer = None
     ended: Any = None
 
 
@@ -198,7 +201,7 @@ class StreamDelay:
     def _read(self, step: _Step) -> ObservedStep | None:
         """Events of a step as marks, in seconds from its begin; None when one has not passed."""
 
-        def at(event: Any) -> float:
+        def at(event: torch.cuda.Event) -> float:
             found = self.device.seconds(step.begun, event)
             if found is None:
                 raise _NotYetError

@@ -23,9 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, Fill, PeerPolicy, reduce_equals
+
+if TYPE_CHECKING:
+    import torch
 
 WHOLE = 8 << 20  # bytes of a gradient whose parts are all added up, `TEMPORARY` bytes at a time
 TEMPORARY = 256 << 10
@@ -151,7 +154,7 @@ class TiedShards:
         return known.as_strided((last - first, 1, width), (1, 0, 1), first)
 
 
-def _is_plain(tensor: Any) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() and tensor.element_size() > 1 and tensor.is_contiguous())
 
 

@@ -220,7 +220,7 @@ class RealData:
 class _Reduction:
     """One tensor that real members reduce: what each hands in, and what has to be done to the result."""
 
-    def __init__(self, tensor: Any, exchange: Exchange, among: Among) -> None:
+    def __init__(self, tensor: torch.Tensor, exchange: Exchange, among: Among) -> None:
         self.tensor, self._proxies = tensor, among.proxies
         op = exchange.call.reduce_op
         self._asked = op
@@ -266,5 +266,5 @@ def _parts(exchange: Exchange) -> list[tuple[Any, Any]]:
     return found
 
 
-def _split(tensor: Any, rows: Sequence[int], size: int) -> list[Any]:
+def _split(tensor: torch.Tensor, rows: Sequence[int], size: int) -> list[Any]:
     return list(tensor.split(list(rows) or [int(tensor.shape[0]) // size] * size))

@@ -60,17 +60,17 @@ class Among:
         device = tensors[0].device.type if tensors else "cpu"
         return self._backends.get(device) or self._backends["cpu"]
 
-    def all_reduce(self, tensor: Any, op: str = "sum") -> Any:
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> Any:
         """In place, over the real members; the work."""
         options = _options("Allreduce", reduceOp=_OPS[op])
         return Lent(lambda lent: self.backend((tensor,)).allreduce([lent], options), tensor)
 
-    def reduce(self, tensor: Any, to: int, op: str = "sum") -> Any:
+    def reduce(self, tensor: torch.Tensor, to: int, op: str = "sum") -> Any:
         """To one of them; elsewhere the tensor is used up."""
         options = _options("Reduce", reduceOp=_OPS[op], rootRank=to)
         return Lent(lambda lent: self.backend((tensor,)).reduce([lent], options), tensor)
 
-    def broadcast(self, tensor: Any, source: int) -> Any:
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Any:
         """From one of them."""
         options = _options("Broadcast", rootRank=source)
         return Lent(lambda lent: self.backend((tensor,)).broadcast([lent], options), tensor)

@@ -177,11 +177,11 @@ class _Asking:
 
     def __init__(self) -> None:
         self.exchange: Exchange | None = None
-        self.group: Any = None  # that was asked about last
+        self.group: dist.ProcessGroup | None = None  # that was asked about last
         self.premul_factor: Any = None
         self._groups: dict[str, Group] = {}
 
-    def noise(self, tensor: Any) -> None:
+    def noise(self, tensor: torch.Tensor) -> None:
         """Nothing is filled."""
 
     def group_of(self, boxed: Any) -> Group:

@@ -24,6 +24,8 @@ from windtunnel.errors import InputFileError
 from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
+    import torch
+
     from windtunnel.real.capture.virtual_world.peer_data import Exchange
 
 MAGIC = b"WTTAPE1\n"
@@ -165,7 +167,7 @@ def _fill(output: Any, data: bytes) -> None:
         output.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(output.dtype).view(output.shape))
 
 
-def bytes_of(tensor: Any) -> tuple[str, tuple[int, ...], bytes]:
+def bytes_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
     """dtype, shape and data of a tensor, as the tape keeps them."""
     import torch
 
@@ -174,7 +176,7 @@ def bytes_of(tensor: Any) -> tuple[str, tuple[int, ...], bytes]:
     return _dtype(tensor), tuple(tensor.shape), data
 
 
-def _dtype(tensor: Any) -> str:
+def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -17,15 +17,18 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.survive.live.place import Place
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 BUILD_TIMEOUT_S = 60.0
 ABORT_TAG = 2  # a message that nobody sends
 
 
-def store_of(place: Place) -> Any:
+def store_of(place: Place) -> dist.Store:
     """A client of the launcher's store, for one thread."""
     from torch.distributed import TCPStore
 
@@ -38,7 +41,7 @@ class Building:
     def __init__(self, place: Place, generation: int, members: Sequence[str]) -> None:
         self.generation, self.members = generation, tuple(members)
         self.rank = self.members.index(place.name)
-        self.group: Any = None
+        self.group: dist.ProcessGroup | None = None
         self.over = threading.Event()
         self._place = place
         threading.Thread(target=self._build, daemon=True, name=f"group {generation}").start()
@@ -54,7 +57,7 @@ class Building:
             self.group = None
         self.over.set()
 
-    def wait(self, given_up: Callable[[], bool]) -> Any:
+    def wait(self, given_up: Callable[[], bool]) -> object:
         """The group; None where it could not be built or `given_up()` says that nobody needs it any more."""
         while not self.over.wait(0.01):
             if given_up():
@@ -77,7 +80,7 @@ def abort(group: Any) -> None:
                 group.recv([torch.zeros(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
 
-def reduced(group: Any, pieces: Sequence[Any]) -> bool:
+def reduced(group: Any, pieces: Sequence[object]) -> bool:
     """All-reduce the pieces in place; False where a member is gone."""
     try:
         works = [group.allreduce([piece]) for piece in pieces]

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
 from windtunnel.process import adopting_orphans
@@ -32,6 +32,9 @@ from windtunnel.real.survive.live.fork_server import IMPORTED, REFUSED, Forked, 
 from windtunnel.real.survive.live.place import Place
 from windtunnel.real.survive.watch.log import RankLog
 from windtunnel.studies.resilience.membership import Abandon, Action, Finish, Membership, Publish, Start
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 POLL_S = 0.01
 BROKEN_S = 2.0  # by then a death that broke a group has been seen
@@ -61,7 +64,7 @@ class Told:
     not_replaced: list[tuple[int, int]] = field(default_factory=list)  # (rank, step) that were asked for in vain
     reason: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return asdict(self)
 
@@ -139,7 +142,7 @@ class _Run:
     timeout_s: float
     end_s: float
     to_replace: dict[tuple[int, int], str]  # (rank, step) -> who is to go, once it has said so
-    store: Any = None
+    store: dist.Store = None
     server: ForkServer | None = None
     processes: dict[str, _Process] = field(default_factory=dict)
     left_groups: set[int] = field(default_factory=set)  # of processes that have ended: what they started ends too

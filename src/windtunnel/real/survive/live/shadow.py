@@ -21,7 +21,7 @@ class Recorder:
         self._writer = TapeWriter(path, {"world_size": size, "role": "data-parallel rank"})
         self._number = 0
 
-    def keep(self, pieces: Sequence[Any]) -> None:
+    def keep(self, pieces: Sequence[object]) -> None:
         """The pieces as they came out of the all-reduce."""
         for piece in pieces:
             self._writer.add(("allreduce", self._number), [bytes_of(piece)])

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
 from windtunnel.process import die_with_parent
@@ -33,6 +33,10 @@ from windtunnel.real.survive.live.group import Building, abort, gathered, handed
 from windtunnel.real.survive.live.place import Place, own_place
 from windtunnel.real.survive.live.shadow import Recorder, answered
 from windtunnel.real.survive.watch.log import RankLog
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
 
 BUCKET_BYTES = 25 << 20  # as DistributedDataParallel has it
 POLL_S = 0.01
@@ -44,8 +48,8 @@ Loss = Callable[[int, int, int], Any]
 class Progress:
     """What a member has to hand over."""
 
-    model: Any
-    optimizer: Any
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
     others: Mapping[str, Any]  # whatever else has state_dict and load_state_dict
     step: int = 0
     losses: list[float] = field(default_factory=list)
@@ -120,8 +124,8 @@ def _saving(folder: Path | str | None, every: int, steps: int) -> Saving | None:
 
 
 def train(
-    model: Any,
-    optimizer: Any,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
     loss: Loss,
     steps: int,
     *,
@@ -209,13 +213,13 @@ def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
     progress.step += 1
 
 
-def _averages(model: Any) -> list[Any]:
+def _averages(model: torch.nn.Module) -> list[Any]:
     """Buffers that a forward pass may change: what layers with running statistics keep."""
     layers = [one for one in model.modules() if getattr(one, "track_running_stats", False)]
     return [buffer for one in layers for buffer in one.buffers(recurse=False)]
 
 
-def _trained(model: Any) -> list[Any]:
+def _trained(model: torch.nn.Module) -> list[Any]:
     return [one for one in model.parameters() if one.requires_grad]
 
 
@@ -243,7 +247,7 @@ class _Member:
         self.log.watch_garbage()
         self.has_state = False
         self.generation, self.rank = -1, -1
-        self.group: Any = None
+        self.group: dist.ProcessGroup | None = None
         self.next: Building | None = None
         self.first_of_generation = True
         self.asked_to_leave: set[tuple[int, int]] = set()
@@ -439,7 +443,7 @@ class _Member:
         return view is not None and view["generation"] > self.generation
 
 
-def _newest(store: Any) -> dict[str, Any] | None:
+def _newest(store: dist.Store) -> dict[str, Any] | None:
     if not store.check(["view"]):
         return None
     view: dict[str, Any] = json.loads(store.get("view").decode())

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ class RankLog:
         self._thread = threading.get_ident()
         gc.callbacks.append(self._collected)
 
-    def _collected(self, phase: str, _: Any) -> None:
+    def _collected(self, phase: str, _: object) -> None:
         if threading.get_ident() != self._thread:
             return
         if phase == "start":

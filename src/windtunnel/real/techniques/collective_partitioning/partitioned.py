@@ -23,13 +23,17 @@ from windtunnel.errors import SpecError
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _gather(output: torch.Tensor, shard: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
+def _gather(
+    output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup | None, *, async_op: bool = False
+) -> Any:
     """all_gather into one tensor; PyTorch 2.13 renamed it, and warns of the old name."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return call(output, shard, group=group, async_op=async_op)
 
 
-def _scatter(output: torch.Tensor, whole: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
+def _scatter(
+    output: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup | None, *, async_op: bool = False
+) -> Any:
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return call(output, whole, group=group, async_op=async_op)
 
@@ -49,7 +53,7 @@ def _padded(x: torch.Tensor, parts: int) -> torch.Tensor:
     return torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % parts))
 
 
-def all_reduce_by_primitive(x: torch.Tensor, group: Any = None) -> torch.Tensor:
+def all_reduce_by_primitive(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The sum of `x` over the group, as a reduce-scatter and an all-gather."""
     return all_reduce_by_group(x, group, None)
 
@@ -71,14 +75,14 @@ def all_reduce_by_group(x: torch.Tensor, inside: Any, across: Any) -> torch.Tens
 
 
 def gather_then_matmul(
-    shard: torch.Tensor, weight: torch.Tensor, group: Any = None, pieces: int = 1
+    shard: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None = None, pieces: int = 1
 ) -> torch.Tensor:  # fmt: skip
     """The rows of all ranks, in rank order, times `weight`. shard: [rows, k]; weight: [k, n]; out: [world rows, n]."""
     return _GatherMatmul.apply(shard, weight, group, _divides(shard.shape[0], pieces))
 
 
 def matmul_then_scatter(
-    x: torch.Tensor, weight: torch.Tensor, group: Any = None, pieces: int = 1
+    x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None = None, pieces: int = 1
 ) -> torch.Tensor:  # fmt: skip
     """This rank's rows of the sum over ranks of `x` times `weight`. x: [world rows, k]; out: [rows, n]."""
     world = dist.get_world_size(group)
@@ -94,7 +98,11 @@ def _divides(rows: int, pieces: int) -> int:
 
 
 def gathered_product(
-    shard: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int, multiply: Multiply = torch.matmul
+    shard: torch.Tensor,
+    weight: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    pieces: int,
+    multiply: Multiply = torch.matmul,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Product, and the gathered rows that went into it; `multiply` is what runs on each piece."""
     world, rows = dist.get_world_size(group), shard.shape[0] // pieces
@@ -113,7 +121,11 @@ def gathered_product(
 
 
 def scattered_product(
-    x: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int, multiply: Multiply = torch.matmul
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    pieces: int,
+    multiply: Multiply = torch.matmul,
 ) -> torch.Tensor:
     """This rank's rows of the summed product; `multiply` is what runs on each piece."""
     world = dist.get_world_size(group)
@@ -131,7 +143,9 @@ def scattered_product(
 
 class _GatherMatmul(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, shard: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None, pieces: int
+    ) -> torch.Tensor:
         out, whole = gathered_product(shard.detach(), weight.detach(), group, pieces)
         ctx.save_for_backward(whole, weight)
         ctx.group, ctx.pieces = group, pieces
@@ -146,7 +160,9 @@ class _GatherMatmul(torch.autograd.Function):  # type: ignore[misc]
 
 class _MatmulScatter(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None, pieces: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.pieces = group, pieces
         return scattered_product(x.detach().contiguous(), weight.detach(), group, pieces)

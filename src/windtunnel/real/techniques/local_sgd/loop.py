@@ -49,7 +49,7 @@ class LearningRate:
         for group, first in zip(self.optimizer.param_groups, self.first, strict=True):
             group["lr"] = first * factor
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Where it stands."""
         return {"round": self.round, "local": self.local, "first": list(self.first)}
 
@@ -62,7 +62,7 @@ class LearningRate:
 class LocalSGD:
     """Averages a model's weights over a process group at the end of each round."""
 
-    def __init__(self, model: nn.Module, rates: LearningRate, group: Any = None) -> None:
+    def __init__(self, model: nn.Module, rates: LearningRate, group: dist.ProcessGroup | None = None) -> None:
         if not isinstance(rates, LearningRate):
             raise SpecError("rates", rates, "give a LearningRate of the optimizer that trains the model")
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
@@ -38,7 +37,7 @@ def checked(families: Sequence[Family], world: int) -> list[list[tuple[int, ...]
 
 def make_groups(
     families: Sequence[Family], *, backend: str | None = None, timeout_s: float | None = None
-) -> list[Any]:  # fmt: skip
+) -> list[object]:  # fmt: skip
     """The process group that this rank is in, of each family. Every rank gives the same families in the same order."""
     rank, made = dist.get_rank(), []
     limit = None if timeout_s is None else timedelta(seconds=timeout_s)

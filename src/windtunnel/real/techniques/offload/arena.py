@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -110,7 +109,7 @@ class HostedLayer:
         self.stream.synchronize()
 
 
-def device_bytes_of(optimizer: Any) -> int:
+def device_bytes_of(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of an optimizer's tensors."""
     return sum(
         value.numel() * value.element_size()

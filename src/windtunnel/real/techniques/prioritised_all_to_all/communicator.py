@@ -66,7 +66,8 @@ class Communicator:
 
     def __init__(
         self, policy: Policy = "leader", *, order: Sequence[str] | str = "", micro_op_bytes: int = 30_000_000,
-        wait_most_s: float = 0.01, group: Any = None, groups: Sequence[Any] | None = None, timeout_s: float = 600.0,
+        wait_most_s: float = 0.01, group: dist.ProcessGroup | None = None,
+        groups: Sequence[dist.ProcessGroup] | None = None, timeout_s: float = 600.0,
     ) -> None:  # fmt: skip
         if policy not in ("static", "leader", "adaptive"):
             raise SpecError("policy", policy, "give static, leader or adaptive")

@@ -22,7 +22,9 @@ class _Exchange(torch.autograd.Function):  # type: ignore[misc]
     """An all-to-all of rows, whose backward is the all-to-all back."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, arriving: list[int], leaving: list[int], group: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup | None
+    ) -> torch.Tensor:
         ctx.arriving, ctx.leaving, ctx.group = arriving, leaving, group
         return _exchanged(x, arriving, leaving, group)
 
@@ -31,7 +33,9 @@ class _Exchange(torch.autograd.Function):  # type: ignore[misc]
         return _exchanged(gradients[0], ctx.leaving, ctx.arriving, ctx.group), None, None, None
 
 
-def _exchanged(x: torch.Tensor, arriving: list[int], leaving: list[int], group: Any) -> torch.Tensor:
+def _exchanged(
+    x: torch.Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup | None
+) -> torch.Tensor:
     out = x.new_empty(sum(arriving), x.shape[1])
     dist.all_to_all_single(out, x.contiguous(), arriving, leaving, group=group)
     return out

@@ -33,7 +33,13 @@ LEAST = 1e-30
 class State:
     """What the hook keeps between steps. `sent` and `dense` count elements, norms included."""
 
-    def __init__(self, module: nn.Module, plan: SparsePlan | None = None, group: Any = None, **parameters: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: SparsePlan | None = None,
+        group: dist.ProcessGroup | None = None,
+        **parameters: Any,
+    ) -> None:
         if not isinstance(module, nn.Module):
             raise SpecError("module", module, "give the torch.nn.Module whose gradients are reduced")
         self.plan = plan if plan is not None else SparsePlan(**parameters)
@@ -49,7 +55,7 @@ class State:
         """Elements sent over those of whole gradients."""
         return self.sent / self.dense if self.dense else 1.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything that a run needs to go on; each rank's is its own."""
         return {
             "residual": {name: kept.clone() for name, kept in self.residual.items()},

@@ -80,7 +80,7 @@ def _one_stage(layout: Layout, kinds: tuple[int, ...], recompute: str) -> Piece:
         "offload_optimizer": 0.0,
         "recompute": recompute,
     }
-    (piece,) = pieces_of(resolve(few, layout.cluster, plan.model_copy(update=update)))
+    (piece,) = pieces_of(resolve(few, layout.cluster, plan.with_fields(update)))
     return piece
 
 
@@ -91,7 +91,7 @@ def kept_bytes(layout: Layout, recompute: str, blocks: Mapping[int, Block]) -> d
         return dict.fromkeys(kinds_of(layout.model), 0)  # then it depends on the depth of the pipeline
     if not layout.habits.fused_projections:
         return _kept_by_pieces(layout, recompute)
-    shard, parts = shard_of(layout), plan.model_copy(update={"recompute": recompute}).recompute_parts
+    shard, parts = shard_of(layout), plan.with_fields({"recompute": recompute}).recompute_parts
     stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes
     if not keep.gathered_inputs or gathered_share(layout, keep) < 1.0:
         keep = replace(keep, gathered_inputs=False)

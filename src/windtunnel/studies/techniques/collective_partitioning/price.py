@@ -34,7 +34,7 @@ def overlapped(plan: Plan) -> Plan:
     changes: dict[str, object] = dict.fromkeys(OVERLAPS, True)
     if plan.tp == 1:
         changes.pop("overlap_tp")
-    return plan.model_copy(update=changes)
+    return plan.with_fields(changes)
 
 
 def rewrite(step: FlatStep, asked: PartitionPlan) -> tuple[FlatStep, PartitionPlan]:

@@ -86,7 +86,7 @@ def without(plan: Plan, features: tuple[str, ...]) -> Plan:
     changes = {key: value for name in features for key, value in _WITHOUT.get(name, {}).items()}
     if plan.attention_impl != "flash":
         changes.pop("attention_impl", None)
-    return plan.model_copy(update=changes)
+    return plan.with_fields(changes)
 
 
 def with_feature(model: Model, plan: Plan, name: str, asked: MegaScalePlan) -> tuple[Model, Plan]:
@@ -102,8 +102,8 @@ def with_feature(model: Model, plan: Plan, name: str, asked: MegaScalePlan) -> t
         )
         return replace(model, layers=layers), plan
     if name == "larger_batch":
-        return model, plan.model_copy(update={"global_batch": plan.global_batch * asked.batch_factor})
+        return model, plan.with_fields({"global_batch": plan.global_batch * asked.batch_factor})
     changes = dict(_PLAN[name])
     if plan.attention_impl not in ("flash", "triton"):
         changes.pop("attention_impl", None)
-    return model, plan.model_copy(update=changes)
+    return model, plan.with_fields(changes)

@@ -30,9 +30,9 @@ def is_native(path: str | Path) -> bool:
 
 
 def _is_plan(document: Mapping[str, Any]) -> bool:
-    from windtunnel.studies.training.plan import Plan
+    from windtunnel.studies.training.plan import FIELDS
 
-    return bool(document) and set(document) <= set(Plan.model_fields)
+    return bool(document) and set(document) <= set(FIELDS)
 
 
 def read_native(path: str | Path, n_gpus: int) -> Native:

@@ -1,0 +1,171 @@
+"""Verbs as functions that cyclopts takes, made from their questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from inspect import Parameter as Argument
+from inspect import Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from cyclopts import Group, Parameter
+
+from windtunnel.questions.question import QUESTIONS, Field, question_class
+from windtunnel.questions.words import SET_EXAMPLE, flag_fields, from_flags, parts_from_files, positional_of
+
+SET = f"Change one number, e.g. {SET_EXAMPLE}."
+OUTPUT = Group("Output", sort_key=100)
+ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where an answer goes: no part of a question."""
+
+    report: Annotated[Path | None, Parameter(help="Write a report here: HTML, or Markdown by its suffix.")] = None
+    trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None
+    rows: Annotated[Path | None, Parameter(help="Write the answer's table of rows here, by its suffix.")] = None
+    json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False
+    out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs")
+    save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """What files say, over which flags win: the data of parts by their names, and what was not understood in them."""
+
+    parts: Mapping[str, Mapping[str, Any]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Flags, files of parts and settings as they stand on the command line."""
+
+    flags: Mapping[str, object]
+    files: Mapping[str, str]
+    sets: tuple[str, ...]
+
+
+Reader = Callable[[Given], Below]
+
+
+def command(
+    verb: str,
+    show: Callable[..., Any],
+    outputs: Sequence[str] = ("json",),
+    *,
+    reader: Reader | None = None,
+    everything: bool = False,
+) -> Callable[..., Any]:
+    """What cyclopts is given for a verb: it reads the question and calls `show(question, outputs, **own)`.
+
+    `outputs`: those fields of Outputs that it writes. `show` may have keywords of its own, which are flags; a `notes`
+    among them is what the reader of files, which `reader` is, did not understand. `everything`: rare flags are listed.
+    """
+    kind = question_class(verb)
+    positional = positional_of(kind)
+    own = {name: one for name, one in signature(show).parameters.items() if one.kind is Argument.KEYWORD_ONLY}
+    takes_notes = own.pop("notes", None) is not None
+    hints = get_type_hints(show, include_extras=True)
+    groups: dict[str, Group] = {}
+    arguments: list[Argument] = []
+    names: dict[str, str] = {}  # Python's name of a parameter, and the flag
+    for name, meanings in flag_fields(kind).items():
+        python = name.replace("-", "_")
+        names[python] = name
+        field = meanings[0]
+        group = None
+        if field.about.group:
+            group = groups.setdefault(field.about.group, Group(field.about.group, sort_key=len(groups) + 1))
+        needed = field.required and all(one.required for one in meanings) and "." not in field.path
+        shown = everything or not all(one.about.rare for one in meanings)
+        arguments.append(
+            Argument(
+                python,
+                Argument.POSITIONAL_ONLY if field.path in positional else Argument.KEYWORD_ONLY,
+                default=Argument.empty if needed else None,
+                annotation=_annotation(
+                    name, field, group, needed=needed, shown=shown, positional=field.path in positional
+                ),
+            )
+        )
+    files = parts_from_files(kind)
+    for field in files:
+        text: Any = Annotated[str | None, Parameter(help=field.about.text)]
+        arguments.append(Argument(field.path, Argument.KEYWORD_ONLY, default=None, annotation=text))
+    setting: Any = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET)]
+    arguments.append(Argument("set", Argument.KEYWORD_ONLY, default=(), annotation=setting))
+    arguments += [one.replace(annotation=hints[name]) for name, one in own.items()]
+    places = get_type_hints(Outputs, include_extras=True)
+    for output in fields(Outputs):
+        if output.name in outputs:
+            place: Any = Annotated[places[output.name], Parameter(group=OUTPUT)]
+            arguments.append(Argument(output.name, Argument.KEYWORD_ONLY, default=output.default, annotation=place))
+    order = {path: number for number, path in enumerate(positional)}
+    arguments.sort(key=lambda one: order.get(one.name, len(order)))
+
+    def verb_function(*words: Any, **options: Any) -> Any:
+        options |= zip(positional, words, strict=False)
+        flags = {flag: options[name] for name, flag in names.items() if options.get(name) is not None}
+        given = Given(
+            flags=flags,
+            files={field.path: options[field.path] for field in files if options.get(field.path) is not None},
+            sets=tuple(options.get("set", ())),
+        )
+        below = Below({}) if reader is None else reader(given)
+        question = from_flags(verb, flags, given.sets, below.parts)
+        more = {name: options[name] for name in own if name in options}
+        if takes_notes:
+            more["notes"] = below.notes
+        return show(question, Outputs(**{name: options[name] for name in outputs if name in options}), **more)
+
+    verb_function.__name__ = verb.rpartition(" ")[2]
+    verb_function.__doc__ = QUESTIONS[verb].text
+    verb_function.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
+    verb_function.__annotations__ = {one.name: one.annotation for one in arguments}
+    return verb_function
+
+
+def _annotation(name: str, field: Field, group: Group | None, *, needed: bool, shown: bool, positional: bool) -> Any:
+    about = field.about
+    flags = None if positional else (f"--{name}", *(f"--{one}" for one in about.names if not field.parts))
+    several = get_origin(field.type) in (tuple, dict) and get_args(field.type)[0] is str
+    kind: Any = tuple[str, ...] if several else field.type if _is_simple(field) else str
+    options: dict[str, Any] = {"help": about.text, "name": flags, "show": shown, "show_default": False}
+    if group is not None:
+        options["group"] = group
+    if kind is not bool:
+        options["negative"] = ""
+    if kind in (int, float):  # for the help alone: the question's reader says what is no number
+        options["converter"] = _as_text
+    return Annotated[kind if needed else kind | None, Parameter(**options)]
+
+
+def _is_simple(field: Field) -> bool:
+    """Whether help shows its own type: a unit makes it text."""
+    return field.type is bool or bool(field.choices) or (field.type in (int, float) and not field.about.unit)
+
+
+def _as_text(kind: Any, tokens: Sequence[Any]) -> str:
+    return str(tokens[0].value)
+
+
+def switches_spelled_out(verb: str, arguments: Sequence[str]) -> list[str]:
+    """`--overlap-tp on` and `--overlap-tp=off` as `--overlap-tp` and `--no-overlap-tp`, as results print them."""
+    switches = {f"--{name}" for name, (first, *_) in flag_fields(question_class(verb)).items() if first.type is bool}
+    spelled: list[str] = []
+    rest = list(arguments)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name not in switches:
+            spelled.append(name + equals + value)
+            continue
+        if not equals and rest and rest[0].lower() in ON + OFF:
+            value = rest.pop(0)
+        if value.lower() in OFF:
+            spelled.append("--no-" + name.removeprefix("--"))
+        else:
+            spelled.append(name if value.lower() in ("", *ON) else f"{name}={value}")
+    return spelled

@@ -1,0 +1,187 @@
+"""What stands beside a field of a question: one help text, its limits, its unit. All doors are made from these.
+
+    tp: Annotated[int, About("Tensor-parallel degree.", "Layout", least=1)] = 1
+
+Nothing of pydantic is imported here: it asks `About` and `OneOf` for their rules when something is validated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_args
+
+from windtunnel import units
+from windtunnel.errors import SpecError
+
+STRICT: Mapping[str, str] = {"extra": "forbid"}  # `__pydantic_config__` of every part
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Help, group, limits and other names of one field."""
+
+    text: str
+    group: str = ""
+    least: float | None = None
+    most: float | None = None
+    names: tuple[str, ...] = ()  # other names that mean the same: of its key, and with dashes of its flag
+    unit: str = ""  # a key of UNITS: a text with that unit is a number
+    flag: str = ""  # its flag without dashes, where that is not the field's name
+    inside: bool = False  # the part's own fields are flags
+    rare: bool = False  # listed by `--help-all` only
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        inner = handler(source)
+        if self.unit:
+            inner = core_schema.no_info_before_validator_function(self.in_base_unit, inner)
+        if self.least is None and self.most is None:
+            return inner
+        return core_schema.no_info_after_validator_function(self.within_limits, inner)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        described: dict[str, Any] = handler(schema)
+        for number in described.get("anyOf", [described]):
+            if number.get("type") in ("integer", "number"):
+                limits = {"minimum": self.least, "maximum": self.most}
+                number |= {name: limit for name, limit in limits.items() if limit is not None}
+        if self.unit:
+            kinds = described.pop("anyOf", None) or [{name: described.pop(name) for name in _NUMBER & set(described)}]
+            text = {"type": "string", "description": f"with its unit, such as {UNITS[self.unit].example}"}
+            described = {**described, "anyOf": [text, *kinds]}
+        return {**described, "description": self.text} if self.text else described
+
+    def in_base_unit(self, value: Any) -> Any:
+        """A text with a unit as its number; of a mapping each value. Raises ValueError with the remedy."""
+        if isinstance(value, Mapping):
+            return {key: self.in_base_unit(inner) for key, inner in value.items()}
+        if not isinstance(value, str):
+            return value
+        try:
+            return UNITS[self.unit].parse(value)
+        except SpecError as error:
+            raise ValueError(error.remedy) from None
+
+    def within_limits(self, value: Any) -> Any:
+        """The value. Raises ValueError with the remedy where it is below `least` or above `most`."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if self.least is not None and not value >= self.least:
+                raise ValueError(f"give {self.least} or more")
+            if self.most is not None and not value <= self.most:
+                raise ValueError(f"give {self.most} or less")
+        return value
+
+
+_NUMBER = {"type", "minimum", "maximum", "exclusiveMinimum", "additionalProperties"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How a text becomes a number, and an example of one."""
+
+    parse: Callable[[object], float]
+    example: str
+
+
+UNITS: Mapping[str, Unit] = {
+    "bandwidth": Unit(units.parse_bandwidth, "800Gb/s"),
+    "bytes": Unit(units.parse_bytes, "80GiB"),
+    "count": Unit(units.parse_count, "8,192"),
+    "flops": Unit(units.parse_flops, "989TFLOP/s"),
+    "share": Unit(units.parse_share, "2%"),
+    "time": Unit(units.parse_time, "50ms"),
+    "tokens": Unit(units.parse_tokens, "15T"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Marks a union of parts: `kind` says which of them is meant, or else the keys that are given do (`pick`).
+
+    A member has `kind` and `phrase`, what errors call it.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        # `read` writes `{kind: part}`: a validator ahead of a part would turn JSON, whose lists are tuples, to Python.
+        members = {
+            member.kind: core_schema.typed_dict_field(handler(member), required=False) for member in get_args(source)
+        }
+        inner = core_schema.typed_dict_schema(members, extra_behavior="forbid")
+        return core_schema.no_info_after_validator_function(lambda value: next(iter(value.values())), inner)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        members = {kind: handler(member["schema"]) for kind, member in schema["schema"]["fields"].items()}
+        for kind, described in members.items():
+            part = handler.resolve_ref_schema(described)
+            part["properties"] = {"kind": {"const": kind}, **part["properties"]}
+        return {"oneOf": list(members.values())}
+
+
+def kind_of(part: Any) -> str:
+    """What names a member of a union, given the member or a part of its type."""
+    return str(part.kind)
+
+
+def word_of(part: Any) -> str | None:
+    """The field of a part that a word alone stands for; None where no word does."""
+    word: str | None = getattr(part, "word", None)
+    return word
+
+
+def key_names(part: type) -> dict[str, str]:
+    """Each name that a key of a part may have, and the field that it means."""
+    from windtunnel.questions.question import fields_of
+
+    return {name: field.path for field in fields_of(part) for name in (field.path, *field.about.names)}
+
+
+def phrase_of(member: type) -> str:
+    """What errors call a member of a union."""
+    return str(getattr(member, "phrase", kind_of(member)))
+
+
+def pick(members: tuple[type, ...], given: Mapping[str, Any], path: str = "") -> type:
+    """The member that these keys mean.
+
+    Raises SpecError for a key that has no meaning beside another one, and says whose it is; `path` goes before it.
+    """
+    prefix = path + "." if path else ""
+    if "kind" in given:
+        for member in members:
+            if kind_of(member) == given["kind"]:
+                return member
+        kinds = ", ".join(map(kind_of, members))
+        raise SpecError(f"{prefix}kind", given["kind"], f"use one of {kinds}")
+    keys = set(given)
+    known = {member: set(key_names(member)) for member in members}
+    needed = {
+        member: {f.name for f in fields(member) if f.default is MISSING and f.default_factory is MISSING}
+        for member in members
+    }
+    able = [member for member in members if keys <= known[member]]
+    complete = [member for member in able if needed[member] <= {key_names(member)[key] for key in keys}]
+    if complete:
+        return min(complete, key=lambda member: len(known[member]))
+    if able:
+        return able[0]  # what it lacks is said when it is read
+    likely = max(members, key=lambda member: (len(needed[member] & keys), len(known[member] & keys)))
+    odd = next(key for key in given if key not in known[likely])
+    homes = [member for member in members if odd in known[member]]
+    if not homes:
+        everything = sorted({field for member in members for field in known[member]})
+        raise SpecError(prefix + odd, given[odd], _unknown(odd, everything))
+    beside = next(key for key in given if key in known[likely] and key not in known[homes[0]])
+    owner = phrase_of(homes[0])
+    remedy = f"has no meaning beside {beside}: it belongs to {owner}; leave one of them out"
+    raise SpecError(prefix + odd, given[odd], remedy)
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"is not known; did you mean {near[0]}?" if near else f"is not known; known are {', '.join(known)}"

@@ -1,0 +1,127 @@
+"""A question as the fields of a form, and a form's texts as a question."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_origin
+
+from windtunnel.errors import SpecError
+from windtunnel.questions.about import kind_of, word_of
+from windtunnel.questions.question import Field, fields_of, plain, question_class, read
+
+ON, OFF = "on", "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One field of a form; `name` is the dotted path that it sets."""
+
+    name: str
+    help: str
+    group: str
+    kind: Literal["number", "switch", "choice", "text", "data"]  # data: JSON, a list or a mapping
+    value: str  # empty: its default
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    required: bool = False
+    when: tuple[str, ...] = ()  # the members of a union that it belongs to; empty: of none
+
+
+def inputs(verb: str, question: Any = None) -> Iterator[Input]:
+    """The fields of a verb's form, filled with what a question states."""
+    data = {} if question is None else plain(question)
+    yield from _inputs(question_class(verb), data, "", ())
+
+
+def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, ...]) -> Iterator[Input]:
+    for field in fields_of(part, prefix):
+        value = data.get(field.name)
+        about = field.about
+        if field.members:
+            stated = value["kind"] if value else ""
+            kinds = tuple(map(kind_of, field.members))
+            yield Input(f"{field.path}.kind", about.text, about.group, "choice", stated, kinds, when=when)
+            own: dict[str, Input] = {}  # a field that several members have stands once
+            for member in field.members:
+                inside = value if value and kind_of(member) == stated else {}
+                for one in _inputs(member, inside, field.path + ".", (kind_of(member),)):
+                    other = own.get(one.name)
+                    if other is not None:
+                        one = replace(one, value=one.value or other.value, when=other.when + one.when)
+                    own[one.name] = one
+            yield from own.values()
+        elif field.parts:
+            inside = value if isinstance(value, Mapping) else {} if value is None else {word_of(field.type): value}
+            yield from _inputs(field.type, inside, field.path + ".", when)
+        else:
+            yield Input(
+                name=field.path,
+                help=about.text,
+                group=about.group,
+                kind=_kind(field),
+                value=_text(field, value),
+                choices=field.choices,
+                least=about.least,
+                most=about.most,
+                required=field.required,
+                when=when,
+            )
+
+
+def _kind(field: Field) -> Literal["number", "switch", "choice", "text", "data"]:
+    if field.choices:
+        return "choice"
+    if field.type is bool:
+        return "switch"
+    if field.type is str or field.about.unit:
+        return "text" if get_origin(field.type) is None else "data"
+    return "number" if field.type in (int, float) else "data"
+
+
+def _text(field: Field, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return ON if value else OFF
+    return json.dumps(value) if _kind(field) in ("data", "number") else str(value)
+
+
+def of_form(verb: str, texts: Mapping[str, str]) -> Any:
+    """The question that a form's texts ask; an empty text is the default. Raises SpecError by the name in the form."""
+    known = {one.name: one for one in inputs(verb)}
+    data: dict[str, Any] = {"question": verb}
+    for name, text in texts.items():
+        if name not in known:
+            raise SpecError(name, text, "is no field of this form")
+        field = known[name]
+        if not text or (field.when and texts.get(f"{_union_of(known, field)}.kind") not in field.when):
+            continue
+        inside = data
+        *outer, last = name.split(".")
+        for part in outer:
+            inside = inside.setdefault(part, {})
+        inside[last] = _value(field, text)
+    return read(data)
+
+
+def _union_of(known: Mapping[str, Input], field: Input) -> str:
+    """The path of the union that a field belongs to a member of."""
+    path = field.name
+    while path := path.rpartition(".")[0]:
+        if f"{path}.kind" in known:
+            return path
+    return ""
+
+
+def _value(field: Input, text: str) -> Any:
+    if field.kind == "switch":
+        return {ON: True, OFF: False}.get(text, text)
+    if field.kind in ("number", "data"):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text  # the reader says what is wanted
+    return text

@@ -1,0 +1,88 @@
+"""Questions as they were written before: command lines of old runs, and flags that have another name today.
+
+The only file that splits a command line. It goes one minor release after the change.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.questions import former
+from windtunnel.questions.question import QUESTIONS, question_class, read
+from windtunnel.questions.words import flag_fields, from_flags, positional_of
+
+RENAMED: Mapping[str, Mapping[str, str]] = {}  # verb -> flag of before -> flag of today
+
+
+def renamed(verb: str, words: Sequence[str]) -> list[str]:
+    """The words of a verb with the names that flags have today."""
+    names = RENAMED.get(verb, {})
+    parts = [(word, *word.partition("=")) for word in words]
+    return [names[name] + equals + value if name in names else word for word, name, equals, value in parts]
+
+
+def question_of(document: Mapping[str, Any]) -> Any:
+    """The question that gave an answer, from its document: its own, or that of its command line.
+
+    Raises UserError where neither says it.
+    """
+    if document.get("question"):
+        return read(document["question"])
+    return question_of_command(str(document.get("reproduce") or ""))
+
+
+def question_of_command(line: str) -> Any:
+    """The question that a command line asks. Raises UserError where it asks none."""
+    try:
+        program, *words = shlex.split(line)
+    except ValueError:
+        program, words = "", []
+    words = former.renewed(words)
+    for verb in sorted(QUESTIONS, key=len, reverse=True):  # `serve plan` before `serve`
+        named = verb.split()
+        if program == "windtunnel" and words[: len(named)] == named:
+            return _asked(verb, renamed(verb, words[len(named) :]))
+    raise UserError("it does not say by which question it was made")
+
+
+def _asked(verb: str, words: list[str]) -> Any:
+    kind = question_class(verb)
+    names: dict[str, str] = {}
+    for name, (first, *_) in flag_fields(kind).items():
+        names |= {f"--{other}": name for other in (name, *first.about.names)}
+    flags: dict[str, Any] = {}
+    sets: list[str] = []
+    places = iter(positional_of(kind))
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            place = next(places, None)
+            if place is None:
+                raise SpecError("command", word, "nothing takes this word")
+            flags[place] = word
+            continue
+        known = name if name in names or name == "--set" else f"--{name.removeprefix('--no-')}"
+        if known not in names and known != "--set":
+            raise SpecError("command", word, "is no flag of this question")
+        if known == "--set":
+            sets.append(value if equals else rest.pop(0) if rest else "")
+            continue
+        flag = names[known]
+        field = flag_fields(kind)[flag][0]
+        if field.type is bool:
+            if not equals and rest and rest[0] in ("true", "false"):
+                value = rest.pop(0)
+            flags[flag] = known == name and value != "false"
+            continue
+        if not equals:
+            if not rest:
+                raise SpecError("command", word, "has no value")
+            value = rest.pop(0)
+        several = str(field.type).startswith(("tuple[str", "dict"))
+        flags[flag] = (*flags.get(flag, ()), value) if several else value
+    return from_flags(verb, flags, sets)

@@ -1,0 +1,470 @@
+"""The registry of questions, and what every door makes of one: plain data, a hash, changes, a schema, an answer.
+
+The registry holds words, not classes: `--help` of one verb imports that verb's question alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from windtunnel.errors import SpecError, remedy_of
+from windtunnel.questions.about import About, OneOf, key_names, kind_of, phrase_of, pick, word_of
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What asks and answers a verb, both as `module:name`; a line of help; the version of its plain form."""
+
+    question: str
+    answer: str
+    text: str
+    version: int = 1
+
+
+QUESTIONS: Mapping[str, Verb] = {
+    "predict": Verb(
+        "windtunnel.questions.predict:Predict",
+        "windtunnel.studies.training.question:answer",
+        "Predict one training step: how long, where the time goes, whether it fits, and how sure that is.",
+    ),
+    "serve": Verb(
+        "windtunnel.questions.serve:Serve",
+        "windtunnel.studies.serving.study:answer",
+        "Predict latency, throughput and attainment of a served model.",
+    ),
+    "serve plan": Verb(
+        "windtunnel.questions.serve_plan:ServePlan",
+        "windtunnel.studies.serving.study:answer_plan",
+        "Find the highest rate that keeps the limits, or with --method the best placement for a rate.",
+    ),
+    "serve spot": Verb(
+        "windtunnel.questions.serve_spot:ServeSpot",
+        "windtunnel.studies.serving.study:answer_spot",
+        "Serve on machines that come and go, under each policy.",
+    ),
+    "serve pool": Verb(
+        "windtunnel.questions.serve_pool:ServePool",
+        "windtunnel.studies.serving.study:answer_pool",
+        "Serve several models on groups of machines, or from a pool of weights, as a file says.",
+    ),
+    "serve real": Verb(
+        "windtunnel.questions.serve_real:ServeReal",
+        "windtunnel.real.serving.compare:answer",
+        "Serve a small real model on this machine under each policy, measured beside predicted.",
+    ),
+    "serve listen": Verb(
+        "windtunnel.questions.serve_listen:ServeListen",
+        "",
+        "Answer requests of OpenAI's API in simulated time.",
+    ),
+    "fleet": Verb(
+        "windtunnel.questions.fleet:Fleet",
+        "windtunnel.studies.fleet.study:answer",
+        "Run a trace of jobs under one policy or several.",
+    ),
+    "fleet when": Verb(
+        "windtunnel.questions.fleet_when:FleetWhen",
+        "windtunnel.studies.fleet.study:answer_when",
+        "Say when one job will start and end, how sure that is, and why it waits.",
+    ),
+    "fleet pack": Verb(
+        "windtunnel.questions.fleet_pack:FleetPack",
+        "windtunnel.studies.fleet.study:answer_pack",
+        "Pack pods on unlike nodes under each policy.",
+    ),
+    "fleet flows": Verb(
+        "windtunnel.questions.fleet_flows:FleetFlows",
+        "windtunnel.studies.fleet.study:answer_flows",
+        "Coflows that share the ports of one switch: when each ends under a policy.",
+    ),
+    "fleet lint": Verb(
+        "windtunnel.questions.fleet_lint:FleetLint",
+        "windtunnel.studies.fleet.study:answer_lint",
+        "Say what is wrong with a trace; status 3 where something cannot be right.",
+    ),
+    "fleet live": Verb(
+        "windtunnel.questions.fleet_live:FleetLive",
+        "",
+        "Run the commands of a trace here under one policy, beside their simulation.",
+    ),
+}
+
+
+def named(reference: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+def question_class(verb: str) -> type:
+    """The question of a verb. Raises SpecError for a verb that has none."""
+    if verb not in QUESTIONS:
+        raise SpecError("question", verb, f"use one of {', '.join(QUESTIONS)}")
+    found: type = named(QUESTIONS[verb].question)
+    return found
+
+
+def run(question: Any) -> Any:
+    """The study's answer to a question, which is read again first. Raises UserError."""
+    return named(QUESTIONS[question.verb].answer)(read(plain(question)))
+
+
+# ------------------------------------------------------------------------------------------------------ reflection
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a question or of a part of it."""
+
+    path: str  # dotted
+    type: Any  # without None and what stands beside it
+    optional: bool
+    about: About
+    default: Any  # MISSING where there is none
+    members: tuple[type, ...] = ()  # of a union of parts
+
+    @property
+    def name(self) -> str:
+        """The last word of its path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is MISSING
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it may be; empty where it is no choice."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def parts(self) -> tuple[type, ...]:
+        """The dataclasses that it may hold."""
+        return self.members or ((self.type,) if is_dataclass(self.type) else ())
+
+
+def fields_of(part: type, prefix: str = "") -> tuple[Field, ...]:
+    """The fields of a question or a part, in order; `prefix` goes before their paths."""
+    return _fields_of(part, prefix)
+
+
+@cache
+def _fields_of(part: type, prefix: str) -> tuple[Field, ...]:
+    hints = get_type_hints(part, include_extras=True)
+    return tuple(_field(field, hints[field.name], prefix) for field in fields(part))
+
+
+def _field(field: Any, annotation: Any, prefix: str) -> Field:
+    beside = getattr(annotation, "__metadata__", ())
+    about = next((item for item in beside if isinstance(item, About)), About(""))
+    bare = annotation.__origin__ if beside else annotation
+    kinds = get_args(bare) if get_origin(bare) in (Union, UnionType) else (bare,)
+    others = tuple(kind for kind in kinds if kind is not NoneType)
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    members = others if any(isinstance(item, OneOf) for item in beside) else ()
+    kind = others[0] if len(others) == 1 else Union[others]  # noqa: UP007  # of a tuple of types
+    return Field(prefix + field.name, kind, NoneType in kinds, about, default, members)
+
+
+def walk(part: type, prefix: str = "") -> Iterator[Field]:
+    """The fields of a question or a part and of all parts in it."""
+    for field in fields_of(part, prefix):
+        yield field
+        for inner in field.parts:
+            yield from walk(inner, field.path + ".")
+
+
+# ------------------------------------------------------------------------------------------------------ plain form
+
+
+def plain(question: Any) -> dict[str, Any]:
+    """The question as JSON data. What holds its default is left out, so that a field added later changes no hash."""
+    return {"question": f"{question.verb}/{QUESTIONS[question.verb].version}", **plain_part(question)}
+
+
+def plain_part(part: Any) -> dict[str, Any]:
+    """The fields of a part that do not hold their defaults, as JSON data; the `kind` of a member of a union always."""
+    values = ((field, getattr(part, field.path)) for field in fields_of(type(part)))
+    kept = {field.path: _plain_value(value, field) for field, value in values if _is_stated(field, value)}
+    return kept
+
+
+def _is_stated(field: Field, value: Any) -> bool:
+    return field.required or type(value) is not type(field.default) or value != field.default
+
+
+def _plain_value(value: Any, field: Field | None = None) -> Any:
+    if is_dataclass(value):
+        inner = plain_part(value)
+        if field is not None and field.members:
+            return {"kind": kind_of(value), **inner}
+        word = word_of(value)
+        return inner[word] if word is not None and set(inner) == {word} else inner
+    if isinstance(value, Mapping):
+        return {str(key): _plain_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_value(inner) for inner in value]
+    return value
+
+
+def canonical(question: Any) -> str:
+    """The plain form as one line of JSON that is the same for the same question, however it was built."""
+    return json.dumps(plain(read(plain(question))), sort_keys=True, separators=(",", ":"))
+
+
+def digest(question: Any) -> str:
+    """12 hexadecimal digits that name the question."""
+    return hashlib.sha256(canonical(question).encode()).hexdigest()[:12]
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+def _adapter(kind: type) -> Any:
+    return _adapters(kind)
+
+
+@cache
+def _adapters(kind: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def read(data: Mapping[str, Any], where: str | None = None, verb: str | None = None) -> Any:
+    """A question from plain data; `where` goes before errors, `verb` is asked where the data name none.
+
+    Raises SpecError: the first mistake, in one line.
+    """
+    asked, _, version = str(data.get("question", verb or "")).partition("/")
+    kind, latest = question_class(asked), QUESTIONS[asked].version
+    if version and version != str(latest):
+        newer = version.isascii() and version.isdigit() and int(version) > latest
+        remedy = "it was written by a newer windtunnel: take that one" if newer else f"write {asked}/{latest}"
+        raise SpecError("question", data["question"], remedy, where)
+    return read_part(kind, {key: value for key, value in data.items() if key != "question"}, where)
+
+
+def read_part(kind: type[Part], data: object, where: str | None = None, field: str = "") -> Part:
+    """A question's part from plain data, as `read` does; `field`: what errors call the whole of it."""
+    from pydantic import ValidationError
+
+    try:
+        settled = _settled(kind, data, field)
+        text = json.dumps(settled, allow_nan=False)
+        part: Part = _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise _spec_error(error, kind, where) from None
+    except SpecError as error:
+        raise SpecError(error.field, error.value, error.remedy, where) from None
+    except (TypeError, ValueError):
+        path, value = _unwritable(settled)
+        raise SpecError(path, value, "give a number, text, a list or a mapping", where) from None
+    return part
+
+
+def _settled(part: type, data: object, path: str) -> dict[str, Any]:
+    """Plain data with the words of parts spelled out, their fields by their own names and the members of unions named.
+
+    Raises SpecError for a key that is not known.
+    """
+    prefix = path + "." if path else ""
+    if not isinstance(data, Mapping):
+        word = word_of(part)
+        if word is None or isinstance(data, list | tuple | None):
+            raise SpecError(path or part.__name__.lower(), data, "give a mapping of `key: value` lines")
+        return {word: data}
+    names, known = key_names(part), {field.path: field for field in fields_of(part)}
+    settled: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in names:
+            raise SpecError(f"{prefix}{key}", value, _unknown(part, str(key), prefix))
+        field = known[names[key]]
+        if field.path in settled:
+            raise SpecError(f"{prefix}{key}", value, f"is given as {field.path} as well: leave one of them out")
+        if value == {} and field.optional:
+            value = None  # a part of which nothing is said
+        if field.parts and value is not None:
+            member = field.parts[0]
+            if field.members:
+                if not isinstance(value, Mapping):
+                    raise SpecError(prefix + field.path, value, "give a mapping of `key: value` lines")
+                member = pick(field.members, value, prefix + field.path)
+                value = {inner: given for inner, given in value.items() if inner != "kind"}
+            value = _settled(member, value, prefix + field.path)
+            value = {kind_of(member): value} if field.members else value
+        settled[field.path] = value
+    return settled
+
+
+def _unknown(part: type, key: str, prefix: str) -> str:
+    names = key_names(part)
+    near = get_close_matches(key.lower(), names, n=1, cutoff=0.6)
+    if not near:  # of another part, where it is the only one of its name
+        near = [field.path for field in walk(part) if key in (field.name, *field.about.names)][:1]
+    if near:
+        return f"is not known; did you mean {prefix}{near[0]}?"
+    return f"is not known; known are {', '.join(dict.fromkeys(names.values()))}"
+
+
+def _spec_error(error: Any, kind: type, where: str | None) -> SpecError:
+    first = error.errors(include_url=False)[0]
+    path = _path(kind, first["loc"])
+    cause = (first.get("ctx") or {}).get("error")
+    if first["type"] == "missing":
+        field = next((one for one in walk(kind) if one.path == path), None)
+        members = " or ".join(phrase_of(member) for member in field.members) if field is not None else ""
+        return SpecError(path, None, f"give {members}" if members else "it is needed", where)
+    return SpecError(path, first["input"], str(cause) if isinstance(cause, ValueError) else remedy_of(first), where)
+
+
+def _path(part: type, place: tuple[int | str, ...]) -> str:
+    """The dotted path of pydantic's `loc`, in which its own words for members of unions stand."""
+    path: list[str] = []
+    outer: type | None = part
+    rest = list(place)
+    while rest and outer is not None:
+        field = next(one for one in fields_of(outer) if one.path == rest[0])
+        path.append(str(rest.pop(0)))
+        outer = next((one for one in field.parts if not field.members or (rest and kind_of(one) == rest[0])), None)
+        if field.members and rest:
+            rest.pop(0)
+    return ".".join([*path, *(str(word) for word in rest if isinstance(word, int) or word.isidentifier())])
+
+
+def _unwritable(value: Any, path: str = "") -> tuple[str, Any]:
+    """Where the first value is that JSON does not know, and the value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, inner in inside:
+        try:
+            json.dumps(inner, allow_nan=False)
+        except (TypeError, ValueError):
+            return _unwritable(inner, f"{path}.{key}" if path else str(key))
+    return path, value
+
+
+# -------------------------------------------------------------------------------------------------------- changing
+
+
+def changed(question: Part, changes: Mapping[str, Any]) -> Part:
+    """The question with dotted paths replaced, read again: `{"plan.tp": 4, "cluster.nic": "800Gb/s"}`.
+
+    None takes a path back to its default; a `+` behind a path adds to a list. A field of a part whose fields are flags
+    may stand without the part (`tp`). A key of another member of a union turns the union to that member. Raises
+    SpecError that names the path as it is given.
+    """
+    data = plain(question)
+    given = set_paths(data, type(question), changes)
+    try:
+        found: Part = read(data)
+    except SpecError as error:
+        raise SpecError(as_given(error.field, given), error.value, error.remedy) from None
+    return found
+
+
+def set_paths(data: dict[str, Any], kind: type, changes: Mapping[str, Any]) -> dict[str, str]:
+    """Sets dotted paths in a question's plain data. Of each by its fields' own names how it is given."""
+    return {".".join(_set(data, kind, path, value)): path for path, value in changes.items()}
+
+
+def as_given(path: str, given: Mapping[str, str]) -> str:
+    """A path, as `given` has it or one that it lies in."""
+    return next((named for whole, named in given.items() if f"{path}.".startswith(f"{whole}.")), path)
+
+
+def _set(data: dict[str, Any], part: type, path: str, value: Any) -> list[str]:
+    """Sets a path in plain data; the path by the fields' own names."""
+    adds = path.endswith("+")
+    head, *rest = path.removesuffix("+").split(".")
+    names = key_names(part)
+    if head not in names:
+        homes = [field.path for field in fields_of(part) if field.about.inside and _holds(field, head)]
+        if len(homes) != 1:
+            raise SpecError(path, value, _unknown(part, head, ""))
+        head, rest = homes[0], [head, *rest]
+    outer, inside = part, data
+    walked: list[str] = []
+    while True:
+        field = next((one for one in fields_of(outer) if one.path == key_names(outer).get(head)), None)
+        if field is None:
+            raise SpecError(path, value, _unknown(outer, head, ".".join(walked) + "." if walked else ""))
+        walked.append(field.path)
+        if not rest:
+            break
+        if field.parts:
+            if field.members and rest == ["kind"]:
+                member = pick(field.members, {"kind": value}, ".".join(walked))
+                _inside(inside, field, member)
+                return [*walked, "kind"]
+            member = _member(inside, field, rest[0])
+            inside, outer = _inside(inside, field, member), member
+        elif get_origin(field.type) is dict:
+            mapping = dict(inside.get(field.path) or {})
+            mapping[".".join(rest)] = value
+            inside[field.path] = mapping
+            return [*walked, *rest]
+        else:
+            raise SpecError(path, value, f"{'.'.join(walked)} holds no {rest[0]}")
+        head, *rest = rest
+    if adds:
+        if get_origin(field.type) is not tuple:
+            raise SpecError(path, value, f"{'.'.join(walked)} is no list: leave out the +")
+        value = [*inside.get(field.path, []), *(value if isinstance(value, list | tuple) else [value])]
+    if value is None:
+        inside.pop(field.path, None)
+    else:
+        inside[field.path] = value
+    return walked
+
+
+def _holds(field: Field, name: str) -> bool:
+    return any(name in key_names(member) for member in field.parts)
+
+
+def _inside(data: dict[str, Any], field: Field, member: type) -> dict[str, Any]:
+    """The plain data of a part, which is put there where there is none, with the fields that `member` knows."""
+    inner = data.get(field.path)
+    if inner is None:
+        inner = {}
+    elif not isinstance(inner, dict):
+        inner = {str(word_of(field.type)): inner}
+    if field.members:
+        inner = {name: value for name, value in inner.items() if name in key_names(member)}
+        inner["kind"] = kind_of(member)
+    data[field.path] = inner
+    return inner
+
+
+def _member(data: Mapping[str, Any], field: Field, key: str) -> type:
+    """The part that is there, or the member of its union that knows `key`."""
+    part: type
+    if not field.members:
+        part = field.parts[0]
+        return part
+    inner = data.get(field.path)
+    homes: list[type] = [member for member in field.members if key in key_names(member)]
+    now = pick(field.members, inner) if inner else field.default.__class__
+    found: type = now if now in homes or not homes else homes[0]
+    return found
+
+
+def schema(verb: str) -> dict[str, Any]:
+    """JSON schema of a verb's question, as `read` takes it."""
+    found = dict(_adapter(question_class(verb)).json_schema())
+    for part in (part for field in walk(question_class(verb)) for part in field.parts if word_of(part)):
+        inner = found["$defs"][part.__name__]
+        if "anyOf" not in inner:
+            found["$defs"][part.__name__] = {"anyOf": [{"type": ["string", "number"]}, inner]}
+    found["properties"] = {"question": {"const": f"{verb}/{QUESTIONS[verb].version}"}, **found["properties"]}
+    return found

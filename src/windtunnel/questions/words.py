@@ -1,0 +1,294 @@
+"""A question as the words of a command line, and flags as a question.
+
+Each field of a question is a flag, but for parts: of one the fields are flags (`About.inside`), of another, that a word
+names, the word alone. What has no flag is said with `--set PATH=VALUE`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from math import isfinite
+from typing import Any, get_args, get_origin
+
+from windtunnel import units
+from windtunnel.errors import SpecError
+from windtunnel.questions.about import kind_of, pick, word_of
+from windtunnel.questions.question import (
+    Field,
+    as_given,
+    fields_of,
+    plain,
+    question_class,
+    read,
+    set_paths,
+    walk,
+)
+
+_PLAIN_KEY = re.compile(r"[a-z][a-z0-9_-]*")
+SET_EXAMPLE = "cluster.nic=800Gb/s or model.layers=64"
+
+
+def flag_fields(question: type) -> Mapping[str, tuple[Field, ...]]:
+    """The fields that each flag may mean, by the flag without dashes: several where members of a union share one."""
+    return _flag_fields(question)
+
+
+@cache
+def _flag_fields(question: type) -> Mapping[str, tuple[Field, ...]]:
+    found: dict[str, tuple[Field, ...]] = {}
+
+    def add(part: type, prefix: str) -> None:
+        for field in fields_of(part, prefix):
+            if field.about.inside:
+                for inner in field.parts:
+                    add(inner, field.path + ".")
+            else:
+                name = field.about.flag or field.name.replace("_", "-")
+                found[name] = (*found.get(name, ()), field)
+
+    add(question, "")
+    return found
+
+
+def positional_of(question: Any) -> tuple[str, ...]:
+    """The fields of a question that are given without a flag, in order."""
+    order: tuple[str, ...] = question.positional
+    return order
+
+
+def parts_from_files(question: type) -> tuple[Field, ...]:
+    """Parts whose fields are flags and that a file may give as well: those with a text of their own."""
+    return tuple(field for field in fields_of(question) if field.about.inside and field.about.text)
+
+
+def from_flags(
+    verb: str,
+    flags: Mapping[str, object],
+    sets: Sequence[str] = (),
+    below: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Any:
+    """The question that flags ask: by their names without dashes, as texts, switches and lists of texts.
+
+    `sets`: what `--set` says, which wins; `below`: data of parts, over which flags win. Raises SpecError that names the
+    flag.
+    """
+    kind = question_class(verb)
+    known = flag_fields(kind)
+    data: dict[str, Any] = {name: dict(part) for name, part in (below or {}).items()}
+    flag_of: dict[str, str] = {}
+    for name, value in flags.items():
+        field = known[name][0]
+        outer, _, last = field.path.rpartition(".")
+        flag_of |= dict.fromkeys((one.path for one in known[name]), _flag(kind, name, field))
+        inside = data
+        for part in outer.split(".") if outer else ():
+            inside = inside.setdefault(part, {})
+        inside[last] = _value(field, value)
+    try:
+        given = set_paths(data, kind, settings(sets))
+    except SpecError as error:
+        raise SpecError(error.field, error.value, error.remedy, "--set") from None
+    try:
+        return read({"question": verb, **data})
+    except SpecError as error:
+        named = as_given(error.field, given)
+        if named != error.field or named in given:
+            raise SpecError(named, error.value, error.remedy, "--set") from None
+        raise _of_flag(error, kind, flag_of) from None
+
+
+def settings(texts: Sequence[str]) -> dict[str, Any]:
+    """What `--set PATH=VALUE` says, by path; of one that is given twice the last holds. Raises SpecError."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        path, value = read_setting(text)
+        changes.pop(path, None)
+        changes[path] = value
+    return changes
+
+
+def read_setting(text: str) -> tuple[str, Any]:
+    """The path and the value of `PATH=VALUE`. Raises SpecError."""
+    import yaml
+
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise SpecError("--set", text, f"write PATH=VALUE, such as {SET_EXAMPLE}")
+    try:
+        found = yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: what looks like a date and is none
+        return path.strip(), value
+    return path.strip(), found if isinstance(found, bool | int | float | str | list | dict | None) else value
+
+
+def words(question: Any) -> list[str]:
+    """What asks the question again: flags where there are, and `--set` for what is changed of named parts."""
+    kind, data = type(question), plain(question)
+    del data["question"]
+    flags = {field.path: name for name, fields in flag_fields(kind).items() for field in fields}
+    known = {field.path: field for field in walk(kind)}
+    order = positional_of(kind)
+    places = dict.fromkeys(order, "")
+    named, sets, others = [], [], []
+    for path, value in _flat(data, flags, known):
+        if path not in flags:
+            sets += ["--set", f"{_short(kind, path)}={_value_text(known.get(path), value)}"]
+        elif path in order:
+            places[path] = str(value)
+        elif known[path].parts:
+            named += _flag_words(flags[path], known[path], value)
+        else:
+            others += _flag_words(flags[path], known[path], value)
+    for path, kind_name in _unsaid(kind, data):
+        sets += ["--set", f"{path}.kind={kind_name}"]
+    return [*(word for word in places.values() if word), *named, *sets, *others]
+
+
+def command(question: Any) -> str:
+    """`words` as a line for a shell, with the program and the verb."""
+    return f"windtunnel {question.verb} {shlex.join(words(question))}"
+
+
+def _flag(kind: type, name: str, field: Field) -> str:
+    return field.path if field.path in positional_of(kind) else f"--{name}"
+
+
+def _of_flag(error: SpecError, kind: type, flag_of: Mapping[str, str]) -> SpecError:
+    """An error that names flags, given or to be given, in place of paths."""
+    own = {field.path: _flag(kind, name, field) for name, fields in flag_fields(kind).items() for field in fields}
+    flags = {**own, **flag_of}
+    path = next((path for path in flags if f"{error.field}.".startswith(f"{path}.")), "")
+    if error.value is None and path and path not in flag_of:
+        files = [one.path for one in parts_from_files(kind) if path.startswith(one.path)]
+        remedy = f"add {flags[path]} N{f', or put it in the {files[0]} file' if files else ''}"
+        return SpecError(path.rpartition(".")[2], None, remedy, error.where)
+    remedy = error.remedy
+    for field in walk(kind):
+        if field.path in flags:
+            remedy = remedy.replace(f"beside {field.name}:", f"beside {flags[field.path]}:")
+    return SpecError(flags[path] + error.field[len(path) :] if path else error.field, error.value, remedy, error.where)
+
+
+def _value(field: Field, value: object) -> Any:
+    """A flag's value as plain data. What is no number stays text, which the reader refuses."""
+    kind = get_origin(field.type) or field.type
+    if isinstance(value, str):
+        if kind is tuple and get_args(field.type)[0] is int:
+            return [_number(part.strip()) for part in value.split(",")]
+        return value if field.about.unit or not _is_number(field.type) else _number(value)
+    if kind is dict and isinstance(value, Sequence):
+        return dict(read_setting(text) for text in value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_number(kind: Any) -> bool:
+    return any(_is_number(one) for one in get_args(kind)) if get_args(kind) else kind in (int, float)
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float) if text.isascii() else ():
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return number if isfinite(number) else text
+    return text
+
+
+def _flat(
+    data: Mapping[str, Any], flags: Mapping[str, str], known: Mapping[str, Field], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Every value of plain data by its path; of a part that a word names the word, then what is changed."""
+    for key, value in data.items():
+        path = prefix + key
+        field = known.get(path)
+        part = field is not None and bool(field.parts)
+        if key == "kind" and prefix:
+            continue
+        if not part:
+            spelled = isinstance(value, dict) and path not in flags and value and all(map(_PLAIN_KEY.fullmatch, value))
+            yield from ((f"{path}.{name}", inner) for name, inner in value.items()) if spelled else ((path, value),)
+            continue
+        if not isinstance(value, dict):
+            yield path, value
+            continue
+        inside = dict(value)
+        if path in flags and field is not None and is_dataclass(field.type):
+            word = word_of(field.type)
+            if word in inside:
+                yield path, inside.pop(word)
+        yield from _flat(inside, flags, known, path + ".")
+
+
+def _unsaid(part: type, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The unions whose member the keys alone do not say, and the member."""
+    for field in fields_of(part):
+        inner = data.get(field.path)
+        if not isinstance(inner, Mapping) or not field.parts:
+            continue
+        member, path = field.parts[0], prefix + field.path
+        if field.members:
+            member = pick(field.members, inner)
+            if pick(field.members, {key: one for key, one in inner.items() if key != "kind"}) is not member:
+                yield path, kind_of(member)
+        yield from _unsaid(member, inner, path + ".")
+
+
+def _flag_words(name: str, field: Field, value: Any) -> list[str]:
+    kind = get_origin(field.type) or field.type
+    if kind is dict:
+        return [word for key, one in value.items() for word in (f"--{name}", f"{key}={_yaml(one)}")]
+    if isinstance(value, list) and get_args(field.type)[0] is not int:
+        return [word for one in value for word in _flag_words(name, field, one)]
+    text = ",".join(map(str, value)) if isinstance(value, list) else _text(value)
+    # A value with a leading dash would be read as the next flag.
+    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value!r}" if isinstance(value, float) else str(value)
+
+
+def _value_text(field: Field | None, value: Any) -> str:
+    """A value of `--set`, with its unit where that is exact."""
+    if field is not None and field.parts and not isinstance(value, Mapping):
+        field = next(one for one in fields_of(field.parts[0]) if one.path == word_of(field.parts[0]))
+    if field is not None and field.about.unit and not isinstance(value, Mapping):
+        return units.exact_text(value, field.about.unit)
+    return _yaml(value)
+
+
+def _short(kind: type, path: str) -> str:
+    """A path by the short names of its fields: `cluster.nic` for `cluster.scale_out`."""
+    names, part = [], kind
+    rest = path.split(".")
+    while rest:
+        field = next((one for one in fields_of(part) if one.path == rest[0]), None)
+        if field is None:
+            break
+        names.append(field.about.names[0] if field.about.names else field.path)
+        rest.pop(0)
+        if not field.parts:
+            break
+        holders = [one for one in field.parts if rest and any(inner.path == rest[0] for inner in fields_of(one))]
+        part = [*holders, *field.parts][0]
+    return ".".join([*names, *rest])
+
+
+def _yaml(value: object) -> str:
+    """One value as YAML reads it back: JSON, but for floats without a dot, which YAML 1.1 takes for text."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)}: {_yaml(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_yaml, value)) + "]"
+    if isinstance(value, float):
+        text = repr(value)
+        return text if "." in text else text.replace("e", ".0e")
+    return json.dumps(value)
