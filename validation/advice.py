@@ -30,13 +30,14 @@ from typing import Any
 
 import windtunnel
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.plan_flags import PlanFlags
-from windtunnel.faces.cli.predict import answered
+from windtunnel.questions import read
+from windtunnel.questions.question import plain_part
 from windtunnel.questions.scenario import Scenario
 from windtunnel.studies.planning.advice import WORTH
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.changes import UNBOUNDED
 from windtunnel.studies.planning.oracle import host_holds, laid_out, memory_bytes, read_plan, step_ns, straggling
+from windtunnel.studies.predict import answer_at_first
 from windtunnel.studies.training.memory import peak
 
 MODELS = (
@@ -148,7 +149,8 @@ def judged(model: str, cluster: str, plan: dict[str, Any], slow: list[str]) -> C
     began = time.process_time()
     plain = windtunnel.predict(loaded, machine, plan, slow=slow)
     middle = time.process_time()
-    result = answered(model, cluster=cluster, flags=PlanFlags(**plan), scenario=Scenario(slow))
+    data = {"model": model, "cluster": cluster, "plan": plan, "scenario": plain_part(Scenario(slow))}
+    result = answer_at_first(read({"question": "predict", **data}))[1]()
     count["predict ms"] += round(1e3 * (middle - began))
     count["advised ms"] += round(1e3 * (time.process_time() - middle))
     fits = plain.infeasible is None

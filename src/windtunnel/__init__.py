@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         WindtunnelError,
     )
     from windtunnel.evidence.accuracy import run_validation
-    from windtunnel.faces.cli.whatif import ask_again as whatif
     from windtunnel.faces.report.comparison.compare import compare
     from windtunnel.faces.report.notebook import notebook_html
     from windtunnel.faces.report.prediction.html import write_html as write_report
@@ -38,19 +37,20 @@ if TYPE_CHECKING:
     from windtunnel.questions.scenario import Scenario
     from windtunnel.real.calibrate.run import calibrate
     from windtunnel.real.capture.question import capture
-    from windtunnel.real.survive.question import survive
     from windtunnel.studies.fleet.study import fleet
     from windtunnel.studies.planning.advice import advise
     from windtunnel.studies.planning.plan import plan
     from windtunnel.studies.programs.predict import predict_captured
     from windtunnel.studies.serving import Deployment, ServingResult, Workload, serve
     from windtunnel.studies.serving.spot.study import serve_on_spot
+    from windtunnel.studies.survive import survive
     from windtunnel.studies.sweeps import sweep
     from windtunnel.studies.techniques import predict_with
     from windtunnel.studies.traces.explain import explain
     from windtunnel.studies.training.op_table import op_table
     from windtunnel.studies.training.plan import Plan, read_plan
     from windtunnel.studies.training.predict import predict
+    from windtunnel.studies.whatif import ask_again as whatif
 
     __version__: str
 
@@ -92,8 +92,8 @@ _HOME = {
     "sweep": ("studies.sweeps", "sweep"),
     "serve": ("studies.serving", "serve"),
     "serve_on_spot": ("studies.serving.spot.study", "serve_on_spot"),
-    "survive": ("real.survive.question", "survive"),
-    "whatif": ("faces.cli.whatif", "ask_again"),
+    "survive": ("studies.survive", "survive"),
+    "whatif": ("studies.whatif", "ask_again"),
     "write_report": ("faces.report.prediction.html", "write_html"),
 }
 __all__ = [

@@ -14,7 +14,11 @@ from windtunnel.questions import former
 from windtunnel.questions.question import QUESTIONS, question_class, read
 from windtunnel.questions.words import flag_fields, from_flags, positional_of
 
-RENAMED: Mapping[str, Mapping[str, str]] = {}  # verb -> flag of before -> flag of today
+RENAMED: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> flag of today
+    "predict": {"--ops": "--rows"},
+    "plan": {"--techniques": "--technique", "--tried": "--rows"},
+    "survive": {"--gpu-hour": "--price", "--observed": "--log"},
+}
 
 
 def renamed(verb: str, words: Sequence[str]) -> list[str]:

@@ -11,21 +11,16 @@ from windtunnel.questions.about import STRICT, About
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """A model: a word alone is its `base`, and a configuration may stand in its place."""
+    """A model: a word alone is its `base`."""
 
     __pydantic_config__: ClassVar = STRICT
     word: ClassVar[str] = "base"
-    base: Annotated[str | None, About("Name of a shipped model, path of a config.json, or a captured folder.")] = None
-    config: Annotated[dict[str, Any] | None, About("Content of a Hugging Face config.json, in place of a name.")] = None
+    base: Annotated[str, About("Name of a shipped model, path of a config.json, or a captured folder.")]
     layers: Annotated[int | None, About("Layers.", least=1)] = None
     max_sequence_length: Annotated[int | None, About("Longest sequence.", least=1)] = None
     mtp_layers: Annotated[int | None, About("Layers that predict further tokens.", least=0)] = None
     tied_embeddings: Annotated[bool | None, About("Whether input and output embeddings are one matrix.")] = None
     vocab_size: Annotated[int | None, About("Tokens of the vocabulary.", least=1)] = None
-
-    def __post_init__(self) -> None:
-        if self.base is None and self.config is None:
-            raise SpecError("model", None, "name one, or give its config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

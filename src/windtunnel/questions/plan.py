@@ -217,3 +217,8 @@ if TYPE_CHECKING:
     OpenPlan = Plan
 else:
     OpenPlan = _open()
+
+
+def open_plan(**fields: Any) -> OpenPlan:
+    """A plan with some fields fixed and the others left open."""
+    return OpenPlan(**fields)

@@ -34,8 +34,26 @@ class Verb:
 QUESTIONS: Mapping[str, Verb] = {
     "predict": Verb(
         "windtunnel.questions.predict:Predict",
-        "windtunnel.studies.training.question:answer",
-        "Predict one training step: how long, where the time goes, whether it fits, and how sure that is.",
+        "windtunnel.studies.predict:answer",
+        "Predict one training step: how long, where the time goes, whether it fits, and how sure that is.\n\n"
+        "The exit status is 3 for a job that does not fit in memory.",
+    ),
+    "plan": Verb(
+        "windtunnel.questions.search:Search",
+        "windtunnel.studies.plan:answer",
+        "Find the best plan for a model on a cluster, and prove it.\n\n"
+        "Every field of a plan that is not given is searched over its legal values.",
+    ),
+    "survive": Verb(
+        "windtunnel.questions.survive:Survive",
+        "windtunnel.studies.survive:answer",
+        "Say what failures cost a job at its scale, policy by policy: effective training time, where the rest goes,"
+        " money.",
+    ),
+    "survive spot": Verb(
+        "windtunnel.questions.survive:SurviveSpot",
+        "windtunnel.studies.survive:answer_spot",
+        "Say what spot machines give a job that lives on them, policy by policy.",
     ),
     "serve": Verb(
         "windtunnel.questions.serve:Serve",
@@ -448,9 +466,8 @@ def _inside(data: dict[str, Any], field: Field, member: type) -> dict[str, Any]:
 
 def _member(data: Mapping[str, Any], field: Field, key: str) -> type:
     """The part that is there, or the member of its union that knows `key`."""
-    part: type
     if not field.members:
-        part = field.parts[0]
+        part: type = field.parts[0]
         return part
     inner = data.get(field.path)
     homes: list[type] = [member for member in field.members if key in key_names(member)]
@@ -461,7 +478,7 @@ def _member(data: Mapping[str, Any], field: Field, key: str) -> type:
 
 def schema(verb: str) -> dict[str, Any]:
     """JSON schema of a verb's question, as `read` takes it."""
-    found = dict(_adapter(question_class(verb)).json_schema())
+    found: dict[str, Any] = _adapter(question_class(verb)).json_schema()
     for part in (part for field in walk(question_class(verb)) for part in field.parts if word_of(part)):
         inner = found["$defs"][part.__name__]
         if "anyOf" not in inner:

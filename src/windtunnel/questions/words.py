@@ -21,6 +21,7 @@ from windtunnel.questions.about import kind_of, pick, word_of
 from windtunnel.questions.question import (
     Field,
     as_given,
+    changed,
     fields_of,
     plain,
     question_class,
@@ -71,11 +72,12 @@ def from_flags(
     flags: Mapping[str, object],
     sets: Sequence[str] = (),
     below: Mapping[str, Mapping[str, Any]] | None = None,
+    where: str = "",
 ) -> Any:
     """The question that flags ask: by their names without dashes, as texts, switches and lists of texts.
 
-    `sets`: what `--set` says, which wins; `below`: data of parts, over which flags win. Raises SpecError that names the
-    flag.
+    `sets`: what `--set` says, which wins; `below`: data of parts, over which flags win, from the file `where`. Raises
+    SpecError that names the flag, or the file.
     """
     kind = question_class(verb)
     known = flag_fields(kind)
@@ -97,9 +99,24 @@ def from_flags(
         return read({"question": verb, **data})
     except SpecError as error:
         named = as_given(error.field, given)
-        if named != error.field or named in given:
-            raise SpecError(named, error.value, error.remedy, "--set") from None
+        if named == error.field and isinstance(error.value, Mapping):  # one value of a mapping was set
+            named = next((path for whole, path in given.items() if whole.startswith(f"{named}.")), named)
+        if named != error.field or named in given.values():
+            value = settings(sets).get(named, error.value)
+            raise SpecError(named, value, error.remedy, "--set") from None
+        part, _, name = error.field.partition(".")
+        if error.value is not None and error.field not in flag_of and name in (below or {}).get(part, ()):
+            raise SpecError(name, error.value, error.remedy, where) from None
         raise _of_flag(error, kind, flag_of) from None
+
+
+def with_settings(question: Any, texts: Sequence[str]) -> Any:
+    """The question with what `--set` says. Raises SpecError."""
+    changes = settings(texts)
+    try:
+        return changed(question, changes)
+    except SpecError as error:
+        raise SpecError(error.field, error.value, error.remedy, error.where or "--set") from None
 
 
 def settings(texts: Sequence[str]) -> dict[str, Any]:

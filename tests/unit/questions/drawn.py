@@ -33,7 +33,7 @@ def parts(part: type) -> st.SearchStrategy[dict[str, Any]]:
     """Plain data of a part."""
     needed = {field.path: values(field) for field in fields_of(part) if field.required}
     others = {field.path: values(field) for field in fields_of(part) if not field.required}
-    if word_of(part) == "base":
+    if word_of(part) == "base" and "base" in others:
         needed["base"] = others.pop("base")
     for name in getattr(part, "positional", ()):  # a word that begins with a dash is a flag
         for some in (needed, others):
@@ -50,7 +50,7 @@ def values(field: Field) -> st.SearchStrategy[Any]:
         )
     if field.parts:
         return parts(field.type)
-    if field.name in ("config", "calibration"):
+    if field.name == "calibration":
         return st.dictionaries(WORDS, st.one_of(WORDS, st.integers(), st.booleans()), max_size=2)
     return plain_values(field.type, field)
 

@@ -15,20 +15,23 @@ from difflib import get_close_matches
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from windtunnel.errors import UserError
+from windtunnel.faces.cli.ask import ask_with, schema_verb
 from windtunnel.faces.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.faces.cli.calibrate import calibrate
 from windtunnel.faces.cli.capture import capture
 from windtunnel.faces.cli.compare import compare
 from windtunnel.faces.cli.explain import explain
+from windtunnel.faces.cli.flags import command, spelled
 from windtunnel.faces.cli.fleet import fleet_app
 from windtunnel.faces.cli.launch_words import script_apart
+from windtunnel.faces.cli.plan import OUTPUTS as OF_PLAN
 from windtunnel.faces.cli.plan import plan
-from windtunnel.faces.cli.plan_flags import check_whole_numbers, switches_spelled_out
-from windtunnel.faces.cli.predict import predict
+from windtunnel.faces.cli.predict import OUTPUTS as OF_PREDICT
+from windtunnel.faces.cli.predict import plan_below, predict
 from windtunnel.faces.cli.run import run
 from windtunnel.faces.cli.runs import runs
 from windtunnel.faces.cli.serve import serve_app
-from windtunnel.faces.cli.survive import survive
+from windtunnel.faces.cli.survive import survive_app
 from windtunnel.faces.cli.sweep import sweep
 from windtunnel.faces.cli.techniques import techniques
 from windtunnel.faces.cli.ui import ui
@@ -42,11 +45,12 @@ from windtunnel.questions.words import flag_fields
 
 LAUNCHERS = (capture, run)  # verbs that take a launch line: what follows the script is the script's
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+HELP_ALL = "--help-all"  # rare flags too
 NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
 
 
-def build() -> App:
-    """The application with its verbs."""
+def build(*, everything: bool = False) -> App:
+    """The application with its verbs; `everything`: help lists rare flags too."""
     app = App(
         name="windtunnel",
         help="A wind tunnel for AI clusters: what a training step costs at any scale, how sure that is, and why.",
@@ -58,17 +62,17 @@ def build() -> App:
         suppress_keyboard_interrupt=False,
     )
     for verb in (
-        predict,
-        plan,
+        command("predict", predict, OF_PREDICT, reader=plan_below, everything=everything),
+        command("plan", plan, OF_PLAN, reader=plan_below, everything=everything),
         sweep,
         whatif,
         compare,
         explain,
         runs,
-        serve_app(),
+        serve_app(everything=everything),
         techniques,
-        fleet_app(),
-        survive,
+        fleet_app(everything=everything),
+        survive_app(everything=everything),
         watch,
         validate,
         calibrate,
@@ -77,6 +81,8 @@ def build() -> App:
         version,
     ):
         app.command(verb)
+    app.command(ask_with(app), name="ask")
+    app.command(schema_verb, name="schema")
     app.register_install_completion_command()
     return app
 
@@ -87,10 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         own, launched = script_apart(sys.argv[1:] if arguments is None else arguments, LAUNCHERS)
         own = current(own)
-        words = switches_spelled_out(own)
-        check_whole_numbers(words)
-        app, asked = build(), without_outputs(own)
-        again = [*switches_spelled_out(asked), *launched]
+        everything = HELP_ALL in own
+        words = spelled(["--help" if word == HELP_ALL else word for word in own])
+        app, asked = build(everything=everything), without_outputs(own)
+        again = [*spelled(asked), *launched]
         ASKED.set(CommandLine([*asked, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         print(end="", flush=True)  # stdout may be closed: then there is none

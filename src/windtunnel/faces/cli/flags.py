@@ -9,8 +9,9 @@ from inspect import Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
 
+from windtunnel.questions.old import renamed
 from windtunnel.questions.question import QUESTIONS, Field, question_class
 from windtunnel.questions.words import SET_EXAMPLE, flag_fields, from_flags, parts_from_files, positional_of
 
@@ -33,10 +34,11 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """What files say, over which flags win: the data of parts by their names, and what was not understood in them."""
+    """What a file says, over which flags win: the data of parts by their names, and what was not understood in it."""
 
     parts: Mapping[str, Mapping[str, Any]]
     notes: tuple[str, ...] = ()
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,17 @@ class Given:
 
 
 Reader = Callable[[Given], Below]
+
+
+def plain_app(name: str) -> App:
+    """An application of the verbs below one word."""
+    return App(
+        name=name,
+        help=QUESTIONS[name].text,
+        default_parameter=Parameter(show_default=False),
+        help_format="plaintext",
+        result_action="return_value",
+    )
 
 
 def command(
@@ -87,7 +100,7 @@ def command(
                 Argument.POSITIONAL_ONLY if field.path in positional else Argument.KEYWORD_ONLY,
                 default=Argument.empty if needed else None,
                 annotation=_annotation(
-                    name, field, group, needed=needed, shown=shown, positional=field.path in positional
+                    name, field, group, shown=shown, positional=field.path in positional, needed=needed
                 ),
             )
         )
@@ -101,7 +114,8 @@ def command(
     places = get_type_hints(Outputs, include_extras=True)
     for output in fields(Outputs):
         if output.name in outputs:
-            place: Any = Annotated[places[output.name], Parameter(group=OUTPUT)]
+            shown = everything or output.name in ("report", "json")
+            place: Any = Annotated[places[output.name], Parameter(group=OUTPUT, show=shown)]
             arguments.append(Argument(output.name, Argument.KEYWORD_ONLY, default=output.default, annotation=place))
     order = {path: number for number, path in enumerate(positional)}
     arguments.sort(key=lambda one: order.get(one.name, len(order)))
@@ -115,7 +129,7 @@ def command(
             sets=tuple(options.get("set", ())),
         )
         below = Below({}) if reader is None else reader(given)
-        question = from_flags(verb, flags, given.sets, below.parts)
+        question = from_flags(verb, flags, given.sets, below.parts, below.path)
         more = {name: options[name] for name in own if name in options}
         if takes_notes:
             more["notes"] = below.notes
@@ -128,28 +142,29 @@ def command(
     return verb_function
 
 
-def _annotation(name: str, field: Field, group: Group | None, *, needed: bool, shown: bool, positional: bool) -> Any:
+def _annotation(name: str, field: Field, group: Group | None, *, shown: bool, positional: bool, needed: bool) -> Any:
     about = field.about
     flags = None if positional else (f"--{name}", *(f"--{one}" for one in about.names if not field.parts))
     several = get_origin(field.type) in (tuple, dict) and get_args(field.type)[0] is str
-    kind: Any = tuple[str, ...] if several else field.type if _is_simple(field) else str
+    own = field.type is bool or bool(field.choices)
+    kind: Any = tuple[str, ...] if several else field.type if own else str
     options: dict[str, Any] = {"help": about.text, "name": flags, "show": shown, "show_default": False}
     if group is not None:
         options["group"] = group
     if kind is not bool:
         options["negative"] = ""
-    if kind in (int, float):  # for the help alone: the question's reader says what is no number
-        options["converter"] = _as_text
+    if field.type in (int, float) and not about.unit:  # for the help: the question's reader says what is no number
+        options["metavar"] = field.type.__name__.upper()
     return Annotated[kind if needed else kind | None, Parameter(**options)]
 
 
-def _is_simple(field: Field) -> bool:
-    """Whether help shows its own type: a unit makes it text."""
-    return field.type is bool or bool(field.choices) or (field.type in (int, float) and not field.about.unit)
-
-
-def _as_text(kind: Any, tokens: Sequence[Any]) -> str:
-    return str(tokens[0].value)
+def spelled(words: Sequence[str]) -> list[str]:
+    """The words of a command line as cyclopts takes them: switches spelled out, flags by the names of today."""
+    for verb in sorted(QUESTIONS, key=len, reverse=True):  # `serve plan` before `serve`
+        named = verb.split()
+        if list(words[: len(named)]) == named:
+            return [*named, *switches_spelled_out(verb, renamed(verb, words[len(named) :]))]
+    return list(words)
 
 
 def switches_spelled_out(verb: str, arguments: Sequence[str]) -> list[str]:

@@ -52,18 +52,23 @@ def print_answer(
     print_json(header(study, spec, reproduce, band=band, provenance=provenance, warnings=warnings) | dict(own))
 
 
+def print_question(
+    question: Any,
+    own: Mapping[str, Any],
+    *,
+    band: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
+    """The answer to a question as one JSON document: the header, the question, and the study's own part."""
+    data = plain(question)
+    head = header(question.verb, data, command(question), band=band, provenance=provenance, warnings=warnings)
+    print_json(head | {"question": data} | dict(own))
+
+
 def print_answered(question: Any, answer: Answer) -> None:
-    """The answer to a question as one JSON document; fields of the study's own part win over the header's."""
-    data, own = plain(question), answer.to_dict()
-    about = header(
-        question.verb,
-        data,
-        command(question),
-        band=answer.band,
-        provenance=answer.provenance,
-        warnings=answer.warnings,
-    )
-    print_json(about | {"question": data} | own)
+    """The answer to a question as one JSON document."""
+    print_question(question, answer.to_dict(), band=answer.band, provenance=answer.provenance, warnings=answer.warnings)
 
 
 def noted(answer: Answer) -> None:

@@ -4,7 +4,8 @@ runs/3f9c02d1ab47/
   result.json      the Result; everything else can be made from it again
   report.html      on request
   trace.json.gz    on request
-  spec.yaml        what was asked, resolved: for people
+  question.yaml    what was asked: `windtunnel ask` asks it again
+  spec.yaml        the same, resolved: for people
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from windtunnel.output_file import write_atomically
 from windtunnel.physics.step.result import Result
 
 RESULT_FILE, REPORT_FILE, TRACE_FILE, SPEC_FILE = "result.json", "report.html", "trace.json.gz", "spec.yaml"
+QUESTION_FILE = "question.yaml"
 _HASH_PREFIX = re.compile(r"[0-9a-f]{2,12}")
 # A result is a few MB at most; a file of another kind is refused before it fills the memory.
 _LARGEST_BYTES = 1 << 30
@@ -43,8 +45,12 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
 
         write_trace(result, folder / TRACE_FILE)
     write_atomically(folder / SPEC_FILE, _spec_yaml(result))
+    document = to_document(result)
+    if result.question:
+        write_atomically(folder / QUESTION_FILE, _question_yaml(result))
+        document["question"] = dict(result.question)
     # Last: a folder that has its result.json is complete.
-    write_atomically(folder / RESULT_FILE, to_bytes(to_document(result)))
+    write_atomically(folder / RESULT_FILE, to_bytes(document))
     return folder
 
 
@@ -87,6 +93,13 @@ def _find(text: str, root: Path) -> Path:
         raise InputFileError(text, f"is no path ({error})", "give a run folder, its result.json or its hash") from None
     remedy = f"runs in {root}: {', '.join(known[:6])}{', ...' if len(known) > 6 else ''}" if known else "save one first"
     raise InputFileError(text, "there is no such run", remedy)
+
+
+def _question_yaml(result: Result) -> bytes:
+    import yaml
+
+    text: str = yaml.safe_dump(dict(result.question), sort_keys=False, allow_unicode=True)
+    return text.encode()
 
 
 def _spec_yaml(result: Result) -> bytes:

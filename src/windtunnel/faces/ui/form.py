@@ -11,17 +11,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import Any, get_origin
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.plan import Plan
-from windtunnel.questions.question import fields_of
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.question import as_given, fields_of, plain_part, read, set_paths
 from windtunnel.questions.scenario import NAMES, Scenario
+from windtunnel.questions.words import settings
 from windtunnel.units import parse_share
-
-if TYPE_CHECKING:
-    from windtunnel.studies.training.question import Question
 
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args)")
 FIRST = ("tp", "pp", "cp", "ep", "global_batch", "micro_batch", "seq_len", "precision", "recompute", "zero_stage")
@@ -129,22 +128,37 @@ class Asked:
 
     def answer(self, advice: bool = False) -> Result:
         """Predict; `advice`: with the changes of the plan that help. Raises UserError."""
-        from windtunnel.studies.planning.advice import advised
+        from windtunnel.studies.predict import answer_at_first
 
-        asked = self._question()
-        result = asked.answer(self.scenario)
-        return advised(result, asked, self.scenario) if advice else result
+        result, advised = answer_at_first(*self.question())
+        return advised() if advice else result
 
-    def _question(self) -> Question:
-        from windtunnel.studies.training.question import Question
+    def question(self) -> tuple[Predict, tuple[str, ...]]:
+        """The question, and what was not understood in a plan's file. Raises UserError."""
+        from windtunnel.studies.training.question import plan_file
 
-        return Question.asked(self.model, self.cluster, self.plan_file, self.plan, self.sets)
+        changes = settings(self.sets)
+        stated = plan_file(self.model, self.cluster, self.plan_file, changes)
+        data = {
+            "question": "predict",
+            "model": self.model,
+            "cluster": self.cluster,
+            "plan": {**stated.fields, **self.plan},
+            "scenario": plain_part(self.scenario),
+        }
+        given = set_paths(data, Predict, changes)
+        try:
+            found: Predict = read(data)
+        except SpecError as error:
+            name = as_given(error.field, given)
+            raise SpecError(name.removeprefix("plan."), error.value, error.remedy) from None
+        return found, stated.notes
 
     def settled(self) -> dict[str, Any]:
         """The fields of the plan; with a file, those that it says as well."""
         if self.plan_file is None and not is_stated(self.model):
             return dict(self.plan)
-        return self._question().plan.stated()
+        return plain_part(self.question()[0].plan)
 
     def as_python(self) -> str:
         """The question as a call of the library."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.header import SCHEMA
 
-ADVICE = ("advice", "advice_tried")  # fields beside the answer
+BESIDE = ("advice", "advice_tried", "question")  # fields beside the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +224,7 @@ class Result:
     technique: TechniqueGain | None = None
     advice: tuple[Advice, ...] = ()  # of each kind best first
     advice_tried: int = 0  # changes that the advice was chosen from; 0: none was asked for
+    question: Mapping[str, Any] = field(default_factory=dict)  # what was asked, as `questions.plain` has it
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -303,8 +304,8 @@ class Result:
         return data
 
     def to_json(self) -> str:
-        """Canonical JSON of the answer: same result, same bytes. Advice is not the answer, and may not be asked for."""
-        answer = {name: value for name, value in self.to_dict().items() if name not in ADVICE}
+        """Canonical JSON of the answer: same result, same bytes, with the words that ask it and without advice."""
+        answer = {name: value for name, value in self.to_dict().items() if name not in BESIDE}
         return json.dumps(answer, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @property

@@ -12,6 +12,9 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.step.band import band_of
 from windtunnel.physics.step.disturbances.attribution import with_waiting
 from windtunnel.physics.step.result import Disturbed, Infeasible, Interval, Limit, Result, StageMemory, StageReport
+from windtunnel.questions import plain
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.words import command
 
 STRAGGLING = "waiting for the slowest rank"
 DISTURBED = "waiting for disturbed ranks"
@@ -203,7 +206,7 @@ def result_of(
     limits: tuple[Limit, ...],
     defaults: tuple[str, ...],
     warnings: tuple[str, ...],
-    reproduce: str,
+    question: Predict | None,
     n_classes: int,
     n_ops: int,
     excerpt: tuple[Interval, ...],
@@ -237,7 +240,8 @@ def result_of(
         limits=limits,
         defaults=defaults,
         warnings=warnings,
-        reproduce=reproduce,
+        reproduce="" if question is None else command(question),
+        question={} if question is None else plain(question),
         n_gpus=n,
         n_classes=n_classes,
         n_ops=n_ops,

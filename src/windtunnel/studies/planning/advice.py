@@ -29,13 +29,11 @@ from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Advice, Result
-from windtunnel.questions.scenario import Scenario
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
 from windtunnel.studies.planning.oracle import (
     Layout,
     Plan,
-    Question,
     host_holds,
     laid_out,
     least_memory_bytes,
@@ -81,20 +79,9 @@ def advise(
     return _advice(laid_out(model, cluster, plan if isinstance(plan, Plan) else read_plan(plan)), None)[0]
 
 
-def advised(
-    result: Result, asked: Question, scenario: Scenario, with_them: Callable[[Question], Result] | None = None
-) -> Result:
-    """The answer to a question, with its advice.
-
-    `scenario`: what it was asked under; `with_them`: how it was answered, if not by `predict`.
-    """
-
-    def again(cluster: Cluster, plan: Plan) -> Result:
-        other = replace(asked, cluster=cluster, plan=plan)
-        return with_them(other) if with_them else other.answer(scenario)
-
-    plain = with_them is None and not scenario.disturbs
-    found, tried = _advice(laid_out(asked.model, asked.cluster, asked.plan), result, None if plain else again)
+def advised(result: Result, model: Model, cluster: Cluster, plan: Plan, again: Again | None) -> Result:
+    """The answer of a plan with its advice; `again`: how it was answered, if not by `predict` alone."""
+    found, tried = _advice(laid_out(model, cluster, plan), result, again)
     return replace(result, advice=found, advice_tried=tried)
 
 

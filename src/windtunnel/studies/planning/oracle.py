@@ -28,7 +28,6 @@ from windtunnel.studies.training.memory.peak import least_bytes, peak_bytes, ran
 from windtunnel.studies.training.mixed import check_lies_on_one, stages_of
 from windtunnel.studies.training.plan import PEAK_DTYPE, RECOMPUTE_PARTS
 from windtunnel.studies.training.pricing import Pricer
-from windtunnel.studies.training.question import Question
 from windtunnel.studies.training.schedules import NAMES as SCHEDULES
 from windtunnel.studies.training.schedules import Kind, legal, schedule, walk
 
@@ -38,7 +37,6 @@ __all__ = [
     "SCHEDULES",
     "Layout",
     "Plan",
-    "Question",
     "check_lies_on_one",
     "hides_exchange",
     "interleaves",

@@ -9,7 +9,6 @@ rank alike; over several numbers they do not. Several at once are a front: plans
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,9 @@ from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.hardware.mixed import JOINED, MixedCluster, parse_mixed
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result
+from windtunnel.questions import read
+from windtunnel.questions.parts import ClusterPart, ModelPart
+from windtunnel.questions.words import command
 from windtunnel.studies.planning.ahead import Exact
 from windtunnel.studies.planning.answer import Planned, Plans
 from windtunnel.studies.planning.bounds import Bounds
@@ -44,6 +46,7 @@ from windtunnel.studies.training.launch import launch_files
 from windtunnel.studies.training.plan import read_mapping
 from windtunnel.units import parse_count, parse_number, parse_time
 
+Named = tuple[ModelPart, ClusterPart]  # model and cluster as a question names them
 OBJECTIVES = ("time", "cost", "memory", "energy")
 WITHIN_S = 60.0
 HEADROOM_STEPS = 6  # points of a front over memory
@@ -54,7 +57,7 @@ PLAINLY_WITHIN_S = 10.0
 LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 
 
-@typed("slow", "techniques", "named", "pareto")
+@typed("slow", "techniques", "pareto")
 def plan(
     model: Model | str | Path | Mapping[str, Any],
     cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
@@ -70,7 +73,7 @@ def plan(
     mtbf_s: float | None = None,
     techniques: str | Sequence[str] = (),
     choices_within_s: float | None = None,
-    named: str | None = None,
+    named: Named | None = None,
     told: Callable[[Layout, Replayed], None] | None = None,
     exact: Exact | None = None,
     **fields: Any,
@@ -91,7 +94,7 @@ def plan(
     given = _given(plan, fields)
     if given.get("lora_rank"):
         raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
-    words, slow = named or _words(model, cluster), tuple(slow)
+    words, slow = named or _named(model, cluster), tuple(slow)
     model = model if isinstance(model, Model) else load_model(model)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
@@ -318,7 +321,7 @@ def _least_memory(search: Search, answer: Answer, ends: float) -> tuple[list[Ans
 
 
 def _plainly_sharded(
-    search: Search, exact: Exact, cluster: Cluster, words: str, price: float | None
+    search: Search, exact: Exact, cluster: Cluster, words: Named | None, price: float | None
 ) -> list[Planned]:  # fmt: skip
     """The best plans with ZeRO 0 and 1: most techniques rewrite nothing else."""
     found = []
@@ -333,7 +336,7 @@ def _planned(
     exact: Exact,
     cluster: Cluster | MixedCluster,
     layout: Layout,
-    words: str,
+    words: Named | None,
     price: float | None,
     score_ns: float | None,
 ) -> Planned:
@@ -343,15 +346,16 @@ def _planned(
 
 
 def _told(
-    result: Result, cluster: Cluster | MixedCluster, asked: Plan, words: str, price: float | None,
+    result: Result, cluster: Cluster | MixedCluster, asked: Plan, words: Named | None, price: float | None,
     score_ns: float | None, techniques: tuple[str, ...] = (),
 ) -> Planned:  # fmt: skip
-    flags = shlex.split(result.reproduce)
-    flags = flags[flags.index("--cluster") + 2 :]
     seconds, tokens = result.step_time_s, result.tokens_per_step
     watts = sum(one.n_gpus * one.gpu.tdp_w for one in ([cluster] if isinstance(cluster, Cluster) else cluster.parts))
     hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
-    named = words.replace("{gpus}", str(cluster.n_gpus))
+    question = read(result.question)
+    if words is not None:
+        model, machine = words
+        question = replace(question, model=model, cluster=sized(machine, cluster.n_gpus))
     return Planned(
         plan=asked.stated(),
         n_gpus=cluster.n_gpus,
@@ -363,7 +367,7 @@ def _told(
         tokens_per_s=result.tokens_per_s,
         mfu=result.mfu,
         gpu_hours_per_million_tokens=hours,
-        reproduce=" ".join(["windtunnel predict", named, *map(shlex.quote, flags)]) if named else result.reproduce,
+        reproduce=command(question),
         breakdown_s={name: value / 1e9 for name, value in result.breakdown_ns.items()},
         cost_per_million_tokens=None if price is None else hours * price,
         effective_step_time_s=None if score_ns is None else score_ns / 1e9,
@@ -372,15 +376,18 @@ def _told(
     )
 
 
-def _words(model: object, cluster: object) -> str:
-    """How model and cluster were named, where they were; `{gpus}` stands for the number of GPUs."""
+def _named(model: object, cluster: object) -> Named | None:
+    """How model and cluster were named, where they were."""
     if not isinstance(model, str) or not isinstance(cluster, str):
-        return ""
-    head, colon, count = cluster.rpartition(":")
-    if JOINED in cluster:  # several types, each with a number of its own
-        colon = ""
-    spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
-    return f"{shlex.quote(model)} --cluster {spec if colon and count.isdigit() else shlex.quote(spec)}"
+        return None
+    return ModelPart(base=model), ClusterPart(base=cluster)
+
+
+def sized(part: ClusterPart, n_gpus: int) -> ClusterPart:
+    """The cluster with another number of GPUs; several types have each a number of their own."""
+    base = part.base or ""
+    head, colon, count = base.rpartition(":")
+    return replace(part, base=f"{head}:{n_gpus}") if colon and count.isdigit() and JOINED not in base else part
 
 
 def _least(objective: str, one: Planned) -> tuple[float, ...]:

@@ -9,7 +9,6 @@ planned job can be asked of it: report, trace, comparison, disturbances.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,9 @@ from windtunnel.physics.step.disturbances.disturbed_step import Replayed
 from windtunnel.physics.step.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.physics.step.result_of import limits_of, read, result_of
 from windtunnel.questions.header import product_version
+from windtunnel.questions.parts import ClusterPart, ModelPart
+from windtunnel.questions.plan import Framework, Script
+from windtunnel.questions.predict import Predict
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.studies.programs.compiler.fused_program import fused
 from windtunnel.studies.programs.disturbances.disturbed import disturb, disturbed_job
@@ -60,7 +62,7 @@ def predict_captured(
     cluster: Cluster | str | Path,
     *,
     scenario: Scenario = CALM,
-    framework: str = "pytorch",
+    framework: Framework = "pytorch",
     cuda_graphs: bool = False,
     allocator: str | None = None,
     **parts: Unpack[Parts],
@@ -92,17 +94,19 @@ def predict_captured(
     makespan, disturbed = base.timeline.makespan_ns, None
     if asked.parts:
         makespan, disturbed = disturb(priced, step, asked)
-    words = [_source(job), "--cluster", _cluster_word(named, cluster)]
-    if framework != "pytorch":
-        words += ["--framework", framework]
-    if cuda_graphs:
-        words.append("--cuda-graphs")
-    if allocator is not None:
-        words.append(f"--allocator={allocator}")
+    question = Predict(
+        model=ModelPart(base=_source(job)),
+        cluster=ClusterPart(base=_cluster_word(named, cluster)),
+        plan=Script(
+            framework=None if framework == "pytorch" else framework,
+            cuda_graphs=cuda_graphs or None,
+            allocator=allocator,
+        ),
+        scenario=asked.scenario(),
+    )
     settings = allocator_settings(allocator_of(job) if allocator is None else allocator)
-    command = f"windtunnel predict {shlex.join(words)}{asked.flags()}"
     memory = captured_memory(priced, base, settings=settings)
-    return _result(priced, base, memory, makespan, disturbed, command, settings)
+    return _result(priced, base, memory, makespan, disturbed, question, settings)
 
 
 def names_captured(text: str | Path) -> bool:
@@ -210,7 +214,7 @@ def _result(
     memories: Sequence[tuple[StageMemory, CapturedMemory]],
     makespan_ns: int,
     disturbed: Disturbed | None,
-    command: str,
+    question: Predict,
     settings: AllocatorSettings,
 ) -> Result:
     cluster, job = priced.places.cluster, priced.job
@@ -235,7 +239,7 @@ def _result(
             *_allocator_words(settings, priced),
         ),
         warnings=tuple(warnings_of(priced, reading.provenance)),
-        reproduce=command,
+        question=question,
         n_classes=base.made.step.graph.n_programs,
         n_ops=base.made.step.graph.n_ops,
         excerpt=captured_excerpt(priced, base),

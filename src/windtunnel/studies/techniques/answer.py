@@ -7,13 +7,16 @@ from dataclasses import replace
 
 from windtunnel.physics.step.result import Infeasible, Result, StageMemory, TechniqueGain
 from windtunnel.physics.step.result_of import limits_of
+from windtunnel.questions import plain
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.words import command
 from windtunnel.studies.techniques.priced import Held
 
 STATE = ("parameters", "gradients", "optimizer")
 
 
 def answered(
-    result: Result, gain: TechniqueGain, seconds: float, held: Held | None, reproduce: str
+    result: Result, gain: TechniqueGain, seconds: float, held: Held | None, question: Predict
 ) -> Result:  # fmt: skip
     """`result` at `seconds` a step, with the technique's report, and with its memory where that changes."""
     total = round(seconds * 1e9)
@@ -46,7 +49,8 @@ def answered(
             replace(stage, breakdown_ns=moved_to(stage.breakdown_ns, total, gain.name)) for stage in result.stages
         ),
         technique=gain,
-        reproduce=reproduce,
+        reproduce=command(question),
+        question=plain(question),
     )
 
 

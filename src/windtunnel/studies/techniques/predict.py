@@ -8,7 +8,6 @@ they are applied in the order of `named.TECHNIQUES`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result, TechniqueGain
+from windtunnel.questions import read
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.studies.techniques.answer import answered
 from windtunnel.studies.techniques.collective_partitioning import price as partitioning
@@ -163,8 +163,8 @@ def explained(
         details=work.details.get(names[0], {}) if one_only else work.details,
         notes=tuple(work.notes),
     )
-    words = "".join(f" --technique {shlex.quote(text)}" for text in techniques)
-    return answered(last, gain, seconds, work.held, first.reproduce + words), work.drawn
+    question = replace(read(first.question), technique=tuple(techniques))
+    return answered(last, gain, seconds, work.held, question), work.drawn
 
 
 def _plan_level(work: _Work, one: Named, parameters: Any, first: Result) -> None:

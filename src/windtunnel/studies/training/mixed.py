@@ -23,6 +23,9 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.physics.model import Model
 from windtunnel.physics.step.result import Result, StageMemory
+from windtunnel.questions import plain
+from windtunnel.questions.scenario import CALM
+from windtunnel.questions.words import command
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.by_stage import Pieces, simulate_by_stage
 from windtunnel.studies.training.lowering.model_chunks import pieces_of
@@ -30,7 +33,7 @@ from windtunnel.studies.training.lowering.simulated import Simulated
 from windtunnel.studies.training.memory.peak import memory_of, ranks_peak_bytes
 from windtunnel.studies.training.plan import PEAK_DTYPE, Plan
 from windtunnel.studies.training.pricing import Pricer
-from windtunnel.studies.training.reproduce import reproduce
+from windtunnel.studies.training.question import question_by
 from windtunnel.studies.training.schedules import TRAITS
 
 Predict = Callable[[Model, Cluster, Plan], Result]
@@ -100,8 +103,10 @@ def of_all_types(
     if not found:
         raise refusals[0]
     best = min(found, key=lambda one: (one.status != "ok", one.step_time_ns))
-    command = reproduce(layout, named[0], _as_named(named[1], cluster))
-    return replace(best, spec={**best.spec, "mixed": [part.told() for part in cluster.parts]}, reproduce=command)
+    given = (named[0], _as_named(named[1], cluster))
+    question = question_by(model, layout.cluster, plan, CALM, given)
+    spec = {**best.spec, "mixed": [part.told() for part in cluster.parts]}
+    return replace(best, spec=spec, reproduce=command(question), question=plain(question))
 
 
 def _as_named(given: object, cluster: MixedCluster) -> str | Path:

@@ -6,7 +6,6 @@ to the step; each rank class has its own in `Result.stages`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from windtunnel.physics.step.result_of import (
     sum_to,
 )
 from windtunnel.questions.header import product_version
+from windtunnel.questions.predict import Predict
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
@@ -47,8 +47,8 @@ from windtunnel.studies.training.memory.peak import memory_of
 from windtunnel.studies.training.mixed import of_all_types, staged
 from windtunnel.studies.training.plan import PEAK_DTYPE, Plan, read_plan
 from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.question import question_by
 from windtunnel.studies.training.reading import parts_of, recomputed_flops, unmeasured_of
-from windtunnel.studies.training.reproduce import reproduce
 from windtunnel.studies.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
 from windtunnel.studies.training.workload.router_load import parse_router_load
 from windtunnel.studies.training.workload.sequence_lengths import read_lengths
@@ -123,13 +123,8 @@ def predict(
     # A job runs out of memory in the worst step of a trace, not in its median one.
     steps = (base,) if uneven is None else uneven.steps
     memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
-    files = {"--router-load": router, "--lengths": lengths}
-    extra = [f" {flag} {shlex.quote(str(given))}" for flag, given in files.items() if given is not None]
-    words = asked.flags()
-    if seed and extra and "--seed" not in words:
-        words += f" --seed {seed}"
-    command = reproduce(layout, *named) + "".join(extra) + words
-    result = _result(layout, (pricer,), base.step, base.timeline, memory, command, makespan, disturbed)
+    question = question_by(model, cluster, layout.asked, asked.scenario(router, lengths), named)
+    result = _result(layout, (pricer,), base.step, base.timeline, memory, question, makespan, disturbed)
     if uneven is None:
         return result
     warnings = tuple(busiest_experts(uneven.load, layout) if text == EVENLY else text for text in result.warnings)
@@ -149,7 +144,7 @@ def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, 
     simulated = job.simulated
     pricers = tuple(pricer for number, pricer in enumerate(job.pricers) if number in job.type_of)
     result = _result(
-        job.layouts[shown], pricers, simulated.step, simulated.timeline, own, "", simulated.makespan_ns, None
+        job.layouts[shown], pricers, simulated.step, simulated.timeline, own, None, simulated.makespan_ns, None
     )
     return replace(result, memory=memory), shown
 
@@ -165,7 +160,7 @@ def _result(
     step: LoweredStep,
     timeline: Timeline,
     memory: tuple[StageMemory, ...],
-    command: str,
+    question: Predict | None,
     makespan_ns: int,
     disturbed: Disturbed | None,
 ) -> Result:
@@ -211,7 +206,7 @@ def _result(
             *([FULL] if full else []),
             *_warnings(layout),
         ),
-        reproduce=command,
+        question=question,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
         excerpt=excerpt_of(step, timeline, layout),

@@ -1,188 +1,111 @@
-"""What `predict` is asked, put together from names, files, flags and `--set`."""
+"""Model, cluster and plan of a question, from names and files; and named again where they were given as objects."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
-from windtunnel.questions.scenario import CALM, Scenario
+from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.physics.hardware import Cluster, parse_cluster, with_settings
+from windtunnel.physics.model import Model, load_model
+from windtunnel.questions import read_part
+from windtunnel.questions.parts import ClusterPart, ModelPart
+from windtunnel.questions.plan import Plan
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.question import fields_of, plain_part
+from windtunnel.questions.scenario import Scenario
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
+from windtunnel.studies.training.plan import read_mapping
 
 if TYPE_CHECKING:
-    from windtunnel.physics.hardware import Cluster
-    from windtunnel.physics.model import Model
-    from windtunnel.physics.step.result import Result
-    from windtunnel.studies.training import Plan
     from windtunnel.studies.training.launch.found import Native
 
-PARTS = ("cluster", "model", "plan")
-MODEL_KEYS = ("layers", "max_sequence_length", "mtp_layers", "tied_embeddings", "vocab_size")
+NESTED = ("gpu", "scale_up", "scale_out", "host")
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A model, a cluster and a plan, and the words that named the first two."""
-
-    model: Model
-    cluster: Cluster
-    plan: Plan
-    named: str  # `MODEL --cluster SPEC [--set ...]` as it was given
-    notes: tuple[str, ...] = ()  # what a framework's own file says that was not understood
-
-    @classmethod
-    def asked(
-        cls, model: str, cluster: str, plan: Path | None, flags: Mapping[str, Any], sets: Sequence[str],
-        machine: Cluster | None = None,
-    ) -> Question:  # fmt: skip
-        """Read everything; flags win over the plan file, `--set` over both. Raises UserError on the first mistake.
-
-        `machine`: what the word `cluster` stands for, where it has been read.
-        """
-        from windtunnel.physics.model import load_model
-        from windtunnel.studies.training import read_plan
-        from windtunnel.studies.training.plan import read_mapping
-
-        changes = settings_of(sets)
-        native = None
-        if plan is not None and is_native(plan):
-            machine = machine or changed_cluster(cluster, changes["cluster"])
-            native = read_native(plan, machine.n_gpus)
-        stated = _states_model(model)
-        if stated:
-            machine = machine or changed_cluster(cluster, changes["cluster"])
-            found = read_native(model, machine.n_gpus)
-            native = native or (found if plan is None else None)
-        elif _is_named_as_arguments(model):
-            remedy = "give the path of a framework's own file, or the name of a model"
-            raise InputFileError(model, "no such file", remedy)
-        if Path(model).is_dir() and not (Path(model) / "config.json").exists():
-            remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
-            raise InputFileError(model, "holds neither config.json nor captured.yaml", remedy)
-        built = _built(found) if stated else load_model(model)
-        written: dict[str, Any] = {}
-        if native is not None:
-            written = dict(native.fields)
-        elif plan is not None:
-            written = dict(read_mapping(plan))
-        fields = {**written, **flags, **changes["plan"]}
-        for name in ("global_batch", "seq_len"):
-            if fields.get(name) is None:
-                flag = name.replace("_", "-")
-                raise UserError(f"{name} is not given: add --{flag} N, or put it in the plan file")
-        if changes["model"]:
-            for key in changes["model"]:
-                if key not in MODEL_KEYS:
-                    raise UnknownNameError("model key of --set", key, MODEL_KEYS)
-            try:
-                built = built.with_changes(**changes["model"])
-            except SpecError as error:
-                raise SpecError(f"model.{error.field}", error.value, error.remedy, "--set") from None
-        machine = machine or changed_cluster(cluster, changes["cluster"])
-        try:
-            settled = read_plan(fields)
-        except (SpecError, UnknownNameError) as error:
-            named = error.field if isinstance(error, SpecError) else error.name
-            if named in written and fields[named] is written[named]:  # the file is where it has to be put right
-                raise UserError(f"{plan or model}: {error}") from None
-            raise
-        words = [model, "--cluster", cluster, *(word for text in sets for word in ("--set", text))]
-        notes = (
-            ()
-            if native is None or not native.unknown
-            else (f"{native.where}: not understood: {', '.join(native.unknown)}",)
-        )
-        return cls(built, machine, settled, shlex.join(words), (*notes, *_another(built, model, native, stated)))
-
-    def answer(self, scenario: Scenario = CALM) -> Result:
-        """Predict, and name model and cluster in `reproduce` as they were named here."""
-        from windtunnel.studies.training import predict
-
-        return self.as_named(predict(self.model, self.cluster, self.plan, scenario=scenario))
-
-    def as_named(self, result: Result) -> Result:
-        """A result whose `reproduce` names model and cluster as they were named here."""
-        words = shlex.split(result.reproduce)
-        if words[:2] != ["windtunnel", "predict"] or "--cluster" not in words:
-            return result
-        flags = words[words.index("--cluster") + 2 :]
-        result = replace(result, warnings=(*result.warnings, *self.notes))
-        return replace(result, reproduce=" ".join(["windtunnel predict", self.named, *map(shlex.quote, flags)]))
+# ----------------------------------------------------------------------------------------------------- to objects
 
 
-def _states_model(word: str) -> bool:
-    """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
-    return _is_named_as_arguments(word) and Path(word).is_file()
+def model_of(part: ModelPart, n_gpus: int) -> Model:
+    """The model that a question names, with what it changes; `n_gpus` are those of a framework's own file.
 
-
-def _is_named_as_arguments(word: str) -> bool:
-    return Path(word).suffix.lower() in (".toml", *ARGUMENTS)
-
-
-def _built(native: Native) -> Model:
-    """The model that a framework's own file states. Raises SpecError where it states none, or not all of one."""
-    from windtunnel.physics.model import load_model, transformer
-
-    if isinstance(native.model, str):
-        return load_model(native.model)
-    if native.model is None:
-        raise SpecError(
-            "model", None, "this file states none that is known: name one, and give it as --plan", native.where
-        )
-    sizes = dict(native.model)
-    if sizes.get("vocab") is None:
-        raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
-    return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
-
-
-def _another(built: Model, word: str, native: Native | None, stated: bool) -> tuple[str, ...]:
-    """A note where the plan's file states another model than the one that is named beside it."""
-    from windtunnel.physics.model import load_model
-
-    if native is None or native.model is None or stated:
-        return ()
-    if isinstance(native.model, str):
-        of_file = load_model(native.model)
-        layers, hidden = of_file.n_layers, of_file.hidden_size
+    Raises UserError.
+    """
+    word = part.base
+    if _states_model(word):
+        model = _built(read_native(word, n_gpus))
+    elif _is_named_as_arguments(word):
+        remedy = "give the path of a framework's own file, or the name of a model"
+        raise InputFileError(word, "no such file", remedy)
+    elif Path(word).is_dir() and not (Path(word) / "config.json").exists():
+        remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
+        raise InputFileError(word, "holds neither config.json nor captured.yaml", remedy)
     else:
-        layers, hidden = native.model["layers"], native.model["hidden"]
-    if (layers, hidden) == (built.n_layers, built.hidden_size):
-        return ()
-    states = f"{native.where} states a model of {layers} layers of {hidden:,}"
-    return (f"{states}, which was not predicted: {word} has {built.n_layers} of {built.hidden_size:,}",)
-
-
-def changed_cluster(cluster: str, settings: Mapping[str, Any]) -> Cluster:
-    """The cluster that a word names, with what `--set cluster.KEY=VALUE` says of it."""
-    from windtunnel.physics.hardware import parse_cluster, with_settings
-
-    machine = parse_cluster(cluster)
-    if not settings:
-        return machine
+        model = load_model(word)
+    changes = plain_part(part)
+    del changes["base"]
     try:
-        return with_settings(machine, _nested(settings))
+        return model.with_changes(**changes) if changes else model
+    except SpecError as error:
+        raise SpecError(f"model.{error.field}", error.value, error.remedy, "--set") from None
+
+
+def cluster_of(part: ClusterPart) -> Cluster:
+    """The cluster that a question names, with what it changes. Raises UserError."""
+    settings = _short_names(ClusterPart, plain_part(part))
+    base = settings.pop("base", None)
+    if base is None:
+        return parse_cluster(settings)
+    machine = parse_cluster(base)
+    try:
+        return with_settings(machine, settings) if settings else machine
     except SpecError as error:
         raise SpecError(f"cluster.{error.field}", error.value, error.remedy, "--set") from None
 
 
-def settings_of(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`PART.KEY=VALUE` of every `--set`, by part; each part is there, if empty."""
-    import yaml
+def _short_names(part: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A part's data by the names that cluster files have, which errors then say."""
+    short = {}
+    for field in fields_of(part):
+        if field.path in data:
+            value = data[field.path]
+            inner = _short_names(field.type, value) if field.parts and isinstance(value, Mapping) else value
+            short[field.about.names[0] if field.about.names else field.path] = inner
+    return short
 
-    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-    for text in sets:
-        key, equals, value = text.partition("=")
-        part, dot, rest = key.strip().partition(".")
-        if not equals or not dot or not rest or part not in PARTS:
-            raise SpecError("--set", text, f"write PART.KEY=VALUE with PART one of {', '.join(PARTS)}")
-        try:
-            found[part][rest] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: what looks like a date and is none
-            found[part][rest] = value
-    return found
+
+# -------------------------------------------------------------------------------------------------- plans in files
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """Fields of a plan that files state, which file it is, and what in it was not understood."""
+
+    fields: Mapping[str, Any]
+    path: str
+    notes: tuple[str, ...] = ()
+
+
+def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str, Any]) -> PlanFile:
+    """What a plan file, or the file that `model` names, says of the plan. Raises UserError.
+
+    `changes`: of the cluster, by dotted path (`cluster.nic`).
+    """
+    stated = _states_model(model)
+    own = path if path is not None and is_native(path) else None
+    if path is not None and own is None:
+        return PlanFile(read_mapping(path), str(path))
+    if not stated and own is None:
+        return PlanFile({}, "")
+    settings = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith("cluster.")}
+    n_gpus = cluster_of(read_part(ClusterPart, {"base": cluster, **_nested(settings)}, field="cluster")).n_gpus
+    native = read_native(model if own is None else own, n_gpus)
+    unknown = (f"{native.where}: not understood: {', '.join(native.unknown)}",) if native.unknown else ()
+    notes = (*unknown, *([] if stated else _another(model, native)))
+    return PlanFile(native.fields, str(path or model), notes)
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,3 +120,120 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise SpecError(f"--set cluster.{key}", value, f"cluster.{name} is already set as a whole")
         inside[last] = value
     return document
+
+
+def _states_model(word: str) -> bool:
+    """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
+    return _is_named_as_arguments(word) and Path(word).is_file()
+
+
+def _is_named_as_arguments(word: str) -> bool:
+    return Path(word).suffix.lower() in (".toml", *ARGUMENTS)
+
+
+def _built(native: Native) -> Model:
+    """The model that a framework's own file states. Raises SpecError where it states none, or not all of one."""
+    from windtunnel.physics.model import transformer
+
+    if isinstance(native.model, str):
+        return load_model(native.model)
+    if native.model is None:
+        raise SpecError(
+            "model", None, "this file states none that is known: name one, and give it as --plan", native.where
+        )
+    sizes = dict(native.model)
+    if sizes.get("vocab") is None:
+        raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
+    return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
+
+
+def _another(word: str, native: Native) -> tuple[str, ...]:
+    """A note where the plan's file states another model than the one that is named beside it."""
+    if native.model is None:
+        return ()
+    built = load_model(word)
+    if isinstance(native.model, str):
+        of_file = load_model(native.model)
+        layers, hidden = of_file.n_layers, of_file.hidden_size
+    else:
+        layers, hidden = native.model["layers"], native.model["hidden"]
+    if (layers, hidden) == (built.n_layers, built.hidden_size):
+        return ()
+    states = f"{native.where} states a model of {layers} layers of {hidden:,}"
+    return (f"{states}, which was not predicted: {word} has {built.n_layers} of {built.hidden_size:,}",)
+
+
+# --------------------------------------------------------------------------------------------------- from objects
+
+
+def question_by(
+    model: Model, cluster: Cluster, plan: Plan, scenario: Scenario, given: tuple[object, object]
+) -> Predict:
+    """The question that was answered. `given`: model and cluster as `predict` got them.
+
+    What was named is named the same way. A model or cluster that came as an object is looked up in the catalogue by its
+    name, with what differs from there. What neither has (a model from a mapping) is named as a file, `NAME.json`: save
+    the mapping that was given there.
+    """
+    model_word, cluster_word = _word(given[0]), _word(given[1])
+    return Predict(
+        model=_model_part(model) if model_word is None else ModelPart(base=model_word),
+        cluster=_cluster_part(cluster) if cluster_word is None else ClusterPart(base=cluster_word),
+        plan=plan,
+        scenario=scenario,
+    )
+
+
+def _word(spec: object) -> str | None:
+    if isinstance(spec, Path):  # a bare name would be looked up in the catalogue
+        bare = spec.name == str(spec) and spec.suffix not in (".json", ".yaml", ".yml")
+        return f"./{spec}" if bare else str(spec)
+    return spec if isinstance(spec, str) else None
+
+
+def _model_part(model: Model) -> ModelPart:
+    as_file = ModelPart(base=f"{model.name}.json")
+    try:
+        base = load_model(model.name)
+    except UserError:
+        return as_file
+    names = {field.path: field.path for field in fields_of(ModelPart) if field.path != "base"} | {"layers": "n_layers"}
+    changes = {name: getattr(model, own) for name, own in names.items() if getattr(model, own) != getattr(base, own)}
+    try:
+        same = (base.with_changes(**changes) if changes else base) == model
+    except UserError:
+        same = False
+    return ModelPart(base=model.name, **changes) if same else as_file
+
+
+@lru_cache(maxsize=64)
+def _cluster_part(cluster: Cluster) -> ClusterPart:
+    names = dict.fromkeys((cluster.gpu.name, cluster.gpu.name.removesuffix("-custom"), cluster.name))
+    bases: list[tuple[str, Cluster]] = []
+    for name in names:
+        for count in (cluster.n_gpus, 1):  # 1: where the usual node does not divide the count
+            try:
+                bases.append((f"{name}:{count}", parse_cluster(f"{name}:{count}")))
+                break
+            except UserError:
+                continue
+    for text, base in bases:
+        if base == cluster:
+            return ClusterPart(base=text)
+    if not bases:
+        return ClusterPart(base=f"{cluster.name}.yaml")
+    text, base = min(bases, key=lambda found: len(list(_differences(found[1], cluster))))
+    return read_part(ClusterPart, {"base": text, **_nested(dict(_differences(base, cluster)))})
+
+
+def _differences(base: Cluster, cluster: Cluster) -> Iterator[tuple[str, Any]]:
+    """Dotted keys of what differs, without the sources of the numbers."""
+    was, is_now = base.to_dict(), cluster.to_dict()
+    for key, value in is_now.items():
+        before = was[key]
+        if key in NESTED and isinstance(value, Mapping) and isinstance(before, Mapping):
+            yield from (
+                (f"{key}.{name}", part) for name, part in value.items() if name != "sources" and part != before[name]
+            )
+        elif key not in ("sources", "calibration", *NESTED) and value != before:
+            yield key, value

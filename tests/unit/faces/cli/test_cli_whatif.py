@@ -10,9 +10,9 @@ import pytest
 import windtunnel
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.faces.cli.app import main
-from windtunnel.faces.cli.whatif import arguments_of, changed
 from windtunnel.faces.report.prediction.spec_words import disturbing
 from windtunnel.physics.step.result import Result
+from windtunnel.studies.whatif import changed_question, question_of_result
 
 PLAN = {"tp": 2, "pp": 2, "global_batch": 16, "seq_len": 2048, "overlap_tp": False}
 SLOW = ("gpu=3:1.3", "link=node1.nic2:0.5")
@@ -77,8 +77,8 @@ def test_jitter_is_mended_by_the_name_that_results_print(
 
 
 def test_what_is_added_is_added_last(run: str, slow: Result) -> None:
-    arguments = changed(arguments_of(slow, run), ["slow.without=gpu=3:1.3"], ["gpu=1:2"])
-    assert arguments["scenario"].slow == (SLOW[1], "gpu=1:2")
+    question = changed_question(question_of_result(slow, run), ["slow.without=gpu=3:1.3"], ["gpu=1:2"])
+    assert question.scenario.slow == (SLOW[1], "gpu=1:2")
 
 
 def test_cluster_plan_and_model_can_be_changed_at_once(
@@ -124,7 +124,7 @@ def test_bands_do_not_cast_doubt_on_mending(run: str, capsys: pytest.CaptureFixt
         (("--set", "slow.without=lengths"), "jitter"),
         (("--set", "slow.gpu=3"), "slow.none"),
         (("--set", "slow"), "slow.none"),
-        (("--set", "tp=4"), "PART.KEY=VALUE"),
+        (("--set", "depth=4"), "is not known"),
         (("--set", "cluster.nick=4"), "cluster.nick"),
         (("--set", "model.depth=4"), "layers"),
         (("--set", "plan.tp=3"), "tp"),
@@ -171,18 +171,15 @@ def test_files_are_looked_for_where_the_command_runs(
 @pytest.mark.parametrize("command", ["", "rm -rf /", "windtunnel predict", "windtunnel predict x --tpp 3", "'"])
 def test_a_command_that_is_none_is_refused(even: Result, command: str) -> None:
     with pytest.raises(UserError, match="predict it again"):
-        arguments_of(dataclasses.replace(even, reproduce=command), "run")
+        question_of_result(dataclasses.replace(even, question={}, reproduce=command), "run")
 
 
 def test_asked_disturbances_are_read_from_the_command(slow: Result, even: Result) -> None:
     found = {"slow": list(SLOW), "jitter": "0.02", "samples": "10", "seed": "5"}
-    assert disturbing(slow.reproduce) == found
-    assert disturbing(even.reproduce) == {}
-    assert disturbing("windtunnel predict x --router-load='a b.csv' --tp 3 --slow") == {
-        "router_load": "a b.csv",
-        "slow": [""],
-    }
-    assert disturbing("a 'b") == {}
+    for result in (slow, dataclasses.replace(slow, question={})):  # of before, the command says it
+        assert disturbing(result) == found
+    assert disturbing(even) == {}
+    assert disturbing(dataclasses.replace(even, question={}, reproduce="a 'b")) == {}
 
 
 def test_an_infeasible_answer_says_by_how_much(run: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,8 +189,8 @@ def test_an_infeasible_answer_says_by_how_much(run: str, capsys: pytest.CaptureF
 
 def test_a_captured_folder_is_looked_for_without_its_hash(even: Result, tmp_path: Path) -> None:
     command = f"windtunnel predict {tmp_path / 'job'}@0123456789ab --cluster h100-sxm:2"
-    captured = dataclasses.replace(even, reproduce=command)
+    captured = dataclasses.replace(even, question={}, reproduce=command)
     with pytest.raises(InputFileError, match=r"was predicted from .*/job, which is not in"):
-        arguments_of(captured, "it")
+        question_of_result(captured, "it")
     (tmp_path / "job").mkdir()
-    assert arguments_of(captured, "it")["model"] == f"{tmp_path / 'job'}@0123456789ab"
+    assert question_of_result(captured, "it").model.base == f"{tmp_path / 'job'}@0123456789ab"

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-import typing
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from itertools import pairwise
@@ -19,27 +18,48 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.app import main
-from windtunnel.faces.cli.captured import answered_captured
+from windtunnel.faces.cli.flags import Given, spelled
 from windtunnel.faces.cli.output import cold
-from windtunnel.faces.cli.plan_flags import SWITCHES, PlanFlags, check_whole_numbers, switches_spelled_out
+from windtunnel.faces.cli.predict import plan_below
 from windtunnel.faces.cli.run import _asked
-from windtunnel.questions.question import fields_of
+from windtunnel.physics.hardware import Cluster
+from windtunnel.physics.model import Model
+from windtunnel.questions import QUESTIONS, question_class, read
+from windtunnel.questions.old import question_of_command
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.words import flag_fields, from_flags, positional_of
 from windtunnel.real.calibrate.document import to_yaml
+from windtunnel.studies.predict import answer
 from windtunnel.studies.training.plan import FIELDS, Plan, read_plan
-from windtunnel.studies.training.question import Question
+from windtunnel.studies.training.question import cluster_of, model_of
 
 ASKED = {"global_batch": 16, "seq_len": 4096}
+SWITCHES = ("--overlap-tp", "--compile", "--cuda-graphs", "--overlap-grad-reduce")
 
 
-def ask(*sets: str, plan: Path | None = None, **flags: Any) -> Question:
-    return Question.asked("llama-3-8b", "h100-sxm:16", plan, {**ASKED, **flags}, sets)
+@dataclasses.dataclass
+class Read:
+    """A question's parts as objects."""
+
+    cluster: Cluster
+    model: Model
+    plan: Plan
 
 
-def choices(annotation: Any) -> set[Any]:
-    """The literals anywhere in an annotation."""
-    if typing.get_origin(annotation) is typing.Literal:
-        return set(typing.get_args(annotation))
-    return {value for part in typing.get_args(annotation) for value in choices(part)}
+def ask(*sets: str, plan: Path | None = None, **flags: Any) -> Read:
+    question = asked(*sets, plan=plan, **flags)
+    cluster = cluster_of(question.cluster)
+    return Read(cluster, model_of(question.model, cluster.n_gpus), read_plan(question.plan))
+
+
+def asked(*sets: str, model: str = "llama-3-8b", plan: Path | None = None, **flags: Any) -> Predict:
+    words = {"model": model, "cluster": "h100-sxm:16", **ASKED, **flags}
+    texts = {name.replace("_", "-"): value if isinstance(value, bool) else str(value) for name, value in words.items()}
+    files = {} if plan is None else {"plan": str(plan)}
+    given = Given({name: value for name, value in texts.items() if value != "None"}, files, sets)
+    below = plan_below(given)
+    question: Predict = from_flags("predict", given.flags, sets, below.parts, below.path)
+    return question
 
 
 def plan_or_message(spec: Any) -> Plan | str:
@@ -49,40 +69,41 @@ def plan_or_message(spec: Any) -> Plan | str:
         return str(error)
 
 
-def test_every_plan_field_is_a_flag_and_nothing_else_is() -> None:
-    assert {field.name for field in dataclasses.fields(PlanFlags)} == set(FIELDS)
+def test_every_plan_field_is_a_flag() -> None:
+    flags = flag_fields(Predict)
+    for name in FIELDS:
+        assert "plan." + name in {field.path for field in flags[name.replace("_", "-")]}
 
 
-def test_flags_offer_the_choices_that_a_plan_takes() -> None:
-    hints = typing.get_type_hints(PlanFlags)
-    for field in fields_of(Plan):
-        assert choices(hints[field.path]) == set(field.choices), field.path
+def test_few_flags_are_shown_and_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in QUESTIONS:
+        assert main([*verb.split(), "--help"]) == 0
+        few = set(re.findall(r"^\S\s+\*?\s*--([\w-]+)", capsys.readouterr().out, re.MULTILINE))
+        assert main([*verb.split(), "--help-all"]) == 0
+        every = set(re.findall(r"^\S\s+\*?\s*--([\w-]+)", capsys.readouterr().out, re.MULTILINE))
+        assert len(few - {"help"}) <= 20, (verb, sorted(few))
+        assert few <= every
+        assert set(flag_fields(question_class(verb))) - {*positional_of(question_class(verb))} <= every, verb
 
 
-def test_flags_that_are_not_given_change_nothing() -> None:
-    assert PlanFlags().given() == {}
-    assert PlanFlags(tp=8, overlap_tp=False).given() == {"tp": 8, "overlap_tp": False}
-    assert PlanFlags(layers_per_stage="7, 8,8,7").given() == {"layers_per_stage": (7, 8, 8, 7)}
-
-
-@pytest.mark.parametrize("text", ["7;8", "", "7,,8", "7,-8", "1e3", "٧,٨"])
+@pytest.mark.parametrize("text", ["7;8", "", "7,,8", "7,-8x", "٧,٨"])
 def test_layers_per_stage_is_counts(text: str) -> None:
     with pytest.raises(UserError, match="layers-per-stage"):
-        PlanFlags(layers_per_stage=text).given()
+        asked(layers_per_stage=text)
 
 
 def test_switches_take_on_and_off_as_results_print_them() -> None:
     words = ["predict", "--overlap-tp", "true", "--compile=off", "--cuda-graphs", "--tp", "8", "--overlap-ep", "no"]
-    spelled = ["predict", "--overlap-tp", "--no-compile", "--cuda-graphs", "--tp", "8", "--no-overlap-ep"]
-    assert switches_spelled_out(words) == spelled
+    found = ["predict", "--overlap-tp", "--no-compile", "--cuda-graphs", "--tp", "8", "--no-overlap-ep"]
+    assert spelled(words) == found
 
 
-@given(st.lists(st.sampled_from(["--tp", "8", "model", "--x=on", "--", "on", *sorted(SWITCHES)]), max_size=8))
+@given(st.lists(st.sampled_from(["--tp", "8", "model", "--x=on", "--", "on", *SWITCHES]), max_size=8))
 def test_spelling_out_twice_is_spelling_out_once(words: list[str]) -> None:
     # A value is eaten only behind a switch, so that a bare "on" elsewhere stays what it is.
-    once = switches_spelled_out(words)
+    once = spelled(["predict", *words])
     if not any(a in SWITCHES and b == "on" for a, b in pairwise(once)):
-        assert switches_spelled_out(once) == once
+        assert spelled(once) == once
 
 
 @pytest.mark.parametrize(
@@ -124,8 +145,8 @@ def test_an_option_that_is_unknown_is_met_by_what_is_near_or_by_the_help(
 def test_flags_win_over_the_plan_file(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("tp: 4\npp: 2\nglobal_batch: 64\nseq_len: 2048\n")
-    question = Question.asked("llama-3-8b", "h100-sxm:16", file, {"tp": 2}, ())
-    assert (question.plan.tp, question.plan.pp, question.plan.global_batch) == (2, 2, 64)
+    plan = ask(plan=file, tp=2, global_batch=None).plan
+    assert (plan.tp, plan.pp, plan.global_batch) == (2, 2, 64)
 
 
 @pytest.mark.parametrize("line", ["tensor: 3", "tp: many"])
@@ -155,12 +176,12 @@ def test_setting_nothing_new_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nic=800Gb/s", "PART.KEY=VALUE"),
-        ("cluster.nic", "PART.KEY=VALUE"),
+        ("nic=800Gb/s", "did you mean cluster.scale_out"),
+        ("cluster.nic", "PATH=VALUE"),
         ("cluster.nic=2026-13-45", "^--set: cluster.nic = '2026-13-45': "),  # to YAML a date, and there is none such
         ("cluster.nick=800Gb/s", "nick"),
         ("cluster.nic=800gb", "800gb"),
-        ("cluster.n_gpus.x=1", "whole number"),
+        ("cluster.n_gpus.x=1", "holds no x"),
         ("model.depth=3", "depth"),
         ("plan.tq=3", "tq"),
         ("plan.tp=many", "tp"),
@@ -178,9 +199,9 @@ def test_a_setting_out_of_range_names_the_option_and_the_key() -> None:
 
 def test_a_model_that_is_none_is_said_before_what_else_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds neither config\.json nor captured\.yaml"):
-        Question.asked(str(tmp_path), "h100-sxm:8", None, {}, ())
+        answer(asked(model=str(tmp_path)))
     with pytest.raises(UserError, match=r"unknown model 'captures'.*captured folder"):
-        Question.asked("captures", "h100-sxm:8", None, {}, ())
+        answer(asked(model="captures"))
 
 
 def test_launch_flags_of_a_captured_script_are_refused_before_it_is_predicted(
@@ -195,15 +216,16 @@ def test_launch_flags_of_a_captured_script_are_refused_before_it_is_predicted(
     ("text", "said"),
     [
         ("model.layers=3", "^--set = 'model.layers=3': of a captured script only cluster"),
-        ("cluster.nic", "PART.KEY=VALUE"),
+        ("cluster.nic", "PATH=VALUE"),
         ("cluster.nic=2026-13-45", "^--set: cluster.nic = '2026-13-45': "),  # to YAML a date, and there is none such
         ("cluster.nic=fast", "^--set: cluster.nic = 'fast': "),
         ("cluster.gpu.flops.bf16=fast", "^--set: cluster.gpu.flops.bf16 = 'fast': "),
     ],
 )
 def test_settings_of_a_captured_script_are_read_as_all_others(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "captured.yaml").touch()
     with pytest.raises(UserError, match=said):
-        answered_captured(str(tmp_path), cluster="h100-sxm:8", plan=None, flags={}, set=(text,))
+        answer(asked(text, model=str(tmp_path), global_batch=None, seq_len=None))
 
 
 def test_peers_on_links_that_were_not_measured_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,13 +239,15 @@ def test_peers_on_links_that_were_not_measured_are_said(tmp_path: Path, capsys: 
 
 def test_what_is_missing_is_named_as_a_flag() -> None:
     with pytest.raises(UserError, match="--global-batch"):
-        Question.asked("llama-3-8b", "h100-sxm:8", None, {"seq_len": 4096}, ())
+        asked(global_batch=None)
 
 
 def test_the_command_that_a_result_names_gives_that_result() -> None:
-    question = ask("model.layers=4", tp=2, cuda_graphs=True, precision="fp8", micro_batch=2)
-    result = question.answer()
-    words = switches_spelled_out(shlex.split(result.reproduce))
+    question = asked("model.layers=4", tp=2, cuda_graphs=True, precision="fp8", micro_batch=2)
+    result = answer(question)
+    words = shlex.split(result.reproduce)
+    assert answer(question_of_command(result.reproduce)).content_hash == result.content_hash
+    assert read(result.question) == question
     assert words[:5] == ["windtunnel", "predict", "llama-3-8b", "--cluster", "h100-sxm:16"]
     assert words[5:7] == ["--set", "model.layers=4"]
 
@@ -292,15 +316,16 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Question, "asked", interrupted)
-    assert main(["predict", "llama-3-8b", "--cluster", "h100-sxm:8"]) == 130
+    monkeypatch.setattr("windtunnel.studies.predict.answer_at_first", interrupted)
+    assert main(["predict", "llama-3-8b", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "8"]) == 130
 
 
-@pytest.mark.parametrize("words", [["--tp", "1.5"], ["--samples=2.0"], ["--seq", ".5"], ["--seed", "1."]])
-def test_whole_numbers_are_not_rounded(words: list[str]) -> None:
-    with pytest.raises(UserError, match="whole number"):
-        check_whole_numbers(["predict", "model", *words])
-    check_whole_numbers(["predict", "qwen2.5", "--tp", "8", "--jitter", "0.5", "--plan", "2.5", "--slow", "noise=0.5"])
+@pytest.mark.parametrize("words", [["--tp", "1.5"], ["--samples=2.0"], ["--cp", ".5"], ["--seed", "1."]])
+def test_whole_numbers_are_not_rounded(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["predict", "llama-3-8b", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq-len", "8", *words]) == 2
+    )
+    assert "give a whole number" in capsys.readouterr().err
 
 
 def test_compiled_kernels_are_found_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

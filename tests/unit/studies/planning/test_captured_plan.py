@@ -10,8 +10,9 @@ import pytest
 from handmade import Grid, job_of
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.faces.cli.captured_plan import plan_script
 from windtunnel.physics.hardware import parse_cluster
+from windtunnel.questions import read
+from windtunnel.studies.plan import cuts
 from windtunnel.studies.planning.captured import plan_captured
 from windtunnel.studies.planning.captured.units import script_of
 from windtunnel.studies.planning.oracle import walked_1f1b
@@ -101,4 +102,4 @@ def test_what_reproduces_a_cut_says_all_that_was_asked() -> None:
     found = plan_captured(_job(), CLUSTER, pp=2, framework="megatron", cuda_graphs=True)["plans"][0]
     assert found["reproduce"].endswith(f"--cluster {CLUSTER} --framework megatron --cuda-graphs --pp 2 --dp 2")
     with pytest.raises(SpecError, match="leave it out"):
-        plan_script("captured", CLUSTER, {}, {"--tried": "plans.journal"}, top=1, json=True)
+        cuts(read({"question": "plan", "model": "captured", "cluster": CLUSTER, "gpus": "2..4"}))

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from windtunnel.faces.cli.plan_flags import PlanFlags
 from windtunnel.physics.hardware import cluster_with, parse_cluster, with_settings
 from windtunnel.physics.model import load_model
 from windtunnel.physics.step.result import Result
@@ -18,9 +17,10 @@ from windtunnel.studies.training import Plan, predict
 from windtunnel.studies.training.excerpt import EXCERPT_OPS
 from windtunnel.studies.training.inside_passes import INSIDE_OPS
 from windtunnel.studies.training.lowering.step import STREAMS
+from windtunnel.studies.training.plan import FIELDS
 
 MODEL = load_model("llama-3-8b").with_changes(layers=8)
-FLAGS = {"--" + name.replace("_", "-") for name in PlanFlags.__dataclass_fields__}
+FLAGS = {"--" + name.replace("_", "-") for name in FIELDS}
 
 
 def ask(model: Any = MODEL, cluster: Any = "h100-sxm:16", **plan: Any) -> Result:

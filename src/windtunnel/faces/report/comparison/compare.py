@@ -136,7 +136,7 @@ def _differences(a: Result, b: Result) -> tuple[Difference, ...]:
 
 def _flat(result: Result) -> dict[str, Any]:
     # Through JSON: a result read from its folder has lists where a fresh one may have tuples.
-    return {**disturbing(result.reproduce), **flatten(json.loads(json.dumps(result.spec)))}
+    return {**disturbing(result), **flatten(json.loads(json.dumps(result.spec)))}
 
 
 def _follows(field: str, differing: set[str]) -> bool:

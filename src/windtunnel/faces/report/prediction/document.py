@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.physics.step.result import ADVICE, Result
+from windtunnel.physics.step.result import BESIDE as BESIDE_ANSWER
+from windtunnel.physics.step.result import Result
 from windtunnel.questions.header import SCHEMA, band_entry, header
 
 if TYPE_CHECKING:
@@ -35,10 +36,15 @@ class DocumentError(ValueError):
 
 
 def to_document(result: Result) -> dict[str, Any]:
-    """What `--json` prints, and, without advice, what `result.json` holds. A result of schema 1 stays one."""
+    """What `--json` prints, and, without advice, what `result.json` holds beside its question.
+
+    A result of schema 1 stays one.
+    """
+    own = result.to_dict()
+    del own["question"]
     return {
         **(_header(result) if result.schema == SCHEMA else {}),
-        **result.to_dict(),
+        **own,
         "content_hash": result.content_hash,
         "step_time_s": result.step_time_s,
         "peak_memory_bytes": result.peak_memory.device_bytes if result.memory else 0,
@@ -78,8 +84,8 @@ def from_bytes(data: bytes) -> Result:
     promised = parsed.get("content_hash")
     body = {key: value for key, value in parsed.items() if key not in (*HEADER, *DERIVED, *BESIDE)}
     try:
-        text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
-        whole_text = _canonical(body) if any(body.get(key) for key in ADVICE) else text
+        text = _canonical({key: value for key, value in body.items() if key not in BESIDE_ANSWER})
+        whole_text = _canonical(body) if any(body.get(key) for key in BESIDE_ANSWER) else text
         result = _reader().validate_json(whole_text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]

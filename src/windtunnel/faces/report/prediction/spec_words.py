@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from windtunnel.errors import UserError
 from windtunnel.faces.report.figures import plain
 from windtunnel.physics.step.result import Result
+from windtunnel.questions import plain as plain_question
+from windtunnel.questions.old import question_of
 from windtunnel.questions.scenario import NAMES
 from windtunnel.units import format_bytes, format_flops, format_rate, format_time
 
@@ -157,21 +159,11 @@ def layout(result: Result) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def disturbing(command: str) -> dict[str, Any]:
-    """`slow` as a list of texts, the others as their text; what the command does not name is not there."""
+def disturbing(result: Result) -> dict[str, Any]:
+    """`slow` as a list of texts, the others as their text; what the question does not say is not there."""
     try:
-        words = shlex.split(command)
-    except ValueError:
+        question = question_of({"question": result.question, "reproduce": result.reproduce})
+    except UserError:
         return {}
-    found: dict[str, Any] = {}
-    for i, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        name = flag[2:].replace("-", "_")
-        if not flag.startswith("--") or name not in NAMES:
-            continue
-        text = value if equals else words[i + 1] if i + 1 < len(words) else ""
-        if name == "slow":
-            found.setdefault(name, []).append(text)
-        else:
-            found[name] = text
-    return found
+    stated = plain_question(question).get("scenario", {})
+    return {name: value if name == "slow" else str(value) for name, value in stated.items()}

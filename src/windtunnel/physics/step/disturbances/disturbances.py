@@ -6,7 +6,6 @@ nodes takes twice as long. How fast the lost NIC was no longer matters, so losin
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -42,16 +41,13 @@ class Disturbances:
         """Whether the step differs from sample to sample."""
         return any(one.random or (one.kind == "thermal" and self.samples > 0) for one in self.parts)
 
-    def flags(self) -> str:
-        """The flags that ask for these disturbances, with a blank ahead; empty where there are none."""
-        flags = [f" --slow {shlex.quote(one.text)}" for one in self.slow]
-        if self.jitter:
-            flags.append(f" --jitter {self.jitter:g}")
-        if self.sampled:
-            flags.append(f" --samples {self.samples}")
-        if self.seed and flags:
-            flags.append(f" --seed {self.seed}")
-        return "".join(flags)
+    def scenario(self, router_load: str | None = None, lengths: str | None = None) -> Scenario:
+        """The scenario of these disturbances, spelled out: without a seed where nothing is drawn."""
+        samples = self.samples if self.sampled else 0
+        draws = self.slow or self.jitter or samples or router_load or lengths
+        slow = tuple(one.text for one in self.slow)
+        seed = self.seed if draws else 0
+        return Scenario(slow, self.jitter, samples, seed, router_load=router_load, lengths=lengths)
 
 
 def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:

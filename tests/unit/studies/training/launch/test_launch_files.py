@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.questions import read
+from windtunnel.questions.parts import ModelPart
+from windtunnel.questions.predict import Predict
+from windtunnel.studies.predict import answer_at_first
 from windtunnel.studies.training.launch import is_native, launch_flags, read_native
-from windtunnel.studies.training.question import Question
+from windtunnel.studies.training.question import model_of, plan_file
 
 TITAN = """
 [model]
@@ -164,11 +168,12 @@ def test_what_is_wrong_is_said(tmp_path: Path, name: str, text: str, words: str)
 
 def test_a_job_and_its_model_from_one_file(tmp_path: Path) -> None:
     path = _write(tmp_path, "pretrain.sh", MEGATRON)
-    asked = Question.asked(str(path), "a100-80gb:128", None, {"micro_batch": 2}, [])
-    assert asked.model.n_layers == 96
-    assert 170e9 < asked.model.parameters < 180e9
+    asked, notes = read_question(str(path), "a100-80gb:128", None, micro_batch=2)
+    model = model_of(asked.model, 128)
+    assert model.n_layers == 96
+    assert 170e9 < model.parameters < 180e9
     assert (asked.plan.tp, asked.plan.micro_batch) == (8, 2)
-    result = asked.answer()
+    result, _ = answer_at_first(asked, notes)
     assert any("--mystery-option 5" in one for one in result.warnings)
     assert result.reproduce.startswith(f"windtunnel predict {path}")
 
@@ -176,8 +181,8 @@ def test_a_job_and_its_model_from_one_file(tmp_path: Path) -> None:
 def test_no_model_in_the_file_is_an_error(tmp_path: Path) -> None:
     path = _write(tmp_path, "few.args", "--tensor-model-parallel-size 2 --global-batch-size 8 --seq-length 2048")
     with pytest.raises(SpecError, match="states none"):
-        Question.asked(str(path), "h100-sxm:8", None, {}, [])
-    asked = Question.asked("llama-3-8b", "h100-sxm:8", path, {}, [])
+        model_of(ModelPart(base=str(path)), 8)
+    asked, _ = read_question("llama-3-8b", "h100-sxm:8", path)
     assert asked.plan.tp == 2
 
 
@@ -254,19 +259,26 @@ def test_a_plan_file_of_another_model_is_said(tmp_path: Path) -> None:
         " --micro-batch-size 1 --global-batch-size 64 --swiglu --bf16\n"
     )
     for path in (toml, script):
-        assert not any("not predicted" in note for note in asked("llama-3-8b", path).notes)
-        notes = asked("llama-3-70b", path).notes
+        assert not any("not predicted" in note for note in asked("llama-3-8b", path))
+        notes = asked("llama-3-70b", path)
         said = f"{path} states a model of 32 layers of 4,096, which was not predicted: llama-3-70b has 80 of 8,192"
         assert said in notes
 
 
-def asked(model: str, plan: Path) -> Question:
-    return Question.asked(model, "h100-sxm:64", plan, {}, ())
+def asked(model: str, plan: Path) -> tuple[str, ...]:
+    return read_question(model, "h100-sxm:64", plan)[1]
+
+
+def read_question(model: str, cluster: str, plan: Path | None, **fields: Any) -> tuple[Predict, tuple[str, ...]]:
+    """The question, and what was not understood in its files."""
+    stated = plan_file(model, cluster, plan, {})
+    data = {"question": "predict", "model": model, "cluster": cluster, "plan": {**stated.fields, **fields}}
+    return read(data), stated.notes
 
 
 @pytest.mark.parametrize("name", ["nowhere.sh", "nowhere.toml"])
 def test_a_file_that_is_not_there_is_no_unknown_model(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputFileError, match="no such file"):
-        Question.asked(str(tmp_path / name), "h100-sxm:64", None, {"global_batch": 8, "seq_len": 512}, ())
-    with pytest.raises(InputFileError, match="no such file"):
-        Question.asked(name, "h100-sxm:64", None, {"global_batch": 8, "seq_len": 512}, ())
+    for word in (str(tmp_path / name), name):
+        question, _ = read_question(word, "h100-sxm:64", None, global_batch=8, seq_len=512)
+        with pytest.raises(InputFileError, match="no such file"):
+            answer_at_first(question)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.questions.question import plain_part
+from windtunnel.questions.survive import Survive, SurviveSpot
 from windtunnel.units import parse_bandwidth, parse_count, parse_time
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.model import Model
     from windtunnel.studies.resilience import Asked, Survival
     from windtunnel.studies.resilience.failures import FailureProcess
+    from windtunnel.studies.resilience.spot.study import SpotAnswer
     from windtunnel.studies.training import Plan
 
 STORAGE_BYTES_PER_S_PER_GPU = 0.25e9  # TrainMover, OSDI 2026: storage of its checkpoint loads
@@ -252,3 +255,59 @@ def predicted(model: Model, machine: Cluster, plan: Plan) -> Shape:
     sharded = bool(spec.get("zero_stage") or 0)
     seconds, tokens = result.step_time_s, result.tokens_per_s
     return Shape(replicas, int(spec["pp"]), sharded, float(model.parameters), seconds, rate, tokens)
+
+
+def job_of(question: Survive) -> tuple[Cluster, Asked]:
+    """The machine, and what is asked of the job on it: predicted where a model is named, assumed where none is."""
+    from windtunnel.studies.training.plan import read_plan
+    from windtunnel.studies.training.question import cluster_of, model_of
+
+    machine, fields = cluster_of(question.cluster), plain_part(question.plan)
+    if question.model is None:
+        shape = assumed(machine, fields, question.step_time)
+    else:
+        if question.step_time is not None:
+            raise SpecError("--step-time", question.step_time, "leave it out: the step is predicted for the model")
+        shape = predicted(model_of(question.model, machine.n_gpus), machine, read_plan(fields))
+    names = tuple(name.strip() for name in question.policy.split(",") if name.strip())
+    asked = asked_of(
+        shape,
+        machine,
+        days=question.days,
+        policies=names or DEFAULT_POLICIES,
+        failures=question.failures,
+        observed=question.log,
+        checkpoint=question.checkpoint,
+        standbys=question.standbys,
+        recovery=question.recovery,
+        storage=question.storage,
+        gpu_hour=question.price,
+        planned_every=question.planned_every,
+        seeds=question.seeds,
+        seed=question.seed,
+    )
+    return machine, asked
+
+
+def answer(question: Survive) -> Survival:
+    """What failures cost the job. Raises UserError."""
+    from windtunnel.studies.resilience import survive as survived
+
+    return survived(job_of(question)[1])
+
+
+def answer_spot(question: SurviveSpot) -> SpotAnswer:
+    """What spot machines give the job. Raises UserError."""
+    from windtunnel.studies.resilience.spot import POLICIES, survive_spot
+
+    return survive_spot(
+        Path(question.machines),
+        tuple(name.strip() for name in question.policy.split(",") if name.strip()) or POLICIES,
+        model=question.model,
+        tables=None if question.tables is None else Path(question.tables),
+        forecast=question.forecast,
+        look_ahead=question.look_ahead,
+        seed=question.seed,
+        usd_per_gpu_hour=question.price,
+        usd_per_spot_gpu_hour=question.spot_price,
+    )

@@ -1,0 +1,118 @@
+"""The answer to `predict`: of a model with a plan, of several types of GPU, with techniques, of a captured script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.physics.hardware import Cluster
+from windtunnel.physics.hardware.mixed import parse_mixed
+from windtunnel.physics.step.result import Result
+from windtunnel.questions import plain, read
+from windtunnel.questions.plan import Plan, Script
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.question import plain_part
+from windtunnel.questions.words import command
+from windtunnel.studies.training import predict as step_of
+from windtunnel.studies.training.plan import read_plan
+from windtunnel.studies.training.question import cluster_of, model_of
+
+SCRIPT_HAS_IT = (
+    "leave it out: the captured script has its layout, batch and lengths in it; capture it again with others"
+)
+
+
+def answer(question: Predict) -> Result:
+    """The answer to a question, without advice. Raises UserError."""
+    return answer_at_first(question)[0]
+
+
+def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Result, Callable[[], Result]]:
+    """The answer, and what makes of it the answer with the changes that were predicted to help.
+
+    A captured script gets no advice: what would have to change there is its code. `notes`: warnings of whoever read the
+    question's files. Raises UserError.
+    """
+    if is_captured(question.model.base):
+        captured = _of_script(question)
+        return captured, lambda: captured
+    if isinstance(question.plan, Script):
+        if question.plan.allocator is not None:
+            remedy = "leave it out: a plan follows its framework; a captured folder takes it"
+            raise SpecError("--allocator", question.plan.allocator, remedy)
+        raise UserError("global_batch is not given: add --global-batch N, or put it in the plan file")
+    plan = read_plan(question.plan)
+    mixed = parse_mixed(question.cluster.base) if question.cluster.base is not None else None
+    if mixed is not None:
+        changes = len(plain_part(question.model)) > 1 or len(plain_part(question.cluster)) > 1
+        if question.technique or changes or question.scenario.samples or question.scenario.disturbs:
+            why = "of several types of GPU: leave out techniques, --set, disturbances, routers and lengths"
+            raise SpecError("--cluster", question.cluster.base, why)
+        of_types = _as_asked(step_of(model_of(question.model, mixed.n_gpus), mixed, plan), question, notes)
+        return of_types, lambda: of_types
+    cluster = cluster_of(question.cluster)
+    model = model_of(question.model, cluster.n_gpus)
+
+    def again(machine: Cluster, other: Plan) -> Result:
+        if not question.technique:
+            return step_of(model, machine, other, scenario=question.scenario)
+        from windtunnel.studies.techniques import predict_with
+
+        return predict_with(model, machine, other, question.technique, scenario=question.scenario)
+
+    result = _as_asked(again(cluster, plan), question, notes)
+
+    def with_advice() -> Result:
+        from windtunnel.studies.planning.advice import advised
+
+        disturbed = bool(question.technique) or question.scenario.disturbs
+        return advised(result, model, cluster, plan, again if disturbed else None)
+
+    return result, with_advice
+
+
+def is_captured(word: str) -> bool:
+    """Whether a word for a model names a captured folder; cheap for everything that is no folder."""
+    path, at, _ = word.rpartition("@")
+    if not (Path(word).is_dir() or (at and Path(path).is_dir())):
+        return False
+    from windtunnel.studies.programs.predict import names_captured
+
+    return names_captured(word)
+
+
+def _as_asked(result: Result, question: Predict, notes: tuple[str, ...]) -> Result:
+    """A result that names model and cluster as the question does."""
+    named = replace(read(result.question), model=question.model, cluster=question.cluster)
+    warnings = (*result.warnings, *notes)
+    return replace(result, question=plain(named), reproduce=command(named), warnings=warnings)
+
+
+def _of_script(question: Predict) -> Result:
+    from windtunnel.studies.programs.predict import predict_captured
+
+    if question.technique:
+        remedy = "techniques rewrite the step of a plan: name a model instead"
+        raise SpecError("--technique", question.technique[0], remedy)
+    if isinstance(question.plan, Plan):
+        raise SpecError("--plan", "given", SCRIPT_HAS_IT)
+    for name in ("router_load", "lengths"):
+        value = getattr(question.scenario, name)
+        if value is not None:
+            raise SpecError(f"--{name.replace('_', '-')}", value, SCRIPT_HAS_IT)
+    changes = plain_part(question.model)
+    del changes["base"]
+    for name, value in changes.items():
+        raise SpecError("--set", f"model.{name}={value}", "of a captured script only cluster.* can be set")
+    script = question.plan
+    changed = len(plain_part(question.cluster)) > 1 or question.cluster.base is None
+    return predict_captured(
+        question.model.base,
+        cluster_of(question.cluster) if changed else str(question.cluster.base),
+        scenario=question.scenario,
+        framework=script.framework or "pytorch",
+        cuda_graphs=bool(script.cuda_graphs),
+        allocator=script.allocator,
+    )
