@@ -24,6 +24,7 @@ from windtunnel.faces.cli.explain import explain
 from windtunnel.faces.cli.flags import command, spelled
 from windtunnel.faces.cli.fleet import fleet_app
 from windtunnel.faces.cli.launch_words import script_apart
+from windtunnel.faces.cli.mcp import mcp
 from windtunnel.faces.cli.plan import OUTPUTS as OF_PLAN
 from windtunnel.faces.cli.plan import plan
 from windtunnel.faces.cli.predict import OUTPUTS as OF_PREDICT
@@ -78,6 +79,7 @@ def build(*, everything: bool = False) -> App:
         calibrate,
         *LAUNCHERS,
         ui,
+        mcp,
         version,
     ):
         app.command(verb)
