@@ -18,10 +18,10 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.studies.serving import Deployment, Workload, engine_of
 from windtunnel.studies.serving.batching import ContinuousBatching
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.placement.search import Question, search_distserve
 from windtunnel.studies.serving.replica import StepwiseReplica
 from windtunnel.studies.serving.routing import RoundRobin
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 

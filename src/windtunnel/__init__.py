@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.hardware import Cluster, parse_cluster
     from windtunnel.physics.model import Model, load_model
     from windtunnel.physics.step.result import Result
+    from windtunnel.questions import ask
     from windtunnel.questions.scenario import Scenario
     from windtunnel.real.calibrate.run import calibrate
     from windtunnel.real.capture.question import capture
@@ -72,6 +73,7 @@ _HOME = {
     "WindtunnelError": ("errors", "WindtunnelError"),
     "Workload": ("studies.serving", "Workload"),
     "advise": ("studies.planning.advice", "advise"),
+    "ask": ("questions", "ask"),
     "calibrate": ("real.calibrate.run", "calibrate"),
     "capture": ("real.capture.question", "capture"),
     "compare": ("faces.report.comparison.compare", "compare"),
@@ -113,6 +115,7 @@ __all__ = [
     "WindtunnelError",
     "Workload",
     "advise",
+    "ask",
     "calibrate",
     "capture",
     "compare",

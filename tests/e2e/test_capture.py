@@ -116,6 +116,47 @@ if rank == 0:
 """
 
 
+REACHING = """
+import ctypes, io, os, posix, subprocess, sys
+import torch, torch.distributed as dist
+from torch import nn
+
+def fd(descriptor):
+    if descriptor < 0:
+        raise OSError("refused")
+
+path = os.path.abspath("model.pt")
+refused = []
+for way in (
+    lambda: io.FileIO(path, "w"),
+    lambda: posix.open(path, os.O_WRONLY | os.O_TRUNC),
+    lambda: posix.unlink(path),
+    lambda: subprocess.run(["sh", "-c", f"echo x > {path}"], check=True, stderr=subprocess.DEVNULL),
+    lambda: subprocess.run([sys.executable, "-c", f"open('made', 'w')"], check=True, stderr=subprocess.DEVNULL),
+    lambda: fd(ctypes.CDLL(None).open(path.encode(), os.O_WRONLY)),
+    lambda: fd(ctypes.CDLL(None).chmod(path.encode(), 0)),
+    lambda: open(f"/proc/self/root{path}", "w"),
+    lambda: open(f"/proc/{os.getppid()}/root{path}", "w"),
+):
+    try:
+        way()
+    except (OSError, subprocess.CalledProcessError):
+        refused.append(True)
+    else:
+        refused.append(False)
+if not all(refused):
+    sys.exit(f"not refused: {refused}")
+with open(path, "w") as mine:  # a copy
+    mine.write("mine")
+assert open(path).read() == "mine"
+memory = torch.multiprocessing.get_context("fork").RawArray("i", 4)
+dist.init_process_group("gloo")
+model = nn.Linear(4, 4)
+model(torch.ones(2, 4)).sum().backward()
+torch.optim.SGD(model.parameters(), 0.1).step()
+"""
+
+
 def line(text: str) -> str:
     """`train.py:17`, where the script says this."""
     return f"train.py:{next(at for at, one in enumerate(SCRIPT.lstrip().splitlines(), 1) if text in one)}"
@@ -187,6 +228,31 @@ def test_a_script_that_saves_changes_no_file(folder: Path) -> None:
     # Saving is no work of the device: the rank that saves does what all others do.
     assert "1 class of ranks" in done.stdout
     assert "checkpoints are not written" in done.stdout
+
+
+def test_what_goes_past_python_is_refused_or_one_line_says_that_it_is_not(folder: Path) -> None:
+    from windtunnel.real.capture.processes import read_only
+
+    (folder / "reaching.py").write_text(REACHING)
+    (folder / "model.pt").write_text("precious")
+    before = (folder / "model.pt").stat()
+    held = (
+        f"from pathlib import Path; from {read_only.__name__} import hold_files; print(hold_files(Path('tmp')), end='')"
+    )
+    (folder / "tmp").mkdir()
+    not_held = subprocess.run([sys.executable, "-c", held], cwd=folder, capture_output=True, text=True).stdout
+    done = capture_anew(folder, "--world-size", "2", "--steps=1", "reaching.py")
+    if not_held:
+        assert "this system refuses" in done.stdout + done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    after = (folder / "model.pt").stat()
+    assert (folder / "model.pt").read_text() == "precious"
+    assert (after.st_mode, after.st_mtime_ns, after.st_ctime_ns) == (
+        before.st_mode, before.st_mtime_ns, before.st_ctime_ns
+    )  # fmt: skip
+    assert not (folder / "made").exists()
+    assert left_over(folder) == []
 
 
 def test_a_script_is_captured_at_full_scale_and_says_so_in_short(folder: Path) -> None:

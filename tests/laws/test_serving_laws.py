@@ -12,11 +12,11 @@ from prices import PlainPrices, plain_times
 
 from windtunnel.studies.serving.batching import ContinuousBatching
 from windtunnel.studies.serving.engines.profile import Profile
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica import Replica, Rules, Sequence, StepwiseReplica
 from windtunnel.studies.serving.replica.runs import steps_until
 from windtunnel.studies.serving.replica.tally import GAP_SHIFT
 from windtunnel.studies.serving.routing import LeastLoaded, RoundRobin
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS
 from windtunnel.studies.serving.workload.lengths import arrivals
 from windtunnel.studies.serving.workload.requests import Workload

@@ -10,10 +10,10 @@ from prices import plain_times
 from windtunnel.studies.serving.disaggregated.server import Disaggregated
 from windtunnel.studies.serving.disaggregated.units import cancel, replicas_of, unfinished
 from windtunnel.studies.serving.emulator.fleet import Fleet
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica import Replica, Rules, Sequence
-from windtunnel.studies.serving.replica.replica import NEVER
+from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.routing import LeastLoaded
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.workload.lengths import arrivals
 from windtunnel.studies.serving.workload.requests import Workload
 

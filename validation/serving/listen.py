@@ -54,7 +54,8 @@ async def one(line: Line, seen: Counted, draw: random.Random, untidy: bool) -> b
         body = body[: len(body) // 2]
     leave = output // 2 if untidy and draw.random() < 0.2 else output + 1
     try:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        host = "{}:{}".format(*writer.get_extra_info("peername"))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write((head + body).encode())
         sent = time.perf_counter()
         first = last = 0.0
@@ -116,7 +117,7 @@ async def closed_loop(port: int, streams: int, seconds: float, untidy: bool, wat
 async def metrics(port: int) -> dict[str, float]:
     """The numbers of /metrics, summed over engines."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    writer.write(f"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
     text = (await reader.read()).decode()
     writer.close()
     found: dict[str, float] = {}

@@ -50,10 +50,10 @@ import numpy as np
 from fitted_times import Line, fitted_times, read_fits
 
 from windtunnel.studies.serving.disaggregated.server import Disaggregated
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.replica.sequence import Sequence
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS
 from windtunnel.studies.serving.workload.requests import Workload
 

@@ -24,9 +24,9 @@ from sharegpt import lengths
 from windtunnel.studies.serving.batching.continuous import ContinuousBatching
 from windtunnel.studies.serving.batching.plan import Batching
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.workload.requests import Workload
 
 BLOCK, BATCH, PROMPT_TOKENS = 16, 16, 2048

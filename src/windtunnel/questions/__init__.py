@@ -10,6 +10,7 @@ words.words(question)        the command line that asks it
 
 from windtunnel.questions.question import (
     QUESTIONS,
+    ask,
     changed,
     digest,
     plain,
@@ -20,4 +21,4 @@ from windtunnel.questions.question import (
     schema,
 )
 
-__all__ = ["QUESTIONS", "changed", "digest", "plain", "question_class", "read", "read_part", "run", "schema"]
+__all__ = ["QUESTIONS", "ask", "changed", "digest", "plain", "question_class", "read", "read_part", "run", "schema"]

@@ -18,12 +18,24 @@ RENAMED: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> flag o
     "predict": {"--ops": "--rows"},
     "plan": {"--techniques": "--technique", "--tried": "--rows"},
     "survive": {"--gpu-hour": "--price", "--observed": "--log"},
+    "survive spot": {"--gpu-hour": "--price", "--spot-gpu-hour": "--spot-price", "--decisions-out": "--rows"},
+}
+
+
+SPOT = "it belongs to `windtunnel survive spot MACHINES.csv`"
+GONE: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> where it went
+    "survive": dict.fromkeys(
+        ("--spot", "--tables", "--forecast", "--look-ahead", "--spot-gpu-hour", "--decisions-out"), SPOT
+    ),
 }
 
 
 def renamed(verb: str, words: Sequence[str]) -> list[str]:
-    """The words of a verb with the names that flags have today."""
-    names = RENAMED.get(verb, {})
+    """The words of a verb with the names that flags have today. Raises SpecError on one that went elsewhere."""
+    names, gone = RENAMED.get(verb, {}), GONE.get(verb, {})
+    for word in words:
+        if word.partition("=")[0] in gone:
+            raise SpecError(word.partition("=")[0], "given", gone[word.partition("=")[0]])
     parts = [(word, *word.partition("=")) for word in words]
     return [names[name] + equals + value if name in names else word for word, name, equals, value in parts]
 

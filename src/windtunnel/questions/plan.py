@@ -17,8 +17,15 @@ Framework = Literal[
     "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
     "megatron-deepspeed", "deepspeed", "internevo", "colossalai", "maxtext",
 ]  # fmt: skip
-Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", "mxfp4"]
 MOST = 1_000_000  # of a degree
+# What is made again with a part: latent attention's projections with attention; a block from its input on.
+WITH_PART = {
+    "attention": ("mla_up_proj",),
+    "mlp": ("activation",),
+    "moe": ("router", "moe_permute", "moe_transfer", "moe_activation", "shared_experts", "activation"),
+    "shared_experts": ("activation",),
+}
 LAYOUT, BATCH, NUMBERS = "Layout", "Batch", "Precision and optimizer"
 SAVINGS, OVERLAP = "Memory savings", "Overlap and launch"
 
@@ -103,7 +110,20 @@ class Plan:
     ] = None
     optimizer: Annotated[Literal["adam", "sgd", "muon"], About("Optimizer (adam).", NUMBERS, rare=True)] = "adam"
     optimizer_dtype: Annotated[
-        Literal["fp32", "bf16"] | None, About("Format of the optimizer's moments (fp32).", NUMBERS, rare=True)
+        Literal["fp32", "bf16", "int8"] | None, About("Format of the optimizer's moments (fp32).", NUMBERS, rare=True)
+    ] = None
+    master_dtype: Annotated[
+        Literal["fp32", "bf16"],
+        About("Format of the parameters that the optimizer updates (fp32).", NUMBERS, rare=True),
+    ] = "fp32"
+    loss: Annotated[
+        Literal["eager", "compiled", "fused", "chunked"] | None,
+        About(
+            "Cross-entropy: eager (logits in fp32), compiled (one kernel over whole logits), fused (head and loss a"
+            " chunk of tokens at a time), chunked (parts of the vocabulary, their product made again backward).",
+            NUMBERS,
+            rare=True,
+        ),
     ] = None
     lora_rank: Annotated[
         int,
@@ -115,9 +135,16 @@ class Plan:
             rare=True,
         ),
     ] = 0
+    frozen_dtype: Annotated[
+        Literal["bf16", "int8", "nf4"], About("Format of frozen weights; nf4 is QLoRA (bf16).", NUMBERS, rare=True)
+    ] = "bf16"
     lora_targets: Annotated[
-        Literal["qkv", "attention", "all"],
-        About("Linear layers with an adapter: qkv, attention or all (all).", NUMBERS, rare=True),
+        Literal["qkv", "attention", "all", "experts"],
+        About(
+            "Layers with an adapter: qkv, attention, all (linear ones) or experts (routed ones as well) (all).",
+            NUMBERS,
+            rare=True,
+        ),
     ] = "all"
     recompute: Annotated[str, About("none, full, full:N layers or selective:PART[,PART] (none).", SAVINGS)] = "none"
     offload_activations: Annotated[
@@ -148,14 +175,22 @@ class Plan:
     overlap_p2p: Annotated[bool | None, About("Pipeline sends under computation.", OVERLAP, rare=True)] = None
     overlap_ep: Annotated[bool | None, About("Expert all-to-all under another micro-batch.", OVERLAP, rare=True)] = None
     cuda_graphs: Annotated[bool | None, About("Kernels launched as graphs.", OVERLAP, rare=True)] = None
+    full_graph: Annotated[
+        bool, About("The whole step is one CUDA graph, not one for each layer.", OVERLAP, rare=True)
+    ] = False
     compile: Annotated[bool | None, About("torch.compile or equivalent fusion.", OVERLAP, rare=True)] = None
+
+    @property
+    def moments_dtype(self) -> Literal["fp32", "bf16", "int8"]:
+        """Format of the optimizer's moments; fp32 where the plan leaves it open."""
+        return self.optimizer_dtype or "fp32"
 
     @property
     def recompute_parts(self) -> frozenset[str]:
         """Named parts of selective recomputation; empty for none and full."""
         kind, _, parts = self.recompute.partition(":")
         named = frozenset(parts.split(",")) if kind == "selective" else frozenset()
-        return named | {"mla_up_proj"} if "attention" in named else named
+        return named.union(*(WITH_PART.get(part, ()) for part in named))
 
     @property
     def recompute_layers(self) -> int | None:

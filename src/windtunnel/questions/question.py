@@ -137,6 +137,14 @@ def run(question: Any) -> Any:
     return named(QUESTIONS[question.verb].answer)(read(plain(question)))
 
 
+def ask(question: Mapping[str, Any]) -> Any:
+    """The answer to a question as plain data: `{"question": "predict", "model": ..., "cluster": ..., "plan": {...}}`.
+
+    The fields are those of `windtunnel schema VERB`. Raises UserError on the first mistake.
+    """
+    return run(read(question))
+
+
 # ------------------------------------------------------------------------------------------------------ reflection
 
 

@@ -84,6 +84,8 @@ def _case(row: Row) -> Case:
     plans = tuple(Plan(**known, **fields) for fields in chosen)
     swept = tuple(name for name, values in open_fields.items() if len(values) > 1)
     notes = (*fabric_notes, *((assumed,) if assumed else ()), *assumptions)
+    if row.mtp_layers:
+        model = model.with_changes(mtp_layers=row.mtp_layers)
     return Case(row, model, cluster, plans, swept, notes, wording.is_packed(row))
 
 
@@ -101,6 +103,12 @@ def _model(row: Row) -> tuple[Model, str | None]:
         return _shipped(row), "sizes not stated, taken from the catalogue's model of that name"
     _need(row, "hidden", "layers", "heads", "ffn", "vocab", "seq_len")
     family = wording.family_of(row)
+    if not row.model_family and _named(row):
+        try:
+            return _shipped(row), None
+        except UnreadableError:
+            if row.moe:
+                raise
     if family not in FAMILIES:
         if not _named(row):
             return _from_numbers(row, "llama", None), f"model family {row.model_family!r} not known, taken as Llama's"
@@ -149,7 +157,9 @@ def _named(row: Row) -> str | None:
     """The catalogue's name of the row's model; None where it has none."""
     from windtunnel.physics.model import catalogue_names
 
-    name = re.sub(r"[\s_]+", "-", row.model.lower().partition("(")[0].strip()).removesuffix("-2-node")
+    text = row.model.lower()
+    same = re.search(r"\((.+) shape\)", text)
+    name = re.sub(r"[\s_]+", "-", (same[1] if same else text.partition("(")[0]).strip()).removesuffix("-2-node")
     # Tables add the size to a name that already says which model it is: DeepSeek-V3-671B.
     shorter = re.sub(r"-\d+(\.\d+)?b(-a\d+(\.\d+)?b)?$", "", name)
     return next((one for one in (name, shorter) if one in catalogue_names()), None)
@@ -161,7 +171,7 @@ def _shipped(row: Row) -> Model:
 
     name = _named(row)
     assert name is not None  # has been asked
-    model = load_model(name)
+    model = load_model(name).with_changes(mtp_layers=0)  # trained where the row says so
     last = model.layers[-1]  # of the repeated kind; DeepSeek's first ones are dense
     block = last.feed_forward
     if row.hidden is None:
@@ -194,6 +204,7 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         "precision": wording.precision_of(row),
         "fp8_parameters": wording.gathers_fp8(row, framework),
         "attention_impl": wording.attention_of(row),
+        "loss": wording.loss_of(row),
         "etp": wording.expert_tensor_of(row),
     }
     adapters, unsaid = wording.adapters_of(row)
@@ -227,9 +238,10 @@ def _columns(row: Row) -> dict[str, Any]:
     stated |= {name: getattr(row, name) for name in ("schedule", "gradient_dtype") if getattr(row, name)}
     if row.cp_kind:
         stated["cp_kind"] = wording.context_kind_of(row.cp_kind)
-    if row.bucket_parameters is not None:
-        stated["bucket_parameters"] = row.bucket_parameters
-    return stated
+    for name in ("bucket_parameters", "etp"):
+        if getattr(row, name) is not None:
+            stated[name] = getattr(row, name)
+    return stated | wording.formats_of(row) | wording.stages_of(row)
 
 
 def _check_batch(row: Row) -> list[str]:

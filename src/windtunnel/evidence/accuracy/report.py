@@ -51,6 +51,7 @@ class Report:
     feasibility: tuple[Feasibility, ...]
     ranking: tuple[Ranking, ...]
     ordering: tuple[Ordering, ...]
+    unread: tuple[str, ...] = ()  # columns of the table that nothing reads
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -59,6 +60,7 @@ class Report:
             shown |= {"recall": one.recall, "false_alarm_share": one.false_alarm_share}
         return {
             **{name: getattr(self, name) for name in ("table", "level", "source", "anchor")},
+            "columns_not_read": list(self.unread),
             "by_source": {level: [asdict(one) for one in scores] for level, scores in self.by_source},
             **groups,
             "rows": [row_of(outcome) for outcome in self.outcomes],
@@ -89,7 +91,14 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source: str | None, anchor: str) -> Report:
+def report_of(
+    table: str,
+    outcomes: Sequence[Outcome],
+    level: str | None,
+    source: str | None,
+    anchor: str,
+    unread: tuple[str, ...] = (),
+) -> Report:
     """Score the outcomes that were asked for."""
     asked = [
         outcome
@@ -122,6 +131,7 @@ def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source
         feasibility=feasibility(asked),
         ranking=rankings(asked),
         ordering=tuple(one for one in orderings if one is not None),
+        unread=unread,
     )
 
 

@@ -11,7 +11,7 @@ from windtunnel.evidence.accuracy.anchor import anchored
 from windtunnel.evidence.accuracy.in_order import in_order
 from windtunnel.evidence.accuracy.outcome import Outcome, outcome_of
 from windtunnel.evidence.accuracy.report import Report, report_of
-from windtunnel.evidence.accuracy.table import Row, read_tables
+from windtunnel.evidence.accuracy.table import Row, read_tables, unread_columns
 
 if TYPE_CHECKING:
     from windtunnel.evidence.accuracy.outcome import Predict
@@ -65,7 +65,8 @@ def run_validation(
     ]
     if anchor == "smallest":
         filled = anchored(filled)
-    return report_of(", ".join(str(one) for one in tables), filled, level=level, source=source, anchor=anchor)
+    words = ", ".join(str(one) for one in tables)
+    return report_of(words, filled, level=level, source=source, anchor=anchor, unread=unread_columns(tables))
 
 
 def _left_out(row: Row, level: str | None, source: str | None) -> str:

@@ -23,7 +23,7 @@ SWITCHES = (
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_tp_backward"),
     *("overlap_p2p", "overlap_ep"),
 )
-NUMBERS_FROM_ZERO = ("zero_stage", "sp", "gated_mlp", *SWITCHES)  # integers, zero included
+NUMBERS_FROM_ZERO = ("zero_stage", "sp", "gated_mlp", "mtp_layers", *SWITCHES)  # integers, zero included
 REQUIRED = (
     *("id", "model", "hidden", "layers", "heads", "ffn", "vocab", "seq_len"),
     *("gpu", "n_gpus", "tp", "pp", "global_batch", "precision"),
@@ -66,6 +66,10 @@ class Row:
     cp_kind: str
     schedule: str
     gradient_dtype: str
+    grad_reduce_dtype: str
+    param_gather_dtype: str
+    cuda_graph: str
+    pipeline_layout: str
     hidden: int | None
     layers: int | None
     heads: int | None
@@ -89,6 +93,8 @@ class Row:
     global_batch: int | None
     bucket_parameters: int | None
     shared_ffn: int | None
+    etp: int | None
+    mtp_layers: int | None
     zero_stage: int | None
     sp: int | None
     gated_mlp: int | None
@@ -188,6 +194,17 @@ def read_table(path: str | Path) -> tuple[Row, ...]:
     if not rows:
         raise InputFileError(path, "has a header and no rows", REMEDY)
     return tuple(rows)
+
+
+def unread_columns(paths: Sequence[str | Path]) -> tuple[str, ...]:
+    """Columns of the files that hold something and that nothing reads, in order."""
+    found: dict[str, None] = {}
+    for path in paths:
+        for cells in csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")):
+            found |= dict.fromkeys(
+                name for name, cell in cells.items() if name not in COLUMNS and cell and cell.strip()
+            )
+    return tuple(found)
 
 
 def _check_header(path: str | Path, header: list[str]) -> None:

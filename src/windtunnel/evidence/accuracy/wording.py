@@ -19,6 +19,7 @@ class UnreadableError(Exception):
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
     ("jax", "maxtext"),  # PaxML as well
     ("maxtext", "maxtext"),
+    ("prime-rl", "torchtitan"),  # FSDP2, its parallel layers are torchtitan's
     ("megatron-deepspeed", "megatron-deepspeed"),
     ("deepspeed", "deepspeed"),
     ("internevo", "internevo"),
@@ -45,6 +46,7 @@ PRECISIONS = {
     "fp8_mx": "mxfp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
     "bfloat16": "bf16",
     "float16": "fp16",
     "float32": "fp32",
@@ -60,7 +62,8 @@ RECOMPUTED_PARTS = {
     "per-op sac": "ops",
     "layernorm": "norms",
     "mlp": "mlp",
-    "moe": "mlp",
+    "moe": "moe",
+    "shared_experts": "shared_experts",
     "moe_act": "moe_activation",
     "mla_up_proj": "mla_up_proj",
 }
@@ -124,10 +127,12 @@ def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {"lora_rank": 16, "lora_targets": "all"}
     if "mlperf" in source:
         fields |= {"lora_targets": "attention"}
-        if row.precision.lower().startswith("fp8"):
-            fields |= {"fp8_parameters": True, "fp8_activation_input": True}
+        if row.precision.lower().startswith("fp8"):  # 96 GB hold both copies, and do
+            fields |= {"fp8_parameters": (row.tp or 1) < 4 or row.gpu != "GH200", "fp8_activation_input": True}
     elif "automodel" not in source and any(word in source for word in ("nemo", "megatron-bridge", "dgx cloud")):
         fields |= {"lora_targets": "qkv"}
+    if "prime-rl" in source:
+        fields |= {"lora_targets": "experts"}  # its default names them too
     if stated := re.search(r"lora rank (\d+)", row.notes.lower()):
         return fields | {"lora_rank": int(stated[1])}, []
     return fields, ["rank of the adapters not stated, taken as 16"]
@@ -146,7 +151,10 @@ def is_known_framework(row: Row) -> bool:
 def family_of(row: Row) -> str:
     """Model family, for what the numbers of a row leave out (norms, biases, positions)."""
     family = row.model_family.lower()
-    return FAMILIES.get(family, family) or "llama"
+    if not family:
+        name = row.model.lower().replace("-", "")
+        return next((one for one in ("qwen3", "qwen2", "olmo3") if name.startswith(one)), "llama")
+    return FAMILIES.get(family, family)
 
 
 def precision_of(row: Row) -> str:
@@ -181,6 +189,8 @@ def attention_of(row: Row) -> str:
     """
     if row.attention_impl.lower().startswith("unfused"):
         return "unfused"
+    if stated := re.search(r"flash_attention_(\d)", f"{row.framework} {row.attention_impl}"):
+        return "flash2" if stated[1] == "2" else "flash"
     if "composer" in row.framework.lower():
         return "triton"
     if "megatron" in row.framework.lower() and "2020" < row.date < "2023-07":
@@ -189,6 +199,18 @@ def attention_of(row: Row) -> str:
         return "flash"
     cudnn = row.date >= CUDNN_SDPA and row.gpu.upper().startswith(CUDNN_SDPA_GPUS)
     return "flash" if cudnn else "flash2"
+
+
+def loss_of(row: Row) -> str | None:
+    """How the loss is computed, where it is known; None: as the framework does.
+
+    prime-rl's reinforcement-learning trainer works through the vocabulary in chunks, forward and again backward
+    (`models/layers/lm_head.py`), its fine-tuning takes PyTorch's cross-entropy of logits in fp32. Liger's fuses the
+    head with the loss.
+    """
+    if "prime-rl" in row.framework.lower():
+        return "eager" if row.task.lower() == "sft" else "chunked"
+    return "fused" if "liger" in row.notes.lower() else None
 
 
 def expert_tensor_of(row: Row) -> int | None:
@@ -230,6 +252,42 @@ def recomputes_of(row: Row) -> tuple[str, ...]:
     raise UnreadableError(f"recompute {row.recompute!r} is not modelled")
 
 
+def formats_of(row: Row) -> dict[str, Any]:
+    """What travels between replicas, and what is launched as a graph, where a column says so.
+
+    Megatron-Core with `reuse_grad_buf_for_mxfp8_param_ag` gathers mxfp8 parameters as bf16, two bytes each.
+    """
+    fields: dict[str, Any] = {}
+    if row.grad_reduce_dtype:
+        if row.grad_reduce_dtype not in ("bf16", "fp32"):
+            raise UnreadableError(f"grad_reduce_dtype {row.grad_reduce_dtype!r} is not modelled")
+        fields["gradient_dtype"] = row.grad_reduce_dtype
+    if row.param_gather_dtype.lower().startswith("bf16"):
+        fields["fp8_parameters"] = False
+    graphs = row.cuda_graph.lower()
+    if graphs.startswith("full"):
+        fields |= {"cuda_graphs": True, "full_graph": True}
+    elif graphs.startswith("per layer"):  # experts, which are most launches, stay outside
+        fields["cuda_graphs"] = not row.moe
+    elif graphs == "none":
+        fields["cuda_graphs"] = False
+    elif graphs:
+        raise UnreadableError(f"cuda_graph {row.cuda_graph!r} is not modelled")
+    return fields
+
+
+def stages_of(row: Row) -> dict[str, Any]:
+    """Layers of each virtual stage by Megatron's `pipeline_model_parallel_layout`, such as `Et*4|(t*4|)*14tmL`."""
+    text = row.pipeline_layout
+    if not text:
+        return {}
+    for pattern in (r"\(([^()]*)\)\*(\d+)", r"([a-zA-Z])\*(\d+)"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    if set(text) - set("EtmL|"):
+        raise UnreadableError(f"pipeline_layout {row.pipeline_layout!r} is not modelled")
+    return {"layers_per_stage": tuple(stage.count("t") for stage in text.split("|"))}
+
+
 def offloaded_layers(row: Row) -> int:
     """Layers whose activations go to the host."""
     text = row.offload.strip().lower()
@@ -256,6 +314,12 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
             fields["shard_group"] = int(found[1])
         elif "nothing overlaps" in note or "no overlap at all" in note:
             fields |= dict.fromkeys(NO_OVERLAP, False)
+    if "full-step cuda graph" in row.notes.lower():
+        fields |= {"cuda_graphs": True, "full_graph": True}
+    if "torch.compile" in row.framework.lower():
+        fields["compile"] = True
+    if "adamwbf16" in row.notes.lower():
+        fields |= {"optimizer_dtype": "bf16", "master_dtype": "bf16"}
     if row.attention_impl.lower().startswith("te +"):  # AutoModel with TransformerEngine's fused layers
         fields["compile"] = True
     if "ulysses cp" in row.notes.lower():
@@ -313,14 +377,22 @@ def release_of(row: Row) -> str | None:
         return f"nemo-{found[1]}" if found else _dated("nemo", row)
     if "mosaicml llm-foundry benchmark" in source:
         return "llm-foundry-23.10"  # when its tables came (pull request 543); none came later (issue 1584)
-    for word, name in (("torchtitan", "torchtitan"), ("llm-foundry", "llm-foundry"), ("nanotron", "nanotron")):
+    for word, name in (
+        ("distmoe", "distmoe"),
+        ("prime-rl", "prime-rl"),
+        ("torchtitan", "torchtitan"),
+        ("llm-foundry", "llm-foundry"),
+        ("nanotron", "nanotron"),
+    ):
         if word in source:
             return _dated(name, row)
+    if "primus" in source:
+        return _dated("primus", row)  # AMD's Megatron-LM, with dispatchers and kernels of its own
     return _dated("megatron", row) if row.framework.lower().startswith("megatron") else None
 
 
 def _dated(name: str, row: Row) -> str:
-    if found := re.match(r"(?:20)?(\d\d)-(\d\d)$", row.date):
+    if found := re.match(r"(?:20)?(\d\d)-(\d\d)(?:-\d\d)?$", row.date):
         return f"{name}-{found[1]}.{found[2]}"
     year = re.search(r"(\d{4})$", row.date)
     return f"{name}-{year[1]}" if year else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from cyclopts import App, Parameter
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from windtunnel.studies.serving.placement.answer import Placed
     from windtunnel.studies.serving.placement.distserve import Candidate
     from windtunnel.studies.serving.study import Served
-
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "")
 
 
 def show_serve(question: Serve, outputs: Outputs) -> None:
@@ -178,12 +177,15 @@ def show_real(question: ServeReal, outputs: Outputs) -> None:
 
 def show_listen(question: ServeListen, outputs: Outputs) -> None:
     """Listen until interrupted."""
+    from windtunnel.http_guard import TOKEN_VARIABLE
     from windtunnel.studies.serving.study import listen
 
-    host = question.address.rpartition(":")[0]
-    if host not in LOOPBACK:
-        note(f"{host} is not loopback: whoever reaches this machine can send requests")
-    listen(question, lambda where: note(f"{question.model.base} is at {where}/v1 (Ctrl-C ends it)"))
+    def told(where: str, token: str) -> None:
+        shown = f"of {TOKEN_VARIABLE}" if os.environ.get(TOKEN_VARIABLE) else token
+        key = f"; clients send the token {shown} (`api_key`, Authorization: Bearer)" if token else ""
+        note(f"{question.model.base} is at {where}/v1{key} (Ctrl-C ends it)")
+
+    listen(question, told)
 
 
 def serve_app(*, everything: bool = False) -> App:

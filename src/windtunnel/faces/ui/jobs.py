@@ -106,6 +106,8 @@ class JobList:
         return name
 
     def _words(self, text: str) -> list[str]:
+        if "\0" in text:
+            raise SpecError("words", text, "no argument of a program holds the character NUL; leave it out")
         try:
             words = shlex.split(text)
         except ValueError as error:

@@ -26,20 +26,34 @@ from urllib.parse import parse_qsl
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.faces.report.pages import page_template
 from windtunnel.faces.ui.form import field_for
-from windtunnel.faces.ui.guard import Guard
 from windtunnel.faces.ui.page import Page, field_of
 from windtunnel.faces.ui.swept import journalled, tabled
+from windtunnel.http_guard import Guard
 
 SCRIPTS = ("page.js", "cloud.js", "htmx.min.js")
 REPORT_SCRIPTS = ("report.js", "heatmap.js")
 POLL_S = 0.5
+UPLOAD_BYTES_MOST = 256 << 20
+FORM_BYTES_MOST = 1 << 20
+# No script may run but the files of this package: text from a spec, a trace or a run is escaped, and would be refused
+# if it were not.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self';"
+    " frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'self'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
 # A report that a job drew runs its own script, so it is shown apart from the page: no cookie, no page, no network.
 REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 )
 
 
-def application(root: Path, hosts: tuple[str, ...], token: str = "", ready: Callable[[], None] = lambda: None) -> Any:
+def application(root: Path, hosts: frozenset[str], token: str = "", ready: Callable[[], None] = lambda: None) -> Guard:
     """The ASGI application. `root`: where runs lie; `hosts`: names, with port, under which it may be asked; `ready` is
     called when it would answer at once."""
     from starlette.applications import Starlette
@@ -213,7 +227,14 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "", ready: Call
         Route("/uploads", upload, methods=["POST"]),
         Route("/static/{name}", static),
     ]
-    return Guard(Starlette(routes=routes, lifespan=lifespan), hosts, token)
+    return Guard(
+        Starlette(routes=routes, lifespan=lifespan),
+        hosts,
+        token,
+        page=True,
+        most=lambda path: UPLOAD_BYTES_MOST if path == "/uploads" else FORM_BYTES_MOST,
+        headers=HEADERS,
+    )
 
 
 def scripts() -> dict[str, bytes]:

@@ -24,7 +24,7 @@ from windtunnel.physics.hardware.gpu import Gpu
 TILE = 128  # rows and columns of an output tile; rows of a query tile
 OPERAND_BYTES = {
     **{"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0},
-    **{"fp8": 1.0, "int8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625},
+    **{"fp8": 1.0, "int8": 1.0, "mxfp8": 1.03125, "nvfp4": 0.5625, "mxfp4": 0.53125},
 }
 
 

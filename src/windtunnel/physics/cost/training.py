@@ -63,6 +63,8 @@ class TrainingCosts:
     # Of its host, for each member of the group, by framework and by what crosses scale-up domains: `pp`, the messages
     # of a pipeline; `tp`, the group itself.
     late_member_s: Mapping[str, Mapping[str, float]]
+    graphed_step_share: float  # of the host's work between steps, where the step is one graph
+    replicas_of_nic: float  # of a NIC's rate, for what replicas of experts exchange across domains
     graph_launch_s: float  # one node of a CUDA graph
     gathered: float  # rows gathered or scattered by index over rows in their order, where kernels of their own do that
     compute_by_scale_up: float
@@ -102,9 +104,9 @@ def training_document() -> dict[str, Any]:
 class Software:
     """Habits of a software release, where they are not today's."""
 
-    deduplicates: bool = (
-        True  # expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP)
-    )
+    # Whether expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP); None: as the
+    # framework does.
+    deduplicates: bool | None = None
     masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
     overlap_gradients: bool = True  # whether gradients and parameters are exchanged beside computation
@@ -112,6 +114,12 @@ class Software:
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
+    chained_activation: bool = True  # whether experts' activation with bias and clamp is a chain of kernels
+    layer_s: float = 0.0  # of the host in each layer and pass that no kernel hides
+    adapter_s: float = 0.0  # the same for each adapter
+    experts_s: float = 0.0  # and for the experts of a layer
+    adapter_token_s: float = 0.0  # of an adapter's products, for each token and pass, whatever the GPU
+    grouped: float = 1.0  # experts' products over those of the tables
     loss: str = ""  # cross-entropy by Megatron's own code, "eager" or "compiled"; "": TransformerEngine's kernel
 
 
@@ -131,6 +139,11 @@ def software(release: str | None) -> Software:
 def before(release: str | None, other: str) -> bool:
     """Whether a release is of the same name as another one and earlier."""
     return release is not None and _named(release)[0] == _named(other)[0] and _named(release)[1] < _named(other)[1]
+
+
+def release_name(release: str | None) -> str:
+    """`nemo` of `nemo-24.11`; nothing of none."""
+    return "" if release is None else _named(release)[0]
 
 
 def _named(release: str) -> tuple[str, tuple[int, ...]]:
@@ -158,6 +171,8 @@ def training_costs(generation: str) -> TrainingCosts:
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
         exchange_s=data["host"]["exchange_s"],
         late_member_s=data["host"]["late_member_s"],
+        graphed_step_share=data["host"]["graphed_step_share"],
+        replicas_of_nic=data["replicas_of_nic"],
         graph_launch_s=data["host"]["graph_launch_s"],
         compiled_launch_s=data["host"]["compiled_launch_s"],
         compiled_call_s=data["host"]["compiled_call_s"],

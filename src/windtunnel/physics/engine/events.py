@@ -52,9 +52,9 @@ class EventQueue(Generic[Event]):
     def push(self, time_ns: int, event: Event, priority: int = 0) -> int:
         """Add an event; the ticket returned cancels it. AssertionError for a time that is past."""
         assert time_ns >= self.now_ns, f"an event at {time_ns} ns, when it is already {self.now_ns} ns"
-        self._sequence += 1
-        heappush(self._heap, (time_ns, priority, self._sequence, event))
-        return self._sequence
+        ticket = self._sequence = self._sequence + 1
+        heappush(self._heap, (time_ns, priority, ticket, event))
+        return ticket
 
     def cancel(self, ticket: int) -> None:
         """Forget a pending event. The ticket must not have been handed over or cancelled before."""
@@ -72,10 +72,11 @@ class EventQueue(Generic[Event]):
 
     def pop(self) -> tuple[int, Event, int]:
         """Move the clock to the next event and return (time in ns, event, ticket). IndexError if there is none."""
+        cancelled = self._cancelled
         while True:
             time_ns, _, ticket, event = heappop(self._heap)
-            if ticket in self._cancelled:
-                self._cancelled.discard(ticket)
+            if cancelled and ticket in cancelled:
+                cancelled.discard(ticket)
                 continue
             self.now_ns = time_ns
             return time_ns, event, ticket

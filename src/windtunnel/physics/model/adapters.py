@@ -21,7 +21,8 @@ from windtunnel.physics.model.operations import KEPT_BYTES, Operation, Shard, Tr
 ADAPTER = "adapter"  # part of an adapter's ops
 QKV = ("qkv", "q", "q_up", "kv_up")
 ATTENTION = (*QKV, "out")
-TARGETS = {"qkv": QKV, "attention": ATTENTION, "all": (*ATTENTION, "mlp_up", "mlp_down", "shared_up", "shared_down")}
+LINEAR = (*ATTENTION, "mlp_up", "mlp_down", "shared_up", "shared_down")
+TARGETS = {"qkv": QKV, "attention": ATTENTION, "all": LINEAR, "experts": (*LINEAR, "experts_up", "experts_down")}
 SPLIT_BY_ROW = ("out", "mlp_down", "shared_down")
 
 
@@ -30,7 +31,7 @@ def with_adapters(operations: Sequence[Operation], shard: Shard, rank: int, targ
     found: list[Operation] = []
     for op in operations:
         found.append(_frozen(op, shard))
-        if op.kind == "gemm" and op.name in TARGETS[targets]:
+        if op.kind in ("gemm", "grouped_gemm") and op.name in TARGETS[targets]:
             found += _adapter(op, shard, float(rank))
     return tuple(found)
 
@@ -58,7 +59,8 @@ def _frozen(op: Operation, shard: Shard) -> Operation:
 
 
 def _adapter(op: Operation, shard: Shard, rank: float) -> Iterator[Operation]:
-    m, n, k = op.shape
+    *groups, m, n, k = op.shape
+    count = groups[0] if groups else 1.0
     w = shard.activation_bytes
     row = op.name in SPLIT_BY_ROW
     parts = shard.tp if not row and rank % shard.tp == 0 else 1
@@ -66,29 +68,31 @@ def _adapter(op: Operation, shard: Shard, rank: float) -> Iterator[Operation]:
     across = Transfer("all_reduce", "tp", m * rank * w) if summed else None
     joined = Transfer("all_gather", "tp", m * rank * w) if parts > 1 else None
     own = m / shard.tp if summed and shard.sequence_parallel else m
-    yield _product(f"{op.name} adapter A", m, rank / parts, k, w, across or joined)
-    yield _product(f"{op.name} adapter B", own, n, rank, w, None)
+    yield _product(f"{op.name} adapter A", (*groups, m, rank / parts, k), w, across or joined)
+    yield _product(f"{op.name} adapter B", (*groups, own, n, rank), w, None)
     # Scaled, then added to the layer's output; backward scaled, and the two gradients of the input added.
     yield Operation(
         f"{op.name} adapter sum",
         ADAPTER,
         "memory",
-        forward_bytes=5.0 * w * own * n,
-        backward_bytes=w * (2.0 * own * n + 3.0 * m * k),
-        output_bytes=own * n * w,
+        forward_bytes=5.0 * w * count * own * n,
+        backward_bytes=w * count * (2.0 * own * n + 3.0 * m * k),
+        output_bytes=count * own * n * w,
         kernels=2,
     )
 
 
-def _product(name: str, m: float, n: float, k: float, width: float, after: Transfer | None) -> Operation:
+def _product(name: str, shape: tuple[float, ...], width: float, after: Transfer | None) -> Operation:
+    *groups, m, n, k = shape
+    count = groups[0] if groups else 1.0
     return Operation(
         name,
         ADAPTER,
-        "gemm",
-        shape=(m, n, k),
-        flops=2.0 * m * n * k,
-        saved_bytes=m * k * width,
-        output_bytes=m * n * width,
-        weight_elements=n * k,
+        "grouped_gemm" if groups else "gemm",
+        shape=shape,
+        flops=2.0 * count * m * n * k,
+        saved_bytes=count * m * k * width,
+        output_bytes=count * m * n * width,
+        weight_elements=count * n * k,
         after=after,
     )

@@ -88,6 +88,21 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         activate("expert_activation", "moe_activation", arrived, f, block, shard),
         _grouped("experts_down", groups, even / groups, h, f, shard, load),
     ]
+    if shard.weighs_in_fp32:
+        # To fp32, multiplied, back; going back twice that, for rows and for scores. Of what only the backward pass has,
+        # three copies are there at its peak.
+        ops.append(
+            Operation(
+                "weigh_rows",
+                "moe_permute",
+                "memory",
+                forward_bytes=20.0 * arrived * h,
+                backward_bytes=30.0 * arrived * h,
+                saved_bytes=12.0 * arrived * h,
+                output_bytes=arrived * h * w,
+                kernels=3,
+            )
+        )
     if sort.forward_bytes:
         ops.append(sort)
     if scatter:
@@ -141,7 +156,7 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
     kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
     return Operation(
         name,
-        "mlp",
+        "moe",
         "grouped_gemm",
         shape=(groups, m, n, k),
         flops=2.0 * groups * even * n * k,
@@ -151,5 +166,5 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
         output_bytes=groups * m * n * shard.activation_bytes,
         weight_elements=groups * n * k,
         low_precision=low,
-        kernels=round(groups * (shard.expert_launches_low if low else shard.expert_launches)),
+        kernels=max(1, round(groups * (shard.expert_launches_low if low else shard.expert_launches))),
     )

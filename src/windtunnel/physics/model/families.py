@@ -44,7 +44,7 @@ class Family:
     embedding_norm: bool = False
     norm_bias: bool = False
     window: int | None = None
-    window_every: int = 1  # every so many layers have the window, the first included
+    full_every: int = 0  # every so many layers the last has no window; 0: none
 
     @property
     def learned(self) -> bool:
@@ -66,7 +66,7 @@ _NEOX = Family(
 )
 _GPT = replace(_NEOX, parallel_block=False, position="learned", tied=True)
 _BLOOM = replace(_GPT, position="alibi", embedding_norm=True)
-_GPT_OSS = Family(qkv_bias=True, out_bias=True, ffn_bias=True, router_bias=True, sinks=True, window=128, window_every=2)
+_GPT_OSS = Family(qkv_bias=True, out_bias=True, ffn_bias=True, router_bias=True, sinks=True, window=128, full_every=2)
 
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
@@ -84,6 +84,7 @@ FAMILIES: dict[str, Family] = {
     "nemotron": Family(norm="layernorm", norm_bias=True, gated=False, activation="relu2"),
     "grok": Family(norms=4, tied=True, activation="gelu"),
     "gpt-oss": _GPT_OSS,
+    "olmo3": Family(qk_norm="full", window=4096, full_every=4),
 }
 
 
@@ -163,7 +164,7 @@ def transformer(
         family=key,
         hidden_size=hidden,
         vocab_size=counted("vocab", vocab, SIZE_MAX),
-        layers=tuple(windowed if i % kind.window_every == 0 else plain for i in range(n)),
+        layers=tuple(plain if kind.full_every and (i + 1) % kind.full_every == 0 else windowed for i in range(n)),
         norm=kind.norm,
         norm_bias=kind.norm_bias,
         tied_embeddings=kind.tied if tied_embeddings is None else tied_embeddings,

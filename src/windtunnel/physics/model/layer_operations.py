@@ -15,9 +15,14 @@ from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfe
 
 # Bytes per logit of Megatron-Core's own cross-entropy, forward and backward (`tensor_parallel/cross_entropy.py`).
 # Eager: to fp32 (6), maximum (4), less the maximum (8), exponentiated (8), summed (4), divided by the sum (8); times
-# gradient (8), to 16 bits (6). Compiled (`fusions/fused_cross_entropy.py`, three graphs forward and one backward): to
+# gradient (8), to 16 bits (6). PyTorch's own over fp32 logits moves as much. Compiled (`fusions/fused_cross_entropy.py`, three graphs forward and one backward): to
 # fp32 with the maximum (6), less it, exponentiated and summed (12), divided (8); times the gradient, to 16 bits (10).
-OWN_LOSS = {"eager": (38.0, 14.0), "compiled": (26.0, 10.0)}
+# Fused with the head (Liger, `fused_linear_cross_entropy.py`): logits read twice and their gradient written in one kernel.
+# Chunked (prime-rl, `models/layers/lm_head.py`): to fp32 (6), scaled (8), maximum (4), less it and exponentiated (12),
+# summed (4), weighed for the entropy and summed (12); backward to fp32 and scaled (14), exponentiated (12), times the
+# gradient (8), to 16 bits and read by two products (6).
+OWN_LOSS = {"eager": (38.0, 14.0), "compiled": (26.0, 10.0), "fused": (8.0, 0.0), "chunked": (46.0, 40.0)}
+CHUNK_ROWS = 8192  # of the vocabulary
 
 
 def layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0) -> tuple[Operation, ...]:
@@ -75,19 +80,24 @@ def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
     )
 
 
-def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Operation, ...]:
-    """Final norm, output GEMM and cross-entropy; over vocabulary shards its maximum, sum and target are shared."""
-    t, h = shard.tokens, model.hidden_size
+def head_operations(model: Model, shard: Shard, vocab_padded: int, times: int = 1) -> tuple[Operation, ...]:
+    """Final norm, output GEMM and cross-entropy; over vocabulary shards its maximum, sum and target are shared.
+
+    `times`: once, and once more for each token that is predicted ahead.
+    """
+    t, h = shard.tokens * times, model.hidden_size
     v = vocab_padded / shard.tp
     logits = t * v
     # Fused: read logits, write probabilities (fp32 inside). Eager: upcast and exponentiate in separate passes.
     forward, backward = (8.0, 6.0) if shard.fused else (16.0, 10.0)
     forward, backward = OWN_LOSS.get(shard.loss, (forward, backward))
+    # How much of the logits there is at once: Liger takes so many tokens that theirs are as many as the input's elements.
+    held = {"fused": h / v, "chunked": CHUNK_ROWS / v}.get(shard.loss, 1.0)
     shared = Transfer("all_reduce", "tp", 4.0 * t)
     names = ("loss maximum", "loss sum", "loss target") if shard.tp > 1 else ()
     return (
         norm_layer("final_norm", model, shard),
-        linear("head", "head", t, v, h, shard, side="column", low=False),
+        _shorter(linear("head", "head", t, v, h, shard, side="column", low=False), held),
         *(Operation(name, "head", "transfer", before=shared) for name in names),
         Operation(
             "loss",
@@ -95,12 +105,17 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Oper
             "memory",
             forward_bytes=forward * logits,
             backward_bytes=backward * logits,
-            saved_bytes=4.0 * logits,
-            output_bytes=2.0 * logits,
-            kernels=12 if shard.loss == "eager" else 3 if shard.fused else 8,
+            saved_bytes=4.0 * logits * min(1.0, held),
+            output_bytes=2.0 * logits * min(1.0, held),
+            kernels=12 if shard.loss in ("eager", "chunked") else 3 if shard.fused else 8,
             timed=Timed("cross_entropy", t, v),
         ),
     )
+
+
+def _shorter(head: Operation, share: float) -> Operation:
+    """The head where so much of its output is there at once."""
+    return head if share >= 1.0 else replace(head, output_bytes=head.output_bytes * share)
 
 
 def _feed_forward(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
@@ -115,8 +130,9 @@ def _feed_forward(block: FeedForward, model: Model, shard: Shard, load: float) -
 def _dense(size: int, block: FeedForward, model: Model, shard: Shard, prefix: str) -> list[Operation]:
     t, h, f = shard.tokens, model.hidden_size, size / shard.tp
     up = 2 if block.gated else 1
+    part = "mlp" if prefix == "mlp" else "shared_experts"
     return [
-        linear(f"{prefix}_up", "mlp", t, up * f, h, shard, side="column"),
+        linear(f"{prefix}_up", part, t, up * f, h, shard, side="column"),
         activate("activation", "activation", t, f, block, shard),
-        linear(f"{prefix}_down", "mlp", t, h, f, shard, side="row"),
+        linear(f"{prefix}_down", part, t, h, f, shard, side="row"),
     ]

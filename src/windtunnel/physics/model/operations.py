@@ -13,8 +13,8 @@ ACTIVATION_BYTES = 2  # bf16 and fp16 alike; fp32 training doubles it through `S
 
 # Bytes moved per element to quantise one GEMM input, and bytes kept per element of it for the weight gradient.
 # Row- and column-wise copies are written together; current scaling reads the tensor once more for its maximum.
-CAST_BYTES = {"fp8": 4.0, "fp8-current": 6.0, "mxfp8": 4.06, "nvfp4": 5.1}
-KEPT_BYTES = {"fp8": 1.0, "fp8-current": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
+CAST_BYTES = {"fp8": 4.0, "fp8-current": 6.0, "mxfp8": 4.06, "nvfp4": 5.1, "mxfp4": 5.1}
+KEPT_BYTES = {"fp8": 1.0, "fp8-current": 1.0, "mxfp8": 1.03, "nvfp4": 0.56, "mxfp4": 0.53}
 
 
 class Transfer(NamedTuple):
@@ -90,6 +90,7 @@ class Shard:
     fused: bool = True
     attention_impl: str = "flash"  # flash | flash2 | triton | unfused
     activation_bytes: int = ACTIVATION_BYTES
+    weighs_in_fp32: bool = False  # experts' rows are multiplied by their scores in fp32, by kernels of their own
     masked_dispatch: bool = False  # tokens go to their experts' places by a product with a mask, and back by another
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one; else one GEMM each
     fused_norms: bool = False  # RMSNorm is one kernel also where nothing else is fused

@@ -5,29 +5,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from windtunnel.physics.cost.price import Z95
 
 SLOWER = 1.15  # the upper half of the band over the lower
+PARTS_NAMED, PART_WORTH_NAMING = 2, 0.15  # of the band's variance
+
+
+class Band(NamedTuple):
+    """Relative p5 and p95 of a step, and why they are where they are."""
+
+    low: float
+    high: float
+    reason: str
 
 
 def band_of(
-    breakdown_ns: Mapping[str, int], spread: float, uncertainty: Mapping[str, float], *, experts: bool
-) -> tuple[float, float]:
-    """Relative p5 and p95 of the step.
+    breakdown_ns: Mapping[str, int],
+    spread: float,
+    uncertainty: Mapping[str, float],
+    distances: Sequence[tuple[str, float]] = (),
+    *,
+    experts: bool,
+) -> Band:
+    """The band of a step.
 
     Parts err independently of each other, each by the standard deviation that published runs showed (`uncertainty` in
     the calibration) or by its kernels' own band where that is wider. What is missing makes runs slower rather than
-    faster. `spread`: (p95 - p5) / time of all kernels.
+    faster. `spread`: (p95 - p5) / time of all kernels. `distances`: in words what lies beyond what was measured, and
+    what that adds.
     """
     kernels = spread / 2 / Z95
-    variance, total = uncertainty["software"] ** 2, max(1, sum(breakdown_ns.values()))
+    total = max(1, sum(breakdown_ns.values()))
+    parts = {"software": uncertainty["software"] ** 2}
     for name, nanoseconds in breakdown_ns.items():
         key = "exposed" if name.startswith("exposed") else "gemm_moe" if name == "gemm" and experts else name
         sigma = uncertainty.get(key, uncertainty["other"])
         if name in ("gemm", "attention", "memory-bound"):
             sigma = max(sigma, kernels)
-        variance += (nanoseconds / total * sigma) ** 2
+        parts[name] = (nanoseconds / total * sigma) ** 2
+    variance = sum(parts.values()) + sum(sigma**2 for _, sigma in distances)
     z = Z95 * variance**0.5
-    return 1.0 / (1.0 + z), 1.0 + SLOWER * z
+    widest = sorted(parts, key=lambda name: (-parts[name], name))[:PARTS_NAMED]
+    named = [_words(name) for name in widest if parts[name] > PART_WORTH_NAMING * variance]
+    said = [words for words, sigma in distances if words and sigma**2 > PART_WORTH_NAMING / 3 * variance]
+    reason = "; ".join([*said, *([f"mostly {' and '.join(named)}"] if named else [])])
+    return Band(1.0 / (1.0 + z), 1.0 + SLOWER * z, reason)
+
+
+def _words(part: str) -> str:
+    return {"software": "how far releases and clusters differ", "gemm": "matrix products"}.get(part, part)

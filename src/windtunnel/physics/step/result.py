@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -47,6 +48,15 @@ class StageMemory:
     timeline: tuple[tuple[int, int], ...]  # (time_ns, allocated_bytes), thinned for drawing
     gives_back: bool = False  # fits only because the allocator gives cached memory back to the driver, again and again
     capacity_bytes: int = 0  # of its own device where stages lie on several types of GPU; 0: as the result says
+
+    def __post_init__(self) -> None:
+        for name, size in (
+            *self.categories.items(),
+            ("peak", self.peak_allocated_bytes),
+            ("device", self.device_bytes),
+        ):
+            if not (math.isfinite(size) and size >= 0):
+                raise ValueError(f"stage {self.stage}: {name} of {size} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +232,9 @@ class Result:
     traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
     class_names: tuple[str, ...] = ()  # of rank classes that are no stages of a pipeline, by their number
     technique: TechniqueGain | None = None
+    band_reason: str = ""  # what the band is wide for, in words
+    memory_p95_bytes: int = 0  # of the fullest device, as far as published peaks lay above predicted ones
+    tight: bool = False  # it fits, and may not: p95 is above what the device has
     advice: tuple[Advice, ...] = ()  # of each kind best first
     advice_tried: int = 0  # changes that the advice was chosen from; 0: none was asked for
     question: Mapping[str, Any] = field(default_factory=dict)  # what was asked, as `questions.plain` has it

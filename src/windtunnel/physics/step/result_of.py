@@ -61,6 +61,7 @@ class Reading:
     total_ns: int
     p5_ns: int
     p95_ns: int
+    band_reason: str
     breakdown_ns: Mapping[str, int]
     stages: tuple[StageReport, ...]
     provenance: Mapping[str, float]
@@ -79,6 +80,7 @@ def read(
     *,
     n_gpus: int,
     experts: bool,
+    distances: Sequence[tuple[str, float]] = (),
 ) -> Reading:
     """Read a step off its replay.
 
@@ -91,6 +93,7 @@ def read(
         training: Straggling and uncertainty, as published runs showed them.
         n_gpus: Ranks.
         experts: Whether its products are those of routed experts.
+        distances: What of the question lies beyond what was measured.
     """
     straggling = round(calm_ns * training.straggling(n_gpus))
     total = makespan_ns + straggling
@@ -98,11 +101,13 @@ def read(
         disturbed = with_waiting(disturbed, straggling, n_gpus, total)
     waiting = {STRAGGLING: straggling, DISTURBED: makespan_ns - calm_ns}
     breakdown, stages = breakdown_of(classes, waiting, total)
-    low, high = band_of(breakdown, own_spread(kernels, training), training.uncertainty, experts=experts)
+    spread = own_spread(kernels, training)
+    band = band_of(breakdown, spread, training.uncertainty, distances, experts=experts)
     return Reading(
         total,
-        round(total * low),
-        round(total * high),
+        round(total * band.low),
+        round(total * band.high),
+        band.reason,
         breakdown,
         stages,
         provenance_of(kernels.busy_s),
@@ -225,6 +230,7 @@ def result_of(
         step_time_ns=reading.total_ns,
         step_time_p5_ns=reading.p5_ns,
         step_time_p95_ns=reading.p95_ns,
+        band_reason=reading.band_reason,
         tokens_per_step=work.tokens,
         tokens_per_s=per_second(work.tokens),
         tokens_per_s_per_gpu=per_second(work.tokens) / n,

@@ -21,11 +21,11 @@ from windtunnel.real.serving.llama import Llama, Shape
 from windtunnel.real.serving.prices import Yardstick, fitted, measure, times_of
 from windtunnel.studies.serving.batching import Batching, ContinuousBatching, Plan
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import distribution, stamps_of
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.replica.sequence import Sequence
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, StepTimes
 from windtunnel.studies.serving.workload.lengths import arrivals
 from windtunnel.studies.serving.workload.requests import Workload

@@ -152,7 +152,7 @@ def _savings(base: Layout, mixture: bool) -> Iterator[tuple[str, Any]]:
         groups = divisors(base.dp * plan.cp)
         near = sorted(groups, key=lambda size: (abs(size - base.cluster.gpus_in_domain / plan.tp), size))
         yield from product(("shard_group",), sorted(near[:GROUPS_MOST]))
-    parts = [part for part in RECOMPUTE_PARTS if mixture or part != "moe_activation"]
+    parts = [part for part in RECOMPUTE_PARTS if mixture or part not in ("moe", "shared_experts", "moe_activation")]
     sets = [*parts, "activation,norms", "core_attention,activation", "core_attention,activation,norms"]
     sets += ["moe_activation,norms", "core_attention,moe_activation"] if mixture else []
     most = max(len(layers) for layers in base.virtual_layers)

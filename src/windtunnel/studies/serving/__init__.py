@@ -3,7 +3,7 @@
 engines/      engine releases as data            step_time/   what one iteration costs
 kv/           blocks, prefixes, capacity         batching/    policies: which sequences take part in a step
 replica/      one engine instance                routing/     which instance gets a request
-workload/     lengths, arrivals, clients         simulate.py  the event loop;  run.py  `serve`
+workload/     lengths, arrivals, clients         loop.py      the event loop;  run.py  `serve`
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import hypot, inf
 from typing import Any
@@ -18,20 +18,15 @@ from windtunnel.physics.model.catalogue import load_model
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment, deployment_of
 from windtunnel.studies.serving.engines.profile import Profile
+from windtunnel.studies.serving.loop import Rejected, Router, simulate
 from windtunnel.studies.serving.measures import Stamps, distribution, gap_distribution, stamps_of
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import Sequence as Request
 from windtunnel.studies.serving.result import Regime, ServingResult
-from windtunnel.studies.serving.routing.choices import LeastLoaded, PrefixAware, RoundRobin
-from windtunnel.studies.serving.simulate import Rejected, Router, simulate
+from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.step_time.times import EXPERT_KNEE, TICKS_PER_S, Prices
 from windtunnel.studies.serving.workload.requests import Workload
 
-ROUTERS: dict[str, Callable[[], Router]] = {
-    "round-robin": RoundRobin,
-    "least-loaded": LeastLoaded,
-    "prefix-aware": PrefixAware,
-}
 GROWING = 2.0  # times by which the queueing of the last third exceeds that of the first, for a run that is over
 
 PROMISES = ("ttft_s", "tpot_s")
@@ -224,7 +219,7 @@ def regime_of(stamps: Stamps, workload: Workload) -> Regime:
 def _router(name: str) -> Router:
     if name not in ROUTERS:
         raise UnknownNameError("router", name, ROUTERS)
-    return ROUTERS[name]()
+    return ROUTERS[name].make()
 
 
 def _memory(engine: Engine) -> dict[str, float]:

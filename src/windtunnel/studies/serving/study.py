@@ -162,7 +162,7 @@ def answer_pool(question: ServePool) -> Any:
     return serve_pool(path)
 
 
-def listen(question: ServeListen, told: Callable[[str], None]) -> None:
+def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
     """Answer requests of OpenAI's API at the simulated times until interrupted. Raises UserError."""
     from windtunnel.questions.header import product_version
     from windtunnel.studies.serving.emulator.listen import drawn_lengths, listen

@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from typing import Any
 
 from windtunnel.errors import UserError
+from windtunnel.input_file import read_mapping
+from windtunnel.questions import question_class, read, run
+from windtunnel.questions.question import set_paths
+from windtunnel.questions.words import parts_from_files
 from windtunnel.studies.sweeps.points import nested
 
+QUESTION = "question"  # in place of a module
 Row = dict[str, Any]  # status, reason, outputs
 
 
 def run_points(function: str, points: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """`function`: `module:name`; `points`: inputs by dotted name. One row each, in order."""
+    """`function`: `question:VERB`, or `module:name` that is called; `points`: inputs by dotted name. One row each."""
     module, _, name = function.partition(":")
+    if module == QUESTION:
+        return [_row(partial(_answer, name), inputs) for inputs in points]
     called = getattr(import_module(module), name)
-    return [_row(called, inputs) for inputs in points]
+    return [_row(partial(_call, called), inputs) for inputs in points]
 
 
-def _row(called: Any, inputs: Mapping[str, Any]) -> Row:
+def _answer(verb: str, inputs: Mapping[str, Any]) -> Any:
+    """The answer to the question that inputs ask; a part may be the name of its file. Raises UserError."""
+    data: dict[str, Any] = {}
+    for field in parts_from_files(question_class(verb)):
+        if isinstance(inputs.get(field.path), str):
+            data[field.path] = dict(read_mapping(inputs[field.path], f"it holds the fields of {field.path}"))
+    others = {name: value for name, value in inputs.items() if name not in data}
+    set_paths(data, question_class(verb), others)
+    return run(read({"question": verb, **data}))
+
+
+def _call(called: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
     asked = nested(inputs)
     unmet = _unmet(called, asked)
     if unmet:
-        return {"status": "refused", "reason": unmet, "outputs": {}}
+        raise UserError(unmet)
+    return called(**asked)
+
+
+def _row(answered: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any]) -> Row:
     try:
-        answer = called(**asked)
+        answer = answered(inputs)
         outputs = scalars(answer)
     except UserError as error:
         return {"status": "refused", "reason": str(error), "outputs": {}}

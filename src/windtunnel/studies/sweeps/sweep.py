@@ -19,10 +19,12 @@ from typing import Any
 
 from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.questions import QUESTIONS
 from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
 from windtunnel.studies.sweeps.points import Point, Study, read_study
 from windtunnel.studies.sweeps.ray_cluster import wait_for_ends
+from windtunnel.studies.sweeps.run_points import QUESTION
 from windtunnel.studies.sweeps.table import read_rows, write_table
 
 Progress = Callable[[int, int], None]
@@ -64,7 +66,7 @@ def sweep(
     if path.is_dir():  # said before anything runs
         raise InputFileError(path, "is a folder", "give the path of a file that can be written")
     journal = path.with_name(path.name + ".journal")
-    called = function or f"windtunnel:{read.verb}"
+    called = function or f"{QUESTION if read.verb in QUESTIONS else 'windtunnel'}:{read.verb}"
     _check(called, read.verb, function)
     finished = {} if function is not None else read_rows(path)  # keys do not tell one function from another
     if finished and not journal.exists():
@@ -139,7 +141,7 @@ def _check(called: str, verb: str, function: str | None) -> None:
             raise SpecError("--function", function, f"cannot be imported ({error}): give module:name") from None
         if not callable(found):
             raise SpecError("--function", function, "is no function of a module: give module:name")
-    if function is None and verb not in import_module("windtunnel").__all__:
+    if function is None and verb not in QUESTIONS and verb not in import_module("windtunnel").__all__:
         raise UserError(f"unknown verb {verb!r} of a study; use a public function of windtunnel, e.g. predict")
 
 

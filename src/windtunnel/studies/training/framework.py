@@ -67,6 +67,9 @@ class Habits:
     # fp8 parameters: kept and gathered in the GEMMs' format only, as NVIDIA's recipes have them (Megatron-Bridge,
     # `training/mixed_precision.py`: `fp8_param_gather`; none in 4 bits).
     own_low_precision: bool = False
+    deduplicates: bool = True  # a token goes once to each rank that has experts for it, not once for each choice
+    weighs_in_fp32: bool = False  # experts' rows by their scores (torchtitan, `moe.py`)
+    grouped_experts: bool = False  # one kernel for all experts' products (torch._grouped_mm), not one after the other
     # Held against no published run of its own, so that its band is wider (`unmeasured` in calibration/training.yaml).
     measured: bool = True
 
@@ -113,7 +116,14 @@ HABITS: dict[Framework, Habits] = {
         own_low_precision=True,
     ),
     "torchtitan": replace(
-        _FSDP, title="torchtitan (FSDP2)", sequence_parallel=True, gradient_dtype="fp32", fused_optimizer=True
+        _FSDP,
+        title="torchtitan (FSDP2)",
+        sequence_parallel=True,
+        gradient_dtype="fp32",
+        fused_optimizer=True,
+        grouped_experts=True,
+        weighs_in_fp32=True,
+        deduplicates=False,  # `all_to_all_single`
     ),
     "fsdp": _FSDP,
     "nanotron": Habits(

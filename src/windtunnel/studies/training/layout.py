@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.physics.cost.communication.collectives import Group, group_of
+from windtunnel.physics.cost.communication.collectives import Group, group_of, tier
 from windtunnel.physics.cost.training import software
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
@@ -26,7 +26,6 @@ from windtunnel.studies.training.layout_checks import (
 from windtunnel.studies.training.plan import PARAMETER_FORMATS, PEAK_DTYPE, Plan
 from windtunnel.studies.training.schedules import TRAITS, Schedule, equal_groups, schedule
 
-USUAL_MOMENTS = "fp32"  # format of the optimizer's moments where neither plan nor habit says another
 # Fields of a plan that no pass over a model piece sees, with the values that stand for all of theirs.
 _OUTSIDE_PASSES: dict[str, object] = {
     "pp": 1,
@@ -69,7 +68,10 @@ class Layout:
     def defaults(self) -> tuple[str, ...]:
         """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
         experts = any(layer.feed_forward.kind == "moe" for layer, _ in self.model.distinct_layers())
-        return _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        said = _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        return (
+            (*said, f"{self.predicts_ahead} layer of multi-token prediction trained") if self.predicts_ahead else said
+        )
 
     @property
     def tokens_per_rank(self) -> int:
@@ -120,6 +122,33 @@ class Layout:
     def casts_weights(self) -> bool:
         """Whether passes quantise the weights that they gather; elsewhere copies are made once in a step."""
         return self._gathers_low and not self.holds_low_precision
+
+    @property
+    def predicts_ahead(self) -> int:
+        """Layers of multi-token prediction that are trained: Megatron-Core has them, adapters learn without."""
+        return self.model.mtp_layers if self.plan.framework == "megatron" and not self.plan.lora_rank else 0
+
+    @property
+    def shows_expert_traffic(self) -> bool:
+        """Whether what replicas of experts exchange across domains is not hidden: in a step that is one graph.
+
+        DeepSeek-V3 on 512 to 8,192 GB200 (MLPerf v6.0) takes 1.6 s more than its micro-batches, at any number of them.
+        All of these runs have tp 2, so that what it costs cannot be told from that.
+        """
+        racks = self.cluster.scale_up_domain > self.cluster.gpus_per_node
+        group = self.group("edp")
+        return self.plan.full_graph and racks and tier(group) == "scale_out" and group.per_domain > 1
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether expert dispatch sends a token once to each rank that has experts for it."""
+        own = software(self.plan.release).deduplicates
+        return self.habits.deduplicates if own is None else own
+
+    @property
+    def widens_weights(self) -> bool:
+        """Whether passes make 16-bit weights of frozen ones that are kept in fewer bits."""
+        return self.plan.lora_rank > 0 and self.plan.frozen_dtype != "bf16"
 
     @property
     def transposes_weights(self) -> bool:
@@ -209,7 +238,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     changes = _filled(plan, habits)
     if habits.pure_precision:
         changes |= _pure(plan)
-    plan = plan.with_fields({"optimizer_dtype": plan.optimizer_dtype or USUAL_MOMENTS, **changes})
+    plan = plan.with_fields({"optimizer_dtype": plan.moments_dtype, **changes})
     dp = _data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer, _ in model.distinct_layers())
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
@@ -310,7 +339,7 @@ def _pure(plan: Plan) -> dict[str, object]:
                 f"{name} {getattr(plan, name)} with framework pytorch in {plan.precision}: all state has one format",
                 f"leave {name} out, or use another framework",
             )
-    usual = {"gradient_dtype": plan.gradient_dtype, "optimizer_dtype": USUAL_MOMENTS}
+    usual = {"gradient_dtype": plan.gradient_dtype, "optimizer_dtype": plan.moments_dtype}
     return {name: width for name, now in usual.items() if now != width}
 
 

@@ -15,8 +15,15 @@ from windtunnel.questions.question import fields_of
 __all__ = ["PARAMETER_FORMATS", "PEAK_DTYPE", "RECOMPUTE_PARTS", "Framework", "Plan", "Precision", "read_plan"]
 
 PARAMETER_FORMATS = ("fp8", "fp8-current", "mxfp8")  # in which recipes keep parameters: none in 4 bits
-PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # of a precision; others: itself
-RECOMPUTE_PARTS = ("attention", "core_attention", "mla_up_proj", "mlp", "norms", "activation", "moe_activation", "ops")
+PEAK_DTYPE = {
+    "fp8": "fp8",
+    "fp8-current": "fp8",
+    **{name: name for name in ("mxfp8", "nvfp4", "mxfp4")},
+}  # others: itself
+RECOMPUTE_PARTS = (
+    *("attention", "core_attention", "mla_up_proj", "mlp", "moe", "shared_experts"),
+    *("norms", "activation", "moe_activation", "ops"),
+)
 FIELDS = tuple(field.path for field in fields_of(Plan))
 
 

@@ -36,6 +36,7 @@ from windtunnel.physics.step.result_of import (
 from windtunnel.questions.header import product_version
 from windtunnel.questions.predict import Predict
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.studies.training.distance import distances
 from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
 from windtunnel.studies.training.layout import Layout, resolve
@@ -172,7 +173,7 @@ def _result(
     classes = _classes(layout, step, timeline)
     reading = read(
         timeline.makespan_ns, makespan_ns, disturbed, classes, _kernels(step), training,
-        n_gpus=cluster.n_gpus, experts=experts,
+        n_gpus=cluster.n_gpus, experts=experts, distances=max((distances(one.layout) for one in pricers), key=_width),
     )  # fmt: skip
     most = max(memory, key=lambda stage: stage.device_bytes)
     trouble = None
@@ -212,6 +213,10 @@ def _result(
         excerpt=excerpt_of(step, timeline, layout),
         traffic_bytes=_traffic(step),
     )
+
+
+def _width(found: Sequence[tuple[str, float]]) -> float:
+    return sum(sigma**2 for _, sigma in found)
 
 
 def _has_experts(layout: Layout) -> bool:

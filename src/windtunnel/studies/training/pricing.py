@@ -12,9 +12,8 @@ time holds the launch, so there is no host beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 
 import numpy as np
 
@@ -25,10 +24,15 @@ from windtunnel.physics.cost.price import FREE, Price, Source
 from windtunnel.physics.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
 from windtunnel.physics.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.physics.hardware.calibration import LARGER_PROCESSES
+from windtunnel.physics.model.adapters import ADAPTER
 from windtunnel.physics.model.operations import CAST_BYTES, Operation, Transfer
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.plan import PEAK_DTYPE, Plan
 
+STOPS_BAND = (0.5, 1.7)  # an estimate
+LONG_SEQUENCE = (
+    8192  # tokens from which on attention comes nearer to what it takes alone: prime-rl, 16k and 64k on Hopper
+)
 ADDED_WIDTH = 4096  # elements per row of what is added up as flat tensors
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
 # oneDNN keeps the code of the last 1,024 shapes (ONEDNN_PRIMITIVE_CACHE_CAPACITY). An expert's products have six for
@@ -52,6 +56,10 @@ _BACKWARD_CALLS = {
     "attention": {"grad_node_s": 8.0},
     "memory": {"grad_node_s": 1.0},
 }
+
+
+# Of a frozen weight. nf4: a scale in 8 bits for every 64 (QLoRA, arXiv 2305.14314: .127 bits a weight); int8: one a row.
+FROZEN_BYTES = {"bf16": 2.0, "int8": 1.0, "nf4": 0.516}
 
 
 def parameter_bytes(plan: Plan) -> float:
@@ -88,10 +96,6 @@ class Pricer:
         self.training: TrainingCosts = (
             training_costs(generation) if calibration is None else calibrated_training_costs(generation, calibration)
         )
-        if not (self.training.measured and layout.habits.measured):
-            known = self.training.uncertainty
-            wider = known | {"software": math.hypot(known["software"], known["unmeasured"])}
-            self.training = replace(self.training, uncertainty=wider)
         self.on_cpu = calibration is not None and calibration.kind == "cpu"
         self._sigma = self.training.uncertainty
         self._host = {} if calibration is None else calibration.host
@@ -108,11 +112,14 @@ class Pricer:
         host, speed = self.training, layout.cluster.host.cpu_speed if calibration is None else 1.0
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
         self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(max(1.0, layout.cluster.n_gpus / 8)) / speed
+        if plan.full_graph:
+            self.step_s *= host.graphed_step_share
         self.collective_launch_s = (
             host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s[plan.framework]
         ) / speed
+        self.own = software(plan.release)
         # DeepEP and HybridEP bring tokens to their places as they arrive.
-        self.gathered = 1.0 if software(plan.release).deduplicates else host.gathered
+        self.gathered = 1.0 if layout.deduplicates else host.gathered
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
         late_s = sum(each for what, each in host.late_member_s.get(plan.framework, {}).items() if across[what])
@@ -227,7 +234,13 @@ class Pricer:
         return self.moved(op.backward_bytes if backward else op.forward_bytes)
 
     def weight_cast(self, op: Operation) -> Price | None:
-        """Quantising the weights of a low-precision GEMM; None where that is done once in a step, or not at all."""
+        """Quantising the weights of a low-precision GEMM; None where that is done once in a step, or not at all.
+
+        Or the other way: frozen weights of fewer bits made 16 bits wide for every product (bitsandbytes).
+        """
+        if self.layout.widens_weights and op.kind in ("gemm", "grouped_gemm") and op.part not in (ADAPTER, "head"):
+            *groups, _, n, k = op.shape
+            return self.moved((FROZEN_BYTES[self.layout.plan.frozen_dtype] + 2.0) * math.prod(groups) * n * k)
         if not (op.low_precision and op.weight_elements and self.layout.casts_weights):
             return None
         return self.moved(op.weight_elements * CAST_BYTES[self.layout.plan.precision])
@@ -288,8 +301,18 @@ class Pricer:
                 sustained = self.training.sustained
                 factor = sustained.dispatch_across if tier(group) == "scale_out" else sustained.dispatch
                 price = price.fitted(factor, self._sigma["exposed"])
+            if transfer.group == "edp" and self.layout.shows_expert_traffic:
+                price = self._between_racks(transfer, price)
             known = self._transfers[transfer, skew] = (price, tier(group))
         return known
+
+    def _between_racks(self, transfer: Transfer, price: Price) -> Price:
+        """What replicas of experts exchange while every other group does, over the NICs of those in one domain."""
+        group = self.layout.group("edp")
+        size, nics = group.size, group.size / group.domains
+        rate = self.training.replicas_of_nic * nics * self.layout.cluster.scale_out.bandwidth_bytes_per_s
+        seconds = transfer.bytes_total * (size - 1) / size / rate
+        return price if seconds <= price.seconds else price.fitted(seconds / price.seconds, self._sigma["exposed"])
 
     def nic_share(self, transfer: Transfer) -> float:
         """Share of a GPU's NIC that a collective takes while alone."""
@@ -304,6 +327,17 @@ class Pricer:
         return price.fitted(
             self.training.sustained.p2p, self._sigma["exposed"]
         ) if across == "scale_out" else price, across
+
+    def stops(self, operations: Sequence[Operation]) -> Price | None:
+        """What the host keeps the GPU waiting in one pass over a layer; None for nothing."""
+        own = self.own
+        adapters = [op for op in operations if op.part == ADAPTER and op.name.endswith(" A") and op.kind == "gemm"]
+        experts = any(op.kind == "grouped_gemm" for op in operations)
+        seconds = own.layer_s + own.adapter_s * len(adapters) + own.experts_s * experts
+        seconds += own.adapter_token_s * sum(op.shape[0] for op in adapters)
+        if not seconds:
+            return None
+        return Price(seconds, seconds * STOPS_BAND[0], seconds * STOPS_BAND[1], Source.FITTED)
 
     def _measured_gemm(self, op: Operation, role: str) -> Price:
         assert self.calibrated is not None
@@ -360,7 +394,8 @@ class Pricer:
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
+        price = sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
+        return price if self.own.grouped == 1.0 else price.fitted(self.own.grouped, self._sigma["gemm_moe"])
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
         """Products of many small matrices: as long as a cube of the same FLOPs computes, or as their bytes take."""
@@ -411,7 +446,8 @@ class Pricer:
             dtype=self._dtype,
             value_head_dim=int(dv),
         )
-        factor = self.training.sustained.attention
+        # What a kernel in training loses beside one alone it loses at its ends, and long ones less of.
+        factor = 1.0 + (self.training.sustained.attention - 1.0) * min(1.0, LONG_SEQUENCE / min(seq_q, window or seq_q))
         if op.variant == "triton":
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":

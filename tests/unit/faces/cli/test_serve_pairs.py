@@ -150,7 +150,9 @@ def test_all_pairs_are_judged_as_they_were(folder: Path) -> None:
                 app(asked[1:], exit_on_error=False, print_error=False, result_action="return_value")
             else:
                 question = question_of_command(shlex.join(["windtunnel", *asked]))
-                study.listen(question, print) if isinstance(question, ServeListen) else run(question)
+                study.listen(question, lambda where, token: None) if isinstance(question, ServeListen) else run(
+                    question
+                )
             error = None
         except AcceptedError:
             error = None

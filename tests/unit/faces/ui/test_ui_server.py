@@ -19,9 +19,8 @@ from starlette.testclient import TestClient
 
 from windtunnel.faces.report.run_list import RunList
 from windtunnel.faces.ui.form import asked_of, field_for, file_or_name, plan_fields, plan_of
-from windtunnel.faces.ui.guard import FORM_BYTES_MOST
 from windtunnel.faces.ui.jobs import JobList
-from windtunnel.faces.ui.server import application
+from windtunnel.faces.ui.server import FORM_BYTES_MOST, application
 from windtunnel.faces.ui.swept import journalled, tabled
 from windtunnel.questions.scenario import Scenario
 
@@ -32,7 +31,7 @@ QUESTION = {"model": "llama-3.2-1b", "gpu": "h100-sxm", "gpus": "8", "global_bat
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
-    with TestClient(application(tmp_path / "runs", (HERE,)), base_url=f"http://{HERE}") as found:
+    with TestClient(application(tmp_path / "runs", frozenset({HERE})), base_url=f"http://{HERE}") as found:
         yield found
 
 
@@ -106,7 +105,7 @@ def test_another_site_may_change_nothing(client: TestClient, tmp_path: Path) -> 
 
 
 def test_elsewhere_than_on_loopback_a_token_opens(tmp_path: Path) -> None:
-    with TestClient(application(tmp_path, (HERE,), token="secret"), base_url=f"http://{HERE}") as client:
+    with TestClient(application(tmp_path, frozenset({HERE}), token="secret"), base_url=f"http://{HERE}") as client:
         assert client.get("/runs").status_code == 403
         assert client.get("/runs?token=wrong").status_code == 403
         assert client.get("/runs?token=secret").status_code == 200

@@ -40,6 +40,19 @@ def test_the_slower_type_bounds_the_step() -> None:
     assert title(mixed) == "llama-3.2-3b on 8 × h100-sxm + 8 × a100-80gb-sxm"
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_utilisation_is_of_the_peak_of_both_types_together(recompute: str) -> None:
+    mixed = predict("llama-3.2-3b", "h100-sxm:8+a100-80gb:8", {**JOB, "recompute": recompute})
+    peaks = [parse_cluster(f"{gpu}:8").gpu.peak_flops("bf16") for gpu in ("h100-sxm", "a100-80gb")]
+    alone = predict("llama-3.2-3b", "a100-80gb:16", {**JOB, "recompute": recompute})
+    flops = {"mfu": alone.mfu, "hfu": alone.hfu}
+    for name, share in flops.items():  # FLOPs of the step, over what both types could do in it
+        done = share * 16 * peaks[1] * alone.step_time_s
+        by_hand = done / (8 * sum(peaks)) / mixed.step_time_s
+        assert getattr(mixed, name) == pytest.approx(by_hand, rel=1e-6)
+    assert (mixed.hfu > 1.2 * mixed.mfu) == (recompute == "full")
+
+
 def test_the_order_of_the_types_is_all_the_same() -> None:
     one = predict("llama-3.2-3b", "h100-sxm:8+a100-80gb:8", JOB)
     assert predict("llama-3.2-3b", "a100-80gb:8+h100-sxm:8", JOB).step_time_ns == one.step_time_ns

@@ -20,6 +20,7 @@ from windtunnel.physics.engine.compiled import spot_kernels
 from windtunnel.studies.resilience.spot.formula import parse_cases, parse_formula
 from windtunnel.studies.resilience.spot.moves import Moves, move_ms
 from windtunnel.studies.resilience.spot.policies import fastest, parcae, varuna
+from windtunnel.studies.resilience.spot.study import survive_spot
 from windtunnel.studies.resilience.spot.tables import SpotModel, read_model
 from windtunnel.studies.resilience.spot.trace import Minute, SpotTrace, read_steps, read_trace
 
@@ -230,6 +231,20 @@ def test_stamps_count_from_the_first_event_and_only_seconds_with_events_are_kept
     assert read_trace(path) == SpotTrace((Minute(0, 1, 0), Minute(1, 0, 1)), 28333333)
     counts.write_text("minute,added,removed\n5,2,0\n6,0,0\n7,1,1\n")
     assert read_steps(counts) == (2, ((120.0, 1, 1),))
+
+
+def test_nodes_are_paid_for_while_they_are_there_and_fixed_ones_all_the_time(tmp_path: Path) -> None:
+    """Four nodes, then two, then three: 9 node-intervals on spot machines; of fixed ones the largest pool, 12."""
+    path = tmp_path / "three.csv"
+    path.write_text("minute,added,removed\n0,4,0\n1,0,2\n2,1,0\n")
+    answer = survive_spot(path, model="bert", usd_per_gpu_hour=3.0, usd_per_spot_gpu_hour=1.0)
+    hours = {one.policy: one.node_hours for one in answer.entries}
+    each = answer.interval_s / 3600
+    assert hours == pytest.approx({"parcae": 9 * each, "varuna": 9 * each, "on-demand": 12 * each})
+    dollars = {one.policy: one.cost_usd for one in answer.entries}
+    assert dollars == pytest.approx({"parcae": 9 * each, "varuna": 9 * each, "on-demand": 3 * 12 * each})
+    for one in answer.entries:
+        assert sum(one.waterfall.values()) == pytest.approx(3 * answer.interval_s)
 
 
 def test_money_is_hours_times_the_price_of_the_kind_of_machine(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
 from prices import plain_times
 
+from windtunnel.http_guard import Guard, bound_socket, hosts_of, server
 from windtunnel.studies.serving.emulator.app import application
 from windtunnel.studies.serving.emulator.clock import Clock
 from windtunnel.studies.serving.emulator.engine import Engine
 from windtunnel.studies.serving.emulator.fleet import Fleet
-from windtunnel.studies.serving.emulator.listen import bound_socket
+from windtunnel.studies.serving.emulator.listen import BODY_BYTES_MOST
 from windtunnel.studies.serving.replica import Replica, Rules
 from windtunnel.studies.serving.routing import LeastLoaded
 
@@ -45,16 +45,15 @@ def endpoint(
     fleet = Fleet(lambda: Replica(times, rules, blocks), replicas, LeastLoaded())
     engine = Engine(fleet, Clock(speed, held or time.monotonic_ns), block_size=16, **settings)
     app = application(engine, ("tiny",), min(LONGEST, blocks * 16), "test", 16)
-    bound = bound_socket("127.0.0.1", 0)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1, lifespan="on")
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    bound = bound_socket("127.0.0.1", 0, "--listen")
+    guard = Guard(app, hosts_of("127.0.0.1", bound), page=False, most=lambda path: BODY_BYTES_MOST)
+    running = server(guard, stop_s=1)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{bound.getsockname()[1]}", engine
     finally:
-        server.should_exit = True
+        running.should_exit = True
         thread.join(20)
         bound.close()
         assert not thread.is_alive()

@@ -13,9 +13,9 @@ from windtunnel.physics.model import load_model
 from windtunnel.studies.serving import Deployment, load_engine
 from windtunnel.studies.serving.disaggregated.pools import Pools, pools_of, run_pools
 from windtunnel.studies.serving.disaggregated.server import Disaggregated
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import gap_distribution
 from windtunnel.studies.serving.replica import Replica, Rules
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.workload.lengths import arrivals
 from windtunnel.studies.serving.workload.requests import Workload
 

@@ -14,11 +14,11 @@ from windtunnel import Deployment, load_model, parse_cluster
 from windtunnel.errors import SpecError, UserError
 from windtunnel.studies.serving.build import engine_of
 from windtunnel.studies.serving.disaggregated.decode_only import DecodeOnly
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.placement.distserve import high_affinity, layouts, low_affinity
 from windtunnel.studies.serving.placement.search import Question, search_distserve
 from windtunnel.studies.serving.run import regime_of
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.workload.requests import Workload
 
 

@@ -13,8 +13,9 @@ import pytest
 from endpoint import LONGEST, Held, endpoint, settles, until
 
 from windtunnel.errors import SpecError
+from windtunnel.http_guard import bound_socket
 from windtunnel.studies.serving.emulator.engine import Loss
-from windtunnel.studies.serving.emulator.listen import bound_socket, parsed_address, parsed_losses
+from windtunnel.studies.serving.emulator.listen import parsed_address, parsed_losses
 
 ASK = {"model": "tiny", "prompt": "tell me something", "max_tokens": 12}
 
@@ -92,7 +93,8 @@ def test_who_hangs_up_frees_his_blocks(stream: bool) -> None:
         for _ in range(6):
             raw = json.dumps({**ASK, "max_tokens": 3000, "stream": stream}).encode()
             line = socket.create_connection((host, int(port)))
-            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(raw), raw))
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(raw)}\r\n\r\n"
+            line.sendall(head.encode() + raw)
             lines.append(line)
         if stream:
             assert all(line.recv(200).startswith(b"HTTP/1.1 200") for line in lines)
@@ -166,8 +168,8 @@ def test_addresses_are_loopback_unless_told() -> None:
     for text in ("", "host", "host:port", "1.2.3.4:99999", "http://x:1"):
         with pytest.raises(SpecError):
             parsed_address(text)
-    with bound_socket("127.0.0.1", 0) as bound, pytest.raises(SpecError, match="cannot be listened on"):
-        bound_socket("127.0.0.1", bound.getsockname()[1])
+    with bound_socket("127.0.0.1", 0, "--listen") as bound, pytest.raises(SpecError, match="cannot be listened on"):
+        bound_socket("127.0.0.1", bound.getsockname()[1], "--listen")
 
 
 def test_losses_are_read() -> None:

@@ -9,9 +9,9 @@ import pytest
 from prices import PlainPrices, plain_times
 
 from windtunnel.studies.serving.engines.profile import Profile
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica import Replica, Rules, Sequence
 from windtunnel.studies.serving.replica.ranks import RankGate
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 from windtunnel.studies.serving.workload.lengths import lengths
 from windtunnel.studies.serving.workload.requests import Workload

@@ -16,9 +16,9 @@ from windtunnel.real.serving.prices import NODES, Step, fitted, times_of  # noqa
 from windtunnel.studies.serving.batching import ContinuousBatching  # noqa: E402
 from windtunnel.studies.serving.batching.plan import Plan  # noqa: E402
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching  # noqa: E402
+from windtunnel.studies.serving.loop import simulate  # noqa: E402
 from windtunnel.studies.serving.replica import Rules, StepwiseReplica  # noqa: E402
 from windtunnel.studies.serving.replica.sequence import Sequence  # noqa: E402
-from windtunnel.studies.serving.simulate import simulate  # noqa: E402
 from windtunnel.studies.serving.workload.requests import Workload  # noqa: E402
 
 SMALL = Shape(vocabulary=97, hidden=32, layers=2, heads=4, kv_heads=2, feed_forward=48)

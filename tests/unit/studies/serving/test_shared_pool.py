@@ -16,9 +16,9 @@ from windtunnel.faces.cli import main
 from windtunnel.faces.report.serving.page import render_pool
 from windtunnel.questions import read
 from windtunnel.questions.serve import Serve
-from windtunnel.studies.serving.replica.replica import NEVER
+from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.result import ServingResult
-from windtunnel.studies.serving.shared_pool.loop import Loop
+from windtunnel.studies.serving.shared_pool.loop import SharedPool
 from windtunnel.studies.serving.shared_pool.result import run_pool
 from windtunnel.studies.serving.shared_pool.scaling import Scaler
 from windtunnel.studies.serving.shared_pool.spec import Pool, Scaling, read_pool
@@ -135,7 +135,7 @@ def test_machines_come_and_go_and_every_request_ends_once(tmp_path: Path, notice
     document = _document()
     document["groups"]["spot"]["notice"] = notice
     pool = _pool(tmp_path, document)
-    loop = Loop(pool)
+    loop = SharedPool(pool)
     runs = loop.run()
     for served, run in zip(pool.models, runs, strict=True):
         assert [one.index for one in sorted(run.sent, key=lambda one: one.index)] == list(range(200))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from windtunnel.studies.serving.batching.continuous import ContinuousBatching
 from windtunnel.studies.serving.batching.plan import Batching
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.replica.sequence import Sequence
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.workload.requests import Workload
 
 TIMES = FittedTimes((18.0, 0.1, 0.0), (20.0, 0.0006, 0.04), (7.0, 0.0006, 0.16), 95)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.studies.serving.routing.cache_aware import Holder, first_answer_s, route
 from windtunnel.studies.serving.spot.mapping import (
     Layout,
     map_positions,
@@ -18,6 +17,7 @@ from windtunnel.studies.serving.spot.mapping import (
     positions_of,
 )
 from windtunnel.studies.serving.spot.reconfigure import Choice, Received, choose, migrate
+from windtunnel.studies.serving.weight_pool.loads import Holder, first_answer_s, route
 
 
 @settings(max_examples=150, deadline=None)

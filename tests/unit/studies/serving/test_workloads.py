@@ -10,10 +10,10 @@ from prices import plain_times
 from windtunnel import Deployment, serve
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.studies.serving.goodput import at_rate, goodput_of, rate_of
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.replica import Replica, Rules
 from windtunnel.studies.serving.result import ServingResult
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 from windtunnel.studies.serving.workload.requests import LONGEST_S, Workload

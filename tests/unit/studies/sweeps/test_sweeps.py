@@ -222,9 +222,13 @@ def test_an_input_that_a_verb_does_not_take_is_named() -> None:
     (row,) = run_points("windtunnel:fleet", [{"trace": "t.csv", "cluster": "v100:8", "policy": "fifo"}])
     assert row["status"] == "refused"
     assert "'policy': inputs are trace, cluster, policies, " in row["reason"]
-    (row,) = run_points("windtunnel:predict", [{"model": "llama-3.2-1b", "cluster": "h100-sxm:1", "plan": {}, "tp": 2}])
+    asked = {"model": "llama-3.2-1b", "cluster": "h100-sxm:1", "plan.global_batch": 1, "plan.seq_len": 64}
+    (row,) = run_points("question:predict", [{**asked, "plan.tpp": 2}])
     assert row["status"] == "refused"
-    assert "plan.tp" in row["reason"]
+    assert "did you mean plan.pp" in row["reason"] or "did you mean plan.tp" in row["reason"]
+    (row, flat) = run_points("question:predict", [{**asked, "plan.tp": 1}, {**asked, "tp": 1}])
+    assert row == flat
+    assert row["status"] == "ok"
 
 
 def test_an_answer_without_figures_is_a_row() -> None:

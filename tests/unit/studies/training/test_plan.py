@@ -98,9 +98,14 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
         ("none", frozenset(), 0),
         ("full", frozenset(), None),
         ("full:3", frozenset(), 3),
-        ("selective:mlp", frozenset({"mlp"}), 0),
-        ("selective:mlp,norms,mlp", frozenset({"mlp", "norms"}), 0),
-        ("selective:" + ",".join(RECOMPUTE_PARTS), frozenset(RECOMPUTE_PARTS), 0),
+        # A block is made again from its input on, its activation with it.
+        ("selective:mlp", frozenset({"mlp", "activation"}), 0),
+        ("selective:mlp,norms,mlp", frozenset({"mlp", "activation", "norms"}), 0),
+        (
+            "selective:" + ",".join(RECOMPUTE_PARTS),
+            frozenset({*RECOMPUTE_PARTS, "router", "moe_permute", "moe_transfer"}),
+            0,
+        ),
     ],
 )
 def test_recomputation_is_read(text: str, parts: frozenset[str], layers: int | None) -> None:

@@ -29,10 +29,10 @@ from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.pools import Pools, run_pools
 from windtunnel.studies.serving.engines.profile import Profile, load_engine
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.run import serve_with, summarise
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 from windtunnel.studies.serving.workload.lengths import lengths
 from windtunnel.studies.serving.workload.requests import Workload

@@ -28,6 +28,8 @@ def render_report(report: Report, width: int) -> RenderableType:
         Text("error = predicted / measured - 1; mean and median of its size, bias with sign", style="dim"),
         Text("guess = mean error of one FLOP rate per framework, GPU and precision, fitted on these rows", style="dim"),
     ]
+    if report.unread:
+        parts.append(Text(f"columns that nothing reads: {', '.join(report.unread)}", style="dim"))
     for table in tables_of(report):
         if table.detail and not report.source:
             continue

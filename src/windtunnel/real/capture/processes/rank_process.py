@@ -27,6 +27,7 @@ from typing import Any
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
+from windtunnel.real.capture.processes.read_only import hold_files
 from windtunnel.real.capture.processes.write_overlay import writes_aside
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.studies.programs.program import RankProgram
@@ -49,7 +50,7 @@ def play(task: Mapping[str, Any]) -> int:
     faulthandler.enable()
     signal.signal(signal.SIGUSR1, lambda number, frame: _say_where(folder / f"where_{rank}", frame))
     try:
-        program, facts = _played(task, folder)
+        program, facts = _played(task, folder, hold_files(folder))
         write_whole(folder / f"program_{rank}.jsonl.gz", write_program(program))
         outcome = {"status": "ok", **summary(program), **facts}
     except BaseException as error:  # whatever a script can do
@@ -60,7 +61,7 @@ def play(task: Mapping[str, Any]) -> int:
     return 0 if outcome["status"] == "ok" else 1
 
 
-def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[str, Any]]:
+def _played(task: Mapping[str, Any], folder: Path, not_held: str) -> tuple[RankProgram, dict[str, Any]]:
     import torch
     from torch.multiprocessing import reductions
 
@@ -87,7 +88,7 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
     local = rank % local_world
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
     box = FileMailbox(folder, rank)
-    said: dict[str, None] = {}
+    said: dict[str, None] = {not_held: None} if not_held else {}
 
     def say_once(text: str) -> None:
         said[text] = None

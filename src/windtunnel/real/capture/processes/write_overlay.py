@@ -9,8 +9,8 @@ removed is gone, for the script alone.
     write  PATH   scratch/PATH; what is at PATH is copied there first where the mode keeps it (a, r+)
 
 Links are followed here, the script's own among them, so that a file has one name and no link leads out of `scratch`.
-Devices and pipes are as they are. Programs that the script starts, and libraries that write from C or Rust, are not
-followed.
+Devices and pipes are as they are. What goes past Python's functions (`io.FileIO`, the module `posix`, paths in
+`/proc`, libraries in C or Rust, programs that the script starts) is not followed: `read_only.py` refuses it.
 """
 
 from __future__ import annotations

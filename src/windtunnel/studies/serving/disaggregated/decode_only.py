@@ -7,6 +7,7 @@ time per output token includes that wait, as where decoding pulls caches.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Listed
 from typing import final
 
 from windtunnel.studies.serving.replica.handover import adopt, can_hold, hold
@@ -35,6 +36,10 @@ class DecodeOnly:
     @property
     def outstanding_tokens(self) -> int:
         """No prompt is computed here."""
+        return 0
+
+    def known_blocks(self, names: Listed[int]) -> int:
+        """None: prompts are computed elsewhere."""
         return 0
 
     def submit(self, one: Sequence, now_ns: int) -> None:

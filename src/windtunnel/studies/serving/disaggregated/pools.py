@@ -21,11 +21,11 @@ from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.server import Disaggregated
 from windtunnel.studies.serving.engines.profile import Profile
 from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.run import hand_on, summarise
-from windtunnel.studies.serving.simulate import simulate
 from windtunnel.studies.serving.words import layout_of
 from windtunnel.studies.serving.workload.requests import Workload
 

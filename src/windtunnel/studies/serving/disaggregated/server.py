@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
+from collections.abc import Sequence as Listed
+from functools import partial
 from typing import final
 
+from windtunnel.studies.serving.loop import Loop
 from windtunnel.studies.serving.replica.handover import adopt, can_hold, give_up, hold, let_go
-from windtunnel.studies.serving.replica.replica import NEVER, Replica
+from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import Sequence
-
-PULLED = -1
 
 
 @final
@@ -30,24 +30,23 @@ class Disaggregated:
         self.prefill = prefill
         self.decode = decode
         self.copy_ns = copy_ns  # of a prompt of so many tokens
+        self._loop = Loop(self._ended)  # prefill replicas come first
         self._now_ns = 0
-        self._events: list[tuple[int, int, int]] = []  # (ns, order, place); place < 0: a copy ends
-        self._order = 0
-        self._copies: dict[int, tuple[Sequence, int, int]] = {}
+        self._finished: list[Sequence] = []
+        self._copies: dict[int, Sequence] = {}  # by request
         self.ready: deque[tuple[Sequence, int, int]] = deque()  # prompts that wait to be pulled, where, since when
         self.unwanted: set[int] = set()  # requests whose copy nobody waits for any more
         self._out_free = [0] * len(prefill)
         self._in_free = [0] * len(decode)
         for place, replica in enumerate(prefill):
             replica.on_first = self._taker(place)
+        for replica in (*prefill, *decode):
+            self._loop.add(replica)
 
     @property
     def next_ns(self) -> int:
         """When something happens next."""
-        events = self._events
-        while events and not self._holds(events[0]):
-            heappop(events)
-        return events[0][0] if events else NEVER
+        return self._loop.next_ns
 
     @property
     def load(self) -> int:
@@ -67,51 +66,54 @@ class Disaggregated:
     @property
     def copying(self) -> list[Sequence]:
         """Requests whose cache is on its way."""
-        return [one for one, _, _ in self._copies.values()]
+        return [*self._copies.values()]
+
+    def known_blocks(self, names: Listed[int]) -> int:
+        """Leading blocks of a prompt that a prefill replica has already."""
+        return max(one.known_blocks(names) for one in self.prefill)
 
     def look_again(self, place: int, now_ns: int) -> None:
         """Somebody has left a replica (prefill replicas come first): its event may end earlier, and there is room."""
-        self._watch(place)
+        self._loop.watch(place)
         self._pull(now_ns)
 
     def stop(self) -> None:
         """Its machines are gone."""
         self._copies.clear()
         self.ready.clear()
-        self._events.clear()
+        self._loop = Loop(self._ended)
 
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request goes to the prefill replica with the fewest tokens to compute."""
         self._now_ns = now_ns
         place = min(range(len(self.prefill)), key=lambda at: (self.prefill[at].outstanding_tokens, at))
         self.prefill[place].submit(one, now_ns)
-        self._watch(place)
+        self._loop.watch(place)
 
     def advance(self) -> list[Sequence]:
         """The next thing happens; returns the requests that finished with it."""
-        now_ns, order, place = heappop(self._events)
-        self._now_ns = now_ns
-        if place < 0:
-            one, source, target = self._copies.pop(order)
-            if one.generated == 1:
-                one.first_ns = now_ns
-            give_up(self.prefill[source], one, now_ns)
-            self._watch(source)
-            if one.index in self.unwanted:
-                self.unwanted.discard(one.index)
-                let_go(self.decode[target], one, now_ns)
-            else:
-                adopt(self.decode[target], one, now_ns)
-            self._watch(len(self.prefill) + target)
-            finished: list[Sequence] = []
-        elif place < len(self.prefill):
-            finished = self.prefill[place].advance()
-            self._watch(place)
+        self._finished = []
+        self._now_ns = self._loop.next_ns
+        self._loop.step()
+        self._pull(self._now_ns)
+        return self._finished
+
+    def _ended(self, now_ns: int, place: int, finished: list[Sequence]) -> None:
+        self._finished = finished
+
+    def _copied(self, one: Sequence, source: int, target: int, now_ns: int) -> None:
+        """A cache has reached the decode side."""
+        del self._copies[one.index]
+        if one.generated == 1:
+            one.first_ns = now_ns
+        give_up(self.prefill[source], one, now_ns)
+        self._loop.watch(source)
+        if one.index in self.unwanted:
+            self.unwanted.discard(one.index)
+            let_go(self.decode[target], one, now_ns)
         else:
-            finished = self.decode[place - len(self.prefill)].advance()
-            self._watch(place)
-        self._pull(now_ns)
-        return finished
+            adopt(self.decode[target], one, now_ns)
+        self._loop.watch(len(self.prefill) + target)
 
     def _taker(self, place: int) -> Callable[[Sequence], bool]:
         def take(one: Sequence) -> bool:
@@ -136,21 +138,5 @@ class Disaggregated:
             one.waited_ns += begin - since
             end = begin + self.copy_ns(one.known)
             self._out_free[source] = self._in_free[target] = end
-            self._order += 1
-            self._copies[self._order] = (one, source, target)
-            heappush(self._events, (end, self._order, PULLED))
-
-    def _watch(self, place: int) -> None:
-        replica = self._replica(place)
-        if replica.next_ns < NEVER:
-            self._order += 1
-            heappush(self._events, (replica.next_ns, self._order, place))
-
-    def _replica(self, place: int) -> Replica:
-        n = len(self.prefill)
-        return self.prefill[place] if place < n else self.decode[place - n]
-
-    def _holds(self, event: tuple[int, int, int]) -> bool:
-        """Whether an entry is still true: a replica's end moves when an arrival cuts its run."""
-        at_ns, order, place = event
-        return order in self._copies if place < 0 else self._replica(place).next_ns == at_ns
+            self._copies[one.index] = one
+            self._loop.at(end, partial(self._copied, one, source, target))

@@ -29,7 +29,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-BODY_BYTES_MOST = 8 << 20
 KINDS = {404: "not_found_error", 405: "invalid_request_error", 500: "server_error"}
 
 
@@ -42,7 +41,6 @@ def application(
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
@@ -52,13 +50,10 @@ def application(
     async def ask(request: Request) -> Response:
         chat = request.url.path.endswith("/chat/completions")
         try:
-            raw = await _body(request)
-            asked = read(raw, chat, names, longest, named_blocks)
+            asked = read(await request.body(), chat, names, longest, named_blocks)
             return Telling(engine, engine.submit(asked), names[0], int(time.time()))  # type: ignore[return-value]
         except ApiError as error:
             return refusal(error)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
 
     def card(name: str) -> dict[str, Any]:
         return {
@@ -118,17 +113,6 @@ def application(
         exception_handlers={HTTPException: http_error, Exception: mistake},
         lifespan=life,
     )
-
-
-async def _body(request: Request) -> bytes:
-    """The body, up to its limit. Raises ApiError, ClientDisconnect."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > BODY_BYTES_MOST:
-            raise ApiError(413, f"the body is longer than {BODY_BYTES_MOST} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 @final

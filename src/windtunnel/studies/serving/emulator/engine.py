@@ -18,8 +18,7 @@ from windtunnel.studies.serving.emulator.clock import Clock
 from windtunnel.studies.serving.emulator.fleet import Fleet, Output
 from windtunnel.studies.serving.emulator.metrics import Metrics
 from windtunnel.studies.serving.emulator.tokens import in_blocks
-from windtunnel.studies.serving.replica.replica import NEVER
-from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 
 LONGEST_SLEEP_S = 3600.0
 UNNAMED = 256  # tokens of an answer for which neither the request nor the server has a length

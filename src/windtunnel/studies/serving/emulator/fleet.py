@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from windtunnel.studies.serving.disaggregated.units import (
     Unit,
@@ -23,10 +23,11 @@ from windtunnel.studies.serving.disaggregated.units import (
     step_ends_ns,
     unfinished,
 )
+from windtunnel.studies.serving.loop import Loop, Router
 from windtunnel.studies.serving.replica.handover import handed
 from windtunnel.studies.serving.replica.interrupted import blocks_held, steps_done, tokens_given
-from windtunnel.studies.serving.replica.replica import NEVER, Replica
-from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.replica.replica import Replica
+from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,13 @@ class Fleet:
     `delay_ns` passes between a token and its client.
     """
 
-    def __init__(self, make: Callable[[], Unit], count: int, router: Any, delay_ns: int = 0) -> None:
+    def __init__(self, make: Callable[[], Unit], count: int, router: Router, delay_ns: int = 0) -> None:
         self.make = make
         self.replicas: list[Unit | None] = [make() for _ in range(count)]
+        self._loop = Loop(self._ended)
+        for place, one in enumerate(self.replicas):
+            assert one is not None
+            self._loop.add(one, place)
         self.router = router
         self.delay_ns = delay_ns
         self._live: dict[int, tuple[int, Sequence]] = {}  # request -> its replica, itself
@@ -83,13 +88,13 @@ class Fleet:
         able = self.able
         if not able:
             return False
-        servers = [self.replicas[place] for place in able]
-        place = able[self.router.choose(one, servers)] if len(self.replicas) > 1 else able[0]
-        server = self.replicas[place]
-        assert server is not None
+        servers = [server for server in self.replicas if server is not None]
+        chosen = self.router.choose(one, servers) if len(self.replicas) > 1 else 0
+        place, server = able[chosen], servers[chosen]
         self._live[one.index] = (place, one)
         self._given[one.index] = 0
         server.submit(one, now_ns)
+        self._loop.watch(place)
         return True
 
     def cancel(self, index: int, now_ns: int) -> bool:
@@ -102,6 +107,7 @@ class Fleet:
         server = self.replicas[found[0]]
         assert server is not None
         there = cancel(server, index, now_ns)
+        self._loop.watch(found[0])
         assert there, f"request {index} is live, and its replica does not know it"
         return True
 
@@ -113,6 +119,7 @@ class Fleet:
             return 0
         gone = unfinished(server, now_ns)
         self.replicas[place] = None
+        self._loop.put(place, None)
         for one in gone:
             del self._live[one.index], self._given[one.index]
             self._told.append(Output(one.index, now_ns + self.delay_ns, 0, True, lost=True))
@@ -122,7 +129,8 @@ class Fleet:
         """A lost replica is back, empty."""
         self._catch_up(now_ns)
         if self.replicas[place] is None:
-            self.replicas[place] = self.make()
+            self.replicas[place] = unit = self.make()
+            self._loop.put(place, unit)
 
     def advance(self, now_ns: int) -> list[Output]:
         """What clients have got by `now_ns` and were not told of yet."""
@@ -164,24 +172,22 @@ class Fleet:
 
     def _catch_up(self, now_ns: int) -> None:
         """Let every replica go on to `now_ns`, and note the tokens that this gives."""
+        self._loop.run(now_ns)
         for one in self.replicas:
-            if one is None:
-                continue
-            while one.next_ns <= now_ns:
-                at_ns = one.next_ns
-                finished = one.advance()
-                for ended in finished:
-                    del self._live[ended.index]
-                    tokens = ended.output - self._given.pop(ended.index)
-                    self._told.append(Output(ended.index, ended.last_ns + self.delay_ns, tokens, True))
-                for part in decoders_of(one):
-                    self._note(part, steps_done(part, at_ns), at_ns)
-            for part in decoders_of(one):
+            for part in () if one is None else decoders_of(one):
                 done = steps_done(part, now_ns)
                 if done:
                     self._note(part, done, now_ns)
-        if len(self.replicas) > 1:
-            self._told = deque(sorted(self._told, key=lambda told: told.at_ns))
+
+    def _ended(self, now_ns: int, place: int, finished: list[Sequence]) -> None:
+        for ended in finished:
+            del self._live[ended.index]
+            tokens = ended.output - self._given.pop(ended.index)
+            self._told.append(Output(ended.index, ended.last_ns + self.delay_ns, tokens, True))
+        server = self.replicas[place]
+        assert server is not None
+        for part in decoders_of(server):
+            self._note(part, steps_done(part, now_ns), now_ns)
 
     def _note(self, replica: Replica, done: int, at_ns: int) -> None:
         for one in replica.waiting:  # those that were preempted at once are at the head

@@ -6,7 +6,6 @@ The server binds to loopback unless another address is named.
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,22 +13,22 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.http_guard import LOOPBACK, Guard, bound_socket, hosts_of, origin_of, server, token_of
 from windtunnel.studies.serving.build import Engine as PricedEngine
 from windtunnel.studies.serving.disaggregated.pools import Pools
 from windtunnel.studies.serving.emulator.app import application
 from windtunnel.studies.serving.emulator.clock import Clock
 from windtunnel.studies.serving.emulator.engine import Engine, Loss
 from windtunnel.studies.serving.emulator.fleet import Fleet
-from windtunnel.studies.serving.run import ROUTERS
-from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.loop import simulate
+from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.workload.lengths import lengths
 from windtunnel.studies.serving.workload.requests import Workload
 from windtunnel.units import parse_time
 
 Priced = PricedEngine | Pools
-LOOPBACK = "127.0.0.1"
 DRAWN = 65_536  # answer lengths that are drawn in advance; then they repeat
-BACKLOG = 2048
+BODY_BYTES_MOST = 8 << 20
 STOP_S = 2  # that open streams get when the server is told to stop
 
 
@@ -38,7 +37,7 @@ def parsed_address(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:(?P<host>\[[0-9a-fA-F:.%]+\]|[\w.-]*):)?(?P<port>\d{1,5})", text.strip())
     if match is None or int(match["port"]) > 65535:
         raise SpecError("address", text, "write HOST:PORT, such as 127.0.0.1:8000")
-    return (match["host"] or LOOPBACK).strip("[]"), int(match["port"])
+    return (match["host"] or LOOPBACK[0]).strip("[]"), int(match["port"])
 
 
 def parsed_losses(text: str | None, replicas: int) -> list[Loss]:
@@ -74,21 +73,6 @@ def drawn_lengths(output: int | None, ratio: float, seed: int, workload: Workloa
     return turns().__next__
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises SpecError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-        bound.listen(BACKLOG)  # at once: who is told the address may connect
-    except OSError as error:
-        bound.close()
-        words = f"cannot be listened on ({error.strerror or error}); give another address or port"
-        raise SpecError("address", f"{host}:{port}", words) from None
-    return bound
-
-
 def warm_up(priced: Priced) -> None:
     """Price steps of many sizes now, so that no client waits while a table is read for the first time."""
     seqs = min(priced.rules.max_num_seqs, 256)
@@ -111,11 +95,14 @@ def listen(
     most_waiting: int = 4096,
     record: Path | None = None,
     version: str = "",
-    told: Callable[[str], None] = print,
+    told: Callable[[str, str], None] = print,
 ) -> None:
-    """Serve until interrupted. `told` is called with the address once it is bound. Raises UserError."""
+    """Serve until interrupted. `told` gets the address once it is bound, and the token ("": none is wanted).
+
+    Raises UserError.
+    """
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ModuleNotFoundError:
         raise UserError("serve listen needs a server; install it with: pip install 'windtunnel[serve]'") from None
     if not 0.001 <= speed <= 1000.0:
@@ -128,8 +115,8 @@ def listen(
     losses = parsed_losses(lose, replicas)
     rules = priced.rules
     warm_up(priced)
-    fleet = Fleet(priced.replica, replicas, ROUTERS[router](), round(priced.profile.first_token_s * 1e9))
-    bound = bound_socket(host, port)
+    fleet = Fleet(priced.replica, replicas, ROUTERS[router].make(), round(priced.profile.first_token_s * 1e9))
+    bound = bound_socket(host, port, "address")
     try:
         file = None if record is None else open(record, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
     except OSError as error:
@@ -147,17 +134,10 @@ def listen(
         )
         named = rules.block_size if rules.prefix_caching else 0
         app = application(engine, names, priced.longest, version, named, int(time.time()))
-        shown = f"[{host}]" if ":" in host else host
-        told(f"http://{shown}:{bound.getsockname()[1]}")
-        settings = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_S,
-            backlog=BACKLOG,
-        )
-        uvicorn.Server(settings).run(sockets=[bound])
+        token = token_of(bound)
+        told(origin_of(host, bound.getsockname()[1]), token)
+        guard = Guard(app, hosts_of(host, bound), token, page=False, most=lambda path: BODY_BYTES_MOST)
+        server(guard, stop_s=STOP_S).run(sockets=[bound])
     finally:
         bound.close()
         if file is not None:

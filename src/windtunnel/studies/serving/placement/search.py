@@ -20,10 +20,10 @@ from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.decode_only import DecodeOnly
 from windtunnel.studies.serving.disaggregated.pools import pools_of
 from windtunnel.studies.serving.goodput import at_rate, misses_nowhere, rate_of
+from windtunnel.studies.serving.loop import Server, simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.placement.distserve import Layout, Placement, high_affinity, layouts, low_affinity
 from windtunnel.studies.serving.run import hand_on, regime_of
-from windtunnel.studies.serving.simulate import Server, simulate
 from windtunnel.studies.serving.workload.requests import Workload
 
 PRECISION = 0.03  # of a candidate's rate: candidates differ by more

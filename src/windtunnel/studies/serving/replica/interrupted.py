@@ -10,9 +10,9 @@ that leaves: its price was settled when it began.
 
 from __future__ import annotations
 
-from windtunnel.studies.serving.replica.replica import MIXED, NEVER, RUN, SHIFT, Replica
+from windtunnel.studies.serving.replica.replica import MIXED, RUN, SHIFT, Replica
 from windtunnel.studies.serving.replica.runs import steps_until, ticks_of
-from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS
 
 

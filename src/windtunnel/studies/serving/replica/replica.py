@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Listed
 from heapq import heappop, heappush
 from typing import final
 
@@ -22,13 +23,12 @@ from windtunnel.studies.serving.kv.pool import BlockPool
 from windtunnel.studies.serving.replica.ranks import RankGate
 from windtunnel.studies.serving.replica.rules import Rules, expected_share
 from windtunnel.studies.serving.replica.runs import blocks_of, steps_that_fit, steps_until, straight, ticks_of
-from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 from windtunnel.studies.serving.replica.tally import Tally
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, StepTimes
 
 IDLE, MIXED, RUN = 0, 1, 2
 SHIFT = TICKS_PER_NS.bit_length() - 1
-NEVER = 1 << 62
 RATIO_LOOKS = 8  # steps after which admission by ratio is tried again; engines look after each
 
 
@@ -123,6 +123,10 @@ class Replica:
     def load(self) -> int:
         """Requests that are here."""
         return len(self.waiting) + len(self.partial) + len(self.decoding) + self._held
+
+    def known_blocks(self, names: Listed[int]) -> int:
+        """Leading blocks of a prompt that the cache has already."""
+        return self.pool.known(names)
 
     # ------------------------------------------------------------------------------------------------- begin a step
 
@@ -318,8 +322,10 @@ class Replica:
         self._beside = batch
         if batch:
             self.pool.take(self._due[-self._steps % rules.block_size])
-        shapes = [(n, one.computed) for one, n in chunks]
-        done = sum(1 for one, n in chunks if one.computed + n == one.known)
+        shapes, done = [], 0
+        for one, n in chunks:
+            shapes.append((n, one.computed))
+            done += one.computed + n == one.known
         length = self.times.mixed(batch, self._context_sum + batch, shapes, done) + self._swap_in
         self._swap_in = 0
         self._start(MIXED, length)

@@ -9,6 +9,7 @@ in the step before which its context is a multiple of it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import isqrt
 
@@ -18,16 +19,10 @@ from windtunnel.studies.serving.step_time.times import DecodeLine
 def straight(line: DecodeLine, context_sum: int, batch: int, steps: int) -> tuple[int, int, int]:
     """(ticks of the first step, growth per step, steps that stay on the same straight piece)."""
     ends = line.ends
-    low, high = 0, len(ends) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if ends[middle] < context_sum:
-            low = middle + 1
-        else:
-            high = middle
-    slope = line.slope[low]
-    stay = (ends[low] - context_sum) // batch + 1
-    return line.base[low] + slope * context_sum, slope * batch, steps if steps < stay else stay
+    piece = bisect_left(ends, context_sum, 0, len(ends) - 1)
+    slope = line.slope[piece]
+    stay = (ends[piece] - context_sum) // batch + 1
+    return line.base[piece] + slope * context_sum, slope * batch, steps if steps < stay else stay
 
 
 def ticks_of(steps: int, first: int, growth: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
+NEVER = 1 << 62  # a time in ns that does not come
+
 
 @final
 class Sequence:

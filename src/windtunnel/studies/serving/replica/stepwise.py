@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING, final
 
 from windtunnel.studies.serving.kv.pool import BlockPool
 from windtunnel.studies.serving.replica.rules import Rules
-from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 from windtunnel.studies.serving.replica.tally import Tally
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, StepTimes
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from windtunnel.studies.serving.batching.plan import Batching, Plan
 
 SHIFT = TICKS_PER_NS.bit_length() - 1
-NEVER = 1 << 62
 
 
 @final
@@ -70,6 +70,10 @@ class StepwiseReplica:
         """Prompt tokens that wait or are being computed."""
         here = (*self.waiting, *self.running)
         return sum(one.known - one.computed for one in here)
+
+    def known_blocks(self, names: Listed[int]) -> int:
+        """None: this replica keeps no prefixes."""
+        return 0
 
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request arrives."""

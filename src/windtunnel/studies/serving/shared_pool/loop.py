@@ -10,19 +10,19 @@ again. A request that finds no replica waits for the first that is ready. Scaled
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from typing import Any, final
+from functools import partial
+from typing import final
 
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.disaggregated.pools import Pools
 from windtunnel.studies.serving.disaggregated.units import Unit, unfinished
-from windtunnel.studies.serving.replica.replica import NEVER
-from windtunnel.studies.serving.replica.sequence import Sequence
-from windtunnel.studies.serving.run import ROUTERS
+from windtunnel.studies.serving.loop import Loop, Rejected, rejected
+from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
+from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.shared_pool.scaling import Scaler
 from windtunnel.studies.serving.shared_pool.spec import Pool, Served
-from windtunnel.studies.serving.simulate import Rejected
 from windtunnel.studies.serving.workload.clients import client_of
 
 STEP, LOST, NOTICED, GAINED, READY, LOOK, ARRIVAL = range(7)
@@ -41,7 +41,6 @@ class Instance:
     number: int
     leaving: bool = False
     gone_ns: int = NEVER
-    pushed_ns: int = -1
 
     @property
     def serving(self) -> bool:
@@ -62,25 +61,23 @@ class Run:
 
 
 @final
-class Loop:
+class SharedPool:
     """A pool that runs."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.runs = [Run() for _ in pool.models]
         self.now_ns = 0
-        self._events: list[tuple[int, int, int, Any]] = []
-        self._order = 0
+        self._loop = Loop(self._ended)
         self._gpus = {name: group.gpus[0][1] for name, group in pool.groups.items()}  # to place on
         self._starting: set[int] = set()  # numbers of instances
         self._clients = [client_of(one.workload) for one in pool.models]
-        self._routers = [ROUTERS[one.router]() for one in pool.models]
+        self._routers = [ROUTERS[one.router].make() for one in pool.models]
         self._scalers = [None if one.scaling is None else Scaler(one.scaling) for one in pool.models]
-        self._held: list[deque[Sequence]] = [deque() for _ in pool.models]
+        self._homeless: list[deque[Sequence]] = [deque() for _ in pool.models]
         self._names = [one.workload.names_in(next(iter(one.engines.values())).rules.block_size) for one in pool.models]
-        self._open = 0  # requests that have arrived and not ended
-        self._coming = 0  # arrivals among the events
-        self._others = 0  # events that are no looks
+        self._left = sum(len(one.workload) for one in pool.models)  # requests that have not ended
+        self._changed_ns = 0  # when something other than a look happened last
         self._instances: list[Instance] = []
 
     def run(self) -> list[Run]:
@@ -88,54 +85,51 @@ class Loop:
         for name, group in self.pool.groups.items():
             for (_, before), (at, after) in zip(group.gpus, group.gpus[1:], strict=False):
                 if after < before:
-                    self._push(max(0, at - group.notice_ns), NOTICED, (name, after, at))
-                self._push(at, LOST if after < before else GAINED, (name, after))
-        for model, served in enumerate(self.pool.models):
+                    self._at(max(0, at - group.notice_ns), NOTICED, partial(self._notice, name, after))
+                    self._at(at, LOST, partial(self._lose, name, after))
+                else:
+                    self._at(at, GAINED, partial(self._gain, name, after))
+        for model in range(len(self.pool.models)):
             for at, index in self._clients[model].start():
-                self._push(at, ARRIVAL, (model, index))
-            if served.scaling is not None:
-                self._push(served.scaling.every_ns, LOOK, model)
+                self._at(at, ARRIVAL, partial(self._arrive, model, index))
+            scaler = self._scalers[model]
+            if scaler is not None:
+                self._loop.at(scaler.rules.every_ns, partial(self._look, model, scaler), LOOK)
         self._fill(first=True)
-        rules = [one.scaling for one in self.pool.models if one.scaling is not None]
+        rules = [one.rules for one in self._scalers if one is not None]
         settled_ns = max((one.idle_ns + 2 * one.every_ns for one in rules), default=0)
-        changed_ns = 0  # when something other than a look happened last
-        while self._events and (self._open or self._coming):
-            at_ns, kind, _, what = heappop(self._events)
-            self.now_ns = at_ns
-            self._others -= kind != LOOK
-            self._happen(kind, what)
-            if kind != LOOK:
-                changed_ns = at_ns
-            elif not self._others and at_ns - changed_ns > settled_ns:
+        loop = self._loop
+        while self._left and len(loop.events):
+            loop.step()
+            if len(loop.events) == len(rules) and loop.events.now_ns - self._changed_ns > settled_ns:
                 break  # every scaler has seen nothing new for as long as it remembers: what waits finds no machine
         return self.runs
 
-    def _push(self, at_ns: int, kind: int, what: Any) -> None:
-        self._order += 1
-        self._coming += kind == ARRIVAL
-        self._others += kind != LOOK
-        heappush(self._events, (at_ns, kind, self._order, what))
+    def _at(self, at_ns: int, kind: int, happens: Callable[[], None]) -> None:
+        """Something other than a look happens then."""
 
-    def _happen(self, kind: int, what: Any) -> None:
-        if kind == STEP:
-            one = self._instances[what]
-            if one.gone_ns == NEVER and one.replica.next_ns == self.now_ns == one.pushed_ns:
-                self._step(one)
-        elif kind == ARRIVAL:
-            self._coming -= 1
-            self._arrive(*what)
-        elif kind == READY:
-            self._ready(self._instances[what])
-        elif kind == LOOK:
-            self._look(what)
-        elif kind == NOTICED:
-            self._notice(*what)
-        elif kind == LOST:
-            self._lose(*what)
-        else:
-            name, gpus = what
-            self._gpus[name] = gpus
+        def action(now_ns: int) -> None:
+            self.now_ns = self._changed_ns = now_ns
+            happens()
+
+        self._loop.at(at_ns, action, kind)
+
+    def _ended(self, now_ns: int, place: int, finished: list[Sequence]) -> None:
+        self.now_ns = self._changed_ns = now_ns
+        one = self._instances[place]
+        extra = round(one.engine.profile.first_token_s * 1e9)
+        for ended in finished:
+            self._left -= 1
+            ended.first_ns += extra
+            ended.last_ns += extra
+            self._answered(one.model, ended.index)
+        if one.leaving and one.replica.load == 0:
+            self._end(one)
             self._fill()
+
+    def _gain(self, group: str, gpus: int) -> None:
+        self._gpus[group] = gpus
+        self._fill()
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -145,48 +139,30 @@ class Loop:
         prompt, output = int(load.input_tokens[index]), int(load.output_tokens[index])
         longest = max(engine.longest for engine in served.engines.values())
         if prompt + output > longest:
-            run.refused.append(Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit"))
+            run.refused.append(rejected(index, prompt, output, longest))
+            self._left -= 1
             self._answered(model, index)
             return
         one = Sequence(index, prompt, output, self.now_ns, names[index] if names is not None else ())
         run.sent.append(one)
-        self._open += 1
         self._send(model, one)
 
     def _send(self, model: int, one: Sequence) -> None:
         size = one.prompt + one.output
         able = [other for other in self.runs[model].instances if self._takes(other) and other.engine.longest >= size]
         if not able:
-            self._held[model].append(one)
+            self._homeless[model].append(one)
             return
         place = self._routers[model].choose(one, [other.replica for other in able])
         able[place].replica.submit(one, self.now_ns)
-        self._watch(able[place])
+        self._loop.watch(able[place].number)
 
     def _takes(self, one: Instance) -> bool:
         return one.serving and one.number not in self._starting
 
     def _answered(self, model: int, index: int) -> None:
         for at, following in self._clients[model].answered(index, self.now_ns):
-            self._push(at, ARRIVAL, (model, following))
-
-    def _step(self, one: Instance) -> None:
-        extra = round(one.engine.profile.first_token_s * 1e9)
-        for ended in one.replica.advance():
-            self._open -= 1
-            ended.first_ns += extra
-            ended.last_ns += extra
-            self._answered(one.model, ended.index)
-        self._watch(one)
-        if one.leaving and one.replica.load == 0:
-            self._end(one)
-            self._fill()
-
-    def _watch(self, one: Instance) -> None:
-        at_ns = one.replica.next_ns
-        if at_ns < NEVER and at_ns != one.pushed_ns:
-            one.pushed_ns = at_ns
-            self._push(at_ns, STEP, one.number)
+            self._at(at, ARRIVAL, partial(self._arrive, model, following))
 
     # ------------------------------------------------------------------------------------------------- replicas
 
@@ -210,16 +186,17 @@ class Loop:
 
     def _start(self, model: int, served: Served, group: str, first: bool) -> None:
         engine = served.engines[group]
-        number = len(self._instances)
+        replica = engine.replica()
+        number = self._loop.add(replica, STEP)
         ready = self.now_ns if first else self.now_ns + served.startup_ns
-        one = Instance(model, group, engine, engine.replica(), self.now_ns, ready, number)
+        one = Instance(model, group, engine, replica, self.now_ns, ready, number)
         self._instances.append(one)
         self.runs[model].instances.append(one)
         self._starting.add(number)
         if first:
             self._ready(one)
         else:
-            self._push(ready, READY, number)
+            self._at(ready, READY, partial(self._ready, one))
         self._count(model)
 
     def _ready(self, one: Instance) -> None:
@@ -231,15 +208,14 @@ class Loop:
             self._fill()
             return
         self._count(one.model)
-        held = self._held[one.model]
-        for _ in range(len(held)):
-            self._send(one.model, held.popleft())
+        waiting = self._homeless[one.model]
+        for _ in range(len(waiting)):
+            self._send(one.model, waiting.popleft())
 
-    def _look(self, model: int) -> None:
-        scaler = self._scalers[model]
-        assert scaler is not None
+    def _look(self, model: int, scaler: Scaler, now_ns: int) -> None:
+        self.now_ns = now_ns
         run = self.runs[model]
-        load = len(self._held[model]) + sum(one.replica.load for one in run.instances if one.gone_ns == NEVER)
+        load = len(self._homeless[model]) + sum(one.replica.load for one in run.instances if one.gone_ns == NEVER)
         wanted = scaler.look(self.now_ns, load)
         there = [one for one in run.instances if one.serving]
         for one in sorted(there, key=lambda one: (one.number not in self._starting, -one.number))[
@@ -247,7 +223,7 @@ class Loop:
         ]:
             self._leave(one)
         self._fill()
-        self._push(self.now_ns + scaler.rules.every_ns, LOOK, model)
+        self._loop.at(now_ns + scaler.rules.every_ns, partial(self._look, model, scaler), LOOK)
 
     def _leave(self, one: Instance) -> None:
         one.leaving = True
@@ -257,10 +233,11 @@ class Loop:
 
     def _end(self, one: Instance) -> None:
         one.gone_ns = self.now_ns
+        self._loop.put(one.number, None)
         self._starting.discard(one.number)
         self._count(one.model)
 
-    def _notice(self, group: str, gpus: int, at_ns: int) -> None:
+    def _notice(self, group: str, gpus: int) -> None:
         """GPUs will go: the replicas that started last are to be empty by then, and nothing new is placed on them."""
         self._gpus[group] = min(self._gpus[group], gpus)
         for one in self._too_many(group, gpus):

@@ -11,10 +11,10 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.disaggregated.pools import Pools, sides_of
 from windtunnel.studies.serving.disaggregated.units import replicas_of
 from windtunnel.studies.serving.measures import stamps_of
-from windtunnel.studies.serving.replica.replica import NEVER
+from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import summarise
-from windtunnel.studies.serving.shared_pool.loop import Loop, Run
+from windtunnel.studies.serving.shared_pool.loop import Run, SharedPool
 from windtunnel.studies.serving.shared_pool.spec import Pool, Served, read_pool
 
 
@@ -44,8 +44,7 @@ def serve_pool(path: Path | str) -> PoolResult:
 
 def run_pool(pool: Pool) -> PoolResult:
     """Run it."""
-    loop = Loop(pool)
-    runs = loop.run()
+    runs = SharedPool(pool).run()
     last = [one.last_ns for run in runs for one in run.sent]
     end_ns = max([*last, 1])
     models: dict[str, ServingResult] = {}

@@ -36,7 +36,7 @@ from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.pools import Pools, pools_in_words
 from windtunnel.studies.serving.parts import workload_of as made_workload
-from windtunnel.studies.serving.run import ROUTERS
+from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.shared_pool.fields import known_keys, mapping_at, nanoseconds, needed, parsed_slo, whole
 from windtunnel.studies.serving.workload.requests import Workload
 from windtunnel.units import parse_number

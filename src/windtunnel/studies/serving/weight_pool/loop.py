@@ -19,7 +19,7 @@ from typing import Literal, final
 import numpy as np
 
 from windtunnel.physics.engine.events import At, run
-from windtunnel.studies.serving.routing.cache_aware import MOST_BACKLOG, Holder, first_answer_s, route
+from windtunnel.studies.serving.weight_pool.loads import MOST_BACKLOG, Holder, first_answer_s, route
 
 System = Literal["pool", "fixed", "cold"]
 NS = 1e9

@@ -14,6 +14,8 @@ MODULES = {
     "core_attention": "core_attn",
     "mla_up_proj": "mla_up_proj",
     "mlp": "mlp",
+    "moe": "moe",
+    "shared_experts": "shared_experts",
     "norms": "layernorm",
     "moe_activation": "moe_act",
 }

@@ -293,7 +293,7 @@ def _recompute(found: _Arguments) -> str:
         return f"full:{layers}" if method == "block" and layers else "full"
     if kind != "selective":
         return "none"
-    parts = {name: part for part, name in MODULES.items()} | {"moe": "mlp"}
+    parts = {name: part for part, name in MODULES.items()}
     for name in modules:
         if name not in parts:
             found.given[f"--recompute-modules {name}"] = []

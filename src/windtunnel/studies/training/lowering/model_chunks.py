@@ -11,6 +11,7 @@ from windtunnel.physics.cost.training import software, training_document
 from windtunnel.physics.model import Layer
 from windtunnel.physics.model.adapters import learning, with_adapters
 from windtunnel.physics.model.layer_operations import embedding_operations, head_operations, layer_operations
+from windtunnel.physics.model.layer_parts import linear
 from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.physics.model.plain_operations import (
     plain_embedding_operations,
@@ -29,6 +30,9 @@ from windtunnel.studies.training.plan import Plan
 from windtunnel.studies.training.schedules import TRAITS
 from windtunnel.studies.training.workload.router_load import RouterLoad, rank_loads_of
 
+# Bytes of gpt-oss' activation in eager PyTorch over plain SwiGLU's: a bias, two strided halves, two clamps, sigmoid, gate,
+# one added and the product: 40 over 6 forward, 60 over 10 backward.
+EAGER_CHAIN = 6.0
 PYTORCH_ATTENTION = ("pytorch", "torchtitan", "fsdp")  # frameworks that call scaled_dot_product_attention
 
 
@@ -76,18 +80,29 @@ def shard_of(layout: Layout) -> Shard:
         activation_bytes=4 if plan.precision == "fp32" else 2,
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
-        deduplicates=release.deduplicates,
+        deduplicates=layout.deduplicates,
+        weighs_in_fp32=layout.habits.weighs_in_fp32,
         masked_dispatch=release.masked_dispatch,
-        **training_document()["experts"],
+        **_expert_habits(layout),
         low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,
         activation_input_bytes=1 if plan.fp8_activation_input else 0,
         fused_mla=release.fused_mla and bool(plan.compile),
-        loss=release.loss if plan.framework == "megatron" else "",
+        loss=plan.loss or (release.loss if plan.framework == "megatron" else ""),
         # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.
         fused_groups=plan.precision != "fp32"
         or layout.cluster.gpu.generation == "cpu"
         or plan.framework not in PYTORCH_ATTENTION,
     )
+
+
+def _expert_habits(layout: Layout) -> dict[str, float]:
+    """How experts are launched, and what their activation moves, by framework and release."""
+    habits = dict(training_document()["experts"])
+    if layout.habits.grouped_experts:
+        habits |= {"expert_launches": 0.0, "expert_launches_low": 0.0, "chained_passes": EAGER_CHAIN}
+    if (layout.habits.grouped_experts and layout.plan.compile) or not software(layout.plan.release).chained_activation:
+        habits["chained_passes"] = 1.0
+    return habits
 
 
 def _fused_norms(layout: Layout) -> bool:
@@ -121,6 +136,8 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
         return built[id(layer), load]
 
     for stage, numbers in enumerate(layout.virtual_layers):
+        if stage == last:
+            numbers = (*numbers, *[model.n_layers - 1] * layout.predicts_ahead)
         away = tuple(number < offloaded for number in numbers)
         kinds = tuple(identities[id(model.layers[number])] for number in numbers)
         key = (kinds, stage == 0, stage == last, away, tuple((loads.hottest[n], loads.fullest[n]) for n in numbers))
@@ -128,11 +145,20 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
             layers = [model.layers[number] for number in numbers]
             timed = [operations_of(number, loads.hottest[number]) for number in numbers]
             kept = [operations_of(number, loads.fullest[number]) for number in numbers]
+            if stage == last and layout.predicts_ahead:
+                timed, kept = (_ahead(layout, shard, ops) for ops in (timed, kept))
             known[key] = _piece(
                 layout, shard, layers, timed, kept, key, stage == 0, stage == last, recomputed, away, tapes
             )
         pieces.append(known[key])
     return tuple(pieces)
+
+
+def _ahead(layout: Layout, shard: Shard, layers: list[tuple[Operation, ...]]) -> list[tuple[Operation, ...]]:
+    """The last layers are those of multi-token prediction: each behind a product that joins states and embeddings."""
+    h, n = layout.model.hidden_size, layout.predicts_ahead
+    join = linear("mtp_projection", "mtp", shard.tokens / shard.tp, h, 2.0 * h, shard, side="none", low=False)
+    return [*layers[:-n], *((join, *ops) for ops in layers[-n:])]
 
 
 def _recomputed_layers(layout: Layout) -> int:
@@ -155,12 +181,13 @@ def _piece(
         blocks.append(Block(look_up, vocabulary + positions + norm))
     for number, (layer, ops) in enumerate(zip(layers, timed, strict=True)):
         dense, expert = layer_parameters(layout, layer)
+        dense += sum(op.weight_elements for op in ops if op.part == "mtp")
         blocks.append(Block(ops, dense, expert, recompute=number < recomputed, offload=away[number]))
     if last:
         # A tied table on its own pipeline rank is a second copy; without a pipeline it is the embedding's.
         table = 0.0 if model.tied_embeddings and first else vocabulary
         head = (
-            head_operations(model, shard, layout.vocab_padded)
+            head_operations(model, shard, layout.vocab_padded, 1 + layout.predicts_ahead)
             if shard.fused_projections
             else plain_head_operations(model, shard)
         )
@@ -170,6 +197,8 @@ def _piece(
     keep = keeping(plan.framework, plan.release)
     if keep.loss["logits_kept"] == "pipelined":
         keep = replace(keep, loss={**keep.loss, "logits_kept": plan.pp > 1})
+    if plan.loss:
+        keep = replace(keep, loss=memory_document()["losses"][plan.loss])
     ends = [number for number in (0, len(blocks) - 1) if blocks[number].is_end] if blocks else []
     root = 0.0
     if keep.root_gathered and layout.gathers_in_passes:

@@ -138,9 +138,17 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
             operations = operations[:last] if last == len(operations) or not operations[last].repeats else operations
     for op in operations:
         _forward_op(build, op, "recompute " if again else "")
+    _stop(build, block)
     if block.offload and not again:
         saved = sum(op.saved_bytes for op in operations)
         build.copy("offload activations", saved)  # the pass ends when the copy has, nothing inside waits for it
+
+
+def _stop(build: PassBuilder, block: Block) -> None:
+    """What the host keeps the GPU waiting in one pass over a layer."""
+    price = None if block.is_end else build.pricer.stops(block.operations)
+    if price is not None:
+        build.compute("host stops", price, "host", kernels=0)
 
 
 def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1.0) -> None:
@@ -261,9 +269,14 @@ def _backward(build: PassBuilder, block: Block, *, weights: bool) -> None:
             if _recomputed(op, plan.recompute_parts):
                 share = EVERY_OTHER if op.kind == "gemm" and "ops" in plan.recompute_parts else 1.0
                 _forward_op(build, op, "recompute ", share)
+    if plan.loss == "chunked":
+        for op in block.operations:
+            if op.name == "head":
+                _forward_op(build, op, "recompute ")
     build.backward = True
     for op in reversed(block.operations):
         _backward_op(build, op, weights=weights)
+    _stop(build, block)
     build.backward = False
 
 
@@ -306,7 +319,7 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
         build.compute(f"{name} cast", cast, "memory-bound")
     # TransformerEngine keeps the copies of the forward pass (`Linear` saves `weightmat`); torchao saves the weight as
     # it was, and quantises it again.
-    if keeping(plan.framework).fsdp2:
+    if keeping(plan.framework).fsdp2 or pricer.layout.widens_weights:
         _cast_weights(build, op, name)
     turned = pricer.weight_transposition(op)
     if turned is not None:

@@ -102,8 +102,9 @@ class ForwardTape:
         if "ops" in self.w.parts:
             self.products = kept_products(operations, self.w.compiled)
         self.adapted = {op.name for op, behind in pairwise(operations) if behind.part == ADAPTER}
-        # What adapters make themselves is a few parts in a thousand of what their layer makes.
-        operations = tuple(op for op in operations if op.part != ADAPTER)
+        # What adapters make themselves is a few parts in a thousand of what their layer makes, and so is what joins
+        # states and embeddings before a layer of multi-token prediction.
+        operations = tuple(op for op in operations if op.part not in (ADAPTER, "mtp"))
         for number, op in enumerate(operations):
             if op.kind == "transfer" and not op.output_bytes:
                 continue
@@ -205,6 +206,8 @@ class ForwardTape:
             held += self._keep_new(kept * op.output_bytes)
         out = w.new(op.output_bytes, 1.0 - kept if kept < 1.0 else 1.0)
         held += self._keep(out, kept == 1.0)
+        if adapted and w.keep.fsdp2:  # eagerly, what the adapter makes is scaled and added by kernels of their own
+            held += self._keep_new(op.output_bytes)
         if op.after is not None and op.after.kind == "reduce_scatter":
             out = w.moved(out, op.output_bytes / w.tp)
         w.drop(*passing)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from windtunnel.physics.cost.price import FREE, Price, Source
 from windtunnel.physics.model.operations import CAST_BYTES, KEPT_BYTES
 from windtunnel.studies.training.layout import Layout
-from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.pricing import FROZEN_BYTES, Pricer
 
+MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.016}  # int8: a scale for every 256 (bitsandbytes)
 MOMENTS = {"adam": 2, "muon": 1, "sgd": 1}
 FOREACH_PASSES = 2.5  # over one pass of a fused kernel
 NEWTON_SCHULZ_ROUNDS = 5  # of Muon (Jordan 2024)
@@ -54,14 +55,14 @@ def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | N
                 total.optimizer + MOMENTS[plan.optimizer] * width * kept,
             )
             continue
-        master = layout.habits.parameter_dtype == "fp32"
+        master = layout.habits.parameter_dtype == "fp32" and plan.master_dtype == "fp32"
         working = (4.0 * (own if stage >= 3 else count)) if master else (2.0 * (own if stage >= 3 else count))
         if plan.precision in CAST_BYTES and not master:
             # Quantised copies are kept between micro-batches, and are all there is where parameters are gathered so.
             copies = low_precision_bytes(layout) * (own if stage >= 3 else count)
             working = copies if layout.holds_low_precision else working + (copies if stage < 3 else 0.0)
-        moment = 4.0 if plan.optimizer_dtype == "fp32" else 2.0
-        optimizer = (0.0 if master else 4.0) + MOMENTS[plan.optimizer] * moment
+        moment = MOMENT_BYTES[plan.moments_dtype]
+        optimizer = (0.0 if master or plan.master_dtype == "bf16" else 4.0) + MOMENTS[plan.optimizer] * moment
         kept = own if stage >= 1 else count
         total = State(
             total.parameters + working,
@@ -80,8 +81,12 @@ def _frozen_bytes(layout: Layout, dense: float, expert: float) -> float:
     stage = layout.plan.zero_stage or 0
     held = dense / (layout.shard_group if stage >= 3 else 1)
     held += expert / (layout.group("edp").size if stage >= 3 else 1)
+    if layout.plan.frozen_dtype != "bf16":
+        return FROZEN_BYTES[layout.plan.frozen_dtype] * held
     if layout.plan.precision not in CAST_BYTES:
-        return (4.0 if layout.plan.precision == "fp32" else 2.0) * held
+        # FSDP keeps what does not learn as it keeps what does.
+        wide = layout.plan.precision == "fp32" or layout.habits.parameter_dtype == "fp32"
+        return (4.0 if wide and layout.plan.master_dtype == "fp32" else 2.0) * held
     low = KEPT_BYTES[layout.plan.precision]
     asked = layout.asked.fp8_parameters
     alone = layout.habits.own_low_precision if asked is None else asked  # nothing is gathered of what does not learn
@@ -111,8 +116,9 @@ def optimizer_price(
     if layout.habits.pure_precision and plan.optimizer == "adam" and not plan.offload_optimizer:
         return _plain_update(layout, pricer, own, [size * own / (dense + expert) for size in tensors])
     gradient = layout.gradient_bytes
-    moments = MOMENTS[plan.optimizer] * (8.0 if plan.optimizer_dtype == "fp32" else 4.0)
-    update = gradient + 8.0 + moments + 2.0  # gradient; master and moments read and written; working copy written
+    moments = MOMENTS[plan.optimizer] * 2.0 * MOMENT_BYTES[plan.moments_dtype]
+    # Gradient; master and moments read and written; working copy written, or all there is.
+    update = gradient + (8.0 if plan.master_dtype == "fp32" else 2.0) + moments + 2.0
     if not layout.habits.fused_optimizer:
         update *= FOREACH_PASSES  # foreach kernels pass over the state once per term of the update
     norm = gradient if layout.habits.clips_gradients else 0.0  # read once for the gradient norm

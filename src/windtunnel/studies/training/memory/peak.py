@@ -39,7 +39,7 @@ from windtunnel.studies.training.lowering.shards.pipelined_shards import (
 )
 from windtunnel.studies.training.lowering.step import LoweredStep
 from windtunnel.studies.training.memory.allocations import Load, Passes, Resident, two_steps
-from windtunnel.studies.training.memory.model_state import State, state_bytes
+from windtunnel.studies.training.memory.model_state import MOMENT_BYTES, State, state_bytes
 from windtunnel.studies.training.memory.saved_tensors import keeping
 from windtunnel.studies.training.schedules import TRAITS, Kind, Schedule
 
@@ -263,11 +263,12 @@ class _Ranks:
         during = before + most + gradients + parameters + root
         at = int(np.argmax(during))
         # What a pass leaves may come after its peak: no more of it is there than the peak holds besides gradients.
-        stays = max(0.0, min(float(adds[at]), float(most[at] - learned[at])))
+        own = float(most[at] - learned[at])  # below zero: the pass has freed more than it holds besides gradients
+        stays = min(float(adds[at]), own) if adds[at] > 0.0 or own < 0.0 else 0.0
         return _Walk(
             at,
             held=float(before[at]) + stays,
-            workspace=float(most[at] - learned[at]) - stays + root,
+            workspace=own - stays + root,
             levels=during,
             gradients=float(gradients[at] + learned[at]),
             parameters=float(parameters[at]),
@@ -336,8 +337,8 @@ class _Ranks:
         whole = sum(weights) or 1.0
         root = int(sum(piece.root_bytes for piece in held))
         moments = 2 if plan.optimizer == "adam" else 1
-        master = 0.0 if layout.habits.parameter_dtype == "fp32" else 4.0
-        share = 1.0 - master / (master + moments * (4.0 if plan.optimizer_dtype == "fp32" else 2.0))
+        master = 0.0 if plan.master_dtype == "bf16" or layout.habits.parameter_dtype == "fp32" else 4.0
+        share = 1.0 - master / (master + moments * MOMENT_BYTES[plan.moments_dtype])
         made_later = state.optimizer * share / moments
         units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
         first = [int(state.parameters * one / whole) for one in units]

@@ -17,6 +17,7 @@ from windtunnel.physics.model.operations import KEPT_BYTES, Operation
 
 INPUT = 0  # slot of a block's input
 READS_NORM = ("qkv", "q", "q_down", "kv_down", "router", "permute", "mlp_up", "shared_up")
+BLOCKS = ("mlp", "moe", "shared_experts")  # that recomputation makes again from their input on
 BRANCHES = ("qkv", "q", "q_up", "kv_up")  # what attention reads together
 
 
@@ -145,7 +146,7 @@ def input_is_recomputed(op: Operation, previous: Operation | None, parts: frozen
         return False
     if "ops" in parts:
         return True  # the policy keeps outputs of GEMMs, not inputs
-    if op.part in parts and op.part in ("attention", "mlp"):
+    if op.part in parts and op.part in ("attention", *BLOCKS):
         return True
     return previous is not None and previous.part in parts and previous.kind == "memory"
 
@@ -154,7 +155,9 @@ def drops_own(op: Operation, parts: frozenset[str]) -> bool:
     """Whether selective recomputation makes again what an element-wise op keeps."""
     if "ops" in parts:
         return op.part not in ("head", "residual")
-    return op.part in parts and op.part not in ("norms", "activation", "moe_activation")
+    if op.part in ("activation", "moe_activation"):  # by itself its input stays, and its output is made again
+        return bool(parts & (frozenset(BLOCKS) if op.part == "activation" else {"moe"}))
+    return op.part in parts and op.part != "norms"
 
 
 def kept_products(operations: tuple[Operation, ...], compiled: bool) -> dict[str, float]:

@@ -1,0 +1,73 @@
+"""How far a question lies from what was measured, in words and as what that adds to the band.
+
+`cost/calibration/seen.yaml` says what published runs there are by software and GPU generation, and how far off they
+were with their source left out of whatever it informed. What lies beyond them is less known: another pair of software
+and GPU, more GPUs, a format, a mixture or adapters that none of them had, a GPU whose tables are another's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from windtunnel.physics.cost.calibration import read_calibration
+from windtunnel.physics.cost.training import release_name, training_document
+from windtunnel.studies.training.layout import Layout
+
+PARTS = 0.06  # of a step that its parts' own uncertainties make up where everything was measured
+WORTH_SAYING = 0.10
+
+
+class Distance(NamedTuple):
+    """One way in which a question lies beyond what was measured."""
+
+    words: str
+    sigma: float  # relative standard deviation that it adds
+
+
+def distances(layout: Layout) -> tuple[Distance, ...]:
+    """All of them, widest first; none on a device that was measured itself."""
+    if layout.cluster.calibration is not None:
+        return ()
+    found = [one for one in _distances(layout) if one.sigma > 0.0]
+    return tuple(sorted(found, key=lambda one: -one.sigma))
+
+
+def _distances(layout: Layout) -> Iterator[Distance]:
+    rules, plan, gpu = training_document()["distance"], layout.plan, layout.cluster.gpu
+    seen = seen_of(layout)
+    if seen is None:
+        any_run = any(gpu.generation in of for of in read_calibration("seen.yaml").values())
+        what = f"{layout.habits.title} on {gpu.generation}" if any_run else f"GPUs of generation {gpu.generation}"
+        yield Distance(f"no run of {what} was measured", rules["unseen"])
+    else:
+        off = seen["off"]
+        words = f"runs like it that informed nothing were off by {off:.0%}" if off >= WORTH_SAYING else ""
+        yield Distance(words, math.sqrt(max(0.0, off**2 - PARTS**2)))
+        if plan.precision not in seen["precisions"]:
+            yield Distance(f"no run like it in {plan.precision} was measured", rules["precision"])
+        more = math.log2(layout.cluster.n_gpus / seen["gpus"])
+        if more > 0.0:
+            yield Distance(f"no run like it on more than {seen['gpus']:,} GPUs was measured", rules["doubling"] * more)
+        if plan.ep > 1 and not seen["mixtures"]:
+            yield Distance("no run like it with experts over several ranks was measured", rules["mixture"])
+        if plan.lora_rank and not seen["adapters"]:
+            yield Distance("no run like it with adapters was measured", rules["adapters"])
+    if plan.ep > 1 and plan.release is None and plan.framework == "megatron":
+        words = "the release is not given: releases before 2025-09 send every choice of a token to its expert"
+        yield Distance(words, rules["release"])
+    if gpu.kernel_tables is not None and gpu.kernel_scale is not None:
+        yield Distance(f"{gpu.name}'s kernels are another GPU's, scaled", rules["scaled"])
+    if layout.tokens_per_rank < rules["few_tokens"]:
+        yield Distance(f"kernels are short at {layout.tokens_per_rank:,} tokens", rules["short"])
+
+
+def seen_of(layout: Layout) -> dict[str, Any] | None:
+    """What was measured of the plan's release on its GPU's generation, else of its framework; None for nothing."""
+    seen, generation = read_calibration("seen.yaml"), layout.cluster.gpu.generation
+    for name in (f"{layout.plan.framework} {release_name(layout.plan.release)}", layout.plan.framework):
+        if generation in seen.get(name, {}):
+            found: dict[str, Any] = seen[name][generation]
+            return found
+    return None
