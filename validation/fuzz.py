@@ -39,8 +39,8 @@ HOSTILE = (
     "/proc/self/mem", "%s%n",
     "{}", "[]", "*", "~", "$(id)", "<script>", "\udcff", "\r\n", "\ufeff8", "💥", "1e-320", "1/0", "1,2,,3", ":", "=",
     "a=b=c", "h100-sxm:0", "h100-sxm:999999999999", "\x1b[31m", "2147483648", "9223372036854775808", "1e18", "1ms",
-    "5min",     "-3h", "0s", "200%", "-5%", "1e300GB/s", "given", "given/bomb.yaml", "given/deep.json", "given/empty.csv",
-    "given/noise.parquet", "given/sparse.csv", "given/fifo",
+    "5min", "-3h", "0s", "200%", "-5%", "1e300GB/s", "given", "given/bomb.yaml", "given/deep.json",
+    "given/empty.csv", "given/noise.parquet", "given/sparse.csv", "given/fifo",
 )  # fmt: skip
 LIKELY = {
     "model": ("llama-3.1-8b", "mixtral-8x7b", "gpt2", "given/model.json", "llama-3.1-8b=2,qwen3-8b=1"),
