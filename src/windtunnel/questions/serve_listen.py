@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import STRICT, About, OneOf
 from windtunnel.questions.serve import SEED
-from windtunnel.questions.serving import LAYOUT, REQUESTS, Apart, Engine, Served, Together
+from windtunnel.questions.serving import LAYOUT, REQUESTS, Apart, Engine, Router, Served, Together
 
 LISTEN = "Listening"
 
@@ -17,7 +17,7 @@ class PairsApart(Apart):
     """Equal pairs of a prefill and a decode pool behind one router."""
 
     replicas: Annotated[int, About("Equal pairs of pools (1).", LAYOUT, least=1)] = 1
-    router: Annotated[str, About("Which pair gets a request (least-loaded).", LAYOUT, rare=True)] = "least-loaded"
+    router: Annotated[Router, About("Which pair gets a request (least-loaded).", LAYOUT, rare=True)] = "least-loaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

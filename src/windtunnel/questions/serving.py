@@ -10,6 +10,7 @@ from windtunnel.questions.about import STRICT, About, OneOf
 from windtunnel.questions.parts import ClusterPart, ModelPart
 
 Weights = Literal["bf16", "fp16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int8", "int4"]
+Router = Literal["round-robin", "least-loaded", "prefix-aware"]
 ENGINE, LAYOUT, REQUESTS, LOAD, LIMITS = "Engine", "Layout", "Requests", "Load", "Limits"
 MOST = 10_000_000  # of requests, and of tokens of one
 
@@ -161,7 +162,7 @@ class Together:
     ] = None
     replicas: Annotated[int, About("Equal replicas behind one router (1).", LAYOUT, least=1)] = 1
     router: Annotated[
-        Literal["round-robin", "least-loaded", "prefix-aware"],
+        Router,
         About("Which replica gets a request (least-loaded).", LAYOUT, rare=True),
     ] = "least-loaded"
     kernels: Annotated[
