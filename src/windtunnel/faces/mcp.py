@@ -25,7 +25,7 @@ TOOLS = {
     verb.replace(" ", "_"): verb
     for verb in (
         *("predict", "plan", "survive", "survive spot"),
-        *("serve", "serve plan", "serve spot", "serve pool"),
+        *("serve", "serve plan", "serve policies", "serve spot", "serve pool"),
         *("fleet", "fleet when", "fleet pack", "fleet flows", "fleet lint"),
     )
 }

@@ -65,6 +65,11 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.serving.study:answer_plan",
         "Find the highest rate that keeps the limits, or with --method the best placement for a rate.",
     ),
+    "serve policies": Verb(
+        "windtunnel.questions.serve_policies:ServePolicies",
+        "windtunnel.studies.serving.policies:answer",
+        "Compare batching policies and routers on the same requests.",
+    ),
     "serve spot": Verb(
         "windtunnel.questions.serve_spot:ServeSpot",
         "windtunnel.studies.serving.study:answer_spot",

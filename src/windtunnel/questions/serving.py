@@ -148,12 +148,10 @@ def check_load(requests: Lengths | Trace, load: Open | Closed | AsRecorded) -> N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
-    """Equal replicas that do both phases."""
+class Replicas:
+    """Equal replicas, and how each is laid out."""
 
     __pydantic_config__: ClassVar = STRICT
-    kind: ClassVar[str] = "together"
-    phrase: ClassVar[str] = "replicas of both phases (--replicas, --tp)"
     tp: Annotated[int, About("Tensor parallelism (1).", LAYOUT, least=1)] = 1
     pp: Annotated[int, About("Pipeline parallelism (1).", LAYOUT, least=1, rare=True)] = 1
     dp: Annotated[int, About("Attention data parallelism inside a replica (1).", LAYOUT, least=1, rare=True)] = 1
@@ -161,13 +159,21 @@ class Together:
         int | None, About("Expert parallelism; by default as the engine does.", LAYOUT, least=1, rare=True)
     ] = None
     replicas: Annotated[int, About("Equal replicas behind one router (1).", LAYOUT, least=1)] = 1
+    kernels: Annotated[
+        str | None, About("Measured kernels: a table, or the folder that holds them.", ENGINE, rare=True)
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together(Replicas):
+    """Equal replicas that do both phases, behind one router."""
+
+    kind: ClassVar[str] = "together"
+    phrase: ClassVar[str] = "replicas of both phases (--replicas, --tp)"
     router: Annotated[
         Router,
         About("Which replica gets a request (least-loaded).", LAYOUT, rare=True),
     ] = "least-loaded"
-    kernels: Annotated[
-        str | None, About("Measured kernels: a table, or the folder that holds them.", ENGINE, rare=True)
-    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

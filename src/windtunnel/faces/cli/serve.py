@@ -14,6 +14,7 @@ from windtunnel.output_file import check_writable, write_atomically
 from windtunnel.questions.serve import Serve
 from windtunnel.questions.serve_listen import ServeListen
 from windtunnel.questions.serve_plan import ServePlan, Sought
+from windtunnel.questions.serve_policies import ServePolicies
 from windtunnel.questions.serve_pool import ServePool
 from windtunnel.questions.serve_real import ServeReal
 from windtunnel.questions.serve_spot import ServeSpot
@@ -126,6 +127,20 @@ def _value(value: float, share: bool) -> str:
     return f"{value:.1%}" if share else f"{value:.4g}"
 
 
+def show_policies(question: ServePolicies, outputs: Outputs) -> None:
+    """Answer, and print."""
+    from windtunnel.faces.report.serving.console import print_policies
+    from windtunnel.studies.serving.policies import answer
+
+    with working("serving"):
+        found = answer(question)
+    if outputs.json:
+        print_answered(question, found)
+        return
+    noted(found)
+    print_policies(found.to_dict(), stdout())
+
+
 def show_spot(question: ServeSpot, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.serving.console import print_spot_serving
@@ -199,6 +214,7 @@ def serve_app(*, everything: bool = False) -> App:
     files = ("report", "trace", "rows", "json")
     app.default(command("serve", show_serve, files, everything=everything))
     app.command(command("serve plan", show_plan, files, everything=everything))
+    app.command(command("serve policies", show_policies, everything=everything))
     app.command(command("serve spot", show_spot, everything=everything))
     app.command(command("serve pool", show_pool, ("report", "json"), everything=everything))
     app.command(command("serve real", show_real, everything=everything))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
-from windtunnel.questions.serving import AsRecorded, Closed, Drafted, EngineName, Lengths, Open, Together, Trace
+from windtunnel.questions.serving import AsRecorded, Closed, Drafted, EngineName, Lengths, Open, Replicas, Trace
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
@@ -40,7 +40,7 @@ def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, see
     return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name)
 
 
-def deployment_of(engine: EngineName, layout: Together | None = None) -> Deployment:
+def deployment_of(engine: EngineName, layout: Replicas | None = None) -> Deployment:
     """One replica as a question says it; without a layout on one GPU."""
     given: dict[str, Any] = {field.name: getattr(engine, field.name) for field in fields(engine)}
     drafting = given.pop("drafting", None)

@@ -18,7 +18,7 @@ from windtunnel.questions.serve_listen import OfTrace, ServeListen, UpTo
 from windtunnel.questions.serve_plan import ServePlan, Sought
 from windtunnel.questions.serve_pool import ServePool
 from windtunnel.questions.serve_spot import ServeSpot
-from windtunnel.questions.serving import Apart, AsRecorded, Engine, Lengths, Open, Together
+from windtunnel.questions.serving import Apart, AsRecorded, Engine, Lengths, Open, Replicas, Together
 from windtunnel.studies.serving.build import Engine as Priced
 from windtunnel.studies.serving.build import engine_of
 from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner, pools_in_words
@@ -200,7 +200,7 @@ def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
     )
 
 
-def priced(model: Model, machine: Cluster, engine: Engine, layout: Together) -> Priced:
+def priced(model: Model, machine: Cluster, engine: Engine, layout: Replicas) -> Priced:
     """The engine of each replica, by its own prices or by measured kernels that are given. Raises UserError."""
     deployment = deployment_of(engine, layout)
     _check_replicas(layout.replicas * deployment.gpus, machine)

@@ -186,6 +186,24 @@ def print_real(found: Mapping[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def print_policies(found: Mapping[str, Any], console: Console) -> None:
+    """`found`: answers of `serve` by policy."""
+    results = found["policies"]
+    rows = [(key, mark) for key in ("ttft_s", "tpot_s", "e2e_s") for mark in ("mean", "p99")]
+    labels = [f"{dict(ROWS)[key]} {mark}" for key, mark in rows]
+    cells = [
+        [
+            *("-" if one[key] is None else duration(one[key][mark]) for key, mark in rows),
+            f"{one['output_tokens_per_s']:,.0f}",
+            "-" if one["slo_attainment"] is None else f"{one['slo_attainment']:.1%}",
+            f"{one['preemptions']:,}",
+            one["regime"],
+        ]
+        for one in results.values()
+    ]
+    _side_by_side(console, list(results), [*labels, "tokens/s", "within limits", "preemptions", "regime"], cells)
+
+
 def print_spot_serving(found: Mapping[str, Any], console: Console) -> None:
     """`found`: `SpotServing.to_dict()`."""
     spec, machines = found["spec"], found["spec"]["machines"]
