@@ -1,7 +1,7 @@
 """Every ledger predicted as the code stands, and one table of how far off that is, kept with its date.
 
     python validation/blind.py TABLE.csv ...                  the ledgers beside this file and further ones; print
-    python validation/blind.py TABLE.csv ... --write "why"    and add it to `history/blind.csv`, `docs/accuracy-history.md`
+    python validation/blind.py TABLE.csv ... --write "why"    and keep it in `history/` and docs/accuracy-history.md
 
 Run it before a change of physics with `--write "before ..."` and again after. Of a ledger that is not in this
 repository only names of sources and errors are kept. Scores are per source and per year of what was measured (year of
@@ -36,7 +36,7 @@ ABOUT = """# History of accuracy
 
 Written by `python validation/blind.py ... --write`; do not edit. Each section is one run of that script: all ledgers
 predicted by the code as it stood, by source and by year of what was measured. error = predicted / measured - 1; *held*
-is the share of runs in their p5-p95 band. Every 12th row of the Ultra-Scale sweep and every 4th of vTrain, levels A and B.
+is the share of runs in their p5-p95 band. Levels A and B; every 12th row of the Ultra-Scale sweep, every 4th of vTrain.
 """
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     )
     from windtunnel.evidence.accuracy import run_validation
     from windtunnel.faces.report.comparison.compare import compare
-    from windtunnel.faces.report.notebook import notebook_html
-    from windtunnel.faces.report.prediction.html import write_html as write_report
+    from windtunnel.faces.report.prediction.views import notebook_html, write_report
     from windtunnel.faces.report.run_folder import load as load_result
     from windtunnel.faces.report.run_folder import save as save_result
     from windtunnel.physics.hardware import Cluster, parse_cluster
@@ -81,7 +80,7 @@ _HOME = {
     "fleet": ("studies.fleet.study", "fleet"),
     "load_model": ("physics.model", "load_model"),
     "load_result": ("faces.report.run_folder", "load"),
-    "notebook_html": ("faces.report.notebook", "notebook_html"),
+    "notebook_html": ("faces.report.prediction.views", "notebook_html"),
     "op_table": ("studies.training.op_table", "op_table"),
     "parse_cluster": ("physics.hardware", "parse_cluster"),
     "plan": ("studies.planning.plan", "plan"),
@@ -96,7 +95,7 @@ _HOME = {
     "serve_on_spot": ("studies.serving.spot.study", "serve_on_spot"),
     "survive": ("studies.survive", "survive"),
     "whatif": ("studies.whatif", "ask_again"),
-    "write_report": ("faces.report.prediction.html", "write_html"),
+    "write_report": ("faces.report.prediction.views", "write_report"),
 }
 __all__ = [
     "Cluster",

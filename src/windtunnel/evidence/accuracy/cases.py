@@ -40,6 +40,7 @@ class Case:
     plans: tuple[Plan, ...]
     swept: tuple[str, ...]
     assumptions: tuple[str, ...]
+    router_load: str | None = None  # how unevenly experts are chosen, where routing was real
     packed: bool = False  # from documents of unknown lengths, with no attention between them
 
     @property
@@ -86,7 +87,10 @@ def _case(row: Row) -> Case:
     notes = (*fabric_notes, *((assumed,) if assumed else ()), *assumptions)
     if row.mtp_layers:
         model = model.with_changes(mtp_layers=row.mtp_layers)
-    return Case(row, model, cluster, plans, swept, notes, wording.is_packed(row))
+    routed = wording.router_load_of(row)
+    if routed:
+        notes = (*notes, f"routing was real, and its loads are not stated: taken as --router-load {routed}")
+    return Case(row, model, cluster, plans, swept, notes, routed, wording.is_packed(row))
 
 
 def _need(row: Row, *names: str) -> None:

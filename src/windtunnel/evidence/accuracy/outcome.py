@@ -11,12 +11,9 @@ from windtunnel.evidence.accuracy.cases import Case, Skip, case_of
 from windtunnel.evidence.accuracy.table import Row
 
 if TYPE_CHECKING:
-    from windtunnel.physics.hardware import Cluster
-    from windtunnel.physics.model import Model
     from windtunnel.physics.step.result import Result, StageMemory
-    from windtunnel.studies.training.plan import Plan
 
-    Predict = Callable[[Model, Cluster, Plan], Result]
+    Predict = Callable[..., Result]  # of a Model, a Cluster and a Plan, and perhaps a `router_load`
 
 GIB = 2**30
 
@@ -51,6 +48,7 @@ class Outcome:
     is_anchor: bool = False
     model_flops: float | None = None  # of one step: 6 N + 12 L a d s per token
     guess_s: float | None = None  # what a constant FLOP rate would say, see guess.py
+    band_reason: str = ""  # what the band is wide for
     full: bool = False  # it fits only because the allocator gives cached memory back: `plan` proposes none of these
 
     @property
@@ -133,7 +131,8 @@ def _swept(case: Case, predict: Predict) -> Outcome:
     refused: LayoutError | None = None
     for plan in case.plans:
         try:
-            results.append(predict(case.model, case.cluster, plan))
+            routed = {"router_load": case.router_load} if case.router_load else {}
+            results.append(predict(case.model, case.cluster, plan, **routed))
         except LayoutError as error:  # one value of a sweep may be impossible; all of them are a verdict
             refused = error
     if not results:
@@ -161,8 +160,10 @@ def _swept(case: Case, predict: Predict) -> Outcome:
         return outcome
     # Packed documents of unknown lengths have between none and all of the attention of whole sequences.
     fewer = {id(result): result.breakdown_ns.get("attention", 0) if case.packed else 0 for result in times}
+    open_words = f"not stated, swept: {', '.join(case.swept)}" if case.swept else ""
     return replace(
         outcome,
+        band_reason="; ".join(words for words in (open_words, quickest.band_reason) if words),
         # Whoever publishes a benchmark has tuned what the row leaves open.
         step_time_s=min(result.step_time_ns - fewer[id(result)] / 2 for result in times) / 1e9,
         p5_s=min(result.step_time_p5_ns - fewer[id(result)] for result in times) / 1e9,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError
 from windtunnel.evidence.accuracy.guess import with_guesses
 from windtunnel.evidence.accuracy.outcome import Outcome
 from windtunnel.evidence.accuracy.ranking import Ranking, rankings
@@ -26,11 +24,12 @@ from windtunnel.evidence.accuracy.score import (
     score,
     spreads,
 )
+from windtunnel.files.write import write_csv
 
 ENDLESS = 10**12  # GPUs
 SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
 GROUPS = ("by_scale", "by_kind", "by_precision", "spread", "memory", "feasibility", "ranking", "ordering")
-ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason")
+ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason", "band_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +67,7 @@ class Report:
 
     def write_rows(self, path: str | Path) -> None:
         """One CSV line per row of the table, skipped ones included. Raises InputFileError if it cannot be written."""
-        try:
-            with Path(path).open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, ROW_FIELDS, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(row_of(outcome) for outcome in self.outcomes)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise InputFileError(path, f"cannot be written ({reason})", "give --rows another path") from None
+        write_csv(path, ROW_FIELDS, (row_of(outcome) for outcome in self.outcomes))
 
 
 def row_of(outcome: Outcome) -> dict[str, Any]:
@@ -88,6 +80,7 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
         "peak_mem_gib": _rounded(outcome.peak_mem_gib),
         "status": outcome.status,
         "reason": outcome.reason,
+        "band_reason": outcome.band_reason,
     }
 
 

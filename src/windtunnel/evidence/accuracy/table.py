@@ -6,18 +6,17 @@ beyond those are carried by nobody and ignored, unless their name looks like a s
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
-from windtunnel.input_file import read_bytes
+from windtunnel.files.table import number_of, short
+from windtunnel.files.table import read_table as read_table_of
 
 SWITCHES = (
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_tp_backward"),
@@ -166,31 +165,16 @@ def read_tables(paths: Sequence[str | Path]) -> tuple[Row, ...]:
 
 def read_table(path: str | Path) -> tuple[Row, ...]:
     """All rows of the file, in its order. Raises InputFileError that names file, line and column."""
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except OSError as error:
-        problem = error.strerror or "cannot be read"
-        raise InputFileError(path, problem, "give the path of a CSV of measured runs") from None
-    except (UnicodeDecodeError, ValueError) as error:  # ValueError: a path with a null byte
-        raise InputFileError(path, f"not UTF-8 text ({error})", "save the table as UTF-8 CSV") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        header = next(reader, None)
-        if not header:
-            raise InputFileError(path, "is empty", REMEDY)
-        _check_header(path, header)
-        rows, seen = [], dict[str, int]()
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            row = _row(path, reader.line_num, header, cells)
-            if row.id in seen:
-                problem = f"line {row.line}, column id: {row.id!r} is already on line {seen[row.id]}"
-                raise InputFileError(path, problem, "give every run an id of its own")
-            seen[row.id] = row.line
-            rows.append(row)
-    except csv.Error as error:
-        raise InputFileError(path, f"line {reader.line_num}: {error}", "save the table as plain CSV") from None
+    table = read_table_of(path, "give the path of a CSV of measured runs")
+    _check_header(path, list(table.columns))
+    rows, seen = [], dict[str, int]()
+    for line, cells in table.rows():
+        row = _row(path, line, cells)
+        if row.id in seen:
+            problem = f"line {row.line}, column id: {row.id!r} is already on line {seen[row.id]}"
+            raise InputFileError(path, problem, "give every run an id of its own")
+        seen[row.id] = row.line
+        rows.append(row)
     if not rows:
         raise InputFileError(path, "has a header and no rows", REMEDY)
     return tuple(rows)
@@ -200,17 +184,12 @@ def unread_columns(paths: Sequence[str | Path]) -> tuple[str, ...]:
     """Columns of the files that hold something and that nothing reads, in order."""
     found: dict[str, None] = {}
     for path in paths:
-        for cells in csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")):
-            found |= dict.fromkeys(
-                name for name, cell in cells.items() if name not in COLUMNS and cell and cell.strip()
-            )
+        table = read_table_of(path)
+        found |= dict.fromkeys(name for name in table.columns if name not in COLUMNS and any(table.texts(name)))
     return tuple(found)
 
 
 def _check_header(path: str | Path, header: list[str]) -> None:
-    twice = next((name for i, name in enumerate(header) if name in header[:i]), None)
-    if twice is not None:
-        raise InputFileError(path, f"line 1: column {twice!r} appears twice", "name every column once")
     absent = [name for name in REQUIRED if name not in header]
     if absent:
         near = get_close_matches(absent[0], [name for name in header if name not in COLUMNS], n=1, cutoff=0.7)
@@ -225,21 +204,17 @@ def _check_header(path: str | Path, header: list[str]) -> None:
         raise InputFileError(path, f"line 1: none of the columns {', '.join(MEASURES)} is there", REMEDY)
 
 
-def _row(path: str | Path, line: int, header: list[str], cells: list[str]) -> Row:
-    if len(cells) != len(header):
-        problem = f"line {line}: {len(cells)} cells, but the header names {len(header)} columns"
-        raise InputFileError(path, problem, "check the commas and quotes of that line")
-    given = {name: cell.strip() for name, cell in zip(header, cells, strict=True) if name in COLUMNS}
+def _row(path: str | Path, line: int, given: Mapping[str, str]) -> Row:
     values: dict[str, Any] = {name: given.get(name, "") for name in TEXTS}
     if not values["id"]:
         raise InputFileError(path, f"line {line}, column id: is empty", "give every run an id of its own")
     for name, least, whole in _numeric():
         values[name] = _number(path, line, name, given.get(name, ""), least, whole)
     if values["spec_level"] not in ("", "A", "B", "C"):
-        problem = f"line {line}, column spec_level: {_short(values['spec_level'])} is not A, B or C"
+        problem = f"line {line}, column spec_level: {short(values['spec_level'])} is not A, B or C"
         raise InputFileError(path, problem, "leave it empty to have it counted")
     if values["date"] and not DATE.fullmatch(values["date"]):  # what a release had is told by it
-        problem = f"line {line}, column date: {_short(values['date'])} is no date"
+        problem = f"line {line}, column date: {short(values['date'])} is no date"
         raise InputFileError(path, problem, "write YYYY-MM, or leave it empty if it is not known")
     return Row(line=line, **values)
 
@@ -253,20 +228,13 @@ def _numeric() -> Iterable[tuple[str, int, bool]]:
 def _number(path: str | Path, line: int, name: str, text: str, least: int, whole: bool) -> int | float | None:
     if not text:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_of(text)
     if not math.isfinite(value):
-        problem = f"line {line}, column {name}: {_short(text)} is not a number"
+        problem = f"line {line}, column {name}: {short(text)} is not a number"
     elif whole and not value.is_integer():
-        problem = f"line {line}, column {name}: {_short(text)} is not a whole number"
+        problem = f"line {line}, column {name}: {short(text)} is not a whole number"
     elif not least <= value <= LARGEST or (not whole and value == 0):
-        problem = f"line {line}, column {name}: {_short(text)} is out of range"
+        problem = f"line {line}, column {name}: {short(text)} is out of range"
     else:
         return int(value) if whole else value
     raise InputFileError(path, problem, "correct the cell, or leave it empty if it is not known")
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import spelled
 from windtunnel.faces.cli.output import print_json
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.questions import QUESTIONS, read, schema
 from windtunnel.questions.words import with_settings, words
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.faces.cli.output import note, stdout, working
+from windtunnel.faces.cli.output import note, show, stdout, working
 from windtunnel.units import format_many
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from windtunnel.faces.report.calibration_html import CurveChart
+    from windtunnel.faces.report.calibration import CurveChart
     from windtunnel.physics.hardware.calibration import Points
 
 
@@ -133,12 +133,8 @@ def _collectives(
 
 def _show(path: Path, page: Path | None) -> None:
     """Points against curves: the curves come from `cost`, the pictures from `report`."""
-    from windtunnel.faces.report.calibration_html import (
-        CalibrationView,
-        CurveChart,
-        print_calibration,
-        write_calibration,
-    )
+    from windtunnel.faces.report.calibration import Calibration, CurveChart, calibration_document
+    from windtunnel.faces.report.draw.page import write_page
     from windtunnel.physics.cost.calibrated import calibrated_costs
     from windtunnel.physics.hardware import parse_cluster
     from windtunnel.real.calibrate.document import load_document
@@ -166,7 +162,7 @@ def _show(path: Path, page: Path | None) -> None:
             for curve in costs.curves()
         ]
     found = costs.calibration
-    view = CalibrationView(
+    answer = Calibration(
         str(path),
         found.device,
         found.kind,
@@ -178,10 +174,11 @@ def _show(path: Path, page: Path | None) -> None:
         _collective_charts(found.collectives, CurveChart),
         [str(text) for text in document["calibration"].get("notes") or []],
     )
+    views = calibration_document(answer)
     if page is not None:
-        write_calibration(view, page)
+        write_page(views, page)
         note(f"wrote {page}")
-    print_calibration(view, stdout())
+    show(views)
 
 
 def _collective_charts(collectives: Mapping[tuple[str, str, int], Points], chart: type[CurveChart]) -> list[CurveChart]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.faces.cli.output import print_answer, stdout
+from windtunnel.faces.cli.output import note, print_answer, show
 
 
 def compare(
@@ -16,6 +16,7 @@ def compare(
     /,
     *,
     out: Annotated[Path, Parameter(help="Where run folders are looked for by their hash (runs).")] = Path("runs"),
+    report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Show where two runs differ, and what explains it.
@@ -28,11 +29,16 @@ def compare(
         The run to hold against it.
     """
     from windtunnel.faces.report.comparison.compare import compare as compared
-    from windtunnel.faces.report.comparison.console import print_comparison
+    from windtunnel.faces.report.comparison.views import comparison_document
     from windtunnel.faces.report.run_folder import load
 
     comparison = compared(load(run_a, out), load(run_b, out))
+    if report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(comparison_document(comparison), report)
+        note(f"wrote {report}")
     if json:
         print_answer("compare", comparison.to_dict())
     else:
-        print_comparison(comparison, stdout())
+        show(comparison_document(comparison))

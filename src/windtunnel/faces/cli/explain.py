@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.output import note, print_answer, stdout, working
+from windtunnel.faces.cli.output import note, print_answer, show, working
 
 
 def explain(
@@ -26,6 +26,7 @@ def explain(
         bool, Parameter(negative="", help="Name the rank that made the others wait, from a folder of ranks' logs.")
     ] = False,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
+    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print the explanation as JSON.")] = False,
 ) -> None:
     """Say why a real job is slower than it should be: which worker, stage or kind of op, and what mending it gives.
@@ -43,16 +44,16 @@ def explain(
             raise SpecError("--silent", " ".join(map(str, traces)), "give one folder of ranks' logs, and nothing else")
         told(traces[0], 3.0, as_of_last_beat=True, report=report, json=json)
         return
-    from windtunnel.faces.report.explanation.console import print_explanation
+    from windtunnel.faces.report.explanation import explanation_document
     from windtunnel.studies.traces.read import read_trace
     from windtunnel.studies.traces.stragglers.counterfactuals import explain as explained
 
     with working("reading the trace"):
         explanation = explained(read_trace(traces), [str(path) for path in traces], without)
     if report is not None:
-        from windtunnel.faces.report.explanation.html import write_explanation
+        from windtunnel.faces.report.draw.page import write_page
 
-        write_explanation(explanation, report)
+        write_page(explanation_document(explanation), report)
     if json:
         print_answer(
             "explain",
@@ -61,6 +62,6 @@ def explain(
             warnings=explanation.notes,
         )
     else:
-        print_explanation(explanation, stdout())
+        show(explanation_document(explanation), full=full)
     if report is not None:
         note(f"wrote {report}")

@@ -30,6 +30,7 @@ class Outputs:
     json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False
     out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs")
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True
+    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False
 
 
 @dataclass(frozen=True, slots=True)

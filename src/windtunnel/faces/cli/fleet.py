@@ -9,8 +9,8 @@ from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import note, noted, print_answered, stdout, working, wrote
-from windtunnel.output_file import check_writable, writing
+from windtunnel.faces.cli.output import note, noted, print_answered, show, stdout, working, wrote
+from windtunnel.files.write import check_writable, writing
 from windtunnel.questions.fleet import Fleet
 from windtunnel.questions.fleet_flows import FleetFlows
 from windtunnel.questions.fleet_lint import FleetLint
@@ -19,9 +19,9 @@ from windtunnel.questions.fleet_pack import FleetPack
 from windtunnel.questions.fleet_when import FleetWhen
 
 if TYPE_CHECKING:
-    from windtunnel.faces.report.fleet.page import Occupancy
     from windtunnel.studies.fleet.flows.study import FlowsStudy
-    from windtunnel.studies.fleet.outcome import Outcome
+    from windtunnel.studies.fleet.study import FleetAnswer
+    from windtunnel.views import Document
 
 Executor = Annotated[str, Parameter(help="--seeds: serial, processes, ray or ray:ADDRESS (serial).")]
 Folder = Annotated[Path, Parameter(help="Where a live run keeps its journal (fleet-live).")]
@@ -50,39 +50,32 @@ def show_fleet(question: Fleet, outputs: Outputs, *, executor: Executor = "seria
 
         with writing(outputs.rows):
             write_jobs(list(found.outcomes), outputs.rows)
-    document = found.to_dict()
     if outputs.json:
         print_answered(question, found)
     else:
-        from windtunnel.faces.report.fleet.console import print_fleet
-
-        print_fleet(document, found.figures, stdout())
+        show(_document(found), full=outputs.full)
     if outputs.report is not None:
-        from windtunnel.faces.report.fleet.page import write_fleet_page
+        from windtunnel.faces.report.draw.page import write_page
 
-        write_fleet_page(outputs.report, document, [_occupancy(one) for one in found.outcomes], found.frontier)
+        write_page(_document(found), outputs.report)
         wrote(outputs.report)
 
 
-def _occupancy(outcome: Outcome) -> Occupancy:
-    """What the page draws of a run."""
-    from windtunnel.faces.report.fleet.page import Occupancy
+def _document(found: FleetAnswer) -> Document:
+    from windtunnel.faces.report.fleet import Fleet as Shown
+    from windtunnel.faces.report.fleet import fleet_document
 
-    ran = outcome.ran()
-    ran = ran[outcome.end_s[ran] > outcome.start_s[ran]]
-    return Occupancy(
-        outcome.policy,
-        outcome.start_s[ran].tolist(),
-        outcome.end_s[ran].tolist(),
-        outcome.gpu_seconds[ran].tolist(),
-        [outcome.jobs.name[at] for at in ran.tolist()],
-        (outcome.start_s - outcome.jobs.submit_s)[ran].tolist(),
+    own = found.to_dict()
+    bands = [each["bands"] for each in found.figures if "bands" in each]
+    left_out = own.get("left_out", {})
+    return fleet_document(
+        Shown(own["trace"], own["cluster"], own["gpus"], found.figures, found.outcomes, left_out, found.frontier, bands)
     )
 
 
 def show_when(question: FleetWhen, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.fleet.console import print_when
+    from windtunnel.faces.report.fleet import when_document
     from windtunnel.studies.fleet.study import answer_when
 
     with working("running"):
@@ -92,13 +85,14 @@ def show_when(question: FleetWhen, outputs: Outputs) -> None:
     if outputs.json:
         print_answered(question, found)
         return
-    for one in found.when.values():
-        print_when(one, stdout())
+    for one in found.when:
+        show(when_document(one), full=outputs.full)
 
 
 def show_pack(question: FleetPack, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.fleet.console import print_fleet
+    from windtunnel.faces.report.fleet import Fleet as Shown
+    from windtunnel.faces.report.fleet import fleet_document
     from windtunnel.studies.fleet.study import answer_pack
 
     if outputs.rows is not None:
@@ -112,7 +106,7 @@ def show_pack(question: FleetPack, outputs: Outputs) -> None:
     if outputs.json:
         print_answered(question, found)
     else:
-        print_fleet(found.to_dict(), found.figures, stdout())
+        show(fleet_document(Shown(found.jobs.source, found.cluster, None, found.figures)), full=outputs.full)
 
 
 def show_lint(question: FleetLint, outputs: Outputs) -> int:
@@ -137,8 +131,7 @@ def show_flows(question: FleetFlows, outputs: Outputs) -> None:
     with working("moving flows"):
         found = answer_flows(question)
     if outputs.rows is not None:
-        with writing(outputs.rows):
-            found.write_rows(outputs.rows)
+        found.write_rows(outputs.rows)
     if outputs.json:
         print_answered(question, found)
     else:
@@ -197,9 +190,9 @@ def fleet_app(*, everything: bool = False) -> App:
         default_parameter=Parameter(show_default=False),
         help_format="plaintext",
     )
-    app.default(command("fleet", show_fleet, ("report", "rows", "json"), everything=everything))
-    app.command(command("fleet when", show_when, everything=everything))
-    app.command(command("fleet pack", show_pack, ("rows", "json"), everything=everything))
+    app.default(command("fleet", show_fleet, ("report", "rows", "json", "full"), everything=everything))
+    app.command(command("fleet when", show_when, ("json", "full"), everything=everything))
+    app.command(command("fleet pack", show_pack, ("rows", "json", "full"), everything=everything))
     app.command(command("fleet flows", show_flows, ("rows", "json"), everything=everything))
     app.command(command("fleet lint", show_lint, everything=everything))
     app.command(command("fleet live", show_live, everything=everything))

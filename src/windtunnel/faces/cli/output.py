@@ -17,6 +17,8 @@ from windtunnel.questions.words import command
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from windtunnel.views import Document
+
 PIPED_WIDTH = 120  # columns where no terminal says how wide it is
 PATIENCE_S = 1.0  # what is done sooner needs no progress
 
@@ -35,6 +37,13 @@ def _columns() -> int | None:
 
     columns = os.environ.get("COLUMNS", "")
     return max(40, int(columns)) if columns.isascii() and columns.isdigit() and len(columns) < 5 else None
+
+
+def show(document: Document, *, full: bool = False) -> None:
+    """Print what an answer shows; `full`: all of it, not its first screen alone."""
+    from windtunnel.faces.report.draw.console import print_document
+
+    print_document(document, stdout(), full=full)
 
 
 def print_answer(

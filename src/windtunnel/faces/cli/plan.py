@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from cyclopts import Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.asked import ASKED
 from windtunnel.faces.cli.flags import Outputs
-from windtunnel.faces.cli.output import note, print_question, stdout, working
+from windtunnel.faces.cli.output import note, print_question, show, working
 from windtunnel.questions.header import band_entry
 from windtunnel.questions.search import Search
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.planning.oracle import Layout, Replayed
 
 INFEASIBLE = 3  # as in predict
-OUTPUTS = ("report", "rows", "json")
+OUTPUTS = ("report", "rows", "full", "json")
 
 
 def plan(
@@ -42,27 +43,27 @@ def plan(
     asked = ASKED.get()
     with working("planning"), _rows(outputs.rows, question) as told:
         found = plans(question, told=told, begun_s=None if asked is None else asked.begun_s)
-    document = found.to_dict()
-    if launch_flags is not None and document["plans"]:
+    if launch_flags is not None and found.plans:
         from windtunnel.studies.training.launch import launch_flags as written
 
-        best = document["plans"][0]
-        name, text, _ = written(launch_flags, best["plan"], best["n_gpus"], question.model.base)
-        document["launch"] = {name: text}
+        name, text, _ = written(launch_flags, found[0].plan, found[0].n_gpus, question.model.base)
+        found = replace(found, launch={name: text})
     for line in notes:
         note(line)
-    if outputs.report is not None:
-        from windtunnel.faces.report.planning.html import write_plans_html
+    from windtunnel.faces.report.plans import plans_document
 
-        write_plans_html(document, outputs.report, title=f"{question.model.base} on {question.cluster.base}")
+    title = f"Plans for {question.model.base} on {question.cluster.base}"
+    if outputs.report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(plans_document(found, title), outputs.report)
         note(f"wrote {outputs.report}")
     if outputs.json:
+        document = found.to_dict()
         print_question(question, document, band=band_of_best(document), warnings=notes)
     else:
-        from windtunnel.faces.report.planning.console import print_plans
-
-        print_plans(document, stdout())
-    return INFEASIBLE if document["status"] == "infeasible" else 0
+        show(plans_document(found, title), full=outputs.full)
+    return INFEASIBLE if found.status == "infeasible" else 0
 
 
 def _cut(question: Search, outputs: Outputs, launch_flags: str | None) -> int:
@@ -78,9 +79,9 @@ def _cut(question: Search, outputs: Outputs, launch_flags: str | None) -> int:
     if outputs.json:
         print_question(question, document, band=band_of_best(document), warnings=document["assumed"])
     else:
-        from windtunnel.faces.report.planning.console import print_cuts
+        from windtunnel.faces.report.plans import cuts_document
 
-        print_cuts(document, stdout())
+        show(cuts_document(document), full=outputs.full)
     return INFEASIBLE if document["status"] == "infeasible" else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,19 +10,18 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Below, Given, Outputs
-from windtunnel.faces.cli.output import note, print_json, stdout, working
+from windtunnel.faces.cli.output import note, print_json, show, stdout, working
 from windtunnel.questions.plan import Plan, Script
 from windtunnel.questions.predict import Predict
 from windtunnel.questions.question import fields_of
 from windtunnel.questions.words import settings
-from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.physics.step.result import Result
 
 INFEASIBLE = 3
 OPS_IN_JSON = Path("json")  # as `--rows` says it
-OUTPUTS = ("report", "trace", "rows", "json", "out", "save")
+OUTPUTS = ("report", "trace", "rows", "json", "out", "save", "full")
 PLAN_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Plan))
 SCRIPT_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Script))
 
@@ -95,23 +93,25 @@ def predict(
             more["launch"] = launched(launch_flags, result)
         print_json(to_document(result) | more)
     else:
-        from windtunnel.faces.report.prediction.console import print_advice, print_result
+        from windtunnel.faces.report.draw.console import print_views
+        from windtunnel.faces.report.prediction.views import advice_views, prediction_document, training_run_view
+        from windtunnel.views import Files
 
-        print_result(result, stdout())
+        show(prediction_document(result), full=outputs.full)
         if whole is not None:
-            print(run_text(whole))
-        for name, text in ({} if launch_flags is None else launched(launch_flags, result)).items():
-            stdout().print(f"\n{name}:\n{text}", soft_wrap=True, markup=False, highlight=False, end="")
+            print_views([training_run_view(whole)], stdout())
+        if launch_flags is not None:
+            print_views([Files("Launched with", list(launched(launch_flags, result).items()))], stdout())
         if advice:  # behind the answer, which need not wait for a hundred others
             sys.stdout.flush()
             with working("trying changes of the plan"):
                 result = advised()
-            print_advice(result, stdout())
+            print_views(advice_views(result), stdout())
     written = []
     if outputs.report is not None:
-        from windtunnel.faces.report.prediction.html import write_html
+        from windtunnel.faces.report.prediction.views import write_report
 
-        write_html(result, outputs.report)
+        write_report(result, outputs.report)
         written.append(outputs.report)
     if outputs.trace is not None:
         from windtunnel.faces.report.prediction.trace import write_trace
@@ -184,15 +184,3 @@ def training_run(result: Result, count: int, price: float | None) -> dict[str, f
         if price is not None:
             found[f"cost{name}"] = hours * result.n_gpus * price
     return found
-
-
-def run_text(whole: Mapping[str, float]) -> str:
-    """A whole training, a line for each figure."""
-    lines = [
-        f"Whole training: {format_count(whole['tokens'])} tokens in {whole['steps']:,.0f} steps, without failures",
-        f"  {whole['days']:,.1f} days (p5–p95 {whole['days_p5']:,.1f} – {whole['days_p95']:,.1f})",
-        f"  {format_count(whole['gpu_hours'])} GPU-hours",
-    ]
-    if "cost" in whole:
-        lines.append(f"  cost {whole['cost']:,.0f} ({whole['cost_p5']:,.0f} – {whole['cost_p95']:,.0f})")
-    return "\n".join(lines)

@@ -243,7 +243,7 @@ def _failed(asked: Emulation, outcome: Outcome, rank: int) -> int:
 def _write_times(outcome: Outcome, path: Path) -> None:
     from json import dumps
 
-    from windtunnel.output_file import write_atomically
+    from windtunnel.files.write import write_atomically
 
     times = outcome.facts.get("times")
     if times is None:
@@ -253,7 +253,7 @@ def _write_times(outcome: Outcome, path: Path) -> None:
 
 
 def _write_trace(asked: Emulation, outcomes: Mapping[int, Outcome], path: Path) -> None:
-    from windtunnel.output_file import write_atomically
+    from windtunnel.files.write import write_atomically
     from windtunnel.real.emulate.timeline import trace_bytes
 
     real = ", ".join(map(str, outcomes))

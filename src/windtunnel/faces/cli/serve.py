@@ -9,8 +9,8 @@ from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import note, noted, print_answered, stdout, working, wrote
-from windtunnel.output_file import check_writable, write_atomically
+from windtunnel.faces.cli.output import note, noted, print_answered, show, stdout, working, wrote
+from windtunnel.files.write import check_writable, write_atomically
 from windtunnel.questions.serve import Serve
 from windtunnel.questions.serve_listen import ServeListen
 from windtunnel.questions.serve_plan import ServePlan, Sought
@@ -65,14 +65,16 @@ def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
 
 
 def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs) -> None:
+    from windtunnel.faces.report.serving.views import serving_document
+
     result = served.result
     if outputs.rows is not None:
         write_atomically(outputs.rows, result.requests_csv().encode())
         wrote(outputs.rows)
     if outputs.report is not None:
-        from windtunnel.faces.report.serving.page import write_page
+        from windtunnel.faces.report.draw.page import write_page
 
-        write_page(result.to_dict(), served.curve, outputs.report)
+        write_page(serving_document(result, () if served.curve is None else served.curve.points), outputs.report)
         wrote(outputs.report)
     if outputs.trace is not None:
         from windtunnel.faces.report.serving.trace import write_trace
@@ -82,10 +84,8 @@ def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs)
     if outputs.json:
         print_answered(question, served)
         return
-    from windtunnel.faces.report.serving.console import print_serving
-
     noted(served)
-    print_serving(result.to_dict(), stdout())
+    show(serving_document(result), full=outputs.full)
 
 
 def _print_placed(placed: Placed) -> None:
@@ -129,7 +129,7 @@ def _value(value: float, share: bool) -> str:
 
 def show_policies(question: ServePolicies, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.serving.console import print_policies
+    from windtunnel.faces.report.serving.views import policies_document
     from windtunnel.studies.serving.policies import answer
 
     with working("serving"):
@@ -138,12 +138,12 @@ def show_policies(question: ServePolicies, outputs: Outputs) -> None:
         print_answered(question, found)
         return
     noted(found)
-    print_policies(found.to_dict(), stdout())
+    show(policies_document(found.to_dict()), full=outputs.full)
 
 
 def show_spot(question: ServeSpot, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.serving.console import print_spot_serving
+    from windtunnel.faces.report.serving.views import spot_serving_document
     from windtunnel.studies.serving.study import answer_spot
 
     with working("serving"):
@@ -152,34 +152,34 @@ def show_spot(question: ServeSpot, outputs: Outputs) -> None:
         print_answered(question, found)
         return
     noted(found)
-    print_spot_serving(found.to_dict(), stdout())
+    show(spot_serving_document(found.to_dict()), full=outputs.full)
 
 
 def show_pool(question: ServePool, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.serving.console import print_pool, print_weight_pool
-    from windtunnel.faces.report.serving.page import write_pool_page
+    from windtunnel.faces.report.draw.page import write_page
+    from windtunnel.faces.report.serving.views import pool_document, weight_pool_document
     from windtunnel.studies.serving.shared_pool.result import PoolResult
     from windtunnel.studies.serving.study import answer_pool
 
     with working("serving"):
         found = answer_pool(question)
+    drawn = found.to_dict()
+    grouped = isinstance(found, PoolResult)
+    document = pool_document(drawn, question.pool.rpartition("/")[2]) if grouped else weight_pool_document(drawn)
     if outputs.report is not None:
-        if not isinstance(found, PoolResult):
-            raise SpecError("--report", str(outputs.report), "a pool of weights has none: leave it out")
-        write_pool_page(found.to_dict(), question.pool.rpartition("/")[2], outputs.report)
+        write_page(document, outputs.report)
         wrote(outputs.report)
     if outputs.json:
         print_answered(question, found)
         return
     noted(found)
-    draw = print_pool if isinstance(found, PoolResult) else print_weight_pool
-    draw(found.to_dict(), stdout())
+    show(document, full=outputs.full)
 
 
 def show_real(question: ServeReal, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.serving.console import print_real
+    from windtunnel.faces.report.serving.views import real_document
     from windtunnel.real.serving.compare import answer
 
     with working("serving for real"):
@@ -187,7 +187,7 @@ def show_real(question: ServeReal, outputs: Outputs) -> None:
     if outputs.json:
         print_answered(question, compared)
     else:
-        print_real(compared.to_dict(), stdout())
+        show(real_document(compared.to_dict()), full=outputs.full)
 
 
 def show_listen(question: ServeListen, outputs: Outputs) -> None:
@@ -211,12 +211,12 @@ def serve_app(*, everything: bool = False) -> App:
         default_parameter=Parameter(show_default=False),
         help_format="plaintext",
     )
-    files = ("report", "trace", "rows", "json")
+    files = ("report", "trace", "rows", "json", "full")
     app.default(command("serve", show_serve, files, everything=everything))
     app.command(command("serve plan", show_plan, files, everything=everything))
-    app.command(command("serve policies", show_policies, everything=everything))
-    app.command(command("serve spot", show_spot, everything=everything))
-    app.command(command("serve pool", show_pool, ("report", "json"), everything=everything))
-    app.command(command("serve real", show_real, everything=everything))
+    app.command(command("serve policies", show_policies, ("json", "full"), everything=everything))
+    app.command(command("serve spot", show_spot, ("json", "full"), everything=everything))
+    app.command(command("serve pool", show_pool, ("report", "json", "full"), everything=everything))
+    app.command(command("serve real", show_real, ("json", "full"), everything=everything))
     app.command(command("serve listen", show_listen, (), everything=everything))
     return app

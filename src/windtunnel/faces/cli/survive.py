@@ -8,9 +8,9 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
-from windtunnel.faces.cli.output import note, print_question, stdout, working
+from windtunnel.faces.cli.output import note, print_question, show, working
 from windtunnel.faces.cli.predict import plan_below
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.questions.header import band_entry
 from windtunnel.questions.survive import Survive, SurviveSpot
 
@@ -18,8 +18,8 @@ from windtunnel.questions.survive import Survive, SurviveSpot
 def survive_app(*, everything: bool = False) -> App:
     """`survive` with its verb `spot`."""
     app = plain_app("survive")
-    app.default(command("survive", survive, ("report", "json"), reader=plan_below, everything=everything))
-    app.command(command("survive spot", survive_spot, ("rows", "json"), everything=everything))
+    app.default(command("survive", survive, ("report", "full", "json"), reader=plan_below, everything=everything))
+    app.command(command("survive spot", survive_spot, ("rows", "full", "json"), everything=everything))
     return app
 
 
@@ -41,10 +41,13 @@ def survive(
         note(f"wrote {failures_out}")
     with working("surviving"):
         answer = survived(asked)
-    if outputs.report is not None:
-        from windtunnel.faces.report.survival.page import write_survival
+    from windtunnel.faces.report.survival import survival_document
 
-        write_survival(answer, outputs.report)
+    model = "" if question.model is None else question.model.base
+    if outputs.report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(survival_document(answer, model), outputs.report)
         note(f"wrote {outputs.report}")
     if outputs.json:
         print_question(
@@ -54,9 +57,7 @@ def survive(
             provenance={"failures": asked.process.source},
         )
     else:
-        from windtunnel.faces.report.survival.console import print_survival
-
-        print_survival(answer, stdout())
+        show(survival_document(answer, model), full=outputs.full)
 
 
 def survive_spot(question: SurviveSpot, outputs: Outputs) -> None:
@@ -74,6 +75,6 @@ def survive_spot(question: SurviveSpot, outputs: Outputs) -> None:
     if outputs.json:
         print_question(question, answer.to_dict(), provenance={"machines": question.machines})
     else:
-        from windtunnel.faces.report.survival.console import print_spot
+        from windtunnel.faces.report.survival import spot_document
 
-        print_spot(answer, stdout())
+        show(spot_document(answer), full=outputs.full)

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import counting, note, print_answer, stdout
-from windtunnel.output_file import writing
+from windtunnel.files.write import writing
 
 
 def validate(
@@ -62,7 +62,7 @@ def validate(
         print_answer("validate", report.to_dict(), provenance={"measured": report.table})
     else:
         from windtunnel.faces.report.accuracy.console import render_report
-        from windtunnel.faces.report.printing import print_trimmed
+        from windtunnel.faces.report.draw.printing import print_trimmed
 
         console = stdout(piped_width=160)
         print_trimmed(render_report(report, console.width), console)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.faces.cli.output import note, print_answer, stdout
+from windtunnel.faces.cli.output import note, print_answer, show
 from windtunnel.units import parse_time
 
 
@@ -45,7 +45,7 @@ def told(folder: Path, patience_s: float, *, report: Path | None, json: bool, as
     """Read the logs and say who is to blame, now or, for a job that is over, as of its last beat."""
     import time
 
-    from windtunnel.faces.report.survival.watching import print_verdict, write_verdict
+    from windtunnel.faces.report.survival import verdict_document
     from windtunnel.real.survive.watch.log import read_logs
     from windtunnel.real.survive.watch.verdict import verdict
 
@@ -53,9 +53,11 @@ def told(folder: Path, patience_s: float, *, report: Path | None, json: bool, as
     now_s = max((view.beat_s for view in views), default=0.0) if as_of_last_beat else time.time()
     found = verdict(views, now_s, patience_s)
     if report is not None:
-        write_verdict(found, report)
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(verdict_document(found), report)
         note(f"wrote {report}")
     if json:
         print_answer("watch", found.to_dict(), provenance={"logs": str(folder)})
     else:
-        print_verdict(found, stdout())
+        show(verdict_document(found))

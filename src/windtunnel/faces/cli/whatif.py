@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.output import note, print_answer, stdout, working
+from windtunnel.faces.cli.output import note, print_answer, show, working
 
 
 def whatif(
@@ -37,7 +37,7 @@ def whatif(
         A run folder, its result.json, or the first digits of its hash.
     """
     from windtunnel.faces.report.comparison.compare import compare
-    from windtunnel.faces.report.comparison.console import print_comparison
+    from windtunnel.faces.report.comparison.views import comparison_document
     from windtunnel.faces.report.run_folder import load
     from windtunnel.faces.report.run_folder import save as save_run
     from windtunnel.studies.whatif import ask_again
@@ -56,6 +56,6 @@ def whatif(
     if json:
         print_answer("whatif", comparison.to_dict(), warnings=warnings)
     else:
-        print_comparison(comparison, stdout())
+        show(comparison_document(comparison))
     if save:
         note(f"wrote {save_run(after, out)}")

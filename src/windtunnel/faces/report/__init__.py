@@ -1,13 +1,10 @@
-"""Reading a Result: one screen, one HTML file, one trace, one folder, or two results side by side.
+"""Answers as they are shown: for each study a function that makes a `views.Document` of its answer, and what draws one.
 
-    console.py     print_result(result, console)       what a person wants on one screen
-    document.py    to_document(result)                 the versioned JSON form, and its JSON Schema
-    notebook.py    notebook_html(result)               what a notebook shows of a result
-    run_folder.py  save(result), load(path)            folders named by content hash
-    run_list.py    RunList(root)                       what folders there are: search, tags, delete
-    html.py        write_html(result, path)            one offline HTML file with pictures
-    trace.py       write_trace(result, path)           gzipped Chrome JSON, opens in Perfetto
-    compare.py     compare(a, b)                       where two results differ, and what explains it
+    draw/            print_document, write_page, markdown_of, fragment_of: faces of a document, for all studies
+    prediction/      prediction_document(result); the JSON form of a Result, its trace, and words of its spec
+    run_folder.py    save(result), load(path): folders named by content hash
+    run_list.py      RunList(root): what folders there are: search, tags, delete
+    comparison/      compare(a, b): where two results differ, and what explains it
 
-Everything here works from a `Result` alone, or from the plain data of another study: no physics.
+Nothing here computes physics.
 """

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.faces.report.figures import plain
-from windtunnel.faces.report.printing import print_trimmed
+from windtunnel.faces.report.draw.printing import print_trimmed
 from windtunnel.units import format_bytes, format_count
+from windtunnel.views.text import plain
 
 MOST_CLASSES, MOST_ANSWERS, MOST_NOTES = 20, 8, 8
 

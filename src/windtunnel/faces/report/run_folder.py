@@ -17,8 +17,9 @@ from pathlib import Path
 from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError
 from windtunnel.faces.report.prediction.document import DocumentError, from_bytes, to_bytes, to_document
-from windtunnel.input_file import read_bytes
-from windtunnel.output_file import write_atomically
+from windtunnel.files.bytes import read_bytes
+from windtunnel.files.document import to_yaml
+from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 
 RESULT_FILE, REPORT_FILE, TRACE_FILE, SPEC_FILE = "result.json", "report.html", "trace.json.gz", "spec.yaml"
@@ -37,9 +38,9 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
     result = replace(result, advice=(), advice_tried=0)  # kept is the answer, however it was asked for
     folder = Path(root) / result.content_hash
     if html:
-        from windtunnel.faces.report.prediction.html import write_html
+        from windtunnel.faces.report.prediction.views import write_report
 
-        write_html(result, folder / REPORT_FILE)
+        write_report(result, folder / REPORT_FILE)
     if trace:
         from windtunnel.faces.report.prediction.trace import write_trace
 
@@ -61,11 +62,7 @@ def load(path: Path | str, root: Path | str = Path("runs")) -> Result:
     Raises InputFileError when there is no such run, or its file is cut off, edited, foreign or of a newer schema.
     """
     file = _find(str(path), Path(root))
-    try:
-        data = read_bytes(file, _LARGEST_BYTES)
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror or error})"
-        raise InputFileError(file, problem, "give a run folder, its result.json or its hash") from None
+    data = read_bytes(file, "give a run folder, its result.json or its hash", _LARGEST_BYTES)
     try:
         return from_bytes(data)
     except DocumentError as error:
@@ -105,9 +102,7 @@ def _question_yaml(result: Result) -> bytes:
 def _spec_yaml(result: Result) -> bytes:
     import json
 
-    import yaml
-
     # Through JSON: what the folder says is then exactly what result.json says, tuples and all.
     spec = json.loads(json.dumps(result.spec))
     head = f"# {' '.join(result.reproduce.split())}\n" if result.reproduce.isprintable() else ""
-    return (head + yaml.safe_dump(spec, sort_keys=True, allow_unicode=True)).encode()
+    return (head + to_yaml(spec, sort_keys=True)).encode()

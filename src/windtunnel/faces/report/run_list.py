@@ -19,7 +19,7 @@ from threading import Lock
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.faces.report.prediction.spec_words import gpus, model_name
 from windtunnel.faces.report.run_folder import RESULT_FILE, load
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 
 NAME = re.compile(r"[0-9a-f]{12}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.faces.report.figures import duration, plain
 from windtunnel.faces.report.run_list import Run, told_apart
+from windtunnel.views.text import duration, plain
 
 WIDE = 100  # columns
 

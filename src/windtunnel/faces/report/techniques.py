@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from windtunnel.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from windtunnel.physics.step.result import TechniqueGain
 
@@ -42,11 +40,9 @@ def _hanging(console: Console, columns: int, line: str) -> None:
     console.print(text, soft_wrap=True, markup=False)
 
 
-def gain_lines(gain: TechniqueGain, columns: int) -> list[RenderableType]:
-    """A section of the console's screen: figures, parameters, what lies behind them, notes."""
-    lines = [f"{gain.name}: {gain_words(gain)}", *(f"{title}: {words}" for title, words in gain_rows(gain))]
-    folded = (fill(line, columns, initial_indent="  ", subsequent_indent="    ") for line in (*lines, *gain.notes))
-    return [Text(), Text("Technique", style="bold"), *map(Text, folded)]
+def gain_lines(gain: TechniqueGain) -> list[str]:
+    """What it brings, parameters, what lies behind them, notes."""
+    return [gain_words(gain), *(f"{title}: {words}" for title, words in gain_rows(gain)), *gain.notes]
 
 
 def gain_words(gain: TechniqueGain) -> str:

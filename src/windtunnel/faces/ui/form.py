@@ -169,9 +169,9 @@ class Asked:
 
     def as_yaml(self) -> str:
         """The plan as a file."""
-        import yaml
+        from windtunnel.files.document import to_yaml
 
-        return yaml.safe_dump(json.loads(json.dumps(self.settled())), sort_keys=False)
+        return to_yaml(json.loads(json.dumps(self.settled())))
 
 
 def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
@@ -215,11 +215,12 @@ def field_for(path: Path) -> str:
         return "plan_file"
     if suffix not in (".json", ".yaml", ".yml"):
         return ""
+    from windtunnel.files.document import read_mapping
     from windtunnel.studies.training.launch import is_native
-    from windtunnel.studies.training.plan import FIELDS, read_mapping
+    from windtunnel.studies.training.plan import FIELDS, PLAN_FILE
 
     try:
-        document = read_mapping(path)
+        document = read_mapping(path, PLAN_FILE)
         native = is_native(path)
     except UserError:
         return "model" if suffix == ".json" else "gpu"  # whose reader says what is wrong with it

@@ -26,7 +26,7 @@ from pathlib import Path
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.ui.form import FILE
 from windtunnel.faces.ui.swept import PLANS
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 
 ID = re.compile(r"[0-9]{14}-[0-9a-f]{6}")
 VERBS = ("plan", "sweep", "serve", "fleet", "survive", "explain")

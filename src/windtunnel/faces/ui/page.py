@@ -17,14 +17,17 @@ from threading import Lock
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
-from windtunnel.faces.report.pages import page_template
-from windtunnel.faces.report.prediction.html import view_of
+from windtunnel.faces.report.draw.page import body_of, page_of, page_template
+from windtunnel.faces.report.plans import plans_document
+from windtunnel.faces.report.prediction.views import advice_views, prediction_document
 from windtunnel.faces.report.run_list import RunList, told_apart
 from windtunnel.faces.ui.form import FIRST, SECOND, START, Asked, asked_of, plan_fields
 from windtunnel.faces.ui.jobs import REPORTS, VERBS, JobList
 from windtunnel.faces.ui.swept import address_of, shown
 from windtunnel.faces.ui.variations import VARIED, points
 from windtunnel.physics.step.result import Result
+from windtunnel.studies.planning.answer import Planned, Plans
+from windtunnel.views import Document
 
 SHOWN_MOST = 100  # runs on one page of the list
 KEPT_MOST = 32  # answers
@@ -87,7 +90,8 @@ class Page:
             return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
         return self.draw(
             "answer.html.j2",
-            **(view_of(result) | {"advice_later": True}),
+            reproduce=result.reproduce,
+            body=body_of(prediction_document(result)),
             resolved=resolved_of(result),
             python=python,
             yaml=yaml,
@@ -101,7 +105,8 @@ class Page:
                 result = asked.answer(advice=True)
         except UserError:
             return ""  # the answer beside it says what is wrong
-        return page_template("advice.html.j2").render(advice=view_of(result)["advice"])
+        views = advice_views(result)
+        return body_of(Document("advice", "", views), heading=False) if views else ""
 
     def keep(self, values: Mapping[str, str]) -> str:
         """Save the answer to a filled form as a run folder; its name."""
@@ -196,7 +201,7 @@ class Page:
             here="runs",
             name=name,
             tags=", ".join(self.runs.tags().get(name, ())),
-            **view_of(result),
+            body=body_of(prediction_document(result)),
         )
 
     def compare(self, names: list[str]) -> str:
@@ -230,9 +235,7 @@ class Page:
         """(content, media type, file name) of a run as one HTML file, a Perfetto trace or JSON."""
         result = self.runs.result(name)
         if kind == "html":
-            from windtunnel.faces.report.prediction.html import render_html
-
-            return render_html(result).encode(), "text/html", f"{name}.html"
+            return page_of(prediction_document(result)).encode(), "text/html", f"{name}.html"
         if kind == "trace":
             from windtunnel.faces.report.prediction.trace import trace_bytes
 
@@ -269,7 +272,7 @@ class Page:
             title=job.verb,
             here="studies",
             job=job,
-            plans=plans_of(answer) if job.verb == "plan" else {},
+            plans=plans_of(answer) if job.verb == "plan" else "",
             answer=answer[:ANSWER_MOST],
             drawn=job.report and job.verb in REPORTS and job.verb != "plan",
             began_s=round(time.time() - job.begun_s),
@@ -301,24 +304,22 @@ def resolved_of(result: Result) -> dict[str, str]:
     return {name: shown(value) for name, value in plan.items() if value is not None} | {"gpus": str(result.n_gpus)}
 
 
-def plans_of(answer: str) -> dict[str, Any]:
-    """What `plan --json` found as the report of plans shows it, each plan linked to Ask; empty for anything else."""
-    from windtunnel.faces.report.planning.html import plans_view
-
+def plans_of(answer: str) -> str:
+    """What `plan --json` found as its report shows it, each plan linked to Ask; empty for anything else."""
     try:
-        document = json.loads(answer)
-        for one in document["plans"]:  # JSON's keys are sorted; a plan is said as a form shows it
+        found = json.loads(answer)
+        for one in (*found["plans"], *found["front"]):  # JSON's keys are sorted; a plan is said as a form shows it
             one["plan"] = {name: one["plan"][name] for name in plan_fields() if name in one["plan"]}
-        return plans_view(document, plan_address)
+        return body_of(plans_document(Plans.from_dict(found), "", plan_address), heading=False)
     except (ValueError, KeyError, TypeError):
-        return {}
+        return ""
 
 
-def plan_address(plan: Mapping[str, Any]) -> str:
+def plan_address(plan: Planned) -> str:
     """Where Ask shows a plan that was found."""
-    words = shlex.split(str(plan["reproduce"]))
+    words = shlex.split(plan.reproduce)
     sets = [value for flag, value in pairwise(words) if flag == "--set"]
-    named = {"model": words[2], **plan["plan"], **({"set": "\n".join(sets)} if sets else {})}
+    named = {"model": words[2], **plan.plan, **({"set": "\n".join(sets)} if sets else {})}
     return f"/?{address_of(words[words.index('--cluster') + 1], named)}"
 
 

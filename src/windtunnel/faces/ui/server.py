@@ -24,14 +24,14 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.faces.report.pages import page_template
+from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.ui.form import field_for
 from windtunnel.faces.ui.page import Page, field_of
 from windtunnel.faces.ui.swept import journalled, tabled
 from windtunnel.http_guard import Guard
 
 SCRIPTS = ("page.js", "cloud.js", "htmx.min.js")
-REPORT_SCRIPTS = ("report.js", "heatmap.js")
+REPORT_SCRIPT = "views.js"
 POLL_S = 0.5
 UPLOAD_BYTES_MOST = 256 << 20
 FORM_BYTES_MOST = 1 << 20
@@ -241,4 +241,4 @@ def scripts() -> dict[str, bytes]:
     """The files that the pages load, by their names. Styles are in the pages, so that they are painted at once."""
     folder = files("windtunnel.faces.ui") / "static"
     found = {name: (folder / name).read_bytes() for name in SCRIPTS}
-    return found | {"report.js": "\n".join(page_template(part).render() for part in REPORT_SCRIPTS).encode()}
+    return found | {"report.js": page_template(REPORT_SCRIPT).render().encode()}

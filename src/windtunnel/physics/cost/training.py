@@ -115,6 +115,7 @@ class Software:
     fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
     chained_activation: bool = True  # whether experts' activation with bias and clamp is a chain of kernels
+    fused_scores: bool = False  # whether experts' rows are weighed where they are made, whatever the framework does
     layer_s: float = 0.0  # of the host in each layer and pass that no kernel hides
     adapter_s: float = 0.0  # the same for each adapter
     experts_s: float = 0.0  # and for the experts of a layer

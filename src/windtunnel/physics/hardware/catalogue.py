@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.files.document import form_of, read_form
 from windtunnel.physics.hardware.cluster import Cluster, cluster_with
 from windtunnel.physics.hardware.gpu import Gpu
 from windtunnel.questions.parts import ClusterPart
@@ -26,6 +27,8 @@ from windtunnel.units import parse_count
 
 _HERE = Path(__file__).parent / "catalogue"
 _MIXED = "mixed GPU types are for predict and plan only, as NAME:COUNT+NAME:COUNT or `groups` in YAML: give one GPU"
+SPEC_FILE = "give the path of a readable YAML file, `key: value` a line"
+SPEC_BYTES_MOST = 4 << 20  # a calibrated device lists thousands of points
 _LARGEST_CLUSTER = 2**24  # GPUs; far above what exists, and a typing error beyond
 
 
@@ -130,9 +133,7 @@ def _still_calibrated(cluster: Cluster, gpu: Gpu) -> Cluster:
 
 
 def _from_file(path: str | os.PathLike[str], n_gpus: int | None) -> Cluster:
-    from windtunnel.physics.hardware.strict_yaml import read_mapping
-
-    given = read_mapping(Path(path))
+    given = read_form(path, SPEC_FILE, SPEC_BYTES_MOST)
     return _from_mapping({"name": Path(path).stem, **given}, n_gpus, str(path))
 
 
@@ -217,9 +218,9 @@ def _canonical(kind: str, name: str) -> str | None:
 
 @cache
 def _raw(kind: str, stem: str) -> dict[str, Any]:
-    from windtunnel.physics.hardware.strict_yaml import read_mapping
-
-    return read_mapping(_HERE / kind / f"{stem}.yaml", own=True)
+    path = _HERE / kind / f"{stem}.yaml"
+    found: dict[str, Any] = form_of(path.read_text(encoding="utf-8"), str(path), own=True)
+    return found
 
 
 @cache

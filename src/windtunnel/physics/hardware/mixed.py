@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.files.document import read_form
+from windtunnel.physics.hardware.catalogue import SPEC_FILE, parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster, cluster_with
 
 JOINED = "+"
@@ -61,9 +62,7 @@ def parse_mixed(spec: object) -> MixedCluster | None:
         return None
     text = os.fspath(spec)
     if Path(text).suffix.lower() in (".yaml", ".yml"):
-        from windtunnel.physics.hardware.strict_yaml import read_mapping
-
-        return _of_mapping(read_mapping(text))
+        return _of_mapping(read_form(text, SPEC_FILE))
     return _of(text.split(JOINED)) if JOINED in text and os.sep not in text else None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.model.architecture import Model, checked
 from windtunnel.physics.model.config_fields import Fields
-from windtunnel.physics.model.config_file import read_json
+from windtunnel.physics.model.config_file import config_of
 from windtunnel.physics.model.limits import showable
 from windtunnel.physics.model.readers import gpt, recent, rotary
 
@@ -59,7 +59,7 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
     """
     where = None
     if not isinstance(source, Mapping):
-        source, path = read_json(Path(source))
+        source, path = config_of(Path(source))
         where = str(path)
         name = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)
     kind = source.get("model_type")

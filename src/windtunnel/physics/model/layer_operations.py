@@ -15,9 +15,10 @@ from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfe
 
 # Bytes per logit of Megatron-Core's own cross-entropy, forward and backward (`tensor_parallel/cross_entropy.py`).
 # Eager: to fp32 (6), maximum (4), less the maximum (8), exponentiated (8), summed (4), divided by the sum (8); times
-# gradient (8), to 16 bits (6). PyTorch's own over fp32 logits moves as much. Compiled (`fusions/fused_cross_entropy.py`, three graphs forward and one backward): to
-# fp32 with the maximum (6), less it, exponentiated and summed (12), divided (8); times the gradient, to 16 bits (10).
-# Fused with the head (Liger, `fused_linear_cross_entropy.py`): logits read twice and their gradient written in one kernel.
+# gradient (8), to 16 bits (6); PyTorch's own over fp32 logits moves as much. Compiled (`fusions/fused_cross_entropy.py`,
+# three graphs forward and one backward): to fp32 with the maximum (6), less it, exponentiated and summed (12), divided
+# (8); times the gradient, to 16 bits (10). Fused with the head (Liger, `fused_linear_cross_entropy.py`): logits read
+# twice and their gradient written in one kernel.
 # Chunked (prime-rl, `models/layers/lm_head.py`): to fp32 (6), scaled (8), maximum (4), less it and exponentiated (12),
 # summed (4), weighed for the entropy and summed (12); backward to fp32 and scaled (14), exponentiated (12), times the
 # gradient (8), to 16 bits and read by two products (6).
@@ -91,7 +92,7 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int, times: int = 
     # Fused: read logits, write probabilities (fp32 inside). Eager: upcast and exponentiate in separate passes.
     forward, backward = (8.0, 6.0) if shard.fused else (16.0, 10.0)
     forward, backward = OWN_LOSS.get(shard.loss, (forward, backward))
-    # How much of the logits there is at once: Liger takes so many tokens that theirs are as many as the input's elements.
+    # How much of the logits there is at once: Liger takes as many tokens as have as many logits as the input elements.
     held = {"fused": h / v, "chunked": CHUNK_ROWS / v}.get(shard.loss, 1.0)
     shared = Transfer("all_reduce", "tp", 4.0 * t)
     names = ("loss maximum", "loss sum", "loss target") if shard.tp > 1 else ()

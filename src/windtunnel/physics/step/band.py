@@ -26,7 +26,7 @@ def band_of(
     breakdown_ns: Mapping[str, int],
     spread: float,
     uncertainty: Mapping[str, float],
-    distances: Sequence[tuple[str, float]] = (),
+    distances: Sequence[tuple[str, float, bool]] = (),
     *,
     experts: bool,
 ) -> Band:
@@ -35,7 +35,7 @@ def band_of(
     Parts err independently of each other, each by the standard deviation that published runs showed (`uncertainty` in
     the calibration) or by its kernels' own band where that is wider. What is missing makes runs slower rather than
     faster. `spread`: (p95 - p5) / time of all kernels. `distances`: in words what lies beyond what was measured, and
-    what that adds.
+    what that adds; or, where the third is true, what runs like it were off by altogether.
     """
     kernels = spread / 2 / Z95
     total = max(1, sum(breakdown_ns.values()))
@@ -46,11 +46,14 @@ def band_of(
         if name in ("gemm", "attention", "memory-bound"):
             sigma = max(sigma, kernels)
         parts[name] = (nanoseconds / total * sigma) ** 2
-    variance = sum(parts.values()) + sum(sigma**2 for _, sigma in distances)
+    # What runs like it were off by holds what their parts leave open, and the other way round: the wider of the two.
+    known = sum(parts.values())
+    like = max((sigma**2 for _, sigma, replaces in distances if replaces), default=0.0)
+    variance = max(known, like) + sum(sigma**2 for _, sigma, replaces in distances if not replaces)
     z = Z95 * variance**0.5
     widest = sorted(parts, key=lambda name: (-parts[name], name))[:PARTS_NAMED]
     named = [_words(name) for name in widest if parts[name] > PART_WORTH_NAMING * variance]
-    said = [words for words, sigma in distances if words and sigma**2 > PART_WORTH_NAMING / 3 * variance]
+    said = [words for words, sigma, _ in distances if words and sigma**2 > PART_WORTH_NAMING / 3 * variance]
     reason = "; ".join([*said, *([f"mostly {' and '.join(named)}"] if named else [])])
     return Band(1.0 / (1.0 + z), 1.0 + SLOWER * z, reason)
 

@@ -80,7 +80,7 @@ def read(
     *,
     n_gpus: int,
     experts: bool,
-    distances: Sequence[tuple[str, float]] = (),
+    distances: Sequence[tuple[str, float, bool]] = (),
 ) -> Reading:
     """Read a step off its replay.
 
@@ -217,6 +217,8 @@ def result_of(
     excerpt: tuple[Interval, ...],
     traffic_bytes: Mapping[str, int],
     class_names: tuple[str, ...] = (),
+    memory_p95_bytes: int = 0,
+    tight: bool = False,
 ) -> Result:
     """The answer; what is not said here is as in `Result`."""
     n, seconds, peak = cluster.n_gpus, reading.total_ns / 1e9, cluster.gpu.peak_flops(work.dtype)
@@ -256,4 +258,6 @@ def result_of(
         disturbed=reading.disturbed,
         traffic_bytes=traffic_bytes,
         class_names=class_names,
+        memory_p95_bytes=memory_p95_bytes,
+        tight=tight,
     )

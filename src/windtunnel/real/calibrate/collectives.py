@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.process import die_with_parent
 from windtunnel.real.calibrate.device import BUSY, describe, import_torch
 from windtunnel.real.calibrate.document import Rows, load_document, to_yaml

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping, to_yaml_rows
 from windtunnel.real.calibrate.device import Device, today
 from windtunnel.real.calibrate.kinds import KINDS, Curve, Shape
 from windtunnel.real.calibrate.timing import Timing
@@ -130,22 +130,7 @@ def load_document(path: Path) -> dict[str, Any] | None:
 
 def to_yaml(document: Mapping[str, object]) -> str:
     """The document as text, one row per line."""
-    import yaml
-
-    class RowByRow(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-        """Lists of numbers in one line each."""
-
-    def represent_list(dumper: Any, value: list[object]) -> object:
-        is_row = all(isinstance(one, (int, float)) for one in value)
-        return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_row)
-
-    def represent_float(dumper: Any, value: float) -> object:
-        return dumper.represent_scalar("tag:yaml.org,2002:float", _number(value))
-
-    RowByRow.add_representer(list, represent_list)
-    for add in (RowByRow.add_representer, RowByRow.add_multi_representer):  # numpy's floats too
-        add(float, represent_float)
-    text = yaml.dump(_given(document), Dumper=RowByRow, sort_keys=False, width=1 << 20, allow_unicode=True)
+    text = to_yaml_rows(_given(document), _number)
     return f"# Written by `windtunnel calibrate`. Read by any verb as --cluster FILE:1\n{text}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError, UserError
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.real.calibrate.device import Device, describe, gpu_errors, import_torch
 from windtunnel.real.calibrate.document import load_document, to_yaml
 from windtunnel.real.calibrate.journal import journal_path, open_journal

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys
 
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards

@@ -27,6 +27,7 @@ from windtunnel.studies.fleet.predicted import predicted_speeds, with_prediction
 from windtunnel.studies.fleet.run import Options, simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
+from windtunnel.studies.fleet.when import When, when
 from windtunnel.units import format_many, parse_bandwidth, parse_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
@@ -104,7 +105,7 @@ class FleetAnswer(Answer):
     outcomes: tuple[Outcome, ...] = ()  # none where the figures are bands
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was assumed
-    frontier: tuple[Mapping[str, Any], ...] | None = None  # of lyra's loans, where it was asked for
+    frontier: tuple[Mapping[str, float], ...] = ()  # of lyra's loans, where it was asked for
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -151,7 +152,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
     outcomes = tuple(simulate(jobs, site, named(name), options) for name in names)
     warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
-    points = None
+    points: tuple[Mapping[str, float], ...] = ()
     if frontier and question.serving is not None and "lyra" in names:
         from windtunnel.studies.fleet.loans.frontier import frontier as frontier_of
 
@@ -180,26 +181,24 @@ class WhenAnswer(Answer):
 
     trace: str
     cluster: str
-    when: Mapping[str, Mapping[str, Any]]
+    when: tuple[When, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {"trace": self.trace, "cluster": self.cluster, "when": dict(self.when)}
+        return {"trace": self.trace, "cluster": self.cluster, "when": {one.policy: one.to_dict() for one in self.when}}
 
 
 def answer_when(question: FleetWhen) -> WhenAnswer:
     """When one job starts and ends under each policy, and why it waits. Raises UserError."""
-    from windtunnel.studies.fleet.when import when
-
     names, jobs, site, notes = _asked(question)
     _refuse_files(names)
     jobs, unfit = with_predictions(jobs, site)
     options = _options(question)
-    answers = [
+    answers = tuple(
         when(jobs, site, name, options, question.job, draws=question.seeds, spread=question.spread) for name in names
-    ]
-    return WhenAnswer(jobs.source, site.text, {one.policy: one.to_dict() for one in answers}, (*notes, *unfit))
+    )
+    return WhenAnswer(jobs.source, site.text, answers, (*notes, *unfit))
 
 
 @dataclass(frozen=True, eq=False)

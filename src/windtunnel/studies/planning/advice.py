@@ -45,6 +45,7 @@ from windtunnel.studies.planning.oracle import (
 )
 
 WORTH = 0.005  # of the step
+HEAD_ROOM = 0.03  # of a device's memory, which a change leaves free
 TOLD = {PLAN: 6, NUMBERS: 3, OTHERS: 1}
 TOLD_OF_A_FIELD = 2
 REPLAYS_MOST = 96
@@ -90,10 +91,11 @@ def _advice(base: Layout, result: Result | None, again: Again | None = None) -> 
     changes, bounds = changes_of(base), Bounds(straggling(base.cluster))
     fits = now.fits if result is None else result.infeasible is None
     limit = now.step_ns * (1.0 - WORTH) if fits else float("inf")
-    found = _best(changes, bounds, limit, now.capacity_bytes)
+    room = int(now.capacity_bytes * (1.0 - HEAD_ROOM))
+    found = _best(changes, bounds, limit, room)
     tried = len(changes)
     if not fits and sum(one.kind == PLAN for one in found) < FEW:
-        pairs, more = _together(base, changes, now.capacity_bytes)
+        pairs, more = _together(base, changes, room)
         found += pairs
         tried += more
     if not fits and not found:
@@ -229,7 +231,7 @@ def _larger(base: Layout) -> tuple[list[_Tried], int]:
         except UserError:
             continue
         fields = {"n_gpus": more} | ({} if base.asked.dp is None else {"dp": layout.dp})
-        tried = _tried(Change(fields, PLAN, layout), base.cluster.gpu.usable_memory_bytes)
+        tried = _tried(Change(fields, PLAN, layout), int(base.cluster.gpu.usable_memory_bytes * (1.0 - HEAD_ROOM)))
         if tried is not None:
             return [tried], doubling
     return [], DOUBLINGS

@@ -120,3 +120,26 @@ class Plans:
             "launch": dict(self.launch),
             "techniques": None if self.techniques is None else dict(self.techniques),
         }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plans:
+        """The inverse of `to_dict`, of which a header may stand around it. KeyError or TypeError on a foreign dict."""
+        kept = {name: data[name] for name in cls.__slots__ if name not in ("plans", "front", "nearest", "remedies")}
+        thumb = data["rule_of_thumb"]
+        changes = [(one["change"], {name: one[name] for name in one if name != "change"}) for one in data["remedies"]]
+        again = {
+            "plans": tuple(_planned(one) for one in data["plans"]),
+            "rule_of_thumb": None if thumb is None else _planned(thumb),
+            "front": tuple(_planned(one) for one in data["front"]),
+            "nearest": tuple(Miss(**one) for one in data["nearest"]),
+            "remedies": tuple(Remedy(change, _planned(one)) for change, one in changes),
+            "choices": tuple(
+                Choice(one["field"], one["value"], one["regret_at_least"], one["exact"]) for one in data["choices"]
+            ),
+            "sensitivity": tuple((one["price"], one["winner"]) for one in data["sensitivity"]),
+        }
+        return cls(**{**kept, **again})
+
+
+def _planned(data: Mapping[str, Any]) -> Planned:
+    return Planned(**{**data, "techniques": tuple(data["techniques"])})

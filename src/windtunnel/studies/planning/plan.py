@@ -19,6 +19,7 @@ from typing import Any
 
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UserError
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.hardware.mixed import JOINED, MixedCluster, parse_mixed
@@ -43,12 +44,13 @@ from windtunnel.studies.planning.techniques import Tried, chosen, tried
 from windtunnel.studies.planning.thumb import rule_of_thumb
 from windtunnel.studies.techniques import predict_with
 from windtunnel.studies.training.launch import launch_files
-from windtunnel.studies.training.plan import read_mapping
+from windtunnel.studies.training.plan import PLAN_FILE
 from windtunnel.units import parse_count, parse_number, parse_time
 
 Named = tuple[ModelPart, ClusterPart]  # model and cluster as a question names them
 OBJECTIVES = ("time", "cost", "memory", "energy")
 WITHIN_S = 60.0
+HEAD_ROOM = 0.03  # of a device's memory: a plan that fills all of it does not always fit
 HEADROOM_STEPS = 6  # points of a front over memory
 TOP = 5
 SPARE = 2  # replays that a prediction of an answer may be worth
@@ -73,6 +75,7 @@ def plan(
     mtbf_s: float | None = None,
     techniques: str | Sequence[str] = (),
     choices_within_s: float | None = None,
+    head_room: float = HEAD_ROOM,
     named: Named | None = None,
     told: Callable[[Layout, Replayed], None] | None = None,
     exact: Exact | None = None,
@@ -87,8 +90,8 @@ def plan(
     `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried on the best plans
     (`planning/techniques.py`), after `within_s`. `choices_within_s`: how long to search on for what each single choice
     is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
-    `told` is called with each plan that is replayed, while the search runs. `exact`: who measures and replays single
-    plans; this process if not given (`planning/ahead.py`). Raises UserError on a question that cannot
+    `head_room`: share of a device's memory that a plan leaves free. `told` is called with each plan that is replayed,
+    while the search runs. `exact`: who measures and replays single plans; this process if not given (`planning/ahead.py`). Raises UserError on a question that cannot
     be; where nothing fits the answer has no plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
@@ -112,6 +115,8 @@ def plan(
     if asked and (slow or mtbf_s is not None):
         raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
     top = parse_count(top, "top")
+    if not 0.0 <= head_room < 1.0:
+        raise SpecError("head_room", head_room, "give a share of the memory, such as 0.03")
     within_s = None if within_s is None else parse_time(within_s, "within_s")
     choices_within_s = None if choices_within_s is None else parse_time(choices_within_s, "choices_within_s")
     price = None if price_per_gpu_hour is None else parse_number(price_per_gpu_hour, "price_per_gpu_hour")
@@ -134,11 +139,11 @@ def plan(
         goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
         if mixed is not None and by_stage:
             own = ByStage(mixed)
-            search = Search(space, own, told=told, memory=own.memory, step=own.step)
+            search = Search(space, own, told=told, memory=own.memory, step=own.step, head_room=head_room)
         else:
             search = Search(
                 space, Bounds(straggling(one)), goal, told=told,
-                memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon,
+                memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon, head_room=head_room,
             )  # fmt: skip
         answer = search.run(top, left, spare=SPARE * (top + 1))
         if not answer.counts.structures:
@@ -262,7 +267,7 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
 def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
     if plan is not None and not isinstance(plan, Mapping):
-        plan = plan.stated() if isinstance(plan, Plan) else read_mapping(Path(plan))
+        plan = plan.stated() if isinstance(plan, Plan) else read_mapping(plan, PLAN_FILE)
     given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
     for name in ("global_batch", "seq_len"):
         if name not in given:

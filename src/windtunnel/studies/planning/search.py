@@ -124,7 +124,8 @@ class Search:
     space: Space
     bounds: Bounds
     objective: Objective = step_time
-    capacity_bytes: int | None = None  # less than the device's, for head-room
+    capacity_bytes: int | None = None  # less than the device's, where little memory is asked for
+    head_room: float = 0.0  # of the device's memory, left free
     told: Callable[[Layout, Replayed], None] | None = None  # called with each plan that is replayed, at once
     memory: Callable[[Layout], int] = memory_bytes  # exact, held against the capacity of the layout's own GPU
     step: Callable[[Layout], int] = step_ns  # replayed
@@ -307,7 +308,7 @@ class Search:
         return switches(self.space, node.layout, node.saving or UNSAVED)
 
     def _capacity(self, layout: Layout) -> int:
-        usable = layout.cluster.gpu.usable_memory_bytes
+        usable = int(layout.cluster.gpu.usable_memory_bytes * (1.0 - self.head_room))
         return usable if self.capacity_bytes is None else min(usable, self.capacity_bytes)
 
     def _part(self, node: Node) -> None:

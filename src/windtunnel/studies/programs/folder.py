@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.input_file import read_yaml
+from windtunnel.files.document import read_document, to_yaml
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
 from windtunnel.studies.programs.rank_classes.grid import Grid, Members, RankAxes
@@ -62,8 +62,6 @@ def check_place(out: Path) -> None:
 
 def publish(out: Path, document: Mapping[str, Any], programs: Mapping[int, Path]) -> None:
     """Put the folder in place of an earlier one. `programs`: files to copy, by rank."""
-    import yaml
-
     out = Path(os.path.abspath(out))
     check_place(out)
     staging: Path | None = None
@@ -75,7 +73,7 @@ def publish(out: Path, document: Mapping[str, Any], programs: Mapping[int, Path]
         for rank, path in programs.items():
             shutil.copyfile(path, program_path(fresh, rank))
         head = {"format": FORMAT, "version": VERSION, "content": content_hash(fresh, document)}
-        text = yaml.safe_dump({**head, **document}, sort_keys=False, width=120, allow_unicode=True)
+        text = to_yaml({**head, **document}, width=120)
         (fresh / NAME).write_text(text, encoding="utf-8")
         if out.exists():
             os.replace(out, old)
@@ -220,14 +218,9 @@ def group_name(grid: Grid, members: Members) -> str:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        document = read_yaml(path / NAME)
-    except FileNotFoundError:
-        raise InputFileError(path, "is no captured folder (it has no captured.yaml)", _REMEDY) from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputFileError(path / NAME, f"cannot be read ({' '.join(str(error).split())})", _REMEDY) from None
+    if not (path / NAME).exists():
+        raise InputFileError(path, "is no captured folder (it has no captured.yaml)", _REMEDY)
+    document = read_document(path / NAME, _REMEDY)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputFileError(path / NAME, "is no captured job", _REMEDY)
     if document.get("version") != VERSION:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
-from windtunnel.input_file import MIB, gunzip, read_bytes
+from windtunnel.files.bytes import MIB, gunzip, read_bytes
 from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.program import Answer, MemoryEvent, Op, RankProgram, TensorSpec
 
@@ -42,14 +42,11 @@ def write_program(program: RankProgram) -> bytes:
 
 def read_program(path: Path) -> RankProgram:
     """Read what `write_program` wrote. Raises InputFileError, with the line, for anything else."""
+    packed = read_bytes(path, _REMEDY, PROGRAM_BYTES_MOST)
     try:
-        text = gunzip(read_bytes(path, PROGRAM_BYTES_MOST)).decode()
-    except FileNotFoundError:
-        raise InputFileError(path, "is not there", _REMEDY) from None
-    except (OSError, EOFError, ValueError) as error:
-        raise InputFileError(
-            path, f"is no gzipped text ({getattr(error, 'strerror', None) or error})", _REMEDY
-        ) from None
+        text = gunzip(packed, path, _REMEDY).decode()
+    except UnicodeDecodeError as error:
+        raise InputFileError(path, f"is no gzipped text ({error})", _REMEDY) from None
     if not text:
         raise InputFileError(path, "is empty", _REMEDY)
     number = 0

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.physics.hardware.strict_yaml import read_mapping
+from windtunnel.files.document import form_of
 from windtunnel.units import parse_time
 
 
@@ -41,8 +41,8 @@ class RecoveryTimes:
 @lru_cache
 def published() -> RecoveryTimes:
     """The times of `recovery.yaml`."""
-    with as_file(files("windtunnel.studies.resilience") / "recovery.yaml") as path:
-        document = read_mapping(path)
+    text = (files("windtunnel.studies.resilience") / "recovery.yaml").read_text(encoding="utf-8")
+    document = form_of(text, "recovery.yaml", own=True)
     return RecoveryTimes(**{one.name: float(document[one.name]["seconds"]) for one in fields(RecoveryTimes)})
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from windtunnel.errors import SpecError
+from windtunnel.questions.typed import Plain, check_figures, check_sum, plain, plain_fields
 from windtunnel.studies.resilience import ettr, standbys
 from windtunnel.studies.resilience.checkpoints import Checkpoint
 from windtunnel.studies.resilience.closed_form import Rates, closed_form, rates_of
@@ -80,6 +82,8 @@ class Asked(Job):
 class PolicyEntry:
     """One policy's answer; seconds, shares, GPU-hours. The waterfall is the mean run and sums to the wall time."""
 
+    JSON_LEAVES_OUT: ClassVar = ("stops",)
+
     policy: str
     ettr: float
     ettr_p5: float
@@ -107,34 +111,45 @@ class PolicyEntry:
     scale_curve: Sequence[tuple[int, float]]  # GPUs, exact ETTR
     stops: Sequence[Episode]  # recoveries and pauses of the first run
 
+    def __post_init__(self) -> None:
+        check_figures(self, unbounded=("young_s", "daly_s"))
+
+    @property
+    def intervals(self) -> dict[str, float]:
+        """Young's and Daly's, which are infinite where nothing fails."""
+        return {"young_s": self.young_s, "daly_s": self.daly_s}
+
+    def to_dict(self) -> dict[str, Plain]:
+        """Ready for JSON: None for an interval without end."""
+        finite = {name: value if math.isfinite(value) else None for name, value in self.intervals.items()}
+        return {**plain_fields(self), **finite}
+
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The answer."""
+    """The answer. faces/report/survival shows it by `to_dict`."""
 
     asked: Asked
     wall_s: float
     mttf_s: float
     entries: Sequence[PolicyEntry]
 
-    def to_dict(self) -> dict[str, object]:
+    def __post_init__(self) -> None:
+        check_figures(self, unbounded=("mttf_s",))
+        for one in self.entries:
+            check_sum(one.waterfall, self.wall_s)
+
+    def to_dict(self) -> dict[str, Plain]:
         """Plain data for JSON: the first policy's figures on top, and one entry per policy."""
-        asked, entries = self.asked, [_entry_dict(one) for one in self.entries]
-        head = {
-            **{name: getattr(asked, name) for name in SAID},
+        asked, entries = self.asked, [one.to_dict() for one in self.entries]
+        head: dict[str, Plain] = {
+            **{name: plain(getattr(asked, name)) for name in SAID},
             "failures": asked.process.name,
             "failures_source": asked.process.source,
-            "mttf_s": self.mttf_s if np.isfinite(self.mttf_s) else None,
+            "mttf_s": self.mttf_s if math.isfinite(self.mttf_s) else None,
             "wall_s": self.wall_s,
         }
-        return {**entries[0], **head, "policies": entries}
-
-
-def _entry_dict(one: PolicyEntry) -> dict[str, object]:
-    fields = {name: getattr(one, name) for name in PolicyEntry.__slots__ if name != "stops"}
-    curves = {name: [list(point) for point in fields[name]] for name in fields if name.endswith("_curve")}
-    intervals = {name: fields[name] if np.isfinite(fields[name]) else None for name in ("young_s", "daly_s")}
-    return {**fields, **curves, **intervals}
+        return {**entries[0], **head, "policies": [{**one} for one in entries]}
 
 
 def survive(asked: Asked) -> Survival:

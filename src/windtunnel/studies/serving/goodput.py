@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from windtunnel.errors import UserError
-from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.result import GoodputSearch, ServingResult, TriedRate
 from windtunnel.studies.serving.workload.requests import LONGEST_S, Workload
 
 PRECISION = 0.01  # of the rate
@@ -71,11 +71,11 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
     rate = rate_of(workload)
     result = attempt(rate)
     if not result.feasible:
-        return replace(result, search=_told(tried, attain, 0.0, 0.0))
+        return replace(result, search=_search(tried, attain, 0.0, 0.0))
     low, high = 0.0, math.inf
     best: ServingResult | None = None
     for _ in range(DOUBLINGS):
-        if _held(result, attain):
+        if _goes_on(result, attain):
             low, best = rate, result
             if math.isfinite(high):
                 break
@@ -89,23 +89,24 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
                 break  # not in ten years
         result = attempt(rate)
     if best is None:
-        return replace(result, goodput_requests_per_s=0.0, search=_told(tried, attain, 0.0, high))
+        return replace(result, goodput_requests_per_s=0.0, search=_search(tried, attain, 0.0, high))
     if math.isinf(high):
         raise misses_nowhere(len(workload))
     while high / low > 1.0 + PRECISION:
         rate = math.sqrt(low * high)
         result = attempt(rate)
-        if _held(result, attain):
+        if _goes_on(result, attain):
             low, best = rate, result
         else:
             high = rate
-    told = _told(tried, attain, low, high)
+    search = _search(tried, attain, low, high)
     if _all_at_once(best):
-        told["warning"] = (
+        warning = (
             f"at {low:.4g} requests/s all {len(workload)} were there before the first was answered: their number"
             " decides this goodput, not the rate; use more requests"
         )
-    return replace(best, goodput_requests_per_s=low, search=told)
+        search = replace(search, warning=warning)
+    return replace(best, goodput_requests_per_s=low, search=search)
 
 
 def misses_nowhere(requests: int) -> UserError:
@@ -116,7 +117,7 @@ def misses_nowhere(requests: int) -> UserError:
     )
 
 
-def _held(result: ServingResult, attain: float) -> bool:
+def _goes_on(result: ServingResult, attain: float) -> bool:
     """Whether a rate can go on for ever with enough requests in time."""
     return (result.slo_attainment or 0.0) >= attain and result.regime != "over"
 
@@ -151,12 +152,6 @@ def rate_curve(run: Run, workload: Workload, around: ServingResult) -> Curve:
     return Curve(tuple(points))
 
 
-def _told(tried: list[tuple[float, float]], attain: float, low: float, high: float) -> dict[str, object]:
-    return {
-        "kind": "goodput by bisection, common random numbers",
-        "attain": attain,
-        "rates_tried": len(tried),
-        "held_at_per_s": low,
-        "missed_at_per_s": high if math.isfinite(high) else None,
-        "tried": [{"rate_per_s": rate, "attainment": share} for rate, share in sorted(tried)],
-    }
+def _search(tried: list[tuple[float, float]], attain: float, low: float, high: float) -> GoodputSearch:
+    missed = high if math.isfinite(high) else None
+    return GoodputSearch(attain, low, missed, tuple(TriedRate(rate, share) for rate, share in sorted(tried)))

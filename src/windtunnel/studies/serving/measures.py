@@ -35,10 +35,6 @@ class Distribution:
     p95: float
     p99: float
 
-    def to_dict(self) -> dict[str, float]:
-        """By name."""
-        return {"mean": self.mean, "p50": self.p50, "p90": self.p90, "p95": self.p95, "p99": self.p99}
-
 
 def distribution(values: Floats) -> Distribution | None:
     """Of plain values; None where there are none."""

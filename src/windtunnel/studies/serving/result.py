@@ -9,34 +9,111 @@ The regime says what queueing does to TTFT, and whether the queue grows:
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
+from windtunnel.files.write import csv_text
+from windtunnel.questions.typed import Plain, check_figures, plain, plain_fields
+from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import Distribution, Stamps
+from windtunnel.studies.serving.workload.requests import Load
 
 Regime = Literal["stable", "near saturation", "over"]
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
-LEFT_OUT = (
-    "band",
-    "sources",
-    "memory",
-    "stamps",
-    "timeline",
-    "search",
-    "cost_per_gpu_hour",
-    "refusal",
-)  # of JSON, or said below
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two pools: prefill or decode."""
+
+    replicas: int
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSpec:
+    """What was asked, as it was resolved."""
+
+    model: str
+    cluster: str
+    gpu: str
+    cluster_gpus: int
+    deployment: Deployment
+    engine: str
+    replicas: int | None  # None: the two sides say how many
+    workload: Load
+    prefill: Side | None = None
+    decode: Side | None = None
+    router: str | None = None  # of a model in a pool ...
+    groups: tuple[str, ...] | None = None  # ... and the machines it may use
+
+    def to_dict(self) -> dict[str, Plain]:
+        """Ready for JSON: what is not said is left out, but for the number of replicas."""
+        found = plain_fields(self)
+        for name in ("prefill", "decode", "router", "groups"):
+            if found[name] is None:
+                del found[name]
+        deployment = plain_fields(self.deployment)
+        layout: dict[str, Plain] = {name: value for name, value in deployment.items() if value is not None}
+        return {**found, "deployment": layout, "workload": {**self.workload.to_dict()}}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of one GPU, and blocks of one attention rank."""
+
+    weights: float
+    activations: float
+    reserved: float
+    kv_cache: float
+    kv_per_token: float
+    kv_blocks: float
+
+    def __post_init__(self) -> None:
+        check_figures(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRate:
+    """A rate that was run, and the share of requests that met their limits."""
+
+    rate_per_s: float
+    attainment: float
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputSearch:
+    """What a search for goodput tried, in the order of rates."""
+
+    attain: float
+    held_at_per_s: float
+    missed_at_per_s: float | None  # None: nowhere
+    tried: tuple[TriedRate, ...]
+    warning: str | None = None
+
+    def __post_init__(self) -> None:
+        check_figures(self)
+
+    def to_dict(self) -> dict[str, Plain]:
+        """Ready for JSON."""
+        found = plain_fields(self)
+        if self.warning is None:
+            del found["warning"]
+        kind = "goodput by bisection, common random numbers"
+        return {**found, "kind": kind, "rates_tried": len(self.tried)}
 
 
 @dataclass(frozen=True, eq=False)
 class ServingResult:
-    """One run. Seconds, tokens and requests of all replicas together."""
+    """One run. Seconds, tokens and requests of all replicas together. faces/report/serving shows it by `to_dict`."""
 
-    spec: Mapping[str, Any]  # model, cluster, deployment, workload, as asked
+    JSON_LEAVES_OUT: ClassVar = (
+        "spec", "band", "sources", "memory", "stamps", "timeline", "search", "cost_per_gpu_hour", "refusal", *LATENCIES
+    )  # or said below  # fmt: skip
+
+    spec: ServingSpec
     feasible: bool
     reason: str  # why not, where it is not
     requests: int
@@ -66,12 +143,16 @@ class ServingResult:
     steps: int
     band: float  # log half-width of p5 to p95 of step times
     sources: tuple[str, ...]
-    memory: Mapping[str, float]
+    memory: MemoryUse
     stamps: Stamps | None = field(default=None, repr=False)
     timeline: tuple[tuple[int, int, int, int], ...] = field(default=(), repr=False)
-    search: Mapping[str, Any] | None = None  # what a goodput or placement search tried
+    search: GoodputSearch | None = None
     cost_per_gpu_hour: float | None = None
     refusal: str = ""  # why the first of the refused is
+
+    def __post_init__(self) -> None:
+        check_figures(self)
+        assert self.finished + self.refused <= self.requests, f"{self.finished} + {self.refused} of {self.requests}"
 
     @property
     def tpot_band_s(self) -> tuple[float, float] | None:
@@ -92,35 +173,27 @@ class ServingResult:
 
         Stamps in seconds, empty where an event never came.
         """
-        text = io.StringIO()
-        lines = csv.writer(text)
-        lines.writerow(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"))
+        rows: list[tuple[object, ...]] = []
         found = self.stamps
         if found is not None:
             columns = (found.queued, found.scheduled, found.first, found.last)
             for index, place in sorted((index, place) for place, index in enumerate(found.index.tolist())):
                 times = (float(column[place]) for column in columns)
-                lines.writerow((index, *("" if math.isnan(time) else f"{time:.9f}" for time in times)))
-        return text.getvalue()
+                rows.append((index, *("" if math.isnan(time) else f"{time:.9f}" for time in times)))
+        return csv_text(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"), rows)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON: plain numbers, None where there is nothing to say."""
-        found: dict[str, Any] = {}
-        for name in (one.name for one in fields(self) if one.name not in LEFT_OUT):
-            value = getattr(self, name)
-            if name in LATENCIES:
-                found[f"{name}_s"] = None if value is None else value.to_dict()
-            else:
-                found[name] = dict(value) if isinstance(value, Mapping) else value
-            if name == LATENCIES[-1]:
-                band = self.tpot_band_s
-                found["tpot_band_s"] = None if band is None else {"p5": band[0], "p95": band[1]}
-                found["ttft_is_promised"] = self.regime == "stable"
+        band = self.tpot_band_s
         return {
-            **found,
-            "sources": list(self.sources),
-            "memory_bytes_per_gpu": dict(self.memory),
-            "search": None if self.search is None else dict(self.search),
+            **plain_fields(self),
+            **{f"{name}_s": plain(getattr(self, name)) for name in LATENCIES},
+            "spec": {**self.spec.to_dict()},
+            "tpot_band_s": None if band is None else {"p5": band[0], "p95": band[1]},
+            "ttft_is_promised": self.regime == "stable",
+            "sources": [*self.sources],
+            "memory_bytes_per_gpu": plain(self.memory),
+            "search": None if self.search is None else {**self.search.to_dict()},
             "cost_per_million_output_tokens": self.cost_per_million_tokens,
         }
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import hypot, inf
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from windtunnel.studies.serving.measures import Stamps, distribution, gap_distri
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import Sequence as Request
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
-from windtunnel.studies.serving.result import Regime, ServingResult
+from windtunnel.studies.serving.result import MemoryUse, Regime, ServingResult, ServingSpec
 from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.step_time.times import EXPERT_KNEE, TICKS_PER_S, Prices
 from windtunnel.studies.serving.workload.requests import Workload
@@ -37,7 +36,7 @@ PROMISES = ("ttft_s", "tpot_s")
 def serve(
     model: str | Model,
     cluster: str | Cluster,
-    deployment: Deployment | Mapping[str, Any],
+    deployment: Deployment | Mapping[str, object],
     workload: Workload,
     *,
     replicas: int = 1,
@@ -224,30 +223,29 @@ def _router(name: str) -> Router:
     return ROUTERS[name].make()
 
 
-def _memory(engine: Engine) -> dict[str, float]:
+def _memory(engine: Engine) -> MemoryUse:
     found = engine.memory
-    return {
-        "weights": found.weights,
-        "activations": found.activations,
-        "reserved": found.reserved,
-        "kv_cache": max(0.0, found.kv),
-        "kv_per_token": found.kv_per_token,
-        "kv_blocks": float(engine.blocks // engine.deployment.attn_dp),
-    }
+    return MemoryUse(
+        weights=found.weights,
+        activations=found.activations,
+        reserved=found.reserved,
+        kv_cache=max(0.0, found.kv),
+        kv_per_token=found.kv_per_token,
+        kv_blocks=float(engine.blocks // engine.deployment.attn_dp),
+    )
 
 
-def _spec(engine: Engine, workload: Workload, replicas: int) -> dict[str, Any]:
-    layout = {name: value for name, value in asdict(engine.deployment).items() if value is not None}
-    return {
-        "model": engine.model.name,
-        "cluster": engine.cluster.name,
-        "gpu": engine.cluster.gpu.name,
-        "cluster_gpus": engine.cluster.n_gpus,
-        "deployment": layout,
-        "engine": f"{engine.profile.engine} {engine.profile.release}",
-        "replicas": replicas,
-        "workload": workload.to_dict(),
-    }
+def _spec(engine: Engine, workload: Workload, replicas: int) -> ServingSpec:
+    return ServingSpec(
+        model=engine.model.name,
+        cluster=engine.cluster.name,
+        gpu=engine.cluster.gpu.name,
+        cluster_gpus=engine.cluster.n_gpus,
+        deployment=engine.deployment,
+        engine=f"{engine.profile.engine} {engine.profile.release}",
+        replicas=replicas,
+        workload=workload.load(),
+    )
 
 
 def infeasible(engine: Engine, workload: Workload, replicas: int, slo: Mapping[str, float]) -> ServingResult:

@@ -102,8 +102,8 @@ def _placed(question: ServePlan, method: str) -> Any:
 def _served(run: Run, result: ServingResult, workload: Workload, model: Model, curve: bool) -> Served:
     warnings = past_context(model, workload) if result.feasible else []
     warnings += refusals(result)
-    if result.search is not None and result.search.get("warning"):
-        warnings.append(str(result.search["warning"]))
+    if result.search is not None and result.search.warning:
+        warnings.append(result.search.warning)
     drawn = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
     return Served(result, drawn, tuple(warnings))
 
@@ -152,13 +152,13 @@ def answer_spot(question: ServeSpot) -> Any:
 
 def answer_pool(question: ServePool) -> Any:
     """Several models, on groups of machines or in a pool of weights, as the file says. Raises UserError."""
-    from windtunnel.input_file import read_mapping
+    from windtunnel.files.document import read_mapping
     from windtunnel.studies.serving.shared_pool.result import serve_pool
-    from windtunnel.studies.serving.weight_pool.study import serve_weight_pool
+    from windtunnel.studies.serving.weight_pool.study import read_weight_pool, run_weight_pool
 
     path = Path(question.pool)
     if "weights" in read_mapping(path, "give a pool in YAML, with `groups:` and `models:`"):
-        return serve_weight_pool(path)
+        return run_weight_pool(read_weight_pool(path))
     return serve_pool(path)
 
 

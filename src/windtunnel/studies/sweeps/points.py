@@ -2,7 +2,7 @@
 
 A study is a mapping (or a YAML file):
 
-    verb: predict                                   # any public function of windtunnel
+    verb: predict                                   # one of VERBS
     fixed: {model: llama-3-8b, cluster: h100-sxm:16, plan.global_batch: 64, plan.seq_len: 4096}
     grid: {plan.tp: [1, 2, 4], plan.micro_batch: [1, 2]}           # every combination
     list: [{plan.tp: 8}, {plan.tp: 8, plan.pp: 2}]                 # and these
@@ -10,7 +10,8 @@ A study is a mapping (or a YAML file):
     optuna: {trials: 50, seed: 0, minimise: step_time_s, over: {...}}
 
 A dot goes into a nested mapping. Two points with the same inputs are one. A point's key is the hash of its verb, its
-inputs, what is in the files that they name (of a folder: names, sizes, times of its files), and windtunnel's version.
+inputs, what is in the files that they name (of a folder, and of a file larger than 64 MiB: names, sizes, times), and
+windtunnel's version.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.input_file import read_mapping
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.files.bytes import TEXT_BYTES_MOST, read_bytes
+from windtunnel.files.document import read_mapping
 
 FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
+# Public functions of windtunnel that only answer: none writes a file, runs a program or takes the name of a function.
+VERBS = ("predict", "predict_with", "predict_captured", "plan", "serve", "fleet", "survive", "explain")
+NO_INPUTS = ("out", "function", "executor")  # a study says what is asked, never what runs or where it is written
 FILES_OF_A_FOLDER = 10_000  # that are looked at
 POINTS_MOST = 1_000_000  # of a study: each is held, with its inputs
 
@@ -90,13 +95,18 @@ def _digest(value: str) -> str:
         if stat.S_ISDIR(found.st_mode):
             return _digest_of_folder(value)
         return _digest_of(value, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else ""
-    except (OSError, ValueError):  # no name of a file at all, or one that nobody may read: whoever opens it says so
+    except (
+        OSError,
+        ValueError,
+        InputFileError,
+    ):  # no name of a file at all, or one that nobody may read: whoever opens it says so
         return ""
 
 
 @lru_cache(maxsize=256)
 def _digest_of(path: str, changed_ns: int, size: int) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    known = f"{size} {changed_ns}".encode() if size > TEXT_BYTES_MOST else read_bytes(path)
+    return hashlib.sha256(known).hexdigest()
 
 
 def _digest_of_folder(path: str) -> str:

@@ -10,7 +10,7 @@ from inspect import signature
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.questions import question_class, read, run
 from windtunnel.questions.question import set_paths
 from windtunnel.questions.words import parts_from_files

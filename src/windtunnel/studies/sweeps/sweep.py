@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.arguments import typed
-from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.questions import QUESTIONS
 from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
-from windtunnel.studies.sweeps.points import Point, Study, read_study
+from windtunnel.studies.sweeps.points import NO_INPUTS, VERBS, Point, Study, read_study
 from windtunnel.studies.sweeps.ray_cluster import wait_for_ends
 from windtunnel.studies.sweeps.run_points import QUESTION
 from windtunnel.studies.sweeps.table import read_rows, write_table
@@ -67,7 +67,10 @@ def sweep(
         raise InputFileError(path, "is a folder", "give the path of a file that can be written")
     journal = path.with_name(path.name + ".journal")
     called = function or f"{QUESTION if read.verb in QUESTIONS else 'windtunnel'}:{read.verb}"
-    _check(called, read.verb, function)
+    if function is None:
+        _require_question(read)
+    else:
+        _require_function(function)
     finished = {} if function is not None else read_rows(path)  # keys do not tell one function from another
     if finished and not journal.exists():
         answer = _answered(read, finished, path)
@@ -131,18 +134,26 @@ def _version() -> str:
         return "not installed"
 
 
-def _check(called: str, verb: str, function: str | None) -> None:
-    # By name, as workers find it: the package above imports this module.
-    if function is not None:
-        module, _, name = function.partition(":")
-        try:
-            found = getattr(import_module(module), name, None) if module and name else None
-        except ImportError as error:
-            raise SpecError("--function", function, f"cannot be imported ({error}): give module:name") from None
-        if not callable(found):
-            raise SpecError("--function", function, "is no function of a module: give module:name")
-    if function is None and verb not in QUESTIONS and verb not in import_module("windtunnel").__all__:
-        raise UserError(f"unknown verb {verb!r} of a study; use a public function of windtunnel, e.g. predict")
+def _require_question(study: Study) -> None:
+    """A study is data: its verb only answers, and no input of it says what runs or where it is written."""
+    if study.verb not in VERBS:
+        raise UnknownNameError("verb of a study", study.verb, VERBS)
+    over = (study.optuna or {}).get("over") or {}
+    for inputs in (over, study.fixed, *(point.inputs for point in study.points)):
+        for name, value in inputs.items():
+            if name.partition(".")[0] in NO_INPUTS:
+                raise SpecError(name, value, "leave it out: a study says what is asked, `sweep` itself how it runs")
+
+
+def _require_function(function: str) -> None:
+    """`module:name` of something that can be called, as workers find it."""
+    module, _, name = function.partition(":")
+    try:
+        found = getattr(import_module(module), name, None) if module and name else None
+    except ImportError as error:
+        raise SpecError("--function", function, f"cannot be imported ({error}): give module:name") from None
+    if not callable(found):
+        raise SpecError("--function", function, "is no function of a module: give module:name")
 
 
 def _run(

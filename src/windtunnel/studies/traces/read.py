@@ -104,4 +104,6 @@ def _format(path: Path) -> str:
         raise InputFileError(path, "is empty", _GIVE)
     if magic == b"PAR1" or path.suffix == ".parquet":
         return "parquet"
+    if magic.lstrip()[:1] == b"\0":  # a hole as large as you like, and no format of these begins so
+        raise InputFileError(path, "begins with zero bytes", _GIVE)
     return "protobuf" if ".et" in path.suffixes and magic.lstrip()[:1] != b"{" else "json"

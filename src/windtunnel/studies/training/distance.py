@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from windtunnel.physics.cost.calibration import read_calibration
 from windtunnel.physics.cost.training import release_name, training_document
+from windtunnel.physics.hardware.gpu import AS_MEASURED
 from windtunnel.studies.training.layout import Layout
 
-PARTS = 0.06  # of a step that its parts' own uncertainties make up where everything was measured
 WORTH_SAYING = 0.10
 
 
@@ -24,6 +24,7 @@ class Distance(NamedTuple):
 
     words: str
     sigma: float  # relative standard deviation that it adds
+    replaces: bool = False  # or that such runs have altogether
 
 
 def distances(layout: Layout) -> tuple[Distance, ...]:
@@ -42,9 +43,9 @@ def _distances(layout: Layout) -> Iterator[Distance]:
         what = f"{layout.habits.title} on {gpu.generation}" if any_run else f"GPUs of generation {gpu.generation}"
         yield Distance(f"no run of {what} was measured", rules["unseen"])
     else:
-        off = seen["off"]
+        off = seen["error"]
         words = f"runs like it that informed nothing were off by {off:.0%}" if off >= WORTH_SAYING else ""
-        yield Distance(words, math.sqrt(max(0.0, off**2 - PARTS**2)))
+        yield Distance(words, off, True)
         if plan.precision not in seen["precisions"]:
             yield Distance(f"no run like it in {plan.precision} was measured", rules["precision"])
         more = math.log2(layout.cluster.n_gpus / seen["gpus"])
@@ -57,10 +58,19 @@ def _distances(layout: Layout) -> Iterator[Distance]:
     if plan.ep > 1 and plan.release is None and plan.framework == "megatron":
         words = "the release is not given: releases before 2025-09 send every choice of a token to its expert"
         yield Distance(words, rules["release"])
-    if gpu.kernel_tables is not None and gpu.kernel_scale is not None:
+    if gpu.kernel_tables is not None and gpu.kernel_scale != AS_MEASURED:
         yield Distance(f"{gpu.name}'s kernels are another GPU's, scaled", rules["scaled"])
     if layout.tokens_per_rank < rules["few_tokens"]:
         yield Distance(f"kernels are short at {layout.tokens_per_rank:,} tokens", rules["short"])
+
+
+def memory_spread(layout: Layout) -> float:
+    """How far published peaks of memory lie above predicted ones, in one of twenty runs."""
+    if layout.cluster.calibration is not None:
+        return 0.0
+    rules, plan = training_document()["memory_spread"], layout.plan
+    spread = float(rules.get(plan.framework, rules["default"]))
+    return math.hypot(spread, rules["adapters"]) if plan.lora_rank else spread
 
 
 def seen_of(layout: Layout) -> dict[str, Any] | None:

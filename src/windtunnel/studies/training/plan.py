@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.input_file import read_mapping as mapping_of
+from windtunnel.files.document import read_mapping
 from windtunnel.questions import read_part
 from windtunnel.questions.plan import Framework, Plan, Precision
 from windtunnel.questions.question import fields_of
@@ -25,6 +25,7 @@ RECOMPUTE_PARTS = (
     *("norms", "activation", "moe_activation", "ops"),
 )
 FIELDS = tuple(field.path for field in fields_of(Plan))
+PLAN_FILE = "a plan is lines of `field: value`, see docs/plan.md"
 
 
 def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
@@ -33,7 +34,7 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
     if isinstance(spec, Plan):
         spec = spec.stated()
     if isinstance(spec, str | Path):
-        where, spec = str(spec), read_mapping(Path(spec))
+        where, spec = str(spec), read_mapping(spec, PLAN_FILE)
     if not isinstance(spec, Mapping):
         raise SpecError("plan", spec, "give a mapping of its fields, or the path of a YAML file")
     for name in spec:
@@ -42,11 +43,6 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
     plan = read_part(Plan, spec, where)
     _check_recompute(plan.recompute, where)
     return plan
-
-
-def read_mapping(path: Path) -> Mapping[str, Any]:
-    """A YAML file of plan fields. Raises InputFileError."""
-    return mapping_of(path, "a plan is lines of `field: value`, see docs/plan.md")
 
 
 def _check_recompute(text: str, where: str | None) -> None:

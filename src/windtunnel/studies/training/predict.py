@@ -36,7 +36,7 @@ from windtunnel.physics.step.result_of import (
 from windtunnel.questions.header import product_version
 from windtunnel.questions.predict import Predict
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
-from windtunnel.studies.training.distance import distances
+from windtunnel.studies.training.distance import distances, memory_spread
 from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
 from windtunnel.studies.training.layout import Layout, resolve
@@ -180,6 +180,8 @@ def _result(
     full = most.gives_back
     if full:
         reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
+    memory_p95 = round(most.device_bytes * (1.0 + memory_spread(layout)))
+    tight = most.device_bytes <= cluster.gpu.usable_memory_bytes < memory_p95
     if most.device_bytes > cluster.gpu.usable_memory_bytes:
         trouble = Infeasible(
             reason="out of memory",
@@ -205,8 +207,11 @@ def _result(
             *roofline_warning(reading.provenance, " and ".join(one.layout.cluster.gpu.name for one in pricers)),
             *dict.fromkeys(word for one in pricers for word in unmeasured_of(one.layout, one)),
             *([FULL] if full else []),
+            *([_tight(most, memory_p95, cluster.gpu.usable_memory_bytes)] if tight and not full else []),
             *_warnings(layout),
         ),
+        memory_p95_bytes=memory_p95,
+        tight=tight,
         question=question,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
@@ -215,8 +220,16 @@ def _result(
     )
 
 
-def _width(found: Sequence[tuple[str, float]]) -> float:
-    return sum(sigma**2 for _, sigma in found)
+def _tight(most: StageMemory, p95_bytes: int, usable_bytes: int) -> str:
+    needs, may, has = (size / 2**30 for size in (most.device_bytes, p95_bytes, usable_bytes))
+    return (
+        f"memory is tight: {needs:.1f} of {has:.1f} GiB, and peaks that were published lie up to {may / needs - 1:.0%}"
+        " above predicted ones: it may not fit"
+    )
+
+
+def _width(found: Sequence[tuple[str, float, bool]]) -> float:
+    return sum(sigma**2 for _, sigma, _ in found)
 
 
 def _has_experts(layout: Layout) -> bool:

@@ -58,7 +58,7 @@ _BACKWARD_CALLS = {
 }
 
 
-# Of a frozen weight. nf4: a scale in 8 bits for every 64 (QLoRA, arXiv 2305.14314: .127 bits a weight); int8: one a row.
+# Of a frozen weight. nf4: a scale in 8 bits for every 64 (QLoRA, arXiv 2305.14314: .127 bits a weight).
 FROZEN_BYTES = {"bf16": 2.0, "int8": 1.0, "nf4": 0.516}
 
 

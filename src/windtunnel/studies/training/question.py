@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware import Cluster, parse_cluster, with_settings
 from windtunnel.physics.model import Model, load_model
 from windtunnel.questions import read_part
@@ -18,7 +19,7 @@ from windtunnel.questions.predict import Predict
 from windtunnel.questions.question import fields_of, plain_part
 from windtunnel.questions.scenario import Scenario
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
-from windtunnel.studies.training.plan import read_mapping
+from windtunnel.studies.training.plan import PLAN_FILE
 
 if TYPE_CHECKING:
     from windtunnel.studies.training.launch.found import Native
@@ -97,15 +98,16 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     stated = _states_model(model)
     own = path if path is not None and is_native(path) else None
     if path is not None and own is None:
-        return PlanFile(read_mapping(path), str(path))
+        return PlanFile(read_mapping(path, PLAN_FILE), str(path))
     if not stated and own is None:
         return PlanFile({}, "")
     settings = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith("cluster.")}
     n_gpus = cluster_of(read_part(ClusterPart, {"base": cluster, **_nested(settings)}, field="cluster")).n_gpus
     native = read_native(model if own is None else own, n_gpus)
     unknown = (f"{native.where}: not understood: {', '.join(native.unknown)}",) if native.unknown else ()
-    notes = (*unknown, *([] if stated else _another(model, native)))
-    return PlanFile(native.fields, str(path or model), notes)
+    if not stated:
+        _check_same(model, native, changes)
+    return PlanFile(native.fields, str(path or model), unknown)
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,20 +149,50 @@ def _built(native: Native) -> Model:
     return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
 
 
-def _another(word: str, native: Native) -> tuple[str, ...]:
-    """A note where the plan's file states another model than the one that is named beside it."""
+def _check_same(word: str, native: Native, changes: Mapping[str, Any]) -> None:
+    """Refuse a plan's file that states another model than the one that is named beside it: every field of both agrees.
+
+    Raises UserError that names all fields that differ.
+    """
     if native.model is None:
-        return ()
-    built = load_model(word)
+        return
+    own_changes = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith("model.")}
+    own = _sizes(model_of(read_part(ModelPart, {"base": word, **_nested(own_changes)}, field="model"), 1))
     if isinstance(native.model, str):
-        of_file = load_model(native.model)
-        layers, hidden = of_file.n_layers, of_file.hidden_size
+        told = _sizes(load_model(native.model))
     else:
-        layers, hidden = native.model["layers"], native.model["hidden"]
-    if (layers, hidden) == (built.n_layers, built.hidden_size):
-        return ()
-    states = f"{native.where} states a model of {layers} layers of {hidden:,}"
-    return (f"{states}, which was not predicted: {word} has {built.n_layers} of {built.hidden_size:,}",)
+        told = {name: value for name, value in native.model.items() if isinstance(value, int) and value}
+    if 0 <= told.get("vocab", 0) - own["vocab"] < PADDING_MOST:
+        told["vocab"] = own["vocab"]
+    differ = [
+        f"{name} {told[name]:,} in the file, {own[name]:,} in the model"
+        for name in own
+        if name in told and told[name] != own[name]
+    ]
+    if differ:
+        what = f" ({native.model})" if isinstance(native.model, str) else ""
+        raise UserError(
+            f"{native.where} states another model{what} than {word}: {'; '.join(differ)}: name the model that the file"
+            " states, or correct the file"
+        )
+
+
+PADDING_MOST = 16_384  # rows by which a file's vocabulary is padded
+
+
+def _sizes(model: Model) -> dict[str, int]:
+    """Sizes of a model's last layer, as files of frameworks state them."""
+    attention, block = model.layers[-1].attention, model.layers[-1].feed_forward
+    sizes = {
+        "layers": model.n_layers,
+        "hidden": model.hidden_size,
+        "heads": attention.heads,
+        "ffn": block.size,
+        "vocab": model.vocab_size,
+    }
+    if attention.kind == "gqa":
+        sizes |= {"kv_heads": attention.kv_heads, "head_dim": attention.head_dim}
+    return sizes | ({"experts": block.experts, "topk": block.experts_per_token} if block.kind == "moe" else {})
 
 
 # --------------------------------------------------------------------------------------------------- from objects

@@ -75,7 +75,7 @@ def test_a_bad_cell_is_named_with_its_place(tmp_path: Path, column: str, cell: s
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text_of([LLAMA_8B]) + "just,three,cells\n")
-    assert f"line 3: 3 cells, but the header names {len(COLUMNS)} columns" in refused(path)
+    assert f"line 3: has 3 fields, and the first line names {len(COLUMNS)}" in refused(path)
 
 
 def test_an_id_occurs_once(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_id_occurs_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"", "is empty"), (b"id,tp\n\xff\xfe", "not UTF-8"), (b'id,"open\n', "line"), (b"\x00\x01", "line")],
+    [(b"", "is empty"), (b"id,tp\n\xff\xfe", "not text in UTF-8"), (b'id,"open\n', "line"), (b"\x00\x01", "line")],
 )
 def test_files_that_are_no_tables(tmp_path: Path, data: bytes, words: str) -> None:
     path = tmp_path / "t.csv"

@@ -10,7 +10,7 @@ import pytest
 
 import windtunnel
 from windtunnel.faces.cli.app import main
-from windtunnel.faces.report.figures import duration
+from windtunnel.views.text import duration
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windtunnel.faces.report.figures import split_exactly
 from windtunnel.physics.step.result import (
     Advice,
     Blame,
@@ -23,6 +22,7 @@ from windtunnel.physics.step.result import (
     StageReport,
     Waiting,
 )
+from windtunnel.views.text import split_exactly
 
 GIB = 1 << 30
 PP, MICRO_BATCHES = 16, 48

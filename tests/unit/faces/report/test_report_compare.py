@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from windtunnel.faces.report.comparison.compare import compare
-from windtunnel.faces.report.comparison.console import print_comparison
+from windtunnel.faces.report.comparison.views import comparison_document
+from windtunnel.faces.report.draw.console import print_document
 from windtunnel.physics.step.result import Result
 
 PAIRS = list(itertools.product(["result", "faster", "infeasible", "bare"], repeat=2))
@@ -103,7 +104,7 @@ def test_overlapping_bands_are_said(result: Result) -> None:
 def test_console(one: str, two: str, width: int, request: pytest.FixtureRequest) -> None:
     file = io.StringIO()
     both = compare(request.getfixturevalue(one), request.getfixturevalue(two))
-    print_comparison(both, Console(file=file, width=width))
+    print_document(comparison_document(both), Console(file=file, width=width))
     text = file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert both.a.content_hash in text
@@ -112,7 +113,7 @@ def test_console(one: str, two: str, width: int, request: pytest.FixtureRequest)
 
 def test_console_differences_add_up(result: Result, faster: Result) -> None:
     file = io.StringIO()
-    print_comparison(compare(result, faster), Console(file=file, width=80))
+    print_document(comparison_document(compare(result, faster)), Console(file=file, width=80))
     section = file.getvalue().split("Where the time differs")[1].split("\n\n")[0].splitlines()[1:]
     values = {line[:17].strip(): float(line[17:].split(" s")[0].replace("−", "-")) for line in section}
     total = values.pop("step")
@@ -128,5 +129,5 @@ def test_the_gradient_norm_is_one_line_on_whichever_tier(result: Result) -> None
         return dataclasses.replace(result, breakdown_ns=parts)
 
     file = io.StringIO()
-    print_comparison(compare(on("out", moved), on("up", moved // 2)), Console(width=100, file=file))
+    print_document(comparison_document(compare(on("out", moved), on("up", moved // 2))), Console(width=100, file=file))
     assert len([line for line in file.getvalue().splitlines() if line.startswith("exposed gradient norm ")]) == 1

@@ -9,16 +9,17 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from windtunnel.faces.report.notebook import notebook_html
-from windtunnel.faces.report.prediction.console import command_lines, print_result
-from windtunnel.faces.report.prediction.html import render_html
+from windtunnel.faces.report.draw.console import command_lines, print_document
+from windtunnel.faces.report.draw.markdown import markdown_of
+from windtunnel.faces.report.draw.page import page_of
+from windtunnel.faces.report.prediction.views import notebook_html, prediction_document
 from windtunnel.physics.step.result import Result
 
 
-def _printed(result: Result, width: int = 80, encoding: str = "utf-8", **options: object) -> str:
+def _printed(result: Result, width: int = 80, encoding: str = "utf-8", full: bool = True, **options: object) -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
-    print_result(result, Console(file=file, width=width, **options))  # type: ignore[arg-type]
+    print_document(prediction_document(result), Console(file=file, width=width, **options), full=full)  # type: ignore[arg-type]
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -46,7 +47,7 @@ def test_breakdown_adds_up_as_printed(result: Result) -> None:
 
 
 def test_memory_adds_up_as_printed(result: Result) -> None:
-    *parts, total = _rows(_printed(result), "Memory of the fullest")
+    *parts, total = _rows(_printed(result), "share of the capacity")
     sizes = [float(row[1].removesuffix(" GiB")) for row in parts]
     assert sum(sizes) == pytest.approx(float(total[1].removesuffix(" GiB")), abs=1e-9)
     assert float(total[1].removesuffix(" GiB")) == pytest.approx(result.peak_memory.device_bytes / 2**30, abs=5e-3)
@@ -54,7 +55,7 @@ def test_memory_adds_up_as_printed(result: Result) -> None:
 
 def test_tokens_that_are_not_known_are_not_told(result: Result) -> None:
     unknown = replace(result, tokens_per_step=0, tokens_per_s=0.0, tokens_per_s_per_gpu=0.0)
-    for told in (_printed(unknown), render_html(unknown), notebook_html(unknown)):
+    for told in (_printed(unknown), page_of(prediction_document(unknown)), notebook_html(unknown)):
         assert "tokens/s" not in told
         assert "MFU" in told
 
@@ -69,7 +70,7 @@ def test_says_what_a_person_wants_to_know(result: Result) -> None:
         *result.warnings,
         *result.defaults,
         *(one.flags for one in result.advice),
-        "-12.5 %",
+        "−12.5 %",
         "41 legal changes of the plan tried",
     ):
         assert wanted in flat
@@ -84,6 +85,25 @@ def test_infeasible_says_why_and_the_way_out(infeasible: Result, bare: Result) -
         assert one.flags in flat
     assert "parameters alone do not fit" in _printed(bare)
     assert "step time" not in _printed(bare)
+
+
+def test_the_first_screen_is_the_verdict_the_figures_and_what_to_change(result: Result) -> None:
+    lines = _printed(result, width=100, full=False).splitlines()
+    assert lines[5].startswith("Fits with 13.2 GiB to spare; 22.5 % MFU; 26.2 % of the step is pipeline bubble")
+    assert len(lines) <= 45
+    assert {*map(str.strip, lines)} - {""} - {"--full shows the rest, --report FILE.html draws it."} <= {
+        *map(str.strip, _printed(result, width=100).splitlines())
+    }
+    assert " 0.000 s" not in "\n".join(lines)
+
+
+def test_markdown_and_notebook_say_the_same_verdict(result: Result, hostile: Result) -> None:
+    verdict = "Fits with 13.2 GiB to spare"
+    assert verdict in markdown_of(prediction_document(result))
+    assert verdict in notebook_html(result)
+    for text in (markdown_of(prediction_document(hostile)).split("```")[0], notebook_html(hostile)):
+        assert "<script" not in text
+        assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])

@@ -10,34 +10,35 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from windtunnel.faces.report.draw.console import print_document
+from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.prediction.categories import label_of
-from windtunnel.faces.report.prediction.charts import heat_data
-from windtunnel.faces.report.prediction.console import print_result
-from windtunnel.faces.report.prediction.html import render_html
+from windtunnel.faces.report.prediction.disturbed import disturbed_views
 from windtunnel.faces.report.prediction.ranks import Ranks, foremost, path_words
-from windtunnel.faces.report.prediction.rows import limit_groups
+from windtunnel.faces.report.prediction.views import limit_views, prediction_document
 from windtunnel.physics.step.result import Limit, PathPart, RankClass, Result
+from windtunnel.views import Heat, Lanes, Number
+from windtunnel.views.text import text_of
 
 
 def printed(result: Result, width: int = 90) -> str:
     file = io.StringIO()
-    print_result(result, Console(file=file, width=width))
+    print_document(prediction_document(result), Console(file=file, width=width), full=True)
     return file.getvalue()
 
 
-def section(text: str) -> str:
-    found = re.search(r'<section class="card" id="disturbed">.*?</section>', text, re.DOTALL)
-    return found[0] if found else ""
+def heats(result: Result) -> list[Heat]:
+    return [view for view in disturbed_views(result)[1] if isinstance(view, Heat)]
 
 
 def test_the_console_names_the_slow_rank_and_the_way_of_the_path(disturbed: Result) -> None:
     text = printed(disturbed)
-    assert "8,192 ranks simulated as 32 programs; 33 kinds of ranks can be told apart" in text
+    assert "8,192 ranks simulated as 32 programs; 33 kinds of ranks can be told apart" in " ".join(text.split())
     assert "GPU 1037 (gpu=1037:1.15)" in text
     assert re.search(r"gpu=1037:1\.15 +\+7\.2 % +−6\.2 % +−5\.0 % – −7\.1 % +stage 2, replica 0", text)
     assert re.search(r"pause=1%:50ms .*%$", text, re.MULTILINE)  # nowhere in particular
     assert "stage 0 → 15 → 2 of replica 0" in text
-    lines = text[text.index("waiting in") : text.index("critical path")].splitlines()
+    lines = text[text.index("waiting in") :].splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["pp 1 to 0", "tp x cp of stage 2", "dp of stage 0"]
 
 
@@ -74,52 +75,45 @@ def test_foremost_takes_some_of_every_kind_and_none_that_waits_for_nobody(distur
 
 
 def test_the_page_holds_every_rank_as_runs(disturbed: Result) -> None:
-    text = render_html(disturbed)
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    text = page_of(prediction_document(disturbed))
+    data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
     assert data is not None
-    heat = json.loads(data[1])["heat"]
+    found = json.loads(data[1])
+    by_host, by_stage = found["every-rank-by-host"], found["every-rank-by-replica-and-stage"]
+    assert sum(by_host["runs"][1::2]) == disturbed.n_gpus == by_host["columns"] * by_host["rows"]
+    assert (by_stage["columns"], by_stage["rows"]) == (32, 16)
     known = disturbed.disturbed
     assert known is not None
-    assert sum(heat["runs"][1::2]) == disturbed.n_gpus
-    assert heat["waiting"] == [one.waiting_ns for one in known.rank_classes]
-    assert {heat["texts"][i] for numbers in heat["by"].values() for i in numbers} == {"gpu=1037:1.15"}
-    assert heat["stages"] * heat["replicas"] * heat["cell"] == disturbed.n_gpus
-    busy = [one.busy_ns / heat["makespan"] for one in known.rank_classes]
-    assert (heat["low"], heat["high"]) == (min(busy), max(busy))
+    total = known.rank_classes[0].busy_ns + known.rank_classes[0].waiting_ns
+    assert by_host["values"] == pytest.approx(sorted({one.busy_ns / total for one in known.rank_classes}), rel=1e-5)
+    assert by_host["marked"][::2] == [1037]
+    assert by_stage["marked"][::2] == [2]  # replica 0, stage 2
 
 
-def test_the_page_draws_the_whole_path_in_its_rows(disturbed: Result) -> None:
+def test_the_whole_path_is_drawn_in_its_lanes(disturbed: Result) -> None:
     known = disturbed.disturbed
     assert known is not None
-    shown = section(render_html(disturbed))
-    parts = re.findall(r'class="part [^"]*" style="left:([\d.]+)%;width:([\d.]+)%;top:([\d.]+)%', shown)
-    assert len(parts) == len(known.critical_path)
-    ends = [float(left) + float(width) for left, width, _ in parts]
-    assert ends[-1] == pytest.approx(100.0, abs=0.01)
-    assert [float(left) for left, _, _ in parts[1:]] == pytest.approx(ends[:-1], abs=0.01)
-    assert [round(float(top) / 100 * 16) for _, _, top in parts] == [part.stage for part in known.critical_path]
-    assert len(re.findall(r'class="part [^"]* hit"', shown)) == 2
-    assert "13 more communicators" in shown
+    path = next(view for view in disturbed_views(disturbed)[1] if isinstance(view, Lanes))
+    spans = sorted((span.begin_s, span.end_s, lane.name) for lane in path.lanes for span in lane.spans)
+    assert spans == [(part.start_ns / 1e9, part.end_ns / 1e9, f"stage {part.stage}") for part in known.critical_path]
+    assert sum(span.marked for lane in path.lanes for span in lane.spans) == 2
+    assert "and 13 more" in printed(disturbed)
 
 
 def test_without_ranks_told_apart_there_is_no_map(result: Result, disturbed: Result) -> None:
-    assert section(render_html(result)) == ""
+    assert "disturbances cost" not in printed(result)
     known = disturbed.disturbed
     assert known is not None
     bare = replace(disturbed, disturbed=replace(known, rank_classes=(), class_runs=(), critical_path=(), waiting=()))
-    shown = section(render_html(bare))
-    assert "GPUs’ worth" in shown
-    assert "<canvas" not in shown
-    assert "critical path" not in printed(bare)
+    assert "655.4 GPUs  worth of the step" in printed(bare)
+    assert disturbed_views(bare)[1] == []
+    assert "Critical path" not in printed(bare)
     assert "kinds of ranks" not in printed(bare)
 
 
 def test_a_plan_that_does_not_say_its_degrees_still_has_hosts(disturbed: Result) -> None:
     strange = replace(disturbed, spec={"plan": "none", "cluster": {"gpus_per_node": "many"}})
-    heat = heat_data(strange)
-    assert heat is not None
-    assert (heat["stages"], heat["host"]) == (0, 8)
-    assert 'id="heat-stages"' not in render_html(strange)
+    assert [(heat.columns.count, heat.rows.count) for heat in heats(strange)] == [(1024, 8)]
 
 
 def test_a_calm_job_does_not_look_troubled(disturbed: Result) -> None:
@@ -127,10 +121,11 @@ def test_a_calm_job_does_not_look_troubled(disturbed: Result) -> None:
     assert known is not None
     even = tuple(RankClass(512, n * 512, n, 0, 10**9 + n, 10**8 - n) for n in range(16))
     calm = replace(known, rank_classes=even, class_runs=tuple((n, 512) for n in range(16)))
-    heat = heat_data(replace(disturbed, disturbed=calm))
-    assert heat is not None
-    assert heat["high"] - heat["low"] == pytest.approx(0.01)
-    assert 0.0 <= heat["low"] < heat["high"] <= 1.0
+    for heat in heats(replace(disturbed, disturbed=calm)):
+        assert heat.low is not None
+        assert heat.high is not None
+        assert heat.high - heat.low == pytest.approx(0.01)
+        assert 0.0 <= heat.low < heat.high <= 1.0
 
 
 def test_a_hundred_thousand_ranks_stay_small(disturbed: Result) -> None:
@@ -142,19 +137,19 @@ def test_a_hundred_thousand_ranks_stay_small(disturbed: Result) -> None:
         for i in range(6144)
     )
     huge = replace(known, rank_classes=classes, class_runs=tuple((i, 16) for i in range(6144)), critical_path=())
-    text = render_html(replace(disturbed, disturbed=huge, n_gpus=n))
+    text = page_of(prediction_document(replace(disturbed, disturbed=huge, n_gpus=n)))
     assert len(text) < 800_000
 
 
 def test_limits_read_largest_first_in_two_groups() -> None:
     limits = [Limit(what, share, 1.0) for what, share in (("pipeline bubble", 0.2), ("exposed dp (scale-out)", 0.3),
               ("recomputation", 0.25), ("gemm", 0.5), ("attention", 0.6))]  # fmt: skip
-    groups = [(title, [limit.what for limit in group]) for title, group in limit_groups(limits)]
-    assert groups == [
-        ("overheads", ["exposed dp (scale-out)", "recomputation", "pipeline bubble"]),
-        ("the work itself", ["attention", "gemm"]),
-    ]
-    assert limit_groups([]) == []
+    tables = {view.title: view for view in limit_views(limits)}
+    assert {title: [row[0] for row in view.rows] for title, view in tables.items()} == {
+        "What limits it: overheads": ["exposed DP (scale-out)", "recomputation", "pipeline bubble"],
+        "What limits it: the work itself": ["attention", "GEMM"],
+    }
+    assert list(limit_views([])) == []
 
 
 def test_the_collective_of_all_ranks_is_named_by_what_it_is_for() -> None:
@@ -163,11 +158,6 @@ def test_the_collective_of_all_ranks_is_named_by_what_it_is_for() -> None:
     assert label_of("world_model") == "world model"
 
 
-@pytest.mark.parametrize(
-    ("part", "sign", "text"),
-    [(50, "+", "+5.0 %"), (-50, "+", "−5.0 %"), (50, "−", "−5.0 %"), (-50, "−", "+5.0 %"), (0, "+", "0.0 %")],
-)
-def test_signs_say_what_they_mean(part: int, sign: str, text: str) -> None:
-    from windtunnel.faces.report.prediction.disturbed_lines import percent
-
-    assert percent(part, 1000, sign) == text
+@pytest.mark.parametrize(("change", "text"), [(0.05, "+5.0 %"), (-0.05, "−5.0 %"), (0.0, "0.0 %"), (-1e-6, "0.0 %")])
+def test_signs_say_what_they_mean(change: float, text: str) -> None:
+    assert text_of(Number(change, "change")) == text

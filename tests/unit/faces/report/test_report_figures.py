@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.faces.report import figures
 from windtunnel.faces.report.prediction import categories
+from windtunnel.views import text as figures
 
 PARTS = st.lists(st.integers(-(10**13), 10**13), min_size=1, max_size=12)
 

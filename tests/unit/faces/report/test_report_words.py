@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from windtunnel.faces.report.captured import _answers
-from windtunnel.faces.report.prediction.console import _bars, _Row
+from windtunnel.faces.report.draw.console import drawn
+from windtunnel.views import Bar, Bars, Part
 
 
 @pytest.mark.parametrize(("times", "said"), [(1, "once"), (2, "2 times"), (1200, "1,200 times")])
@@ -21,8 +22,8 @@ def test_how_often_a_read_was_answered(times: int, said: str) -> None:
 @pytest.mark.parametrize("columns", [80, 100])
 def test_names_of_parts_are_not_cut_off(label: str, columns: int) -> None:
     text = StringIO()
-    rows = [_Row(label, "14.063 ms", "78.0 %", 1.0, "")]
-    Console(file=text, width=columns).print(_bars(rows, _Row("step", "18.028 ms", "100.0 %"), columns))
+    view = Bars("", "s", [Bar("step", [Part(label, 0.014063), Part("GEMM", 0.003965)])], total="step")
+    Console(file=text, width=columns).print(*drawn(view, columns))
     lines = text.getvalue().splitlines()
-    assert lines[0].startswith(f"{label}  14.063 ms")
+    assert lines[1].startswith(f"{label}  14.063 ms")
     assert max(map(len, lines)) <= columns

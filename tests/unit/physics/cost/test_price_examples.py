@@ -397,6 +397,38 @@ def test_absorbed_products_read_both_matrices_and_write_both_sides() -> None:
     assert slow.absorbed_s(many, heads, nope, value, rank) == pytest.approx(2 * FLOOR + flops / (0.5 * 1e9))
 
 
+def test_products_with_weights_in_fewer_bits_save_what_is_not_read() -> None:
+    kernels = served(replace(GPU, flops_per_s={"bf16": 1e14}))  # multiplies in 16 bits only
+    m, n, k = 8.0, 4096, 4096
+    whole = kernels.dense.gemm(m, n, k, "bf16").seconds
+    assert kernels.gemm_s(m, n, k, "bf16") == whole
+    saved = (2 - 1) * n * k / STREAMED
+    assert kernels.gemm_s(m, n, k, "fp8") == pytest.approx(max(whole - saved, 0.5 * whole))
+    many = 65536.0  # of many rows the FLOPs are what takes the time
+    whole = kernels.dense.gemm(many, n, k, "bf16").seconds
+    floor = 2 * many * n * k / (1e14 * roofline.gemm_efficiency(GPU, "bf16").peak)
+    assert kernels.gemm_s(many, n, k, "fp8") == pytest.approx(max(whole - saved, floor, 0.5 * whole))
+    assert kernels.gemm_s(0.0, n, k, "bf16") == kernels.gemm_s(1.0, n, k, "bf16")
+    assert kernels.derived_from("fp8") == "bf16"
+    assert kernels.derived_from("bf16") is None
+
+
+def test_attention_of_a_gpu_without_tables_streams_its_cache() -> None:
+    kernels = served()
+    table = kernels.decode_attention(8, 2, 128, "bf16", None)
+    assert table.at(4, 1000) == pytest.approx(2 * FLOOR + 4 * 1000 * 2 * 2 * 128 * 2 / STREAMED)
+    half = kernels.decode_attention(8, 2, 128, "fp8", None)
+    assert half.at(4, 1000) == pytest.approx(2 * FLOOR + 4 * 1000 * 2 * 2 * 128 / STREAMED)
+    seen = kernels.decode_attention(8, 2, 128, "bf16", 100)
+    assert seen.at(4, 1000) == pytest.approx(table.at(4, 100), rel=1e-3)
+    assert seen.at(4, 50) == pytest.approx(table.at(4, 50))
+    latent = kernels.latent_attention(16, 576, "bf16")
+    per_token = max(576 * 2 / STREAMED, 4 * 16 * 576 / (0.4 * 1e14))
+    assert latent.at(4, 1000) == pytest.approx(2 * FLOOR + 4 * 1000 * per_token)
+    many = kernels.latent_attention(512, 576, "bf16")
+    assert many.at(4, 1000) == pytest.approx(2 * FLOOR + 4 * 1000 * 4 * 512 * 576 / (0.4 * 1e14))
+
+
 @pytest.mark.parametrize("ep", [1, 4])
 def test_routed_experts_read_their_weights_or_multiply_padded_rows(ep: int) -> None:
     layer = Experts(hidden=64, inter=32, topk=2, experts=16, tp=2, ep=ep, dtype="bf16", gated=True)

@@ -241,7 +241,7 @@ def test_broken_files_say_where(tmp_path: Path) -> None:
         b"": "line 1",
         b"[1]": "not an object",
         b'{"a": 1, "a": 2}': "given twice",
-        b"\xff\xfe\x00": "not a text file",
+        b"\xff\xfe\x00": "not text in UTF-8",
         b"[" * 200_000: "JSON",
         b'{"a": ' + b"9" * 5000 + b"}": "JSON",
     }

@@ -132,7 +132,7 @@ def test_json_is_read_by_its_own_rules(tmp_path):
     path.write_bytes(b'\xef\xbb\xbf[\n\t{"job": "a", "submit_s": 0, "gpus": 8,\n\t "duration_s": 1e2}\n]\n')  # tabs
     assert read_jobs(path).duration_s.tolist() == [100.0]
     path.write_text('[{"job": "a",\n "submit_s": 0,}]')
-    with pytest.raises(InputFileError, match=r"line 2: is not JSON \(.*\); mend it there"):
+    with pytest.raises(InputFileError, match=r"is not JSON \(.* line 2 column 14 .*\); give a trace"):
         read_jobs(path)
 
 
@@ -151,7 +151,7 @@ def test_files_that_are_no_trace(tmp_path, name, raw):
     [
         ("philly", "gpus", "-8", "line 3: gpus = '-8' is less than 0"),
         ("itp", "duration_s", "long", "line 3: duration_s = 'long' is no number"),
-        ("elasticflow", "iterations", "inf", "line 3: iterations = 'inf' is no number that a trace can hold"),
+        ("elasticflow", "iterations", "inf", "line 3: iterations = 'inf' is no number that a table can hold"),
         ("pollux", "submit_s", "", "line 3: submit_s = '' is missing"),
         ("philly", "submit_s", "1.7e12", "line 3: submit_s = '1.7e12' is more than 4e+09 s: is it in milliseconds?"),
         ("openb", "pod", "p-0", "lines 2 and 3 both name job 'p-0'"),

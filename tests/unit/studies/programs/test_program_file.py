@@ -138,7 +138,7 @@ def test_what_is_damaged_is_refused_with_its_line(how: str, tmp_path: Path) -> N
 )
 def test_what_is_no_program_file_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(data)
-    with pytest.raises(InputFileError, match=r"is no gzipped text|is damaged|is empty"):
+    with pytest.raises(InputFileError, match=r"is no gzip|is damaged|is cut off|is empty"):
         read_program(tmp_path / "x")
-    with pytest.raises(InputFileError, match="not there"):
+    with pytest.raises(InputFileError, match="No such file"):
         read_program(tmp_path / "y")

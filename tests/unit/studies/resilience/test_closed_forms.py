@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from windtunnel.studies.resilience import ettr, standbys
 from windtunnel.studies.resilience.checkpoints import Checkpoint
+from windtunnel.studies.resilience.closed_form import _mean_rate, _slow
 from windtunnel.studies.resilience.failures import read_failures
 
 HOUR = 3600.0
@@ -83,3 +85,50 @@ def test_a_checkpoint_in_two_stages() -> None:
     saved = Checkpoint(8_000_000_000, 4, 2, 1e9, 2e9, 4e9)
     assert (saved.stall_s, saved.persist_s) == (2.0, 2.0)
     assert saved.load_s() == 3.0
+
+
+def test_closed_forms_by_hand() -> None:
+    lam, u, w, d = 1e-3, 50.0, 10.0, 200.0
+    assert ettr.exact(lam, u, w, d) == pytest.approx(d * lam / (math.exp(lam * u) * (math.exp(lam * (d + w)) - 1)))
+    assert ettr.linear(lam, u, w, d) == pytest.approx((1 - lam * (u + d / 2)) / (1 + w / d))
+    assert ettr.linear(1.0, u, w, d) == 0.0
+    assert ettr.young_s(lam, w) == pytest.approx(math.sqrt(2 * w / lam))
+    share = w / (2 / lam)
+    assert ettr.daly_s(lam, w) == pytest.approx(math.sqrt(2 * w / lam) * (1 + math.sqrt(share) / 3 + share / 9) - w)
+    assert ettr.daly_s(lam, 2000.0) == pytest.approx(1 / lam)
+    assert math.isinf(ettr.daly_s(0.0, w))
+    best = ettr.best_interval_s(lam, u, w)
+    assert max(range(50, 400), key=lambda one: ettr.exact(lam, u, w, one)) == pytest.approx(best, rel=5e-3)
+    assert ettr.best_interval_s(lam, u, w, least_s=300.0) == pytest.approx(300.0, rel=2e-3)
+
+
+def test_parts_that_are_away_slow_the_job_by_their_mean_number() -> None:
+    assert _mean_rate(lambda units: 1 - 0.1 * units, 0.0) == 1.0
+    assert _mean_rate(lambda units: 1 - 0.1 * units, 2.5) == pytest.approx(1 - 0.25)
+    assert _mean_rate(lambda units: float(units == 0), 1.5) == pytest.approx(math.exp(-1.5))
+    assert _mean_rate(lambda units: 1 - 1e-4 * units, 1000.0) == pytest.approx(0.9)
+
+
+def test_a_slow_host_is_slow_until_it_is_found() -> None:
+    patient, quick = SimpleNamespace(slow_found_s=None), SimpleNamespace(slow_found_s=30.0)
+    assert _slow(patient, 10.0, 10.0) == (10.0, 0.0)
+    assert _slow(quick, 100.0, 100.0) == (30.0, 1.0)
+    assert _slow(quick, 40.0, 100.0) == (30.0, 1.0)
+    # Log-uniform on 10 to 1,000: the mean is (1,000 - 10) / ln 100; cut at 30, ln(1000/30) / ln 100 of them are found.
+    span = math.log(100)
+    assert _slow(patient, 10.0, 1000.0) == pytest.approx((990 / span, 0.0))
+    share = math.log(1000 / 30) / span
+    assert _slow(quick, 10.0, 1000.0) == pytest.approx((20 / span + 30 * share, share))
+
+
+def test_standbys_cost_what_idles_and_what_waits() -> None:
+    machines, rate, replenish, wait = 100, 1e-6, 1e4, 500.0
+    q = standbys.unavailable(rate, replenish)
+    assert q == pytest.approx(1 - math.exp(-1e-2))
+    costs = standbys.standby_costs(machines, rate, replenish, wait, 2)
+    none, one = (1 - q) ** 100, 100 * q * (1 - q) ** 99
+    lost = machines * machines * rate * wait
+    assert costs[0] == (0, pytest.approx(lost))
+    assert costs[1] == (1, pytest.approx(1 + lost * (1 - none)))
+    assert costs[2] == (2, pytest.approx(2 + lost * (1 - none - one)))
+    assert standbys.cheapest_standbys(((0, 2.0), (1, 1.0), (2, 1.0))) == 1

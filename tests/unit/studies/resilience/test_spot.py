@@ -19,7 +19,7 @@ from windtunnel.faces.cli.app import main
 from windtunnel.physics.engine.compiled import spot_kernels
 from windtunnel.studies.resilience.spot.formula import parse_cases, parse_formula
 from windtunnel.studies.resilience.spot.moves import Moves, move_ms
-from windtunnel.studies.resilience.spot.policies import fastest, parcae, varuna
+from windtunnel.studies.resilience.spot.policies import fastest, on_demand, parcae, varuna
 from windtunnel.studies.resilience.spot.study import survive_spot
 from windtunnel.studies.resilience.spot.tables import SpotModel, read_model
 from windtunnel.studies.resilience.spot.trace import Minute, SpotTrace, read_steps, read_trace
@@ -258,3 +258,33 @@ def test_money_is_hours_times_the_price_of_the_kind_of_machine(trace: Path, caps
     assert [one["cost_usd"] for one in json.loads(capsys.readouterr().out)["policies"]] == [None, fixed["cost_usd"]]
     assert main([*words, "--spot-gpu-hour", "-1"]) == 2
     assert "spot-gpu-hour" in capsys.readouterr().err
+
+
+def test_a_restart_takes_from_the_minutes_that_follow_it(bert: SpotModel) -> None:
+    """A layout that starts on the fifth node, loses two, and starts again: samples are what is left of each minute."""
+    interval_s = bert.interval_s
+    trace = SpotTrace((Minute(0, 4, 0), Minute(4, 0, 0), Minute(4, 0, 2), Minute(2, 0, 0)), 0)
+    layouts = [fastest(bert, nodes) for nodes in (4, 4, 2, 2)]
+    assert layouts[0] != layouts[2]
+    first = bert.checkpoint_ms + bert.restart_ms(layouts[0], adding=True)
+    # Two nodes are left of four: the new layout needs no node that was not of the old one.
+    adding = layouts[2][0] * layouts[2][1] > layouts[0][0] * layouts[0][1] - 2
+    second = bert.checkpoint_ms + bert.restart_ms(layouts[2], adding=adding)
+    found = varuna(bert, trace)
+    assert [one.layout for one in found] == layouts
+    assert [one.move_ms for one in found] == pytest.approx([first, 0.0, second, 0.0])
+
+    def idle(cost_ms: float) -> list[float]:
+        return [min(cost_ms / 1000, interval_s), min(max(0.0, cost_ms / 1000 - interval_s), interval_s)]
+
+    assert [one.idle_s for one in found] == pytest.approx(idle(first) + idle(second))
+    rates = [bert.samples_per_s[layout] for layout in layouts]
+    by_hand = [rate * (interval_s - one.idle_s) for rate, one in zip(rates, found, strict=True)]
+    assert [one.samples for one in found] == pytest.approx(by_hand)
+    fixed = on_demand(bert, trace)
+    assert {one.layout for one in fixed} == {layouts[0]}
+    start = bert.restart_ms(layouts[0], adding=True)
+    assert [one.move_ms for one in fixed] == pytest.approx([start, 0, 0, 0])
+    assert [one.idle_s for one in fixed[:2]] == pytest.approx(idle(start))
+    empty = varuna(bert, SpotTrace((Minute(0, 0, 0),), 0))
+    assert (empty[0].layout, empty[0].samples, empty[0].idle_s) == ((0, 0), 0.0, interval_s)

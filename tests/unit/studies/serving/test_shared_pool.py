@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
 from windtunnel.faces.cli import main
-from windtunnel.faces.report.serving.page import render_pool
+from windtunnel.faces.report.draw.page import page_of
+from windtunnel.faces.report.serving.views import pool_document
 from windtunnel.questions import read
 from windtunnel.questions.serve import Serve
 from windtunnel.studies.serving.replica.sequence import NEVER
@@ -52,7 +53,7 @@ def _pool(folder: Path, document: dict[str, Any]) -> Pool:
 def test_requests_that_no_replica_can_hold_are_said_with_the_reason(tmp_path: Path) -> None:
     one = {"model": "llama-3.1-8b", "num_gpu_blocks": 5, "workload": {**LOAD, "requests": 3}}
     found = run_pool(_pool(tmp_path, {"groups": {"all": {"cluster": "h100-sxm:1"}}, "models": {"one": one}}))
-    assert found.total["refused"] == 3
+    assert found.total.refused == 3
     assert found.warnings == [
         "one: 3 of 3 requests are refused: 400 + 60 tokens exceed the 80 that fit in the KV cache"
     ]
@@ -62,7 +63,7 @@ def test_replicas_that_never_find_room_are_said(tmp_path: Path) -> None:
     one = {"model": "llama-3.1-8b", "replicas": 3, "workload": {**LOAD, "requests": 3}}
     for gpus, told in ((3, []), (2, ["one: 3 replicas are asked for, and its groups never have room for more than 2"])):
         groups = {"all": {"cluster": f"h100-sxm:{gpus}"}}
-        assert run_pool(_pool(tmp_path, {"groups": groups, "models": {"one": one}})).warnings == tuple(told)
+        assert run_pool(_pool(tmp_path, {"groups": groups, "models": {"one": one}})).warnings == told
 
 
 def _plain(cluster: str, **parts: Any) -> ServingResult:
@@ -77,7 +78,7 @@ def test_one_model_on_one_group_is_what_serve_says(tmp_path: Path) -> None:
         "groups": {"all": {"cluster": "h100-sxm:2"}},
         "models": {"one": {"model": "llama-3.1-8b", "replicas": 2, "slo": "ttft=100ms,tpot=8ms", "workload": LOAD}},
     }
-    pooled = run_pool(_pool(tmp_path, document)).models["one"]
+    pooled = run_pool(_pool(tmp_path, document)).models["one"].result
     plain = _plain("h100-sxm:2", replicas={"replicas": 2}, limits={"ttft": "100ms", "tpot": "8ms"})
     assert pooled.to_dict()["ttft_s"] == plain.to_dict()["ttft_s"]
     assert pooled.to_dict()["itl_s"] == plain.to_dict()["itl_s"]
@@ -88,12 +89,12 @@ def test_one_model_on_one_group_is_what_serve_says(tmp_path: Path) -> None:
 def test_pools_of_prefill_and_decode_in_a_pool_are_what_serve_says(tmp_path: Path) -> None:
     served = {"model": "llama-3.1-8b", "prefill": "2xtp1", "decode": "1xtp2", "workload": LOAD}
     document = {"groups": {"all": {"cluster": "h100-sxm:4", "gpu_hour": 2.0}}, "models": {"one": served}}
-    pooled = run_pool(_pool(tmp_path, document)).models["one"]
+    pooled = run_pool(_pool(tmp_path, document)).models["one"].result
     plain = _plain("h100-sxm:4", replicas={"prefill": "2xtp1", "decode": "1xtp2"})
     for key in ("ttft_s", "itl_s", "e2e_s", "tpot_s"):
         assert pooled.to_dict()[key] == plain.to_dict()[key]
     assert pooled.gpus == plain.gpus == 4
-    assert pooled.spec["prefill"] == plain.spec["prefill"]
+    assert pooled.spec.prefill == plain.spec.prefill
 
 
 def test_machines_of_pools_that_go_lose_no_request(tmp_path: Path) -> None:
@@ -101,10 +102,10 @@ def test_machines_of_pools_that_go_lose_no_request(tmp_path: Path) -> None:
               "workload": LOAD}  # fmt: skip
     spot = {"cluster": "h100-sxm:4", "gpus": [["0s", 4], ["3s", 2], ["6s", 4]]}
     found = run_pool(_pool(tmp_path, {"groups": {"spot": spot}, "models": {"one": served}}))
-    more = found.more["one"]
-    assert more["replicas_lost"] == 1
-    assert more["requests_moved"] > 0
-    assert found.models["one"].finished == 200
+    one = found.models["one"]
+    assert one.replicas_lost == 1
+    assert one.requests_moved > 0
+    assert one.result.finished == 200
 
 
 @pytest.mark.parametrize(
@@ -165,9 +166,9 @@ def test_totals_are_the_sum_of_the_models_and_pay_for_start_up(tmp_path: Path) -
     assert total["gpu_seconds"] == pytest.approx(sum(one["gpu_seconds"] for one in found["groups"].values()))
     assert total["cost"] == pytest.approx(sum(one["cost"] for one in found["groups"].values()))
     assert total["requests_moved"] > 0
-    page = render_pool(found, "pool.yaml")
+    page = page_of(pool_document(found, "pool.yaml"))
     assert "http://" not in page
-    assert page.count("<path") == 4
+    assert page.count('<path class="line') == 4
 
 
 def test_where_no_machine_is_left_the_rest_is_told_as_unfinished(tmp_path: Path) -> None:
@@ -185,10 +186,10 @@ def test_a_machine_that_another_model_gives_back_is_waited_for(tmp_path: Path) -
     scale = {"least": 0, "most": 1, "target": 4, "every": "10s", "idle": "60s"}
     model = {"model": "llama-3.1-8b", "startup": "1s", "autoscale": scale, "workload": load}
     found = run_pool(_pool(tmp_path, {"groups": {"g": {"cluster": "h100-sxm:1"}}, "models": {"a": model, "b": model}}))
-    assert found.models["a"].finished == found.models["b"].finished == 2
+    assert found.models["a"].result.finished == found.models["b"].result.finished == 2
     model["autoscale"] = {**scale, "least": 1}  # never given back
     rest = run_pool(_pool(tmp_path, {"groups": {"g": {"cluster": "h100-sxm:1"}}, "models": {"a": model, "b": model}}))
-    assert (rest.models["a"].finished, rest.models["b"].finished) == (2, 0)
+    assert (rest.models["a"].result.finished, rest.models["b"].result.finished) == (2, 0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -68,8 +68,8 @@ def test_from_python_minutes_and_machines_that_only_cost(tmp_path: Path) -> None
         "llama-2-13b", "a100-80gb:24", load, _trace(tmp_path, MINUTES), ["restart"], deployment=Deployment()
     )
     one = found.policies["restart"]
-    end = one["duration_s"] + float(load.arrival_ns[0]) * 1e-9  # type: ignore[index]
-    assert one["gpu_seconds"] == pytest.approx(8 * (3 * 60 + 2 * 60 + 3 * (end - 120)))
+    end = one.duration_s + float(load.arrival_ns[0]) * 1e-9  # type: ignore[index]
+    assert one.gpu_seconds == pytest.approx(8 * (3 * 60 + 2 * 60 + 3 * (end - 120)))
 
 
 def test_machines_come_under_numbers_of_their_own_and_have_notice_before_they_go() -> None:

@@ -53,7 +53,7 @@ def test_the_systems_stand_beside_each_other(capsys: pytest.CaptureFixture[str],
 def test_a_request_alone_takes_its_load_and_the_steps_of_serve(tmp_path: Path) -> None:
     load = {**LOAD, "rate": 0.01, "cv": 0, "requests": 3}
     pool = read_weight_pool(_file(tmp_path, models={"one": {"model": "llama-3.1-8b"}}, workload=load))
-    systems = run_weight_pool(pool)["systems"]
+    systems = run_weight_pool(pool).to_dict()["systems"]
     engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("a100-80gb:1"), Deployment())
     times = engine.times
     alone = (times.mixed(0, 0, [(500, 0)], 1) + 19 * times.decode(1).at(510)) / 1024e9

@@ -144,7 +144,7 @@ def test_goodput_is_the_edge_of_attainment() -> None:
     assert rate is not None
     assert rate > 0
     kept = serve_with(engine, at_rate(load, rate), slo=slo).slo_attainment
-    missed = serve_with(engine, at_rate(load, found.search["missed_at_per_s"]), slo=slo).slo_attainment
+    missed = serve_with(engine, at_rate(load, found.search.missed_at_per_s), slo=slo).slo_attainment
     assert kept is not None
     assert missed is not None
     assert kept >= 0.9 > missed
@@ -166,13 +166,13 @@ def test_a_rate_that_is_never_reached_is_no_goodput() -> None:
     assert found.goodput_requests_per_s is not None
     assert found.goodput_requests_per_s < 1.5 * served
     assert found.search is not None
-    assert "warning" not in found.search
+    assert found.search.warning is None
     few = Workload(prompts[:20], outputs[:20], arrivals(20, 1.0, 1.0, 0))
     with pytest.raises(UserError, match="more requests"):
         goodput_of(lambda one: serve_with(engine, one, slo=slo), few, 0.99)
     told = goodput_of(lambda one: serve_with(engine, one, slo={"ttft_s": 0.045}), few, 0.99).search
     assert told is not None
-    assert "20 were there" in str(told["warning"])
+    assert "20 were there" in str(told.warning)
 
 
 def test_a_calendars_times_are_moved_to_the_first_request_and_dates_know_no_unit(tmp_path: Path) -> None:

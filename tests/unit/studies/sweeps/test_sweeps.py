@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+import windtunnel
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.faces.cli import main
 from windtunnel.faces.cli.output import stdout
 from windtunnel.faces.report.planning.sweep_console import print_rows
 from windtunnel.studies.sweeps import sweep
 from windtunnel.studies.sweeps.journal import Journal, read_journal
-from windtunnel.studies.sweeps.points import nested, point_of, read_study
+from windtunnel.studies.sweeps.points import NO_INPUTS, VERBS, nested, point_of, read_study
 from windtunnel.studies.sweeps.run_points import run_points
 from windtunnel.studies.sweeps.table import best_at_each
 
@@ -113,6 +119,71 @@ def test_a_study_that_cannot_be_is_one_error(tmp_path: Path) -> None:
     for study in ({"grud": {}}, {"verb": "predict"}, {"grid": {"a": 1}}, {"verb": "nonsense", "list": [{"a": 1}]}):
         with pytest.raises(UserError):
             sweep(study, out=tmp_path / "t.parquet", executor="serial")
+
+
+def files_under(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("door", ["python", "command line"])
+def test_a_study_is_data_it_runs_no_program_and_writes_no_file(tmp_path: Path, door: str) -> None:
+    """SECURITY.md. Each study did so once: by `sweep` as its verb, or by a function that writes."""
+    prediction = {"model": "gpt2", "cluster": "h100-sxm:1", "plan.global_batch": 1, "plan.seq_len": 128}
+    table, victim = str(tmp_path / "inner.parquet"), str(tmp_path / "victim")
+    command = {"verb": "x", "list": [{"command": f"touch {tmp_path}/ran"}]}
+    nested_sweep = {"executor": "serial", "out": table}
+    studies = [
+        {"verb": "sweep", "fixed": {**nested_sweep, "study": command, "function": "os:system"}, "list": [{}]},
+        {"verb": "sweep", "fixed": {**nested_sweep, "study": {"list": [prediction]}, "out": victim}, "list": [{}]},
+        {"verb": "whatif", "list": [{"result": "x"}]},
+        {"verb": "calibrate", "list": [{"out": victim, "budget_s": 1.0}]},
+        {"verb": "save_result", "list": [{"result": "x", "root": victim}]},
+        {"verb": "os:system", "list": [{"command": f"touch {tmp_path}/ran"}]},
+        {"verb": "predict", "function": "os:system", "list": [prediction]},
+        {"verb": "predict", "executor": "ray", "list": [prediction]},
+        *({"fixed": {name: victim}, "list": [prediction]} for name in ("out", "function", "executor", "out.x")),
+        {"list": [{**prediction, "out": victim}]},
+        {"fixed": prediction, "optuna": {"trials": 1, "over": {"function": ["os:system"]}}},
+        {"fixed": prediction, "random": {"count": 1, "over": {"executor": ["ray"]}}},
+    ]
+    (tmp_path / "victim").write_text("precious")
+    for study in studies:
+        (tmp_path / "study.yaml").write_text(json.dumps(study))
+        before = files_under(tmp_path)
+        if door == "python":
+            with pytest.raises(UserError, match=r"verb of a study|field of a study|leave it out"):
+                sweep(study, out=tmp_path / "o.parquet", executor="serial")
+        else:
+            words = [
+                "sweep",
+                str(tmp_path / "study.yaml"),
+                "--executor",
+                "serial",
+                "--out",
+                str(tmp_path / "o.parquet"),
+            ]
+            assert main(words) == 2
+        assert files_under(tmp_path) == before
+
+
+def test_the_verbs_of_studies_are_public_and_take_no_file_to_write() -> None:
+    for verb in VERBS:
+        takes = signature(getattr(windtunnel, verb)).parameters
+        assert not {*NO_INPUTS, "path", "root", "report", "html"} & set(takes)
+
+
+def test_a_large_file_that_a_point_names_is_not_read(tmp_path: Path) -> None:
+    large = tmp_path / "holes.parquet"
+    with large.open("wb") as file:
+        file.truncate(20 << 30)
+    tracemalloc.start()
+    begun = time.process_time()
+    first = point_of("fleet", {"trace": str(large)}, "1")
+    assert time.process_time() - begun < 1
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+    os.utime(large, (1, 1))
+    assert point_of("fleet", {"trace": str(large)}, "1").key != first.key
 
 
 def test_a_finished_table_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.faces.cli import main
-from windtunnel.faces.report.prediction.html import render_html
+from windtunnel.faces.report.draw.page import page_of
+from windtunnel.faces.report.prediction.views import prediction_document
 from windtunnel.faces.report.techniques import gain_lines
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
@@ -271,7 +272,7 @@ def test_console_and_page_say_what_a_technique_brings() -> None:
     assert all(len(part) <= 80 for line in lines for part in line.splitlines())
     assert "allocated" in "".join(lines)
     assert "GiB" in "".join(lines)
-    page = render_html(result)
+    page = page_of(prediction_document(result))
     assert any("before its tasks are rewritten" in note for note in result.technique.notes)
     assert "offload" in page.split('id="technique"')[1].split("</section>")[0]
 

@@ -68,7 +68,6 @@ def test_a_histogram_is_read(tmp_path) -> None:
         ("length,count\n5,-1", 2),
         ("length,count\n5.5,1", 2),
         ("length,count\n5,0\n6,0", 3),
-        ("length,count\n5", 2),
     ],
 )
 def test_what_is_unclear_is_refused_with_file_and_line(tmp_path, text, line) -> None:

@@ -68,6 +68,26 @@ def test_a_tied_table_is_reduced_by_its_part_on_a_rank(tp: int) -> None:
     assert [int(step.duration_ns[op]) for op in ops(step, "tied embedding")] == [nanoseconds(by_hand)] * 2
 
 
+@pytest.mark.parametrize(("stage", "kind"), [(0, "all_reduce"), (1, "reduce_scatter")])
+def test_gradients_are_reduced_and_parameters_gathered_in_messages_of_the_plan(stage: int, kind: str) -> None:
+    layout = laid_out(zero_stage=stage, bucket_parameters=30_000_000)
+    step, pricer = lowered(layout)
+    (piece,) = pieces_of(layout)
+    parameters = sum(piece.learning)
+    count = math.ceil(parameters / 30e6)
+    assert count == 3
+
+    def by_hand(what: str, width: float) -> list[int]:
+        return [nanoseconds(pricer.transfer(Transfer(what, "dp", parameters * width / count))[0].seconds)] * count
+
+    found = ops(step, "reduce gradients")
+    assert [int(step.duration_ns[op]) for op in found] == by_hand(kind, layout.gradient_bytes)
+    gathers = [int(step.duration_ns[op]) for op in ops(step, "gather parameters")]
+    assert gathers == (by_hand("all_gather", parameter_bytes(layout.plan)) if stage else [])
+    whole = laid_out(zero_stage=stage, bucket_parameters=10**12)
+    assert len(ops(lowered(whole)[0], "reduce gradients")) == 1
+
+
 def test_between_steps_the_host_works_longer_with_each_doubling() -> None:
     for gpus in (8, 64):
         layout = laid_out(cluster=f"h100-sxm:{gpus}", global_batch=128)
@@ -221,13 +241,17 @@ def test_parts_of_a_band_err_independently() -> None:
     uncertainty = {"software": 0.03, "gemm": 0.1, "exposed": 0.2, "host": 0.4, "other": 0.5, "gemm_moe": 0.3}
     whole = {"gemm": 600, "exposed tp (scale_up)": 300, "unnamed": 100}
     sigma = math.sqrt(0.03**2 + (0.6 * 0.1) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
-    low, high = band_of(whole, 0.0, uncertainty, experts=False)
+    low, high, _ = band_of(whole, 0.0, uncertainty, experts=False)
     assert (low, high) == pytest.approx((1 / (1 + Z95 * sigma), 1 + SLOWER * Z95 * sigma))
     wider = math.sqrt(0.03**2 + (0.6 * 0.3) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
-    assert band_of(whole, 0.0, uncertainty, experts=True)[1] == pytest.approx(1 + SLOWER * Z95 * wider)
+    assert band_of(whole, 0.0, uncertainty, experts=True).high == pytest.approx(1 + SLOWER * Z95 * wider)
     spread = 2 * Z95 * 0.25  # kernels less sure than the runs
     kernels = math.sqrt(0.03**2 + (0.6 * 0.25) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
-    assert band_of(whole, spread, uncertainty, experts=False)[1] == pytest.approx(1 + SLOWER * Z95 * kernels)
+    assert band_of(whole, spread, uncertainty, experts=False).high == pytest.approx(1 + SLOWER * Z95 * kernels)
+    far = band_of(whole, 0.0, uncertainty, [("beyond", 0.5)], experts=False)
+    assert far.high == pytest.approx(1 + SLOWER * Z95 * math.hypot(sigma, 0.5))
+    assert far.reason == "beyond"
+    assert band_of(whole, 0.0, uncertainty, experts=False).reason == "mostly exposed tp (scale_up) and matrix products"
 
 
 # Prices of ops
@@ -326,3 +350,29 @@ def test_utilisation_is_the_models_flops_over_the_peak_of_all_gpus_and_time() ->
     assert result.mfu == pytest.approx(by_hand, rel=1e-6)
     layers_alone = per_token - 2 * h * vocab  # run forward once more; the head does not
     assert result.hfu / result.mfu == pytest.approx(1 + layers_alone / (3 * per_token))
+
+
+# Stages on two types of GPU
+
+
+def test_of_messages_only_those_between_types_cross_whichever_rank_sends() -> None:
+    from windtunnel.studies.training.lowering.by_stage import _joined
+
+    layout = laid_out(pp=2, tp=2)
+    step, _ = lowered(layout)
+    sent = np.flatnonzero(step.sender >= 0)
+    assert {int(rank) for rank in step.sender[sent]} == {0, 1}  # forward and back
+    apart = _joined([step, step], np.array([0, 1]), (12_345_678, "exposed far (scale_out)"))
+    assert (apart.duration_ns[sent] == 12_345_678).all()
+    assert {apart.graph.categories[int(one)] for one in apart.graph.category[sent]} == {"exposed far (scale_out)"}
+    together = _joined([step, step], np.array([0, 0]), (12_345_678, "exposed far (scale_out)"))
+    assert (together.duration_ns == step.duration_ns).all()
+    slower = replace(step, duration_ns=step.duration_ns * 2)
+    mixed = _joined([step, slower], np.array([0, 1]), (12_345_678, "exposed far (scale_out)"))
+    own = (step.graph.rendezvous < 0) & (step.sender < 0)
+    first, second = own & (step.graph.program == 0), own & (step.graph.program == 1)
+    assert (mixed.duration_ns[first] == step.duration_ns[first]).all()
+    assert (mixed.duration_ns[second] == 2 * step.duration_ns[second]).all()
+    meets = step.graph.rendezvous >= 0
+    alike = meets & (step.sender < 0)
+    assert (mixed.duration_ns[alike] == 2 * step.duration_ns[alike]).all()  # who meets waits for the slower

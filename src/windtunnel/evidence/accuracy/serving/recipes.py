@@ -23,7 +23,6 @@ apart), `dp8` (attention repeated, experts in slices).
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, layout
+from windtunnel.files.table import read_table
 
 FILE = Path(__file__).parent / "recipes.csv"
 MODELS = {"deepseek-v3": "deepseek-r1"}  # as tables name the family
@@ -132,15 +132,14 @@ def _sizes(fields: dict[str, Any]) -> tuple[int, int]:
 @lru_cache(maxsize=1)
 def _listed() -> dict[tuple[Any, ...], list[Recipe]]:
     listed: dict[tuple[Any, ...], list[Recipe]] = {}
-    with FILE.open(newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            n_prefill, _, prefill = (line["prefill"] or "0 x ").partition(" x ")
-            n_decode, _, decode = line["decode"].partition(" x ")
-            ran = tuple(line["ran"].split())
-            drafts = (int(line["drafted"]), float(line["accepted"] or 0.0))
-            one = Recipe(*drafts, int(n_prefill), prefill, int(n_decode), decode, ran)
-            names = (line["model"], line["gpu"], line["engine"], line["precision"], bool(prefill))
-            for concurrency in line["concurrency"].split():
-                key = (*names, int(line["isl"]), int(line["osl"]), int(concurrency))
-                listed.setdefault(key, []).append(one)
+    for _, line in read_table(FILE).rows():
+        n_prefill, _, prefill = (line["prefill"] or "0 x ").partition(" x ")
+        n_decode, _, decode = line["decode"].partition(" x ")
+        ran = tuple(line["ran"].split())
+        drafts = (int(line["drafted"]), float(line["accepted"] or 0.0))
+        one = Recipe(*drafts, int(n_prefill), prefill, int(n_decode), decode, ran)
+        names = (line["model"], line["gpu"], line["engine"], line["precision"], bool(prefill))
+        for concurrency in line["concurrency"].split():
+            key = (*names, int(line["isl"]), int(line["osl"]), int(concurrency))
+            listed.setdefault(key, []).append(one)
     return listed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from windtunnel.evidence.accuracy.serving.naive import naive_times
 from windtunnel.evidence.accuracy.serving.predict import Predicted
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
+from windtunnel.files.write import write_csv
 
 MEASURES = (
     ("tpot_s", "tpot_ms", 1e-3),
@@ -65,12 +65,9 @@ class ServingReport:
     def write_rows(self, path: Path) -> None:
         """`id,ttft_s,tpot_s,output_tokens_per_s,tpot_p5_s,tpot_p95_s,regime,status,reason`, every row of the table."""
         names = [item.name for item in fields(Predicted)]
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            lines = csv.writer(file)
-            lines.writerow(names)
-            for one in self.predictions:
-                values = [getattr(one, name) for name in names]
-                lines.writerow("" if isinstance(v, float) and math.isnan(v) else _short(v) for v in values)
+        values = ([getattr(one, name) for name in names] for one in self.predictions)
+        rows = (["" if isinstance(v, float) and math.isnan(v) else _short(v) for v in row] for row in values)
+        write_csv(path, names, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""

@@ -7,7 +7,6 @@ What a row leaves open is assumed, and said: numbers of workers (that match in r
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.table import read_table
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.studies.serving.deployment import Deployment
@@ -83,17 +83,9 @@ def read_rows(tables: Sequence[Path]) -> list[ServingRow]:
     """All rows of the tables, in their order. Raises InputFileError."""
     found = []
     for path in tables:
-        try:
-            with open(path, newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file)
-                missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
-                if missing:
-                    raise InputFileError(path, f"has no column {missing[0]}", f"it needs {', '.join(NEEDED)}")
-                for line in reader:
-                    found.append(ServingRow(line))
-                    _check_numbers(found[-1], path, reader.line_num)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise InputFileError(path, " ".join(str(error).split()), "give a readable CSV") from error
+        for line, fields in read_table(path, "give a readable CSV", needs=NEEDED).rows():
+            found.append(ServingRow(fields))
+            _check_numbers(found[-1], path, line)
     return found
 
 
@@ -107,11 +99,9 @@ def _check_numbers(row: ServingRow, path: Path, line: int) -> None:
 def is_serving_table(path: Path) -> bool:
     """Whether a CSV has the columns of measured deployments."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            header = next(csv.reader(file), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
+        return read_table(path).has(*NEEDED)
+    except InputFileError:
         return False  # whoever reads it says what is wrong with it
-    return set(NEEDED) <= set(header)
 
 
 def gpu_of(name: str, count: int) -> Cluster:

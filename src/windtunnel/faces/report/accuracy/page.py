@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from windtunnel.errors import InputFileError
 from windtunnel.evidence.accuracy.anchor import anchored
 from windtunnel.evidence.accuracy.constants import Constants, fitted_constants
 from windtunnel.evidence.accuracy.report import Report, report_of
 from windtunnel.faces.report.accuracy.tables import Table, tables_of
-from windtunnel.output_file import write_atomically
+from windtunnel.files.table import read_table
+from windtunnel.files.write import write_atomically
 
 LEAVE_ONE_OUT = "leave_one_source_out.csv"
 
@@ -107,11 +106,8 @@ def _constants_table(file: Constants) -> str:
 def _leave_one_out(report: Report) -> Table | None:
     """The table beside the measurements, where somebody has made one: it takes a fit per source to make."""
     path = Path(report.table.split(", ")[0]).parent / LEAVE_ONE_OUT
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *rows = list(csv.reader(file))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputFileError(path, f"cannot be read ({error})", "write it again with validation/fit.py") from error
-    return Table("Leave one source out", tuple(header), tuple(tuple(row) for row in rows))
+    table = read_table(path, "write it again with validation/fit.py")
+    rows = tuple(tuple(row.values()) for _, row in table.rows())
+    return Table("Leave one source out", tuple(table.columns), rows)

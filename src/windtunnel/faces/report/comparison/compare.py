@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.report import figures
-from windtunnel.faces.report.figures import plain
 from windtunnel.faces.report.prediction.categories import label_of
-from windtunnel.faces.report.prediction.rows import memory_parts
 from windtunnel.faces.report.prediction.spec_words import difference_words, disturbing, flatten, title
+from windtunnel.faces.report.prediction.views import memory_parts
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.scenario import NAMES
 from windtunnel.units import format_bytes
+from windtunnel.views import text as figures
+from windtunnel.views.text import plain
 
 _ABSENT = None
 _LINK_NAMES = ("cluster.scale_up.name", "cluster.scale_out.name")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.faces.report.printing import columns
+from windtunnel.faces.report.draw.printing import columns
 
 if TYPE_CHECKING:
     from rich.console import Console

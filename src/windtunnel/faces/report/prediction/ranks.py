@@ -7,9 +7,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from windtunnel.faces.report.figures import plain
 from windtunnel.physics.step.result import Blame, Disturbed, PathPart, RankClass, Waiting
 from windtunnel.units import format_many
+from windtunnel.views.text import plain
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 

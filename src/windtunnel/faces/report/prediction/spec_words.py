@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.faces.report.figures import plain
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain as plain_question
 from windtunnel.questions.old import question_of
 from windtunnel.questions.scenario import NAMES
 from windtunnel.units import format_bytes, format_flops, format_rate, format_time
+from windtunnel.views.text import plain
 
 _LAYOUT = ("tp", "pp", "virtual_stages", "cp", "ep", "dp")
 _UNITS: dict[str, Callable[[float], str]] = {  # endings of fields, and how such a number is written

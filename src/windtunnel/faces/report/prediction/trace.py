@@ -18,7 +18,7 @@ from typing import Any
 
 from windtunnel.faces.report.prediction.categories import label_of, label_on_lane, time_categories
 from windtunnel.faces.report.prediction.spec_words import title
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 from windtunnel.units import format_many
 

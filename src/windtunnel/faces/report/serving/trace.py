@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 
 TICKS_PER_US = 1024_000.0
 

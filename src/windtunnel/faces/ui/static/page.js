@@ -37,8 +37,7 @@
   document.addEventListener("htmx:afterSwap", (event) => {
     if (event.detail.target.id === "points" && document.getElementById("resolved")) placeholders();
     if (event.detail.target.id === "answer" && document.getElementById("data")) {
-      window.windtunnel.start();
-      window.windtunnel.heatmap();
+      window.windtunnel.start(event.detail.target);
       placeholders();
     }
   });

@@ -6,11 +6,11 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from windtunnel.input_file import own_yaml
+from windtunnel.files.document import own_document
 
 
 @lru_cache
 def read_calibration(name: str) -> dict[str, Any]:
     """One of the data files here, such as `training.yaml`, read once."""
-    document: dict[str, Any] = own_yaml(files(__name__).joinpath(name).read_text(encoding="utf-8"))
+    document: dict[str, Any] = own_document(files(__name__).joinpath(name).read_text(encoding="utf-8"))
     return document

@@ -11,7 +11,8 @@ n ranks in M domains of k; S bytes; `steps` is 2 (n - 1) for all-reduce and n - 
 is the part of a local copy or reduction that the ring does not hide. NIC is the bandwidth of the k NICs of a domain. c
 is how often the message leaves a node: once between two nodes, twice in a double binary tree of more.
 
-`fill` is the time to get the first chunk through the switch. A step over the network costs what the software needs,
+`fill` is the time to get the first chunk through the switch; it grows with a domain beyond 16 ranks. Out of such a
+domain an NVLS tree drives few of the NICs (`tree_nics`), and each further rack takes `tree_rack_us` more. A step over the network costs what the software needs,
 plus the link's latency, plus `bulk`: on some networks (EFA) a step of a large message has to wait for a whole chunk.
 Neither is ever longer than the wire time of the message itself.
 
@@ -28,6 +29,8 @@ from windtunnel.physics.cost.calibration import read_calibration
 
 NVLS_TREE_FROM_BYTES = 4 << 20  # from here NCCL runs it across SHARP domains, even where a tree would be quicker,
 NVLS_TREE_WIDTH = 4.0  # and from so many times that always
+RACKS_MOST = 32  # across which a tree's time was seen to grow with their number: 20
+FITTED_RANKS = 16  # of a scale-up domain
 SAME_NVLINK = {"blackwell-ultra": "blackwell"}
 ON_THE_WIRE = {"ll": 2.0, "ll128": 128 / 120, "simple": 1.0}  # bytes sent per byte of message: LL adds flags
 PAT_BANDWIDTH = 0.75  # of the ring's, NCCL tuning.cc
@@ -66,6 +69,9 @@ class Fabric(NamedTuple):
     extra_steps: float
     nvls: Protocol | None
     nvls_fill_s: float
+    nvls_wide: float  # how much longer the switches of a domain of more than `FITTED_RANKS` take
+    nvls_tree_nics: float  # that an NVLS tree drives out of such a domain, at most
+    nvls_tree_rack_s: float  # more for each further one of them
     direct: tuple[Protocol, ...]  # hop_s is per peer
     direct_extra: float
     ep_base_s: float
@@ -134,6 +140,9 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         protocols=tuple(protocol(name, spec) for name, spec in up["protocols"].items()),
         extra_steps=up["extra_steps"],
         nvls_fill_s=nvls["fill_us"] * 1e-6 if nvls else 0.0,
+        nvls_wide=nvls["efficiency"] / nvls.get("wide_efficiency", nvls["efficiency"]) if nvls else 1.0,
+        nvls_tree_nics=nvls.get("tree_nics", math.inf) if nvls else math.inf,
+        nvls_tree_rack_s=nvls.get("tree_rack_us", 0.0) * 1e-6 if nvls else 0.0,
         nvls=protocol("simple", {"hop_us": 0.0, **nvls}, "nvls") if nvls and links.nvlink_sharp else None,
         direct=tuple(protocol(name, spec) for name, spec in up["direct"].items() if name != "extra_steps"),
         direct_extra=up["direct"]["extra_steps"],
@@ -224,12 +233,16 @@ def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
 
 def _nvls(bytes_total: float, shape: Shape, fabric: Fabric, nvls: Protocol) -> Cost:
     k, m, share = shape.k, shape.m, max(shape.nic_share, shape.ring_uplink)
-    intra = (k + 1) / k * bytes_total * nvls.seconds_per_byte
-    base = nvls.base_s + min(fabric.nvls_fill_s, intra)
+    wide = k > FITTED_RANKS
+    intra = (k + 1) / k * bytes_total * nvls.seconds_per_byte * (fabric.nvls_wide if wide else 1.0)
+    base = nvls.base_s + min(fabric.nvls_fill_s * max(1.0, k / FITTED_RANKS), intra)
     if m == 1:
         return _cost("nvls", nvls.name, base, intra)
-    wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / k
+    nics = min(k, fabric.nvls_tree_nics) if wide else k
+    wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / nics
     bulk = min(fabric.bulk_nvls_s, bytes_total * fabric.nic_seconds_per_byte / k)
+    if wide:
+        base += min(fabric.nvls_tree_rack_s, wire) * min(m - 1.0, RACKS_MOST)
     latency = base + 2 * math.log2(m) * (nvls.tree_step_s + fabric.nic_latency_s + bulk)
     return _cost("nvls_tree", nvls.name, latency, max(intra, wire))
 

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.files.document import own_document
 from windtunnel.physics.cost.measured.cache import version_order
 from windtunnel.physics.cost.measured.interpolation import BAND_EDGES_S, Array, as_axis, filled, monotone, quantile_pair
 
@@ -326,7 +327,5 @@ def _columns(path: Path, names: Sequence[str]) -> Columns:
 
 def bandwidth_of(system_folder: Path) -> float:
     """HBM bandwidth of the measured system, from the package's own description of it."""
-    import yaml
-
-    description = yaml.safe_load((system_folder.parent.parent / f"{system_folder.name}.yaml").read_text())
+    description = own_document((system_folder.parent.parent / f"{system_folder.name}.yaml").read_text())
     return float(description["gpu"]["mem_bw"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.input_file import read_yaml
+from windtunnel.files.document import read_document
 from windtunnel.physics.hardware import Cluster
 from windtunnel.units import parse_share, parse_time
 
@@ -83,19 +83,7 @@ def read_slow(texts: Sequence[str], cluster: Cluster, seed: int) -> tuple[Slow, 
 
 
 def _entries(path: Path) -> list[str]:
-    import yaml
-
-    try:
-        content = read_yaml(path)
-    except (OSError, UnicodeDecodeError) as error:
-        problem = error.strerror if isinstance(error, OSError) and error.strerror else "is no text in UTF-8"
-        raise InputFileError(path, f"cannot be read: {problem}", "give a YAML list of disturbances") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 1}" if mark else ""
-        raise InputFileError(path, f"is no YAML{line}", "give a list such as '- gpu=1037:1.15'") from None
-    except RecursionError:
-        raise InputFileError(path, "is nested too deeply", "give a list such as '- gpu=1037:1.15'") from None
+    content = read_document(path, "give a YAML list of disturbances such as '- gpu=1037:1.15'")
     if isinstance(content, dict):
         key = next(iter(content), "")
         raise InputFileError(path, f"has the key {str(key)[:40]!r}", "give a plain list such as '- gpu=1037:1.15'")

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.table import read_table
 from windtunnel.studies.fleet.exact.clock import NS, NodeChange
-from windtunnel.studies.fleet.jobs.table import read_table
 from windtunnel.studies.fleet.site import Site
 
 LONGEST = 10  # times the busy period without failures, after which a run that does not get on is ended
@@ -65,7 +65,7 @@ def _failures(site: Site, begin_ns: int, mtbf_s: float, repair_s: float, seed: i
 
 
 def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
-    table = read_table(path, ",")
+    table = read_table(path)
     by_node = table.has("node") and table.has("gpus")
     if not table.has("time_s") or not (by_node or table.has("nodes")):
         raise InputFileError(path, "is no trace of capacity", "give the columns time_s,node,gpus or time_s,nodes")

@@ -9,7 +9,6 @@ seconds before the arrival, in CoflowSim's: compare policies on one clock only.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.files.write import write_csv
 from windtunnel.physics.engine.coflows import MIB, Coflows, Finish, Queues, replay_coflows
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.flows import coflowsim
@@ -89,15 +89,14 @@ class FlowsStudy(Answer):
     def write_rows(self, path: Path) -> None:
         """Start and end of every coflow; with several policies one after the other, by name."""
         several = len(self.answers) > 1
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([*(["policy"] if several else []), "coflow", "start_s", "finish_s", "finish_tick"])
-            for answer in self.answers:
-                ticks = [""] * len(answer.coflow) if answer.finish_tick is None else answer.finish_tick.tolist()
-                rows = zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), ticks, strict=True)
-                for name, start, finish, tick in rows:
-                    words = [name, "", "", ""] if start != start else [name, f"{start:.9f}", f"{finish:.9f}", tick]
-                    writer.writerow([*([answer.policy] if several else []), *words])
+        lines = []
+        for answer in self.answers:
+            ticks = [""] * len(answer.coflow) if answer.finish_tick is None else answer.finish_tick.tolist()
+            rows = zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), ticks, strict=True)
+            for name, start, finish, tick in rows:
+                words = [name, "", "", ""] if start != start else [name, f"{start:.9f}", f"{finish:.9f}", tick]
+                lines.append([*([answer.policy] if several else []), *words])
+        write_csv(path, [*(["policy"] if several else []), "coflow", "start_s", "finish_s", "finish_tick"], lines)
 
 
 def policy_named(name: str) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.bytes import read_text
 from windtunnel.physics.engine.coflows import MIB, Coflows
 
 LATEST_MS = 10**12  # thirty years: a later arrival is a unit slip
@@ -49,12 +50,7 @@ def read_trace(path: Path) -> Trace:
     Raises InputFileError, with the line, for what is no such trace: a count that does not match, a port that is not
     there, a negative or non-finite number, an id that is given twice.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputFileError(
-            path, f"cannot be read ({error})", "give a text file of coflow-benchmark's layout"
-        ) from None
+    text = read_text(path, "give a text file of coflow-benchmark's layout")
     lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise InputFileError(path, "is empty", "line 1 is `<ports> <coflows>`")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys, number
 from windtunnel.studies.fleet.policies.hybrid import LABELS, PER, Per
 from windtunnel.units import parse_bandwidth, parse_time

@@ -7,27 +7,21 @@ annotation `windtunnel/duration-s`, else `activeDeadlineSeconds`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from windtunnel.errors import InputFileError
-from windtunnel.studies.fleet.jobs.table import Table
+from windtunnel.files.document import read_documents
+from windtunnel.files.table import Table, table_of
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 
 def read_manifests(path: Path) -> Table:
     """The table of jobs. Raises InputFileError."""
-    import pyarrow as pa
-
-    if not path.is_file():
-        raise InputFileError(path, "is not a file", "give the path of a trace")
-    documents = _documents(path)
+    documents = read_documents(path, "give a trace that can be read")
     items: list[Any] = []
     for document in documents:
         if isinstance(document, Mapping) and isinstance(document.get("jobs"), list):
@@ -44,30 +38,7 @@ def read_manifests(path: Path) -> Table:
             raise InputFileError(path, f"job {number} is no mapping", "give job, submit_s, gpus, ... for each")
         rows.append(_manifest_of(item, number, path) if "kind" in item else {str(key): item[key] for key in item})
     _from_first(rows)
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    texts = {name: pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names}
-    return Table(str(path), texts, np.arange(1, len(rows) + 1))
-
-
-def _documents(path: Path) -> list[Any]:
-    """What the file says: JSON by its own rules (tabs, which YAML forbids, are common there), else YAML."""
-    import yaml
-
-    kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
-    try:
-        text = path.read_text("utf-8-sig")
-        found = [json.loads(text)] if kind == "JSON" else list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # ValueError: bad UTF-8, 13th month
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else getattr(error, "lineno", None)
-        reason = getattr(error, "problem", None) or getattr(error, "msg", None)
-        problem = f"{f'line {line}: ' if line else ''}is not {kind}{f' ({reason})' if reason else ''}"
-        raise InputFileError(path, problem, "mend it there") from None
-    return [each for each in found if each is not None]
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    return table_of(path, rows)
 
 
 def _from_first(rows: list[dict[str, Any]]) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.studies.fleet.jobs.table import Table, check_one_selection, matching, read_table
+from windtunnel.files.table import Table, read_table
+from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
 from windtunnel.studies.fleet.jobs.trace import Jobs
 
 ALIASES = {
@@ -28,6 +29,7 @@ ALIASES = {
     "model": ("model", "application", "model_name"),
     "user": ("user", "vc", "account"),
 }
+TRACE = "give the path of a trace"
 SELECTORS = ("workload", "load", "setting", "cluster", "list")  # columns by which one file holds several traces
 FURTHER = (
     "ended",
@@ -61,11 +63,12 @@ def _table(path: Path) -> Table:
         from windtunnel.studies.fleet.jobs.manifests import read_manifests
 
         return read_manifests(path)
-    if path.is_file() and path.suffix.lower() not in (".parquet", ".pq"):
-        with path.open("rb") as file:
-            first = file.readline(4096)
-        if first.startswith(b"\x1f\x8b"):
-            raise InputFileError(path, "is packed with gzip", f"unpack it first: gunzip -k {path.name}")
+    if path.is_file() and path.suffix.lower() not in (".parquet", ".pq", ".gz"):
+        try:
+            with path.open("rb") as file:
+                first = file.readline(4096)
+        except OSError as error:
+            raise InputFileError(path, f"cannot be read ({error.strerror})", TRACE) from None
         if b"|" in first and b"," not in first:
             from windtunnel.studies.fleet.jobs.slurm import read_sacct
 
@@ -74,7 +77,7 @@ def _table(path: Path) -> Table:
             raise InputFileError(
                 path, "is sacct's table for people", "write it with `sacct -P -X -a -o JobID,Submit,...`"
             )
-    return read_table(path)
+    return read_table(path, TRACE)
 
 
 def jobs_of(table: Table) -> Jobs:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError
-from windtunnel.studies.fleet.jobs.table import Table, read_table
+from windtunnel.files.table import Table, read_table
 
 GPUS = re.compile(r"gres/gpu(?::[^=,]*)?=(\d+)")
 ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
@@ -28,9 +28,7 @@ UNKNOWN = ("", "Unknown", "None", "N/A")
 
 def read_sacct(path: Path) -> Table:
     """The table of jobs. Raises InputFileError."""
-    import pyarrow as pa
-
-    raw = read_table(path, "|")
+    raw = read_table(path, delimiter="|")
     for column in ("JobID", "Submit"):
         if not raw.has(column):
             remedy = "write it with `sacct -P -X -a -o JobID,Submit,Start,End,Elapsed,AllocTRES,ReqTRES,User,State`"
@@ -55,10 +53,8 @@ def read_sacct(path: Path) -> Table:
         ended = "cancelled" if state == "CANCELLED" else other
         times = ("" if time is None else repr(time) for time in (submit, start, lasted))
         rows_made.append((value["JobID"], *times, str(gpus), value["User"], "", ended))
-    made = zip(*rows_made, strict=True) if rows_made else [()] * len(MADE)
-    return Table(
-        str(path), {key: pa.array(texts, pa.string()) for key, texts in zip(MADE, made, strict=True)}, raw.line
-    )
+    made = map(list, zip(*rows_made, strict=True)) if rows_made else ([] for _ in MADE)
+    return Table(str(path), dict(zip(MADE, made, strict=True)), raw.line)
 
 
 def _seconds(text: str, path: Path, line: int, column: str) -> float | None:

@@ -26,8 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.input_file import read_mapping, read_rows
+from windtunnel.files.document import read_mapping
+from windtunnel.files.table import read_table
 from windtunnel.studies.fleet.fields import known_keys, number
 from windtunnel.studies.fleet.loans.pool import Attainment, ServingPool
 from windtunnel.units import parse_time
@@ -148,22 +151,16 @@ def _stream(asked: Mapping[str, Any], path: Path) -> tuple[tuple[float, ...], tu
     if "stream" not in asked:
         return (0.0,), (number(asked, "rate", str(path)),), False
     file = path.parent / str(asked["stream"])
-    rows = read_rows(file, "give time_s and rate_per_s")
-    column = next((name for name in ("rate_per_s", "servers_needed") if rows and name in rows[0]), None)
-    if column is None or "time_s" not in rows[0]:
+    table = read_table(file, "give time_s and rate_per_s")
+    column = next((name for name in ("rate_per_s", "servers_needed") if table.has(name)), None)
+    if column is None or not table.has("time_s") or not len(table):
         raise InputFileError(file, "has no time_s and rate_per_s", "name these columns, and give a row at least")
-    times: list[float] = []
-    rates: list[float] = []
-    for line, row in enumerate(rows, 2):
-        try:
-            time_s, rate = float(row["time_s"]), float(row[column])
-        except (TypeError, ValueError):
-            raise InputFileError(file, f"line {line}: holds what is no number", "mend that line") from None
-        if not (math.isfinite(time_s) and math.isfinite(rate) and rate >= 0) or (times and time_s <= times[-1]):
-            raise InputFileError(file, f"line {line}: times rise and rates are not negative", "mend that line")
-        times.append(time_s)
-        rates.append(rate)
-    return tuple(times), tuple(rates), column == "servers_needed"
+    times = table.numbers("time_s", needed=True, least=None)
+    rates = table.numbers(column, needed=True)
+    falls = np.flatnonzero(np.diff(times) <= 0)
+    if len(falls):
+        table.refuse(int(falls[0]) + 1, "time_s", "does not rise")
+    return tuple(times.tolist()), tuple(rates.tolist()), column == "servers_needed"
 
 
 def _part(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.studies.fleet.jobs.table import read_table
+from windtunnel.files.table import read_table
+from windtunnel.files.write import write_csv
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.packing.pack import POLICIES, Nodes, Packing, Pods, pack
 
@@ -21,10 +22,7 @@ WHOLE = 1000
 
 def read_nodes(path: Path) -> tuple[Nodes, list[str], list[str]]:
     """(nodes in order of names, their names, GPU models by number). Raises InputFileError."""
-    table = read_table(path)
-    missing = next((name for name in NODE_COLUMNS if not table.has(name)), None)
-    if missing is not None:
-        raise InputFileError(path, f"has no column {missing}", f"give {', '.join(NODE_COLUMNS)}")
+    table = read_table(path, needs=NODE_COLUMNS)
     names = table.texts("node")
     order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
     table = table.only(order)
@@ -116,16 +114,11 @@ def packing_figures(
 
 def write_placements(jobs: Jobs, figures: list[dict[str, Any]], path: Path) -> None:
     """The first seed's placements: policy, arrival, job, node, state."""
-    import csv
-
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("policy", "arrival", "job", "node", "state"))
-        for each in figures:
-            run: Packing
-            run, order, names = each["runs"]
-            for arrival, (pod, node) in enumerate(zip(run.pods.tolist(), run.placed.tolist(), strict=True)):
-                place = names[node] if node >= 0 else ""
-                writer.writerow(
-                    (each["policy"], arrival, jobs.name[order[pod]], place, "placed" if node >= 0 else "failed")
-                )
+    rows = []
+    for each in figures:
+        run: Packing
+        run, order, names = each["runs"]
+        for arrival, (pod, node) in enumerate(zip(run.pods.tolist(), run.placed.tolist(), strict=True)):
+            place = names[node] if node >= 0 else ""
+            rows.append((each["policy"], arrival, jobs.name[order[pod]], place, "placed" if node >= 0 else "failed"))
+    write_csv(path, ("policy", "arrival", "job", "node", "state"), rows)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.exact.policies import DIVIDED, NAMES, TYPED, Rounds, policy_of
 from windtunnel.studies.fleet.site import Site

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.input_file import read_rows
+from windtunnel.files.table import read_table
 from windtunnel.studies.resilience.failures.process import DAY_S, Bursts, Cause, FailureProcess, Lemons, Per, Symptom
 
 BURST_S = 600.0
@@ -49,7 +49,7 @@ def fit_log(path: str | Path, gpus: int, days: float, gpus_per_node: int = 8) ->
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    rows = read_rows(path, "give a CSV with time_h,cause,component,node")
+    rows = [row for _, row in read_table(path, "give a CSV with time_h,cause,component,node").rows()]
     if not rows or "cause" not in rows[0] or not ("time_h" in rows[0] or "count" in rows[0]):
         raise InputFileError(path, "has no columns cause and time_h or count", "give time_h,cause or cause,count")
     if any(not (row["cause"] or "").strip() for row in rows):

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
-from windtunnel.physics.hardware.strict_yaml import read_mapping
+from windtunnel.files.document import form_of, read_form, to_yaml
 from windtunnel.studies.resilience.failures.process import (
     DAY_S,
     Bursts,
@@ -110,11 +109,11 @@ def read_failures(word: str | Path) -> FailureProcess:
     if text == "none":
         return FailureProcess("none", "nothing fails", ())
     if text in CATALOGUE:
-        with as_file(files("windtunnel.studies.resilience.failures") / "catalogue" / f"{text}.yaml") as path:
-            return _built(read_mapping(path), text)
+        file = files("windtunnel.studies.resilience.failures") / "catalogue" / f"{text}.yaml"
+        return _built(form_of(file.read_text(encoding="utf-8"), text, own=True), text)
     if not text.lower().endswith((".yaml", ".yml")) and not Path(text).exists():
         raise UnknownNameError("failure process", text, (*CATALOGUE, "none"), "or give the path of a YAML file")
-    return _built(read_mapping(text), text)
+    return _built(read_form(text, SHAPE), text)
 
 
 def _built(document: Mapping[str, Any], where: str) -> FailureProcess:
@@ -171,4 +170,4 @@ def process_to_yaml(process: FailureProcess) -> str:
             "shortest": f"{slow.shortest_s!r} s",
             "longest": f"{slow.longest_s!r} s",
         }
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return to_yaml(document)

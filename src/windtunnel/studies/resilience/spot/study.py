@@ -9,6 +9,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.questions.typed import Plain, check_figures, check_sum, plain
 from windtunnel.studies.resilience.spot.moves import DRAWS, Moves
 from windtunnel.studies.resilience.spot.policies import IDLE, Decision, Forecast, on_demand, parcae, varuna
 from windtunnel.studies.resilience.spot.tables import CONSTANTS, THROUGHPUT, SpotModel, models_in, read_model
@@ -27,6 +28,9 @@ class SpotEntry:
     node_hours: float
     waterfall: Mapping[str, float]  # seconds; sums to the wall time
     cost_usd: float | None = None  # None without a price
+
+    def __post_init__(self) -> None:
+        check_figures(self)
 
     @property
     def usd_per_million_samples(self) -> float | None:
@@ -51,26 +55,30 @@ class SpotAnswer:
     forecast: str
     entries: Sequence[SpotEntry]
 
+    def __post_init__(self) -> None:
+        for one in self.entries:
+            check_sum(one.waterfall, self.wall_s)
+
     @property
     def wall_s(self) -> float:
         """Length of the trace."""
         return len(self.trace.minutes) * self.interval_s
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Plain]:
         """Plain data for JSON: the first policy's figures on top, and one entry per policy."""
         removals = sum(minute.removed for minute in self.trace.minutes)
         entries = [self._entry(one, removals) for one in self.entries]
         head = {name: value for name, value in entries[0].items() if name != "decisions"}
-        whole = {
+        whole: dict[str, Plain] = {
             "model": self.model,
             "wall_s": self.wall_s,
             "look_ahead": self.look_ahead,
             "forecast": self.forecast,
             "additions": sum(minute.added for minute in self.trace.minutes),
         }
-        return {**head, **whole, "policies": entries}
+        return {**head, **whole, "policies": plain(entries)}
 
-    def _entry(self, one: SpotEntry, removals: int) -> dict[str, object]:
+    def _entry(self, one: SpotEntry, removals: int) -> dict[str, Plain]:
         return {
             "policy": one.policy,
             "ettr": one.ettr,

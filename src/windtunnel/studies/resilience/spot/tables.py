@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
-from windtunnel.input_file import read_rows
+from windtunnel.files.table import read_table
 from windtunnel.physics.engine.compiled.spot_kernels import transfer_ms
 from windtunnel.studies.resilience.spot.formula import Formula, TwoCases, parse_cases, parse_formula
 
@@ -170,8 +170,7 @@ def _nearest(table: Mapping[int, float], p: int) -> float:
 
 @lru_cache(maxsize=8)
 def _read(path: Path) -> tuple[dict[str, str], ...]:
-    rows = read_rows(path, "give --tables the folder that holds it")
-    return tuple({key: value or "" for key, value in row.items() if key} for row in rows)
+    return tuple(row for _, row in read_table(path, "give --tables the folder that holds it").rows())
 
 
 def _rows(path: Path, columns: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.errors import InputFileError
-from windtunnel.input_file import read_rows
+from windtunnel.files.table import read_table
 
 FORMS = "give time_s,event,node or minute,added,removed"
 INTERVALS_MOST = 1_000_000  # of a trace that is wanted interval by interval: almost two years of minutes
@@ -87,7 +87,7 @@ def read_steps(path: Path) -> tuple[int, tuple[tuple[float, int, int], ...]]:
 
 
 def _read(path: Path, interval_s: float) -> _Counts:
-    rows = read_rows(path, FORMS)
+    rows = [row for _, row in read_table(path, FORMS).rows()]
     columns = set(rows[0]) if rows else set()
     try:
         if {"time_s", "event"} <= columns:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware.cluster import Cluster
@@ -24,7 +23,7 @@ from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.replica.rules import Rules
-from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.result import ServingResult, Side
 from windtunnel.studies.serving.run import hand_on, summarise
 from windtunnel.studies.serving.words import layout_of
 from windtunnel.studies.serving.workload.requests import Workload
@@ -79,6 +78,16 @@ class Pools:
             f"{self.n_prefill} x {self.prefill.deployment.words()}, {self.n_decode} x {self.decode.deployment.words()}"
         )
 
+    @property
+    def prefill_side(self) -> Side:
+        """For the specification of a result."""
+        return Side(self.n_prefill, self.prefill.deployment.words())
+
+    @property
+    def decode_side(self) -> Side:
+        """For the specification of a result."""
+        return Side(self.n_decode, self.decode.deployment.words())
+
     def replica(self) -> Disaggregated:
         """A fresh server on the cluster for which both sides are priced."""
         return self.server(self.prefill.cluster)
@@ -121,15 +130,9 @@ def run_pools(
     result = summarise(
         pools.decode, workload, replicas, stamps_of(sent), refused, slo, cost_per_gpu_hour, gpus=pools.gpus
     )
-    return replace(result, spec={**result.spec, "replicas": None, **sides_of(pools)})
-
-
-def sides_of(pools: Pools) -> dict[str, Any]:
-    """Both pools, for the specification of a result."""
-    return {
-        "prefill": {"replicas": pools.n_prefill, "layout": pools.prefill.deployment.words()},
-        "decode": {"replicas": pools.n_decode, "layout": pools.decode.deployment.words()},
-    }
+    return replace(
+        result, spec=replace(result.spec, replicas=None, prefill=pools.prefill_side, decode=pools.decode_side)
+    )
 
 
 def pooled_runner(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.gpu import Gpu
 from windtunnel.units import parse_bytes
 

@@ -2,38 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from windtunnel.questions.header import Answer
-from windtunnel.studies.serving.disaggregated.pools import Pools, sides_of
+from windtunnel.questions.typed import Plain, check_figures, plain, plain_fields
+from windtunnel.studies.serving.disaggregated.pools import Pools
 from windtunnel.studies.serving.disaggregated.units import replicas_of
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import summarise
-from windtunnel.studies.serving.shared_pool.loop import Run, SharedPool
-from windtunnel.studies.serving.shared_pool.spec import Pool, Served, read_pool
+from windtunnel.studies.serving.shared_pool.loop import Instance, Run, SharedPool
+from windtunnel.studies.serving.shared_pool.spec import Group, Pool, Served, read_pool
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Replicas from a time on."""
+
+    at_s: float
+    serving: int
+    starting: int
+
+
+@dataclass(frozen=True, eq=False)
+class PooledModel:
+    """One model: what `serve` says of it, its replicas over time, what was lost, moved, paid."""
+
+    JSON_LEAVES_OUT: ClassVar = ("result",)
+
+    result: ServingResult
+    replicas: tuple[Count, ...]
+    replicas_started: int
+    replicas_lost: int
+    requests_moved: int
+    unfinished: int
+    cost: float | None
+
+    def __post_init__(self) -> None:
+        check_figures(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTotal:
+    """All models together."""
+
+    duration_s: float
+    requests: int
+    finished: int
+    refused: int
+    unfinished: int
+    requests_moved: int
+    replicas_lost: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    slo_attainment: float | None
+    goodput_requests_per_s: float | None
+    gpu_seconds: float
+    cost: float | None
+    cost_per_million_output_tokens: float | None
+
+    def __post_init__(self) -> None:
+        check_figures(self)
+        assert self.finished + self.refused + self.unfinished == self.requests, f"{self} accounts for other requests"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUse:
+    """Machines of one group: how long replicas were on them, and what that costs."""
+
+    gpu_seconds: float
+    cost: float | None
 
 
 @dataclass(frozen=True, eq=False)
 class PoolResult(Answer):
-    """One run of a pool."""
+    """One run of a pool. faces/report/serving shows it by `to_dict`."""
 
-    models: Mapping[str, ServingResult]
-    more: Mapping[str, Mapping[str, Any]]  # by model: replicas over time, what was lost, moved, paid
-    total: Mapping[str, Any]
-    groups: Mapping[str, Mapping[str, Any]]
-    warnings: tuple[str, ...]  # replicas that never found room, and requests that no replica can hold, by model
+    models: Mapping[str, PooledModel]
+    total: PoolTotal
+    groups: Mapping[str, GroupUse]
+    homeless: tuple[str, ...] = ()  # models with fewer replicas than asked for at all times, in words
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def warnings(self) -> list[str]:  # type: ignore[override]
+        """Replicas that never found room, and requests that no replica can hold, by model."""
+        words = [f"{name}: {text}" for name, one in self.models.items() for text in refusals(one.result)]
+        return [*self.homeless, *words]
+
+    def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON."""
         return {
-            "models": {name: {**one.to_dict(), **self.more[name]} for name, one in self.models.items()},
-            "total": dict(self.total),
-            "groups": {name: dict(one) for name, one in self.groups.items()},
+            "models": {name: {**one.result.to_dict(), **plain_fields(one)} for name, one in self.models.items()},
+            "total": plain(self.total),
+            "groups": plain(self.groups),
         }
 
 
@@ -45,33 +110,29 @@ def serve_pool(path: Path | str) -> PoolResult:
 def run_pool(pool: Pool) -> PoolResult:
     """Run it."""
     runs = SharedPool(pool).run()
-    last = [one.last_ns for run in runs for one in run.sent]
-    end_ns = max([*last, 1])
-    models: dict[str, ServingResult] = {}
-    more: dict[str, dict[str, Any]] = {}
-    for served, run in zip(pool.models, runs, strict=True):
-        models[served.name], more[served.name] = _of_model(pool, served, run, end_ns)
+    end_ns = max([*(one.last_ns for run in runs for one in run.sent), 1])
+    models = {served.name: _of_model(pool, served, run, end_ns) for served, run in zip(pool.models, runs, strict=True)}
+    instances = [one for run in runs for one in run.instances]
     groups = {
-        name: {"gpu_seconds": 0.0, "cost": None if one.gpu_hour is None else 0.0} for name, one in pool.groups.items()
+        name: _use(group, [one for one in instances if one.group == name], end_ns)
+        for name, group in pool.groups.items()
     }
-    for run in runs:
-        for instance in run.instances:
-            seconds = _seconds(instance.born_ns, instance.gone_ns, end_ns) * instance.engine.gpus
-            found = groups[instance.group]
-            found["gpu_seconds"] = (found["gpu_seconds"] or 0.0) + seconds
-            hour = pool.groups[instance.group].gpu_hour
-            if hour is not None:
-                found["cost"] = (found["cost"] or 0.0) + seconds / 3600.0 * hour
     homeless = tuple(
         f"{one.name}: {one.replicas} replicas are asked for, and its groups never have room for more than {most}"
         for one in pool.models
-        if one.scaling is None and (most := models[one.name].spec["replicas"]) < one.replicas
+        if one.scaling is None and (most := models[one.name].result.spec.replicas or 0) < one.replicas
     )
-    refused = (f"{name}: {text}" for name, one in models.items() for text in refusals(one))
-    return PoolResult(models, more, _total(models, more, end_ns * 1e-9), groups, (*homeless, *refused))
+    return PoolResult(models, _total([*models.values()], end_ns * 1e-9), groups, homeless)
 
 
-def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> tuple[ServingResult, dict[str, Any]]:
+def _use(group: Group, instances: list[Instance], end_ns: int) -> GroupUse:
+    here = (one for one in instances if one.group == group.name)
+    seconds = [_seconds(one.born_ns, one.gone_ns, end_ns) * one.engine.gpus for one in here]
+    hour = group.gpu_hour
+    return GroupUse(sum(seconds, 0.0), None if hour is None else sum((one / 3600.0 * hour for one in seconds), 0.0))
+
+
+def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
     first = next(iter(served.engines.values()))
     units = [one.replica for one in run.instances] or [first.replica()]
     servers = [replica for unit in units for replica in replicas_of(unit)]
@@ -88,51 +149,52 @@ def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> tuple[Servin
         gpus=most * served.gpus,
         gpu_seconds=seconds,
         utilisation=busy / sum(there) if sum(there) else 0.0,
-        spec={
-            **found.spec,
-            **(sides_of(first) if isinstance(first, Pools) else {}),
-            "replicas": most,
-            "router": served.router,
-            "groups": list(served.engines),
-        },
+        spec=replace(
+            found.spec,
+            prefill=first.prefill_side if isinstance(first, Pools) else None,
+            decode=first.decode_side if isinstance(first, Pools) else None,
+            replicas=most,
+            router=served.router,
+            groups=tuple(served.engines),
+        ),
     )
-    return result, {
-        "replicas": [{"at_s": at * 1e-9, "serving": up, "starting": soon} for at, up, soon in run.counts],
-        "replicas_started": len(run.instances),
-        "replicas_lost": run.lost_replicas,
-        "requests_moved": run.moved,
-        "unfinished": found.requests - found.finished - found.refused,
-        "cost": sum(paid) if len(paid) == len(hours) and hours else None,
-    }
+    return PooledModel(
+        result,
+        tuple(Count(at * 1e-9, serving, starting) for at, serving, starting in run.counts),
+        replicas_started=len(run.instances),
+        replicas_lost=run.lost_replicas,
+        requests_moved=run.moved,
+        unfinished=found.requests - found.finished - found.refused,
+        cost=sum(paid) if len(paid) == len(hours) and hours else None,
+    )
 
 
 def _seconds(born_ns: int, gone_ns: int, end_ns: int) -> float:
     return max(0, (end_ns if gone_ns == NEVER else min(gone_ns, end_ns)) - born_ns) * 1e-9
 
 
-def _total(models: Mapping[str, ServingResult], more: Mapping[str, Mapping[str, Any]], span_s: float) -> dict[str, Any]:
-    results = list(models.values())
+def _total(models: Sequence[PooledModel], span_s: float) -> PoolTotal:
+    results = [one.result for one in models]
     finished = sum(one.finished for one in results)
-    requests = sum(one.requests for one in results)
     tokens = sum(one.output_tokens_per_s * one.duration_s for one in results)
     limited = [one for one in results if one.slo_attainment is not None]
     asked = sum(one.requests for one in limited)
-    costs = [one["cost"] for one in more.values()]
-    cost = None if any(one is None for one in costs) else sum(costs)
+    costs = [one.cost for one in models if one.cost is not None]
+    cost = sum(costs) if len(costs) == len(models) else None
     met = sum((one.slo_attainment or 0.0) * one.requests for one in limited)
-    return {
-        "duration_s": span_s,
-        "requests": requests,
-        "finished": finished,
-        "refused": sum(one.refused for one in results),
-        "unfinished": sum(one["unfinished"] for one in more.values()),
-        "requests_moved": sum(one["requests_moved"] for one in more.values()),
-        "replicas_lost": sum(one["replicas_lost"] for one in more.values()),
-        "requests_per_s": finished / span_s,
-        "output_tokens_per_s": tokens / span_s,
-        "slo_attainment": met / asked if asked else None,
-        "goodput_requests_per_s": met / span_s if asked else None,
-        "gpu_seconds": sum(one.gpu_seconds for one in results),
-        "cost": cost,
-        "cost_per_million_output_tokens": None if cost is None or not tokens else cost / tokens * 1e6,
-    }
+    return PoolTotal(
+        duration_s=span_s,
+        requests=sum(one.requests for one in results),
+        finished=finished,
+        refused=sum(one.refused for one in results),
+        unfinished=sum(one.unfinished for one in models),
+        requests_moved=sum(one.requests_moved for one in models),
+        replicas_lost=sum(one.replicas_lost for one in models),
+        requests_per_s=finished / span_s,
+        output_tokens_per_s=tokens / span_s,
+        slo_attainment=met / asked if asked else None,
+        goodput_requests_per_s=met / span_s if asked else None,
+        gpu_seconds=sum(one.gpu_seconds for one in results),
+        cost=cost,
+        cost_per_million_output_tokens=None if cost is None or not tokens else cost / tokens * 1e6,
+    )

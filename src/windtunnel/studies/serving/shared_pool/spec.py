@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from windtunnel.errors import SpecError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model

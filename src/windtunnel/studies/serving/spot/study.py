@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions.header import Answer
+from windtunnel.questions.typed import Plain, check_figures, plain
 from windtunnel.studies.resilience.spot.trace import read_steps
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import QUANTILES
@@ -68,59 +69,111 @@ class Availability:
 
 
 @dataclass(frozen=True, slots=True)
+class EndToEnd:
+    """Latencies of all requests in seconds; None where so many were never answered."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SpotServed:
-    """One policy. Latencies in seconds, infinite where there was no answer."""
+    """One policy."""
 
-    policy: Policy
-    played: Played
-    span_s: float
-    output: int
+    e2e_s: EndToEnd
+    finished: int
+    unfinished: int
+    duration_s: float
+    output_tokens_per_s: float
+    requests_per_s: float
+    reconfigurations: int
+    replicas_loaded: int
+    recomputed_tokens: int
+    moved_bytes: float
+    paused_s: float
     gpu_seconds: float
-    usd_per_gpu_hour: float | None
+    cost: float | None
+    cost_per_million_output_tokens: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        latency = np.array(self.played.latency_s)
-        done = int(np.isfinite(latency).sum())
-        marks = {name: float(np.percentile(latency, q, method="higher")) for name, q in QUANTILES}
-        tokens = done * self.output
-        cost = None if self.usd_per_gpu_hour is None else self.gpu_seconds / 3600.0 * self.usd_per_gpu_hour
-        return {
-            "e2e_s": {name: _finite(value) for name, value in ({"mean": float(latency.mean())} | marks).items()},
-            "finished": done,
-            "unfinished": len(latency) - done,
-            "duration_s": self.span_s,
-            "output_tokens_per_s": tokens / self.span_s,
-            "requests_per_s": done / self.span_s,
-            "reconfigurations": self.played.reconfigurations,
-            "replicas_loaded": self.played.replicas_loaded,
-            "recomputed_tokens": self.played.recomputed_tokens,
-            "moved_bytes": self.played.moved_bytes,
-            "paused_s": self.played.paused_s,
-            "gpu_seconds": self.gpu_seconds,
-            "cost": cost,
-            "cost_per_million_output_tokens": cost / tokens * 1e6 if cost is not None and tokens else None,
-        }
+    def __post_init__(self) -> None:
+        check_figures(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """How many are there at the start, at least and at most."""
+
+    first: int
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpotSpec:
+    """What was asked, as it was resolved."""
+
+    model: str
+    gpu: str
+    gpus_per_machine: int
+    machines: Machines
+    machines_come: int
+    machines_go: int
+    notice_s: float
+    launch_s: float
+    storage_bytes_per_s: float
+    network_bytes_per_s: float
+    weights: str
+    engine: str
+    prompt: int
+    output: int
+    requests: int
 
 
 @dataclass(frozen=True, eq=False)
 class SpotServing(Answer):
-    """All policies on one question."""
+    """All policies on one question. faces/report/serving shows it by `to_dict`."""
 
-    spec: Mapping[str, Any]
-    policies: Mapping[str, Mapping[str, Any]]  # `SpotServed.to_dict()` by name
+    spec: SpotSpec
+    policies: Mapping[Policy, SpotServed]
     sources: tuple[str, ...]
     warnings: tuple[str, ...]
     trace: str = ""  # the file of machines
 
     @property
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Whose machines they are, and what prices steps."""
         return {"machines": self.trace, "step times": list(self.sources)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON."""
-        return {"spec": dict(self.spec), "policies": {name: dict(one) for name, one in self.policies.items()}}
+        return {"spec": plain(self.spec), "policies": plain(self.policies)}
+
+
+def _served(played: Played, span_s: float, output: int, gpu_seconds: float, gpu_hour: float | None) -> SpotServed:
+    latency = np.array(played.latency_s)
+    done = int(np.isfinite(latency).sum())
+    marks = (float(latency.mean()), *(float(np.percentile(latency, q, method="higher")) for _, q in QUANTILES))
+    tokens = done * output
+    cost = None if gpu_hour is None else gpu_seconds / 3600.0 * gpu_hour
+    return SpotServed(
+        e2e_s=EndToEnd(*(value if math.isfinite(value) else None for value in marks)),
+        finished=done,
+        unfinished=len(latency) - done,
+        duration_s=span_s,
+        output_tokens_per_s=tokens / span_s,
+        requests_per_s=done / span_s,
+        reconfigurations=played.reconfigurations,
+        replicas_loaded=played.replicas_loaded,
+        recomputed_tokens=played.recomputed_tokens,
+        moved_bytes=played.moved_bytes,
+        paused_s=played.paused_s,
+        gpu_seconds=gpu_seconds,
+        cost=cost,
+        cost_per_million_output_tokens=cost / tokens * 1e6 if cost is not None and tokens else None,
+    )
 
 
 @typed
@@ -182,31 +235,31 @@ def play_policies(
         )
     changes = there.changes(notice_s)
     until = max([arrivals[-1], *(at for at, _, _ in there.steps)]) + DRAIN_S
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[Policy, SpotServed] = {}
     for policy in names:
         played = play(priced, machine, policy, arrivals, changes, there.first, notice_s, until)
         ended = [sent + took for sent, took in zip(arrivals, played.latency_s, strict=True) if math.isfinite(took)]
         last = max([*ended, arrivals[-1]])
         paid = _machine_seconds(there.first, changes, last) * machine.gpus
         span = max(last - arrivals[0], 1e-9)
-        found[policy] = SpotServed(policy, played, span, output, paid, usd_per_gpu_hour).to_dict()
-    spec = {
-        "model": model.name,
-        "gpu": cluster.gpu.name,
-        "gpus_per_machine": machine.gpus,
-        "machines": {"first": there.first, "least": min(there.counts), "most": most},
-        "machines_come": sum(one.comes for one in changes),
-        "machines_go": sum(not one.comes for one in changes),
-        "notice_s": notice_s,
-        "launch_s": machine.launch_s,
-        "storage_bytes_per_s": machine.storage_bytes_per_s,
-        "network_bytes_per_s": machine.network_bytes_per_s,
-        "weights": deployment.weights,
-        "engine": deployment.engine,
-        "prompt": prompt,
-        "output": output,
-        "requests": len(arrivals),
-    }
+        found[policy] = _served(played, span, output, paid, usd_per_gpu_hour)
+    spec = SpotSpec(
+        model=model.name,
+        gpu=cluster.gpu.name,
+        gpus_per_machine=machine.gpus,
+        machines=Machines(there.first, min(there.counts), most),
+        machines_come=sum(one.comes for one in changes),
+        machines_go=sum(not one.comes for one in changes),
+        notice_s=notice_s,
+        launch_s=machine.launch_s,
+        storage_bytes_per_s=machine.storage_bytes_per_s,
+        network_bytes_per_s=machine.network_bytes_per_s,
+        weights=deployment.weights,
+        engine=deployment.engine,
+        prompt=prompt,
+        output=output,
+        requests=len(arrivals),
+    )
     return SpotServing(spec, found, sources_of(priced.engine(1)), warnings)
 
 
@@ -257,7 +310,3 @@ def _machine_seconds(first: int, changes: Sequence[Change], last_s: float) -> fl
     begun = dict.fromkeys(range(first), 0.0) | {one.machine: one.at_s for one in changes if one.comes}
     gone = {one.machine: last_s if one.gone_s is None else one.gone_s for one in changes if not one.comes}
     return sum(max(0.0, min(gone.get(one, last_s), last_s) - begin) for one, begin in begun.items())
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

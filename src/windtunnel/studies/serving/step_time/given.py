@@ -12,7 +12,6 @@ step. Sums over GPUs are not in the tables; they come from the cluster's links.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError
+from windtunnel.files.table import read_table
 from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.inference.surface import Curve, Surface, curve, surface
 from windtunnel.physics.hardware.cluster import Cluster
@@ -142,19 +142,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, list[str]]:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            names = next(lines, [])
-            columns: list[list[str]] = [[] for _ in names]
-            if not {"time_us", "t_skew_us"} & set(names):
-                return {}
-            for line in lines:
-                for column, value in zip(columns, line, strict=False):
-                    column.append(value)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputFileError(path, " ".join(str(error).split()), "give a readable CSV") from error
-    return dict(zip(names, columns, strict=True))
+    table = read_table(path, "give a readable CSV")
+    return {name: table.texts(name) for name in table.columns if table.has("time_us") or table.has("t_skew_us")}
 
 
 def _chosen(

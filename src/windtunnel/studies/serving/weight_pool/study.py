@@ -16,19 +16,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from windtunnel.errors import SpecError
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions.header import Answer
+from windtunnel.questions.typed import Plain, check_figures, plain_fields
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
-from windtunnel.studies.serving.measures import distribution
+from windtunnel.studies.serving.measures import Distribution, distribution
 from windtunnel.studies.serving.run import sources_of
 from windtunnel.studies.serving.shared_pool.fields import known_keys, mapping_at, nanoseconds, needed, whole
 from windtunnel.studies.serving.shared_pool.spec import workload_of
@@ -110,30 +111,6 @@ def read_weight_pool(path: Path) -> WeightPool:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class WeightPoolResult(Answer):
-    """Each system beside the others."""
-
-    found: Mapping[str, Any]
-    sources: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """What prices steps."""
-        return {"step times": list(self.sources)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return dict(self.found)
-
-
-def serve_weight_pool(path: Path) -> WeightPoolResult:
-    """Run the pool of a YAML file. Raises InputFileError, SpecError, UnknownNameError, LayoutError."""
-    pool = read_weight_pool(path)
-    return WeightPoolResult(run_weight_pool(pool), pool.sources, pool.warnings)
-
-
 def _engine(entry: Mapping[str, Any], cluster: Cluster, where: str) -> Engine:
     known_keys(entry, MODEL, where)
     more = {key: str(entry[key]) for key in ("weights", "engine") if entry.get(key) is not None}
@@ -155,49 +132,116 @@ def _systems(given: Any) -> tuple[System, ...]:
     return found
 
 
-def run_weight_pool(pool: WeightPool) -> dict[str, Any]:
-    """Each system on the same requests, ready for JSON."""
+@dataclass(frozen=True, slots=True)
+class SystemServed:
+    """One system on the requests."""
+
+    e2e_s: Distribution | None
+    requests_per_s: float
+    output_tokens_per_s: float
+    loads: int
+    host_hits: int
+    utilisation: float
+    duration_s: float
+    gpu_seconds: float
+    cost: float | None
+    cost_per_million_output_tokens: float | None
+    feasible: Literal[True] = True
+
+    def __post_init__(self) -> None:
+        check_figures(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DoesNotFit:
+    """A system that has no room for the models, and why."""
+
+    reason: str
+    feasible: Literal[False] = False
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPoolSpec:
+    """What was asked, as it was resolved."""
+
+    gpu: str
+    gpus: int
+    models: int
+    weight_bytes: float
+    network_bytes_per_s: float
+    pcie_bytes_per_s: float
+    host_cache_bytes: float
+    cold_start_s: float
+    prompt: int
+    output: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class WeightPoolResult(Answer):
+    """Each system on the same requests. faces/report/serving shows it by `to_dict`."""
+
+    JSON_LEAVES_OUT: ClassVar = ("sources", "warnings")
+
+    spec: WeightPoolSpec
+    systems: Mapping[System, SystemServed | DoesNotFit]
+    sources: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def provenance(self) -> dict[str, list[str]]:
+        """What prices steps."""
+        return {"step times": list(self.sources)}
+
+    def to_dict(self) -> dict[str, Plain]:
+        """Ready for JSON."""
+        return plain_fields(self)
+
+
+def run_weight_pool(pool: WeightPool) -> WeightPoolResult:
+    """Each system on the same requests."""
+    servers = pool.servers
+    spec = WeightPoolSpec(
+        gpu=pool.cluster.gpu.name,
+        gpus=servers.gpus,
+        models=len(pool.models),
+        weight_bytes=sum(one.weight_bytes for one in pool.models),
+        network_bytes_per_s=servers.network_bytes_per_s,
+        pcie_bytes_per_s=servers.pcie_bytes_per_s,
+        host_cache_bytes=servers.host_cache_bytes,
+        cold_start_s=servers.process_s,
+        prompt=pool.lengths[0],
+        output=pool.lengths[1],
+        requests=len(pool.workload),
+    )
+    reason = _too_full(pool)
+    return WeightPoolResult(
+        spec,
+        {one: DoesNotFit(reason) if one == "fixed" and reason else _played(pool, one) for one in pool.systems},
+        pool.sources,
+        pool.warnings,
+    )
+
+
+def _played(pool: WeightPool, system: System) -> SystemServed:
     load, servers = pool.workload, pool.servers
     arrivals = None if load.arrival_ns is None else [float(at) * 1e-9 for at in load.arrival_ns]
-    found: dict[str, dict[str, Any]] = {}
-    for system in pool.systems:
-        reason = _too_full(pool) if system == "fixed" else ""
-        if reason:
-            found[system] = {"feasible": False, "reason": reason}
-            continue
-        done = play_pool(system, servers, pool.models, pool.asked, arrivals_s=arrivals, in_flight=load.concurrency or 0)
-        span = max(max(done.ended_s) - (arrivals[0] if arrivals else 0.0), 1e-9)
-        latency = distribution(np.array(done.latency_s))
-        seconds = servers.gpus * span
-        tokens = len(load) * pool.lengths[1]
-        cost = None if pool.gpu_hour is None else seconds / 3600.0 * pool.gpu_hour
-        found[system] = {
-            "feasible": True,
-            "e2e_s": None if latency is None else latency.to_dict(),
-            "requests_per_s": len(load) / span,
-            "output_tokens_per_s": tokens / span,
-            "loads": done.loads,
-            "host_hits": done.host_hits,
-            "utilisation": sum(pool.models[one].compute_s for one in pool.asked) / seconds,
-            "duration_s": span,
-            "gpu_seconds": seconds,
-            "cost": cost,
-            "cost_per_million_output_tokens": None if cost is None else cost / tokens * 1e6,
-        }
-    spec = {
-        "gpu": pool.cluster.gpu.name,
-        "gpus": servers.gpus,
-        "models": len(pool.models),
-        "weight_bytes": sum(one.weight_bytes for one in pool.models),
-        "network_bytes_per_s": servers.network_bytes_per_s,
-        "pcie_bytes_per_s": servers.pcie_bytes_per_s,
-        "host_cache_bytes": servers.host_cache_bytes,
-        "cold_start_s": servers.process_s,
-        "prompt": pool.lengths[0],
-        "output": pool.lengths[1],
-        "requests": len(load),
-    }
-    return {"spec": spec, "systems": found}
+    done = play_pool(system, servers, pool.models, pool.asked, arrivals_s=arrivals, in_flight=load.concurrency or 0)
+    span = max(max(done.ended_s) - (arrivals[0] if arrivals else 0.0), 1e-9)
+    seconds, tokens = servers.gpus * span, len(load) * pool.lengths[1]
+    cost = None if pool.gpu_hour is None else seconds / 3600.0 * pool.gpu_hour
+    return SystemServed(
+        e2e_s=distribution(np.array(done.latency_s)),
+        requests_per_s=len(load) / span,
+        output_tokens_per_s=tokens / span,
+        loads=done.loads,
+        host_hits=done.host_hits,
+        utilisation=sum(pool.models[one].compute_s for one in pool.asked) / seconds,
+        duration_s=span,
+        gpu_seconds=seconds,
+        cost=cost,
+        cost_per_million_output_tokens=None if cost is None else cost / tokens * 1e6,
+    )
 
 
 def _too_full(pool: WeightPool) -> str:

@@ -11,8 +11,6 @@ those of a calendar (dates, or seconds since 1970) are moved, so that the first 
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -22,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.table import read_table
 from windtunnel.studies.serving.workload.lengths import arrivals, check_rate, check_span
 from windtunnel.studies.serving.workload.requests import LONGEST_S, Workload
 
@@ -53,7 +52,7 @@ def read_workload(
 
     `concurrency` ignores arrivals and sends in a closed loop. Raises InputFileError, SpecError.
     """
-    rows = _rows(path)
+    rows = list(read_table(path, "give a readable CSV or JSONL of requests").rows())
     if requests is not None:
         rows = rows[:requests]
     if not rows:
@@ -67,7 +66,7 @@ def read_workload(
     prompts = np.array([_whole(path, n, row, prompt) for n, row in rows], dtype=np.int64)
     outputs = np.array([_whole(path, n, row, output) for n, row in rows], dtype=np.int64)
     prefix = next(((name, size) for name, size in PREFIXES if name in first), None)
-    names = None if prefix is None else [_names(path, n, row.get(prefix[0])) for n, row in rows]
+    names = None if prefix is None else [_names(path, n, row[prefix[0]]) for n, row in rows]
     block = 16 if prefix is None else prefix[1]
     if concurrency is not None:
         return Workload(prompts, outputs, None, concurrency, names, block, path.stem)
@@ -91,23 +90,7 @@ def read_workload(
     return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem, order)
 
 
-def _rows(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
-    """Each row with its line in the file."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            if path.suffix in (".jsonl", ".json"):
-                found = [(place, json.loads(line)) for place, line in enumerate(file, 1) if line.strip()]
-                if not all(isinstance(row, dict) for _, row in found):
-                    raise InputFileError(path, "holds lines that are no JSON objects", "give one object a line")
-                return found
-            reader = csv.DictReader(file, skipinitialspace=True)
-            return [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
-        problem = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-        raise InputFileError(path, problem, "give a readable CSV or JSONL of requests") from error
-
-
-def _whole(path: Path, line: int, row: Mapping[str, Any], name: str) -> int:
+def _whole(path: Path, line: int, row: Mapping[str, str], name: str) -> int:
     try:
         value = float(row[name])
     except (TypeError, ValueError, KeyError):
@@ -120,17 +103,16 @@ def _whole(path: Path, line: int, row: Mapping[str, Any], name: str) -> int:
     return int(value)
 
 
-def _names(path: Path, line: int, value: Any) -> tuple[int, ...]:
-    parts = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
+def _names(path: Path, line: int, value: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in parts)
-    except (TypeError, ValueError):
+        return tuple(int(part) for part in value.replace(",", " ").split())
+    except ValueError:
         raise InputFileError(
             path, f"line {line}: prefix blocks {value!r}", "give whole numbers apart by blanks"
         ) from None
 
 
-def _times(path: Path, rows: list[tuple[int, Mapping[str, Any]]], name: str, scale: float) -> Any:
+def _times(path: Path, rows: list[tuple[int, dict[str, str]]], name: str, scale: float) -> Any:
     """Nanoseconds. A number is in the column's unit, a date is a date in any column."""
     values: list[float] = []
     dated = 0

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError
+from windtunnel.questions.typed import Plain, plain_fields
 from windtunnel.units import parse_count
 
 Ints = NDArray[np.int64]
 LONGEST_S = 3e8  # ten years, between the first and the last arrival: clocks of int64 nanoseconds hold thirty times that
 
 
-def _whole(what: str, values: Any) -> Ints:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload in a few numbers: a closed loop has a concurrency, an open one a rate."""
+
+    name: str
+    requests: int
+    input_tokens_mean: float
+    output_tokens_mean: float
+    concurrency: int | None
+    rate_per_s: float | None  # None, too, where all arrive at once
+
+    def to_dict(self) -> dict[str, Plain]:
+        """Ready for JSON: of the last two the one that is meant."""
+        found = plain_fields(self)
+        del found["concurrency" if self.concurrency is None else "rate_per_s"]
+        return found
+
+
+def _whole(what: str, values: object) -> Ints:
     """Whole numbers, one of each request, from an array or a list. Raises SpecError."""
     found = np.asarray(values)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
@@ -79,18 +97,11 @@ class Workload:
             f"must divide the prefix blocks of {self.prefix_block} tokens, or be divided by them",
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def load(self) -> Load:
         """What it is, in a few numbers."""
-        found: dict[str, Any] = {
-            "name": self.name,
-            "requests": len(self),
-            "input_tokens_mean": float(self.input_tokens.mean()),
-            "output_tokens_mean": float(self.output_tokens.mean()),
-        }
-        if self.concurrency is not None:
-            found["concurrency"] = self.concurrency
-        else:
-            assert self.arrival_ns is not None
+        rate = None
+        if self.arrival_ns is not None:
             span = float(self.arrival_ns[-1] - self.arrival_ns[0]) * 1e-9
-            found["rate_per_s"] = (len(self) - 1) / span if span > 0 else None
-        return found
+            rate = (len(self) - 1) / span if span > 0 else None
+        means = float(self.input_tokens.mean()), float(self.output_tokens.mean())
+        return Load(self.name, len(self), *means, self.concurrency, rate)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
-from windtunnel.input_file import MIB, UNPACKED_BYTES_MOST, read_bytes
+from windtunnel.files.bytes import MIB, UNPACKED_BYTES_MOST, read_bytes
 from windtunnel.studies.traces.chakra.json_form import concatenated
 from windtunnel.studies.traces.json_trace import JsonTrace, whole_values
 
-TRACE_BYTES_MOST = 8192 * MIB
+TRACE_BYTES_MOST = 4096 * MIB
 _REMEDY = "give a trace written by torch.profiler's export_chrome_trace, or a Chakra trace"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _RANK = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
@@ -72,11 +72,7 @@ def _refuse_ours(path: Path, is_excerpt: bool, schema: object = None) -> None:
 
 def unpacked(path: Path) -> tuple[bytes, bool]:
     """The content of a plain or gzipped file, and whether the compressed stream is cut off or damaged."""
-    try:
-        raw = read_bytes(path, TRACE_BYTES_MOST)
-    except (OSError, MemoryError) as error:
-        said = getattr(error, "strerror", None) or "it does not fit in memory"
-        raise InputFileError(path, f"cannot be read ({said})", "check the path and its permissions") from error
+    raw = read_bytes(path, "give a trace of fewer steps, or of one rank", TRACE_BYTES_MOST)
     if raw[:2] != b"\x1f\x8b":
         return raw, False
     parts: list[bytes] = []

@@ -30,8 +30,8 @@ from windtunnel.studies.training.plan import Plan
 from windtunnel.studies.training.schedules import TRAITS
 from windtunnel.studies.training.workload.router_load import RouterLoad, rank_loads_of
 
-# Bytes of gpt-oss' activation in eager PyTorch over plain SwiGLU's: a bias, two strided halves, two clamps, sigmoid, gate,
-# one added and the product: 40 over 6 forward, 60 over 10 backward.
+# Bytes of gpt-oss' activation in eager PyTorch over plain SwiGLU's: a bias, two strided halves, two clamps, sigmoid,
+# gate, one added and the product: 40 over 6 forward, 60 over 10 backward.
 EAGER_CHAIN = 6.0
 PYTORCH_ATTENTION = ("pytorch", "torchtitan", "fsdp")  # frameworks that call scaled_dot_product_attention
 
@@ -81,7 +81,7 @@ def shard_of(layout: Layout) -> Shard:
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
         deduplicates=layout.deduplicates,
-        weighs_in_fp32=layout.habits.weighs_in_fp32,
+        weighs_in_fp32=layout.habits.weighs_in_fp32 and not release.fused_scores,
         masked_dispatch=release.masked_dispatch,
         **_expert_habits(layout),
         low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,

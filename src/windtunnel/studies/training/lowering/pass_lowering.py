@@ -148,7 +148,7 @@ def _stop(build: PassBuilder, block: Block) -> None:
     """What the host keeps the GPU waiting in one pass over a layer."""
     price = None if block.is_end else build.pricer.stops(block.operations)
     if price is not None:
-        build.compute("host stops", price, "host", kernels=0)
+        build.compute("host stops", price, "host stops", kernels=0)
 
 
 def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1.0) -> None:

@@ -5,14 +5,11 @@ Read strictly: what is unclear is refused with file and line, never guessed.
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.input_file import open_input
+from windtunnel.files.table import number_of, read_table
 
 MOST = 1e15  # of anything: sums stay exact enough
 Row = tuple[int, tuple[int, ...], float]  # line, keys, count
@@ -20,37 +17,25 @@ Row = tuple[int, tuple[int, ...], float]  # line, keys, count
 
 def read_histogram(path: Path, forms: Sequence[tuple[str, ...]], see: str) -> tuple[tuple[str, ...], list[Row]]:
     """Columns of the file, one of `forms`, and its rows. Raises InputFileError or SpecError, `see` the remedy."""
-    try:
-        with io.TextIOWrapper(open_input(path), encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file)
-            header = tuple(name.strip() for name in next(lines, ()))
-            if header not in forms:
-                known = " or ".join(",".join(form) for form in forms)
-                raise SpecError("header", ",".join(header), f"the first line must be {known}", f"{path}:1")
-            seen: dict[tuple[int, ...], int] = {}
-            rows = [
-                _row(header, cells, f"{path}:{lines.line_num}", lines.line_num, seen)
-                for cells in lines
-                if any(cell.strip() for cell in cells)
-            ]
-    except OSError as error:
-        raise InputFileError(path, error.strerror or "cannot be read", see) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputFileError(path, f"not CSV ({' '.join(str(error).split())})", see) from None
+    table = read_table(path, see)
+    header = tuple(table.columns)
+    if header not in forms:
+        known = " or ".join(",".join(form) for form in forms)
+        raise SpecError("header", ",".join(header), f"the first line must be {known}", f"{path}:1")
+    seen: dict[tuple[int, ...], int] = {}
+    rows = [_row(header, list(row.values()), f"{path}:{line}", line, seen) for line, row in table.rows()]
     if not rows:
         raise InputFileError(path, "holds no rows under its header", see)
     return header, rows
 
 
 def _row(header: tuple[str, ...], cells: list[str], where: str, line: int, seen: dict[tuple[int, ...], int]) -> Row:
-    if len(cells) != len(header):
-        raise SpecError("row", ",".join(cells), f"has {len(cells)} columns, the header {len(header)}", where)
-    keys = tuple(_whole(name, cell.strip(), where) for name, cell in zip(header[:-1], cells[:-1], strict=True))
+    keys = tuple(_whole(name, cell, where) for name, cell in zip(header[:-1], cells[:-1], strict=True))
     if keys in seen:
         same = ",".join(header[:-1])
         raise SpecError(same, ",".join(map(str, keys)), f"is given twice, first in line {seen[keys]}", where)
     seen[keys] = line
-    return line, keys, _count(header[-1], cells[-1].strip(), where)
+    return line, keys, _count(header[-1], cells[-1], where)
 
 
 def _whole(name: str, text: str, where: str) -> int:
@@ -60,10 +45,7 @@ def _whole(name: str, text: str, where: str) -> int:
 
 
 def _count(name: str, text: str, where: str) -> float:
-    try:
-        value = float(text) if "_" not in text else math.nan
-    except ValueError:
-        value = math.nan
+    value = number_of(text)
     if not 0.0 <= value <= MOST:
         raise SpecError(name, text, f"give a number from 0 to {MOST:.0e}", where)
     return value

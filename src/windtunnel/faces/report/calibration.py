@@ -1,0 +1,140 @@
+"""A calibrated device as views: measured points against the curve that predictions use.
+
+The curve is computed elsewhere (`cost.calibrated`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from windtunnel.units import format_time
+from windtunnel.views import Axis, Cell, Column, Curve, Document, Headline, Notes, Number, Series, Table, View
+from windtunnel.views.text import plain, text_of
+
+WORST = 3  # points named per curve
+EXACTLY = 1e-6  # log of curve over measured
+
+
+@dataclass(frozen=True, slots=True)
+class CurveChart:
+    """One op, phase and dtype as arrays of one length, sorted as the file has them."""
+
+    name: str  # "gemm forward"
+    dtype: str
+    size_names: tuple[str, ...]
+    shapes: Sequence[tuple[int, ...]]
+    measured_s: Sequence[float]
+    low_s: Sequence[float]
+    high_s: Sequence[float]
+    curve_s: Sequence[float]  # at each point, made from all other points
+    mean_error: float
+    formula: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A calibrated device: what was measured, and the curves made of it."""
+
+    file: str
+    device: str
+    kind: str
+    date: str
+    software: Mapping[str, str]
+    threads: int | None
+    values: Mapping[str, Mapping[str, float]]  # host, memory, overlap
+    curves: Sequence[CurveChart]
+    collectives: Sequence[CurveChart] = ()
+    notes: Sequence[str] = field(default=())
+
+
+def calibration_document(answer: Calibration) -> Document:
+    """Everything that there is to see of a calibrated device."""
+    software = ", ".join(f"{plain(name)} {plain(version)}" for name, version in answer.software.items())
+    threads = "" if answer.threads is None else f" · {answer.threads} threads"
+    return Document(
+        "calibration",
+        plain(answer.device),
+        list(_views(answer)),
+        [_picture(one) for one in (*answer.curves, *answer.collectives)],
+        f"{plain(answer.date)} · {software}{threads} · {plain(answer.file)}",
+    )
+
+
+def _views(answer: Calibration) -> Iterator[View]:
+    shown = [*answer.curves, *answer.collectives]
+    points = sum(len(one.shapes) for one in shown)
+    telling = [one for one in shown if _tells(one)]
+    mean = sum(one.mean_error for one in telling) / len(telling) if telling else 0.0
+    worst = max(telling, key=lambda one: one.mean_error, default=None)
+    said = f"; {plain(worst.name)} {plain(worst.dtype)} is worst, {text_of(worst.mean_error, 'share')}" if worst else ""
+    if worst is None:
+        yield Headline(f"Curves pass through all of their {points:,} points, which says nothing of their error.")
+    else:
+        verdict = f"Curves of {points:,} measured points are {text_of(mean, 'share')} off in the mean{said}."
+        yield Headline(verdict, "off by", Number(mean, "share"), "good" if mean < 0.1 else "warn")
+    columns = (
+        *(Column("op"), Column("dtype"), Column("points", "count"), Column("from"), Column("to")),
+        *(Column("off by (mean)", "share"), Column("off most at")),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for one in shown:
+        error = one.mean_error if _tells(one) else None
+        ends = text_of(min(one.measured_s), "s"), text_of(max(one.measured_s), "s")
+        rows.append((plain(one.name), plain(one.dtype), len(one.shapes), *ends, error, ", ".join(_worst(one)[:1])))
+    yield Table("Curves", columns, rows, most=len(rows))
+    values = [
+        (f"{group} {name}", _value(name, value))
+        for group, those in answer.values.items()
+        for name, value in those.items()
+    ]
+    yield Table("Values", (Column(""), Column("")), values, most=len(values))
+    yield Notes("Mind", answer.notes, "warn")
+
+
+def _picture(one: CurveChart) -> Curve:
+    """Measured time, with its spread, against the curve: on the diagonal the curve is right."""
+    shapes = [_shape(one, at) for at in range(len(one.shapes))]
+    names = ", ".join(one.size_names)
+    labels = [
+        f"{names}: {shape}; off {curve / measured - 1:+.1%}"
+        for shape, curve, measured in zip(shapes, one.curve_s, one.measured_s, strict=True)
+    ]
+    ends = [min(*one.measured_s, *one.curve_s), max(*one.measured_s, *one.curve_s)]
+    series = [
+        Series("right", ends, ends, dashed=True, colour="line-7"),
+        Series("points", one.curve_s, one.measured_s, one.low_s, one.high_s, "points", "line-0", labels=labels),
+    ]
+    named = f"; off most: {', '.join(_worst(one))}" if _tells(one) else ""
+    axes = Axis("curve", "s", log=True), Axis("measured", "s", log=True)
+    return Curve(f"{one.name} {one.dtype}", *axes, series, note=f"{len(one.shapes):,} points: {one.formula}{named}")
+
+
+def _value(name: str, value: float) -> str:
+    if name.endswith("_s"):
+        return format_time(value)
+    if name.endswith("_s_per_byte"):
+        return f"{format_time(value * 1e6)} per MB"
+    return text_of(value, "B") if name.endswith("_bytes") else text_of(value)
+
+
+def _off(one: CurveChart, at: int) -> float:
+    """Log of curve over measured."""
+    return math.log(one.curve_s[at] / one.measured_s[at])
+
+
+def _tells(one: CurveChart) -> bool:
+    """Whether the points are more than the curve needs: it passes through very few of them whatever they are."""
+    return any(abs(_off(one, at)) > EXACTLY for at in range(len(one.shapes)))
+
+
+def _worst(one: CurveChart) -> list[str]:
+    if not _tells(one):
+        return []
+    worst = sorted(range(len(one.shapes)), key=lambda at: -abs(_off(one, at)))[:WORST]
+    return [f"{_shape(one, at)}: {math.exp(_off(one, at)) - 1:+.0%}" for at in worst]
+
+
+def _shape(one: CurveChart, at: int) -> str:
+    return " x ".join(f"{extent:,}" for extent in one.shapes[at])

@@ -1,0 +1,86 @@
+"""A Comparison as views: the numbers side by side, the cause of the difference, and what was asked differently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from windtunnel.faces.report.comparison.compare import Comparison, Side
+from windtunnel.faces.report.prediction.categories import Category, label_of, memory_categories, time_categories
+from windtunnel.faces.report.prediction.spec_words import difference_words
+from windtunnel.views import Bar, Bars, Cell, Column, Document, Headline, Number, Part, Table, View
+
+FIELDS_SHOWN = 16
+
+
+def comparison_document(answer: Comparison) -> Document:
+    """Everything that there is to see of two results side by side."""
+    return Document(
+        "comparison",
+        f"A {answer.a.content_hash} and B {answer.b.content_hash}",
+        list(_views(answer)),
+        subtitle=f"A: {answer.a.title} · B: {answer.b.title}",
+    )
+
+
+def _views(answer: Comparison) -> Iterator[View]:
+    tone = "bad" if "infeasible" in (answer.a.status, answer.b.status) else "calm"
+    yield Headline(answer.explanation, tone="bad" if tone == "bad" else "calm")
+    columns = (Column(""), Column("A", ""), Column("B", ""), Column("change", "change"))
+    yield Table("Side by side", columns, list(_rows(answer)), by_row=True)
+    causes = _by_label(answer.causes_ns)
+    if causes:
+        parts = _parts({key: ns / 1e9 for key, ns in causes.items()}, time_categories(causes))
+        title = "Where the time differs (B minus A, mean over all GPUs)"
+        yield Bars(title, "s", [Bar("step", parts)], total="step", signed=True)
+    memory = {key: n for key, n in answer.memory_causes_bytes.items() if n}
+    if memory:
+        title = "Where the memory differs (B minus A, fullest GPUs)"
+        bar = Bar("memory", _parts(memory, memory_categories(memory)))
+        yield Bars(title, "B", [bar], total="on the device", signed=True)
+    rows = []
+    for one in answer.spec:
+        name, words = difference_words(one.field, one.a, one.b)
+        before, _, after = words.partition(" → ")
+        rows.append((name, before, after))
+    yield Table("What was asked differently", (Column("field"), Column("A"), Column("B")), rows, most=FIELDS_SHOWN)
+
+
+def _parts(values: Mapping[str, float], categories: Mapping[str, Category]) -> list[Part]:
+    return [Part(category.label, values[key], category.slot) for key, category in categories.items()]
+
+
+def _by_label(causes: Mapping[str, int]) -> dict[str, int]:
+    """What differs; keys that are called alike (the gradient norm, on either tier) are one line."""
+    first: dict[str, str] = {}
+    sums: dict[str, int] = {}
+    for key, ns in causes.items():
+        key = first.setdefault(label_of(key), key)
+        sums[key] = sums.get(key, 0) + ns
+    return {key: ns for key, ns in sums.items() if ns}
+
+
+def _rows(answer: Comparison) -> Iterator[tuple[Cell, ...]]:
+    a, b = answer.a, answer.b
+    if answer.timed:
+        yield ("step time", _step(a), _step(b), _change(a.step_time_ns, b.step_time_ns))
+        if a.tokens_per_step and b.tokens_per_step:
+            yield _pair("tokens/s/GPU", "", a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu)
+        yield _pair("MFU", "share", a.mfu, b.mfu)
+    if a.peak_memory_bytes and b.peak_memory_bytes:
+        yield _pair("peak memory", "B", a.peak_memory_bytes, b.peak_memory_bytes)
+        if a.fullest_stage != b.fullest_stage:
+            yield ("on stage", f"{a.fullest_stage}", f"{b.fullest_stage}", "")
+    if "infeasible" in (a.status, b.status):
+        yield ("fits", *("no" if side.status == "infeasible" else "yes" for side in (a, b)), "")
+
+
+def _step(side: Side) -> Number:
+    return Number(side.step_time_ns / 1e9, "s", side.step_time_p5_ns / 1e9, side.step_time_p95_ns / 1e9)
+
+
+def _change(a: float, b: float) -> Cell:
+    return Number((b - a) / a, "change") if a else ""
+
+
+def _pair(name: str, unit: str, a: float, b: float) -> tuple[Cell, ...]:
+    return name, Number(a, unit), Number(b, unit), _change(a, b)

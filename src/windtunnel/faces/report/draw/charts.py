@@ -1,0 +1,296 @@
+"""Geometry of the page's pictures.
+
+Plots stretch to the room that there is: paths lie in a square of 1000 x 1000 that is scaled without its lines, and
+ticks are text beside it, so that letters keep their size on a phone. Timelines and heat maps are drawn by the page's
+script from columns of numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from windtunnel.views import Axis, Bars, Curve, Heat, Lanes, Limit, Series
+from windtunnel.views.text import plain, round_step, scale_of, text_of
+
+SIDE = 1000.0
+TICKS = 5
+TIMES = (*(10.0**n for n in range(-9, 2)), 60.0, 600.0, 3600.0, 36000.0, 86400.0, 864000.0, 8640000.0)  # on a log axis
+COLOURS = 8  # line-0 to line-7
+TABLE_MOST = 400  # points behind a picture
+Data = Mapping[str, object]  # JSON for the script
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A place on an axis in percent, and what stands there."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A line of a plot."""
+
+    kind: str  # line, band, points, spread, columns
+    d: str
+    colour: str
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One picture of a curve."""
+
+    name: str
+    paths: tuple[Path, ...]
+    data: Data
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A curve ready to be written: its pictures share axes and ticks."""
+
+    plots: tuple[Plot, ...]
+    x: tuple[Tick, ...]
+    y: tuple[Tick, ...]
+    keys: tuple[tuple[str, str, bool], ...]  # colour, name, dashed
+    limits: tuple[tuple[Limit, float], ...]  # and the place in percent
+    rows: tuple[tuple[str, str, str], ...]  # of the table behind it
+    one: bool
+
+
+class Scale:
+    """From values to a share of an axis."""
+
+    def __init__(self, axis: Axis, values: Iterable[float], *, from_zero: bool) -> None:
+        known = [value for value in values if math.isfinite(value) and not (axis.log and value <= 0)]
+        low, high = min(known, default=0.0), max(known, default=1.0)
+        low = axis.low if axis.low is not None else 0.0 if from_zero and not axis.log and low >= 0.0 else low
+        if axis.high is not None:
+            high = axis.high
+        elif from_zero and not axis.log:
+            high += 0.05 * (high - low)
+        if axis.log and high / max(low, 1e-300) < 2.0:
+            low, high = low / 1.5, high * 1.5
+        if high <= low:
+            low, high = (low, low + 1.0) if low == 0.0 else (low - abs(low) * 0.05, high + abs(high) * 0.05)
+        self.log, self.low, self.high = axis.log, low, high
+
+    def at(self, value: float) -> float:
+        """0 at the low end, 1 at the high one."""
+        if self.log:
+            value = max(value, self.low)
+            return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, unit: str) -> tuple[Tick, ...]:
+        """Round values with their text, some TICKS of them."""
+        return tuple(Tick(round(100.0 * self.at(value), 3), text) for value, text in self._marked(unit))
+
+    def _marked(self, unit: str) -> list[tuple[float, str]]:
+        if self.log:
+            round_times = [value for value in TIMES if self.low <= value <= self.high] if unit == "s" else []
+            values = round_times if len(round_times) >= 3 else _decades(self.low, self.high)
+            return [(value, tick_text(value, unit)) for value in values[:: -(-len(values) // 7) or 1]]
+        size, name = scale_of((self.low, self.high), unit) if unit in ("s", "B") else (1.0, "")
+        step = round_step((self.high - self.low) / size / TICKS)
+        step = max(step, 1.0) if unit == "count" else step
+        first, last = math.ceil(self.low / size / step - 1e-9), math.floor(self.high / size / step + 1e-9)
+        decimals = max(0, -math.floor(math.log10(step)))
+        marked = []
+        for number in range(first, last + 1):
+            value = number * step
+            text = f"{value:,.{decimals}f} {name}" if name else tick_text(value, unit)
+            marked.append((value * size, text))
+        return marked
+
+
+def tick_text(value: float, unit: str) -> str:
+    """A round value as short as it can be said."""
+    if unit == "share":
+        return f"{100 * value:g} %"
+    if unit == "s" and value in TIMES and value >= 60.0:
+        size, name = next(one for one in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if value >= one[0])
+        return f"{value / size:g} {name}"
+    if unit in ("s", "B", "B/s", "FLOP/s"):
+        number, _, name = text_of(value, unit).partition(" ")
+        return f"{float(number):g} {name}"
+    if unit == "$":
+        return f"${value:,g}"
+    if unit == "x":
+        return f"{value:g} x"
+    return f"{value:,.10g}" if abs(value) < 1e6 else text_of(value, "count")
+
+
+def _decades(low: float, high: float) -> list[float]:
+    inside: list[float] = []
+    for steps in ((1.0,), (1.0, 2.0, 5.0), tuple(map(float, range(1, 10)))):
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        found = [step * 10.0**decade for decade in decades for step in steps]
+        inside = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if len(inside) >= 3:
+            break
+    return inside
+
+
+def chart_of(view: Curve) -> Chart:
+    """The pictures of a curve."""
+    series = [one for one in view.series if len(one.x)]
+    ys = [value for one in series for value in (*one.y, *one.low, *one.high)]
+    x = Scale(view.x, (value for one in series for value in one.x), from_zero=False)
+    y = Scale(view.y, [*ys, *(one.value for one in view.limits)], from_zero=True)
+    names = list(dict.fromkeys(one.name for one in series))
+    colours = {name: f"line-{at % COLOURS}" for at, name in enumerate(names)}
+    panels: dict[str, list[Series]] = {}
+    for one in series:
+        panels.setdefault(one.panel, []).append(one)
+    plots = tuple(
+        Plot(
+            plain(name),
+            tuple(path for one in those for path in _paths(one, one.colour or colours[one.name], x, y)),
+            _plot_data(those, view, x, y),
+        )
+        for name, those in panels.items()
+    )
+    keys = {(one.colour or colours[one.name], plain(one.name), one.dashed): None for one in series}
+    few = sum(len(one.x) for one in series) <= TABLE_MOST
+    rows = [
+        (plain(f"{one.panel} {one.name}".strip()), text_of(a, view.x.unit), text_of(b, view.y.unit))
+        for one in (series if few else ())
+        for a, b in zip(one.x, one.y, strict=True)
+    ]
+    limits = tuple((one, round(100.0 * y.at(one.value), 3)) for one in view.limits)
+    return Chart(plots, x.ticks(view.x.unit), y.ticks(view.y.unit), tuple(keys), limits, tuple(rows), len(plots) == 1)
+
+
+def _paths(one: Series, colour: str, x: Scale, y: Scale) -> list[Path]:
+    def place(a: float, b: float) -> tuple[str, str]:
+        return f"{SIDE * x.at(a):.1f}", f"{SIDE * (1.0 - min(max(y.at(b), -0.05), 1.05)):.1f}"
+
+    paths: list[Path] = []
+    if one.low and one.high and one.form == "points":
+        ends = [(place(a, low), place(a, high)) for a, low, high in zip(one.x, one.low, one.high, strict=True)]
+        paths.append(Path("spread", "".join(f"M{a} {b}V{c}" for (a, b), (_, c) in ends), colour))
+    elif one.low and one.high:
+        there = [" ".join(place(a, b)) for a, b in zip(one.x, one.high, strict=True)]
+        back = [" ".join(place(a, b)) for a, b in zip(one.x, one.low, strict=True)]
+        paths.append(Path("band", f"M{'L'.join([*there, *reversed(back)])}Z", colour))
+    points = [place(a, b) for a, b in zip(one.x, one.y, strict=True)]
+    dots = "".join(f"M{a} {b}h0" for a, b in points)
+    if one.form == "points":
+        return [*paths, Path("points", dots, colour)]
+    if one.form == "columns":
+        floor = place(one.x[0], max(y.low, 1.0 if y.low >= 1.0 else y.low))[1]
+        return [*paths, Path("columns", "".join(f"M{a} {floor}V{b}" for a, b in points), colour)]
+    if one.form == "steps":
+        d = f"M{points[0][0]} {points[0][1]}" + "".join(f"H{a}V{b}" for a, b in points[1:])
+        return [*paths, Path("line", d, colour, one.dashed)]
+    paths.append(Path("line", "M" + "L".join(f"{a} {b}" for a, b in points), colour, one.dashed))
+    return [*paths, Path("points", dots, colour)] if len(points) <= 24 and not one.dashed else paths
+
+
+def _plot_data(those: Sequence[Series], view: Curve, x: Scale, y: Scale) -> Data:
+    """What the script needs to say what is under the pointer."""
+    return {
+        "x": {"low": x.low, "high": x.high, "log": x.log, "unit": view.x.unit, "name": plain(view.x.name)},
+        "y": {"low": y.low, "high": y.high, "log": y.log, "unit": view.y.unit, "name": plain(view.y.name)},
+        "series": [
+            {
+                "name": plain(one.name),
+                "form": one.form,
+                "x": [_short(value) for value in one.x],
+                "y": [_short(value) for value in one.y],
+                "labels": [plain(text) for text in one.labels],
+            }
+            for one in those
+        ],
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def bar_ticks(view: Bars, scale: float) -> tuple[Tick, ...]:
+    """Below several bars on one scale."""
+    return Scale(Axis("", view.unit, low=0.0, high=scale), (), from_zero=True).ticks(view.unit)
+
+
+def lanes_data(view: Lanes) -> Data:
+    """Spans as columns, by lane in order of time, in ns from the first."""
+    spans = [
+        (at, span)
+        for at, lane in enumerate(view.lanes)
+        for span in sorted(lane.spans, key=lambda each: (each.begin_s, -each.end_s, each.label))
+    ]
+    first = min((span.begin_s for _, span in spans), default=0.0)
+    last = max((span.end_s for _, span in spans), default=0.0)
+    families = list(dict.fromkeys((span.family, span.colour) for span in (span for _, span in spans)))
+    order = sorted(families, key=lambda family: (_slot(family[1]), family[0]))
+    labels = sorted({span.label for _, span in spans})
+    place, label_at = {family: at for at, family in enumerate(order)}, {label: at for at, label in enumerate(labels)}
+    return {
+        "first": round(first * 1e9),
+        "span": round((last - first) * 1e9),
+        "categories": [{"label": plain(name), "slot": colour} for name, colour in order],
+        "labels": [plain(label) for label in labels],
+        "lanes": [
+            {
+                "group": plain(lane.group or lane.name),
+                "name": plain(lane.name if lane.group else ""),
+                "count": len(lane.spans),
+            }
+            for lane in view.lanes
+        ],
+        "start": [round((span.begin_s - first) * 1e9) for _, span in spans],
+        "length": [round((span.end_s - span.begin_s) * 1e9) for _, span in spans],
+        "category": [place[span.family, span.colour] for _, span in spans],
+        "label": [label_at[span.label] for _, span in spans],
+        "marked": [at for at, (_, span) in enumerate(spans) if span.marked],
+    }
+
+
+_SLOTS = ("compute", "memory", "optimizer", "comm", "bubble", "waiting", "host", "other", "line")
+
+
+def _slot(colour: str) -> int:
+    family = colour.rpartition("-")[0]
+    return _SLOTS.index(family) if family in _SLOTS else len(_SLOTS)
+
+
+def heat_data(view: Heat) -> Data:
+    """Values as runs of the few that there are: ranks that are alike are one number, however many."""
+    values = [None if value is None else _short(value) for value in view.values]
+    known = sorted({value for value in values if value is not None})
+    place = {value: at for at, value in enumerate(known)}
+    runs: list[int] = []
+    for value in values:
+        at = -1 if value is None else place[value]
+        if runs and runs[-2] == at:
+            runs[-1] += 1
+        else:
+            runs += [at, 1]
+    low = view.low if view.low is not None else known[0] if known else 0.0
+    high = view.high if view.high is not None else known[-1] if known else 1.0
+    texts = sorted({text for _, text in view.texts})
+    text_at = {text: at for at, text in enumerate(texts)}
+    return {
+        "columns": view.columns.count,
+        "rows": view.rows.count,
+        "column": view.columns.name,
+        "row": view.rows.name,
+        "column_labels": [plain(text) for text in view.columns.labels],
+        "row_labels": [plain(text) for text in view.rows.labels],
+        "values": known,
+        "runs": runs,
+        "number": plain(view.number),
+        "unit": view.unit,
+        "low": low,
+        "high": high if high > low else low + 1.0,
+        "texts": [plain(text) for text in texts],
+        "marked": [number for at, text in view.texts for number in (at, text_at[text])],
+        "scale": [text_of(low, view.unit), text_of(high, view.unit)],
+    }

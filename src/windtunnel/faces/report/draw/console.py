@@ -1,0 +1,407 @@
+"""Views on a terminal: one accent, bars of one cell height, nothing that needs colour to be understood.
+
+Every text goes through `plain` and `Text`, so neither terminal escapes nor markup in a name take effect.
+"""
+
+from __future__ import annotations
+
+import shlex
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.padding import Padding
+from rich.text import Text
+
+from windtunnel.faces.report.draw.printing import DIM, LABEL, NUMBER, REST, WORD, bar, columns, grid, print_trimmed
+from windtunnel.views import (
+    Bar,
+    Bars,
+    Cell,
+    Changes,
+    Curve,
+    Document,
+    Figures,
+    Files,
+    Flow,
+    Headline,
+    Heat,
+    Lanes,
+    Notes,
+    Number,
+    Series,
+    Table,
+    View,
+    Why,
+)
+from windtunnel.views.text import (
+    band_text,
+    memory_column,
+    plain,
+    shares,
+    text_of,
+    texts_of,
+    times,
+)
+
+NARROW, WIDE = 48, 100
+LABEL_CELLS = 34
+LANES_MOST, HEAT_MOST = 24, 40
+FAMILY_STYLES = {
+    **{"compute": "blue", "memory": "cyan", "optimizer": "green", "comm": "yellow", "bubble": "bright_black"},
+    **{"waiting": "bright_black", "host": "magenta", "mem": "blue", "src": "blue", "line": "blue"},
+}
+TONES = {"good": "bold", "calm": "bold", "warn": "bold yellow", "bad": "bold red"}
+
+
+def print_document(document: Document, console: Console, *, full: bool = False) -> None:
+    """Print on `console`, in its width and in characters that it can show; `full`: with the details."""
+    width = min(max(console.width, NARROW), WIDE)
+    parts: list[RenderableType] = [Text(), *_head(document)]
+    for view in (*document.views, *(document.details if full else ())):
+        parts += drawn(view, width)
+    parts += _command(document, width) if full or not document.details else []
+    if document.details and not full:
+        parts += [Text(), Text("--full shows the rest, --report FILE.html draws it.", style="dim")]
+    print_trimmed(Constrain(Group(*parts), max(width, min(console.width, _widest(document, full)))), console)
+
+
+def print_views(views: Iterable[View], console: Console) -> None:
+    """Print views that come after their document."""
+    width = min(max(console.width, NARROW), WIDE)
+    parts = [part for view in views for part in drawn(view, width)]
+    if parts:
+        print_trimmed(Constrain(Group(*parts), width), console)
+
+
+def drawn(view: View, width: int) -> list[RenderableType]:
+    """A view in `width` columns, below an empty line; nothing where there is nothing to show."""
+    lines = DRAW[type(view)](view, width)
+    return [Text(), *lines] if lines else []
+
+
+def command_lines(command: str, columns: int) -> str:
+    """A shell command folded at flags with backslashes, so that it can be read and pasted at any width."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    groups: list[str] = []
+    for word in words:
+        quoted = shlex.quote(word)
+        if groups and not (word.startswith("-") and len(word) > 1):
+            groups[-1] += f" {quoted}"
+        else:
+            groups.append(quoted)
+    lines: list[str] = []
+    for group in groups:
+        if lines and len(lines[-1]) + len(group) + 3 <= columns:
+            lines[-1] += f" {group}"
+        else:
+            lines.append(f"    {group}" if lines else group)
+    return " \\\n".join(lines)
+
+
+def _widest(document: Document, full: bool) -> int:
+    """Tables of many columns may take the whole terminal; everything else reads best in WIDE."""
+    views = (*document.views, *(document.details if full else ()))
+    return 10_000 if any(isinstance(view, Table) and len(view.columns) > 5 for view in views) else WIDE
+
+
+def _head(document: Document) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(plain(document.title), style="bold")]
+    return [*lines, Text(plain(document.subtitle), style="dim")] if document.subtitle else lines
+
+
+def _command(document: Document, width: int) -> list[RenderableType]:
+    if not document.command.strip():
+        return []
+    lines = command_lines(plain(document.command), width - 2)
+    return [Text(), Text("Ask again", style="bold"), Padding(Text(lines, overflow="fold"), (0, 0, 0, 2))]
+
+
+def heading(text: str) -> list[RenderableType]:
+    """A section's title with air above it."""
+    return [Text(), Text(text, style="bold")]
+
+
+def _title(title: str, note: str = "") -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(plain(title), style="bold")] if title else []
+    return [*lines, Text(plain(note), style="dim")] if note else lines
+
+
+def _headline(view: Headline, width: int) -> list[RenderableType]:
+    return [Text(plain(view.verdict), style=TONES[view.tone])]
+
+
+def _figures(view: Figures, width: int) -> list[RenderableType]:
+    if not view.figures:
+        return []
+    table = grid(WORD | DIM, WORD | {"style": "bold"}, REST)
+    for one in view.figures:
+        amount, band = (
+            (plain(one.number), "") if isinstance(one.number, str) else (text_of(one.number), band_text(one.number))
+        )
+        notes = [f"p5–p95 {band}" if band else "", plain(one.note)]
+        table.add_row(plain(one.name), Text(amount), Text(", ".join(filter(None, notes))))
+    return [*_title(view.title), table]
+
+
+def _style(colour: str) -> str:
+    return FAMILY_STYLES.get(colour.rpartition("-")[0], "")
+
+
+def amounts(values: Sequence[float], unit: str, signed: bool = False) -> list[str]:
+    """Parts and their total in one unit; what is printed adds up where the unit is of times or sizes."""
+    if unit == "s":
+        return times([round(value * 1e9) for value in values], signed)
+    if unit == "B":
+        return memory_column([round(value) for value in values], signed)
+    return [text_of(value, unit) for value in (*values, sum(values))]
+
+
+def _bars(view: Bars, width: int) -> list[RenderableType]:
+    if len(view.bars) != 1:
+        return _many_bars(view, width)
+    parts = [part for part in view.bars[0].parts if part.value]
+    if not parts:
+        return []
+    values = [part.value for part in parts]
+    texts = amounts(values, view.unit, view.signed)
+    whole = view.whole or sum(values)
+    said = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
+    said = [""] * len(values) if view.signed or view.unit == "share" else said
+    total = "" if view.signed or view.unit == "share" else text_of(sum(values) / whole if whole else 1.0, "share")
+    table = grid(LABEL | {"max_width": LABEL_CELLS}, NUMBER, NUMBER | DIM, WORD | {"overflow": "crop"})
+    labels = [plain(part.label) for part in parts]
+    fixed = min(LABEL_CELLS, max(map(cell_len, [*labels, view.total])))
+    cells = max(4, min(width - fixed - max(map(len, texts)) - max(map(len, [*said, total])) - 6, 40))
+    if view.signed:
+        cells = max(3, cells // 2)
+    longest = max(map(abs, values))
+    for part, label, amount, share in zip(parts, labels, texts, said, strict=False):
+        if not any(digit in amount for digit in "123456789"):
+            continue  # shows as nothing: a page has it
+        drawn_bar = bar(abs(part.value) / longest, cells)
+        if view.signed:  # what is less ends where what is more begins
+            blocks = "\u2588" * max(1, round(abs(part.value) / longest * cells))
+            drawn_bar = f"{blocks:>{cells}}\u2502" if part.value < 0 else f"{'':>{cells}}\u2502{blocks}"
+        table.add_row(Text(label), amount, share, Text(drawn_bar, style=_style(part.colour)))
+    table.add_row(Text(plain(view.total), style="bold"), Text(texts[-1], style="bold"), total, "")
+    return [*_title(view.title, view.note), table]
+
+
+def _many_bars(view: Bars, width: int) -> list[RenderableType]:
+    """A row each, all on one scale; segments of a bar differ in shade."""
+    if not view.bars:
+        return []
+    lengths = [one.length for one in view.bars]
+    scale = max([abs(value) for value in lengths] + [one.limit or 0.0 for one in view.bars]) or 1.0
+    texts = texts_of(lengths, view.unit)
+    table = grid(LABEL | {"max_width": LABEL_CELLS}, NUMBER, WORD | {"overflow": "crop"}, REST | DIM)
+    noted = max((cell_len(plain(one.note)) for one in view.bars), default=0)
+    labels = min(LABEL_CELLS, max(cell_len(plain(one.label)) for one in view.bars))
+    cells = max(4, min(width - labels - max(map(len, texts)) - min(noted, width // 2) - 8, 40))
+    for one, amount in zip(view.bars, texts, strict=True):
+        table.add_row(Text(plain(one.label)), amount, _segments(one, scale, cells), Text(plain(one.note)))
+    return [*_title(view.title, view.note), table]
+
+
+def _segments(one: Bar, scale: float, cells: int) -> Text:
+    if len(one.parts) == 1:
+        return Text(bar(abs(one.parts[0].value) / scale, cells), style=_style(one.parts[0].colour))
+    line, edge = Text(), 0.0
+    for number, part in enumerate(one.parts):
+        begin = round(edge / scale * cells)
+        edge += max(part.value, 0.0)
+        line.append("█▓▒░"[number % 4] * (round(edge / scale * cells) - begin), style=_style(part.colour))
+    return line
+
+
+def _cells(view: Table) -> list[list[str]]:
+    """Cells as text; those that are compared are in one unit."""
+    count = len(view.columns)
+    rows = [list(row) for row in view.rows]
+    units = [column.unit for column in view.columns]
+
+    def texts(cells: Sequence[Cell], units: Sequence[str]) -> list[str]:
+        figures = [
+            one if one is None or isinstance(one, Number) else Number(one, unit) if not isinstance(one, str) else None
+            for one, unit in zip(cells, units, strict=True)
+        ]
+        written = texts_of(figures)
+        return [
+            plain(cell)
+            if isinstance(cell, str)
+            else f"{text} ({band_text(figure)})"
+            if figure is not None and band_text(figure)
+            else text
+            for cell, text, figure in zip(cells, written, figures, strict=True)
+        ]
+
+    if view.by_row:
+        return [texts(row, units) for row in rows]
+    by_column = [texts([row[at] for row in rows], [units[at]] * len(rows)) for at in range(count)]
+    return [[by_column[at][number] for at in range(count)] for number in range(len(rows))]
+
+
+def table_cells(view: Table) -> list[list[str]]:
+    """The text of every cell, for the other faces."""
+    return _cells(view)
+
+
+def _table(view: Table, width: int) -> list[RenderableType]:
+    if not view.rows:
+        return []
+    left = {column.name for column in view.columns if column.unit == "text"}
+    table = columns([plain(column.name) for column in view.columns], left | {""}, dim=True, overflow="fold")
+    for row in _cells(view)[: view.most]:
+        table.add_row(*map(Text, row))
+    more = len(view.rows) - view.most
+    rest = [Text(f"and {more:,} more", style="dim")] if more > 0 else []
+    return [*_title(view.title, view.note), table, *rest]
+
+
+def _curve(view: Curve, width: int) -> list[RenderableType]:
+    """Each line as a row of eighths, over equal steps of x; points are left to the page."""
+    series = [one for one in view.series if one.x]
+    if not series:
+        return []
+    low, high = min(min(one.x) for one in series), max(max(one.x) for one in series)
+    top = max(max(one.y) for one in series) or 1.0
+    names = [plain(f"{one.panel} {one.name}".strip()) for one in series]
+    label = min(LABEL_CELLS, max(map(cell_len, names)))
+    cells = max(10, width - label - 22)
+    table = grid(LABEL | {"max_width": LABEL_CELLS}, WORD | {"overflow": "crop"}, NUMBER)
+    for name, one in zip(names, series, strict=True):
+        table.add_row(
+            Text(name), Text(_eighths(one, low, high, top, cells), style="blue"), text_of(max(one.y), view.y.unit)
+        )
+    begin, end = text_of(low, view.x.unit), text_of(high, view.x.unit)
+    table.add_row("", Text(f"{begin}{end:>{max(1, cells - len(begin))}}", style="dim"), "")
+    limits = [Text(f"{plain(one.label)}: {text_of(one.value, view.y.unit)}", style="dim") for one in view.limits]
+    return [*_title(f"{view.title}: {view.y.name} over {view.x.name}", view.note), table, *limits]
+
+
+def _eighths(series: Series, low: float, high: float, top: float, cells: int) -> str:
+    points = sorted(zip(series.x, series.y, strict=True))
+    if series.form == "points" or len(points) < 2:
+        return ""
+    xs = [x for x, _ in points]
+    drawn = ""
+    for cell in range(cells):
+        at = bisect_right(xs, low + (high - low) * cell / (cells - 1)) - 1
+        drawn += " " if at < 0 else "▁▂▃▄▅▆▇█"[min(7, int(8 * max(points[at][1], 0.0) / top))]
+    return drawn
+
+
+def _lanes(view: Lanes, width: int) -> list[RenderableType]:
+    end = max((span.end_s for lane in view.lanes for span in lane.spans), default=0.0)
+    if not end or len(view.lanes) > LANES_MOST:
+        return []
+    table = grid(LABEL | {"max_width": 20}, WORD | {"overflow": "crop"})
+    cells = width - 24
+    for lane in view.lanes:
+        line, now = Text(), 0
+        for span in sorted(lane.spans, key=lambda each: each.begin_s):
+            begin = max(round(span.begin_s / end * cells), now)
+            until = max(round(span.end_s / end * cells), begin + 1 if begin >= now and span.end_s > span.begin_s else 0)
+            if until <= begin:
+                continue
+            line.append(" " * (begin - now))
+            line.append("█" * (until - begin), style=_style(span.colour))
+            now = until
+        table.add_row(Text(plain(f"{lane.group} {lane.name}".strip())), line)
+    return [*_title(f"{view.title}, to {text_of(end, 's')}", view.note), table]
+
+
+def _heat(view: Heat, width: int) -> list[RenderableType]:
+    known = [value for value in view.values if value is not None]
+    if not known:
+        return []
+    low = min(known) if view.low is None else view.low
+    high = max(known) if view.high is None else view.high
+    words = Text(
+        f"{plain(view.number)} {text_of(low, view.unit)} to {text_of(high, view.unit)} over"
+        f" {view.columns.count:,} x {view.rows.count:,} cells",
+        style="dim",
+    )
+    said = [Text(plain(f"{view.place(at)}: {text}")) for at, text in view.texts[:LANES_MOST]]
+    if view.rows.count > HEAT_MOST or view.columns.count > min(HEAT_MOST, (width - 20) // 2):
+        return [*_title(view.title), words, *said]
+    table = grid(LABEL | {"max_width": 18}, WORD)
+    for row in range(view.rows.count):
+        shades = ""
+        for column in range(view.columns.count):
+            value = view.values[column * view.rows.count + row]
+            share = 0.0 if value is None else (value - low) / ((high - low) or 1.0)
+            shades += "  " if value is None else "·░▒▓█"[max(0, min(4, int(5 * share)))] * 2
+        table.add_row(Text(plain(view.rows.label(row))), shades)
+    return [*_title(view.title), table, words, *said]
+
+
+def _flow(view: Flow, width: int) -> list[RenderableType]:
+    if not view.arrows:
+        return []
+    table = grid(WORD, {}, WORD, NUMBER)
+    for begin, end, number in view.arrows:
+        table.add_row(Text(plain(view.boxes[begin].name)), "→", Text(plain(view.boxes[end].name)), text_of(number))
+    return [*_title(view.title), table]
+
+
+def _changes(view: Changes, width: int) -> list[RenderableType]:
+    if not view.changes:
+        return [*_title(view.title, view.note)] if view.note else []
+    table = grid(NUMBER, *[NUMBER | DIM for _ in view.changes[0].figures], REST)
+    group = ""
+    for one in view.changes:
+        if one.group != group:
+            group = one.group
+            table.add_row(*[""] * (1 + len(one.figures)), Text(plain(group), style="dim italic"))
+        table.add_row(
+            Text(text_of(one.gain), style="bold"), *(text_of(each) for each in one.figures), Text(plain(one.words))
+        )
+    return [*_title(view.title, view.note), table]
+
+
+def _why(view: Why, width: int) -> list[RenderableType]:
+    table = grid(WORD, NUMBER, REST | DIM)
+    for term in view.terms:
+        table.add_row(Text(plain(term.name)), text_of(term.number), Text(plain(term.source)))
+    return [*_title(f"{view.figure} = {view.formula}" if view.formula else view.figure), table]
+
+
+def _notes(view: Notes, width: int) -> list[RenderableType]:
+    if not view.lines:
+        return []
+    table = grid({}, {})
+    for line in view.lines:
+        table.add_row(Text("•", style="yellow" if view.tone in ("warn", "bad") else "dim"), Text(plain(line)))
+    table.padding = (0, 1)
+    return [*_title(view.title), table]
+
+
+def _files(view: Files, width: int) -> list[RenderableType]:
+    parts: list[RenderableType] = _title(view.title)
+    for name, text in view.files:
+        lines = "\n".join(plain(line) if line.strip() != line else line for line in text.rstrip().splitlines())
+        parts += [Text(f"{plain(name)}:"), Text(lines, overflow="fold")]
+    return parts if view.files else []
+
+
+DRAW: dict[type, Callable[..., list[RenderableType]]] = {
+    Headline: _headline,
+    Figures: _figures,
+    Bars: _bars,
+    Table: _table,
+    Curve: _curve,
+    Lanes: _lanes,
+    Heat: _heat,
+    Flow: _flow,
+    Changes: _changes,
+    Why: _why,
+    Notes: _notes,
+    Files: _files,
+}

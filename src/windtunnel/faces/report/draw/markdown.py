@@ -1,0 +1,139 @@
+"""A document as Markdown: for issues, pull requests, and a reader without a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from windtunnel.faces.report.draw.console import amounts, table_cells
+from windtunnel.views import (
+    Bars,
+    Changes,
+    Curve,
+    Document,
+    Figures,
+    Files,
+    Flow,
+    Headline,
+    Heat,
+    Lanes,
+    Notes,
+    Number,
+    Table,
+    View,
+    Why,
+)
+from windtunnel.views.text import band_text, plain, shares, text_of, texts_of
+
+
+def markdown_of(document: Document) -> str:
+    """The whole text. The same document gives the same text."""
+    parts = [f"# {_escaped(document.title)}", _escaped(document.subtitle)]
+    for view in (*document.views, *document.details):
+        parts += _drawn(view)
+    parts += [_fenced(plain(document.command))] if document.command else []
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _drawn(view: View) -> list[str]:
+    rows: list[tuple[str, ...]]
+    match view:
+        case Headline():
+            return [f"**{_escaped(view.verdict)}**"]
+        case Figures():
+            rows = [
+                (one.name, *((one.number, "") if isinstance(one.number, str) else _banded(one.number)), one.note)
+                for one in view.figures
+            ]
+            return [*_titled(view.title), _table(("figure", "value", "p5–p95", ""), rows)] if rows else []
+        case Bars():
+            return _bars(view)
+        case Table():
+            cells = table_cells(view)
+            return [*_titled(view.title, view.note), _table([one.name for one in view.columns], cells)] if cells else []
+        case Curve():
+            lines = [
+                f"- {_escaped(f'{one.panel} {one.name}'.strip())}: {text_of(min(one.y), view.y.unit)} to"
+                f" {text_of(max(one.y), view.y.unit)} for {text_of(min(one.x), view.x.unit)} to"
+                f" {text_of(max(one.x), view.x.unit)}"
+                for one in view.series
+                if one.x
+            ]
+            title = f"{view.title}: {view.y.name} over {view.x.name}"
+            return [*_titled(title, view.note), "\n".join(lines)] if lines else []
+        case Changes():
+            rows = [(one.words, text_of(one.gain), *map(text_of, one.figures), one.group) for one in view.changes]
+            return [*_titled(view.title, view.note), *([_table(("change", *view.names, ""), rows)] if rows else [])]
+        case Notes():
+            lines = [f"- {_escaped(line)}" for line in view.lines]
+            return [*_titled(view.title), "\n".join(lines)] if lines else []
+        case Files():
+            return [
+                *_titled(view.title),
+                *(f"{_escaped(name)}\n\n{_fenced(text.rstrip())}" for name, text in view.files),
+            ]
+        case Why():
+            rows = [(one.name, text_of(one.number), one.source) for one in view.terms]
+            return [*_titled(view.figure, view.formula), _table(("term", "value", "source"), rows)]
+        case Flow():
+            rows = [(view.boxes[a].name, view.boxes[b].name, text_of(number)) for a, b, number in view.arrows]
+            return [*_titled(view.title), _table(("from", "to", "amount"), rows)] if rows else []
+        case Lanes():
+            return []
+        case Heat():
+            return (
+                [
+                    *_titled(view.title),
+                    "\n".join(f"- {_escaped(f'{view.place(at)}: {text}')}" for at, text in view.texts),
+                ]
+                if view.texts
+                else []
+            )
+
+
+def _bars(view: Bars) -> list[str]:
+    if len(view.bars) != 1:
+        lengths = texts_of([one.length for one in view.bars], view.unit)
+        rows = [(one.label, text, one.note) for one, text in zip(view.bars, lengths, strict=True)]
+        return [*_titled(view.title, view.note), _table(("", "amount", ""), rows)] if rows else []
+    parts = [part for part in view.bars[0].parts if part.value]
+    if not parts:
+        return []
+    values = [part.value for part in parts]
+    texts = amounts(values, view.unit, view.signed)
+    if view.signed or view.unit == "share":
+        rows = [(part.label, text, "") for part, text in zip(parts, texts, strict=False)]
+        return [*_titled(view.title, view.note), _table(("part", "amount", ""), [*rows, (view.total, texts[-1], "")])]
+    whole = view.whole or sum(values)
+    said = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
+    rows = [(part.label, text, share) for part, text, share in zip(parts, texts, said, strict=False)]
+    total = (view.total, texts[-1], text_of(sum(values) / whole, "share"))
+    return [*_titled(view.title, view.note), _table(("part", "amount", "share"), [*rows, total])]
+
+
+def _banded(number: Number) -> tuple[str, str]:
+    return text_of(number), band_text(number)
+
+
+def _titled(title: str, note: str = "") -> list[str]:
+    return [*([f"## {_escaped(title)}"] if title else []), *([_escaped(note)] if note else [])]
+
+
+def _fenced(text: str) -> str:
+    """A block of code that no line of the text can end."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _escaped(text: object) -> str:
+    """Text that is text in Markdown too: names come from files of users."""
+    escaped = plain(text).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{one}" if one in "\\`*_[]|" else one for one in escaped)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(str(cell) if at == 1 else _escaped(cell) for cell in row) + " |"
+        for at, row in enumerate(lines)
+    )

@@ -1,0 +1,233 @@
+"""A document as one HTML file that needs nothing else: no network, no server, no library.
+
+Python reckons the pictures; `templates/views_page.html.j2` writes and arranges; `templates/views.js` draws timelines
+and heat maps and answers the pointer. Autoescape is on, data for the script travel as JSON with `<` escaped, and
+a content security policy forbids every request. Why no chart library: docs/decisions/0003-charts.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.faces.report.draw.charts import Chart, Data, Tick, bar_ticks, chart_of, heat_data, lanes_data
+from windtunnel.faces.report.draw.console import amounts, command_lines, table_cells
+from windtunnel.faces.report.draw.markdown import markdown_of
+from windtunnel.files.write import write_atomically
+from windtunnel.units import format_bytes, format_count, format_many, format_percent, format_time
+from windtunnel.views import (
+    Bars,
+    Changes,
+    Curve,
+    Document,
+    Figures,
+    Files,
+    Flow,
+    Headline,
+    Heat,
+    Lanes,
+    Notes,
+    Table,
+    View,
+    Why,
+)
+from windtunnel.views.text import band_text, duration, plain, shares, text_of, texts_of
+from windtunnel.views.text import significant as significant_text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+SCRIPT = "views.js"
+
+
+@dataclass(frozen=True, slots=True)
+class Legend:
+    """Rows below a single bar: (colour, label, amount, share, width in percent), and the total."""
+
+    rows: tuple[tuple[str, str, str, str, float], ...]
+    total: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A view with what the template needs of it."""
+
+    id: str
+    kind: str
+    view: View
+    half: bool = False  # two such beside each other
+    chart: Chart | None = None
+    legend: Legend | None = None
+    scale: float = 1.0
+    ticks: tuple[Tick, ...] = ()
+    keys: tuple[tuple[str, str], ...] = ()
+    texts: tuple[str, ...] = ()
+    cells: tuple[tuple[str, ...], ...] = ()
+    data: Data | None = None
+
+
+@lru_cache
+def page_template(name: str, package: str = "windtunnel.faces.report") -> Template:
+    """The template `name` of a package's `templates/`, which may include those of the reports.
+
+    A variable that a page lacks is an error, and text is escaped.
+    """
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folders = [files(one) / "templates" for one in dict.fromkeys((package, "windtunnel.faces.report"))]
+
+    def source(part: str) -> str | None:
+        found = next((folder / part for folder in folders if (folder / part).is_file()), None)
+        return found.read_text(encoding="utf-8") if found else None
+
+    environment = Environment(
+        loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    # `fmt` formats as an f-string does.
+    environment.filters |= {"plain": plain, "duration": duration, "significant": significant_text, "fmt": format}
+    environment.filters |= {"text": text_of, "band": band_text}
+    environment.filters |= {
+        "bytes": format_bytes,
+        "counted": format_count,
+        "many": format_many,
+        "percent": format_percent,
+        "time": format_time,
+    }
+    return environment.get_template(name)
+
+
+def write_page(document: Document, path: Path | str) -> None:
+    """Write the page, or Markdown by the suffix .md. Raises InputFileError when it cannot be written."""
+    path = Path(path)
+    text = markdown_of(document) if path.suffix.lower() == ".md" else page_of(document)
+    write_atomically(path, text.encode("utf-8", "replace"))
+
+
+def page_of(document: Document) -> str:
+    """The whole page. The same document gives the same text."""
+    # Lone surrogates (from a JSON escape in a name) cannot be written as UTF-8.
+    return page_template("views_page.html.j2").render(**_parts(document)).encode("utf-8", "replace").decode()
+
+
+def body_of(document: Document, *, heading: bool = True) -> str:
+    """The document as a part of a page that has the style sheet and the script."""
+    parts = _parts(document) | {"heading": heading}
+    return page_template("views.html.j2").render(**parts).encode("utf-8", "replace").decode()
+
+
+def _parts(document: Document) -> dict[str, object]:
+    sections = sections_of((*document.views, *document.details))
+    return {
+        "document": document,
+        "heading": True,
+        "sections": sections,
+        "command": command_lines(plain(document.command), 96),
+        "data": {one.id: one.data for one in sections if one.data is not None},
+        "wide": any(one.kind in ("lanes", "heat") for one in sections),
+    }
+
+
+def sections_of(views: Sequence[View]) -> list[Section]:
+    """Views that have anything to show, each with an id of its own."""
+    used: dict[str, int] = {}
+    sections = []
+    for view, half in zip(views, _halves(views), strict=True):
+        kind = type(view).__name__.lower()
+        name = re.sub(r"[^a-z0-9]+", "-", getattr(view, "title", "").lower()).strip("-")[:40] or kind
+        used[name] = used.get(name, 0) + 1
+        sections.append(_section(view, kind, name if used[name] == 1 else f"{name}-{used[name]}", half))
+    return [one for one in sections if not _empty(one.view)]
+
+
+def _halves(views: Sequence[View]) -> list[bool]:
+    """Pictures in a row stand in pairs."""
+    alone = [isinstance(view, Curve) and len({one.panel for one in view.series}) == 1 for view in views]
+    halves = [False] * len(views)
+    at = 0
+    while at + 1 < len(views):
+        if alone[at] and alone[at + 1]:
+            halves[at] = halves[at + 1] = True
+            at += 1
+        at += 1
+    return halves
+
+
+def _empty(view: View) -> bool:
+    match view:
+        case Headline():
+            return not view.verdict
+        case Figures():
+            return not view.figures
+        case Bars():
+            return not any(bar.parts for bar in view.bars)
+        case Table():
+            return not view.rows
+        case Curve():
+            return not any(len(one.x) for one in view.series)
+        case Lanes():
+            return not any(lane.spans for lane in view.lanes)
+        case Heat():
+            return not view.values
+        case Changes():
+            return not view.changes and not view.note
+        case Flow():
+            return not view.arrows
+        case Why():
+            return not view.terms
+        case Notes():
+            return not view.lines
+        case Files():
+            return not view.files
+
+
+def _section(view: View, kind: str, name: str, half: bool) -> Section:
+    if isinstance(view, Curve):
+        chart = chart_of(view)
+        return Section(name, kind, view, half, chart=chart, data={"plots": [plot.data for plot in chart.plots]})
+    if isinstance(view, Lanes):
+        return Section(name, kind, view, data=lanes_data(view))
+    if isinstance(view, Heat):
+        return Section(name, kind, view, data=heat_data(view))
+    if isinstance(view, Table):
+        return Section(name, kind, view, cells=tuple(map(tuple, table_cells(view))))
+    if isinstance(view, Bars):
+        return _bars_section(view, kind, name)
+    return Section(name, kind, view)
+
+
+def _bars_section(view: Bars, kind: str, name: str) -> Section:
+    if len(view.bars) == 1 and not view.signed:
+        parts = [part for part in view.bars[0].parts if part.value]
+        values = [part.value for part in parts]
+        texts, whole = amounts(values, view.unit), view.whole or sum(values) or 1.0
+        said = [text_of(value / whole, "share") for value in values] if view.whole else shares(values)
+        said = [""] * len(values) if view.unit == "share" else said
+        rows = [
+            (part.colour, plain(part.label), text, share, 100.0 * part.value / (sum(values) or 1.0))
+            for part, text, share in zip(parts, texts, said, strict=False)
+        ]
+        total = "" if view.unit == "share" else text_of(sum(values) / whole, "share")
+        return Section(name, kind, view, legend=Legend(tuple(rows), (texts[-1], total)))
+    lengths = (
+        [part.value for part in view.bars[0].parts]
+        if view.signed and len(view.bars) == 1
+        else [one.length for one in view.bars]
+    )
+    most = max([abs(value) for value in lengths] + [one.limit or 0.0 for one in view.bars], default=1.0) or 1.0
+    several = any(len(one.parts) > 1 for one in view.bars) and not view.signed
+    keys = {(part.colour, plain(part.label)): None for one in view.bars for part in one.parts} if several else {}
+    scale = most if view.signed else most * 1.02
+    return Section(
+        name,
+        kind,
+        view,
+        scale=scale,
+        ticks=bar_ticks(view, scale) if several else (),
+        keys=tuple(keys),
+        texts=tuple(texts_of(lengths, view.unit)),
+    )

@@ -1,1 +1,0 @@
-"""Why a traced job is slow."""

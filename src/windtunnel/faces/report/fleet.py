@@ -1,0 +1,322 @@
+"""A fleet as views: policies side by side, GPUs in use over time, jobs that waited; and when one job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.studies.fleet.outcome import Floats, Outcome
+from windtunnel.studies.fleet.when import When
+from windtunnel.views import (
+    Axis,
+    Cell,
+    Column,
+    Curve,
+    Document,
+    Figure,
+    Figures,
+    Headline,
+    Lane,
+    Lanes,
+    Notes,
+    Number,
+    Series,
+    Span,
+    Table,
+    View,
+)
+from windtunnel.views.text import plain, text_of
+
+Amount = float | int | str | None
+ROWS = (  # measure, key of the figures, unit
+    ("mean JCT", "jct_mean_s", "s"),
+    ("p50 JCT", "jct_p50_s", "s"),
+    ("p99 JCT", "jct_p99_s", "s"),
+    ("mean queueing delay", "queueing_delay_mean_s", "s"),
+    ("makespan", "makespan_s", "s"),
+    ("utilisation", "utilisation", "share"),
+    ("restarts", "restarts", "count"),
+    ("deadlines met, by log", "deadline_met_by_log", "share"),
+    ("deadlines met, scored", "deadline_met_scored", "share"),
+    ("worst finish-time fairness", "finish_time_fairness_max", "x"),
+    ("GPU-hours lost to failures", "failure_lost_gpu_hours", ""),
+    ("  work undone", "failure_undone_gpu_hours", ""),
+    ("  restarts after them", "failure_restart_gpu_hours", ""),
+    ("GPU-hours that were not there", "down_gpu_hours", ""),
+    ("jobs stopped by failures", "job_failures", "count"),
+    ("preempted GPU-hours", "preempted_gpu_hours", ""),
+    ("use of own GPUs", "use_of_own", "share"),
+    ("use of all GPUs", "use_of_all", "share"),
+    ("requests late, with loans", "loan_violations", "share"),
+    ("requests late, without", "loan_violations_alone", "share"),
+    ("cost", "cost", "$"),
+    ("GB moved", "moved_gb", ""),
+    ("GB of secrets moved", "secret_gb", ""),
+    ("jobs outside", "outside_jobs", "count"),
+    ("use of machines", "machine_use", "share"),
+    ("requested of machines", "machine_requested", "share"),
+    ("p95 of services, of requested-only", "service_p95_ratio", "x"),
+    ("evictions", "evictions", "count"),
+    ("completed", "completed_jobs", "count"),
+    ("failed, as traced", "failed_jobs", "count"),
+    ("cancelled, as traced", "cancelled_jobs", "count"),
+    ("rejected", "rejected_jobs", "count"),
+    ("unfinished", "unfinished_jobs", "count"),
+    ("left out: impossible", "impossible_jobs", "count"),
+    ("left out: incomplete", "dropped_jobs", "count"),
+    ("allocated at full arrival", "allocated_pct", "%"),
+    ("fragments of capacity", "fragment_pct", "%"),
+    ("fragments of what is free", "fragment_of_free_pct", "%"),
+)
+TIMES = 300  # at which use is drawn
+JOBS_SHOWN = 240  # of a policy: those that waited longest or held most
+LANES = 24
+NAMED = 6  # jobs in a list
+JUDGED = (  # what policies are compared by: the first that all have; whether less is better, and how that is said
+    ("jct_mean_s", "mean JCT", "s", True),
+    ("allocated_pct", "of GPUs allocated at full arrival", "%", False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What policies made of a trace. `figures`: of each policy, as `aggregates` gives them."""
+
+    trace: str
+    cluster: str
+    gpus: int | None
+    figures: Sequence[Mapping[str, Amount]]
+    outcomes: Sequence[Outcome] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)  # job -> why
+    frontier: Sequence[Mapping[str, float]] = ()  # of lending, as `loans/frontier.py` gives it
+    bands: Sequence[Mapping[str, Sequence[float]]] = ()  # of each policy over seeds: 5, 50 and 95 %
+
+
+def fleet_document(answer: Fleet) -> Document:
+    """Everything that there is to see of a fleet."""
+    jobs = answer.figures[0]["jobs"]
+    of = "" if answer.gpus is None else f"{answer.gpus:,} GPUs; "
+    return Document(
+        "fleet",
+        f"{jobs:,} job{'' if jobs == 1 else 's'} of {plain(answer.trace)} on {plain(answer.cluster)}",
+        list(_views(answer)),
+        list(_details(answer)),
+        f"{of}every policy ran the same jobs" if len(answer.figures) > 1 else f"{of}{answer.figures[0]['policy']}",
+    )
+
+
+def _views(answer: Fleet) -> Iterator[View]:
+    best = _best(answer.figures)
+    yield _verdict(answer.figures, best)
+    cards = [
+        Figure(name, _number(best, key, unit, {}))
+        for name, key, unit in ROWS[:6]
+        if isinstance(best.get(key), float | int) and key not in ("jct_p50_s", "makespan_s")
+    ]
+    yield Figures([Figure(one.name, one.number, f"with {best['policy']}") for one in cards])
+    yield _policies(answer)
+    if answer.left_out:
+        kinds: dict[str, list[str]] = {}
+        for name, why in answer.left_out.items():
+            kinds.setdefault(why, []).append(name)
+        lines = [f"{len(names):,} left out, {why}: {_listed(names)}" for why, names in kinds.items()]
+        yield Notes("Jobs left out", lines[:50], "warn")
+
+
+def _best(figures: Sequence[Mapping[str, Amount]]) -> Mapping[str, Amount]:
+    for key, _, _, less in JUDGED:
+        values = [one.get(key) for one in figures]
+        if all(isinstance(value, float | int) for value in values):
+            return sorted(figures, key=lambda one: float(one[key] or 0.0) * (1 if less else -1))[0]
+    return figures[0]
+
+
+def _verdict(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amount]) -> Headline:
+    key, name, unit, less = next((one for one in JUDGED if isinstance(best.get(one[0]), float | int)), JUDGED[0])
+    value = best.get(key)
+    if not isinstance(value, float | int):
+        return Headline("No job came to its end.", tone="bad")
+    number = Number(float(value), unit)
+    said = f"{best['policy']}: {text_of(number)} {name}"
+    others = [float(one[key] or 0.0) for one in figures if one is not best and isinstance(one.get(key), float | int)]
+    if others and value:
+        worst = max(others) if less else min(others)
+        loser = next(one["policy"] for one in figures if one is not best and float(one.get(key) or 0.0) == worst)
+        ratio = worst / float(value) if less else float(value) / worst if worst else 1.0
+        said = f"{best['policy']} is best of {len(figures)}: {text_of(number)} {name}, {loser} {text_of(worst, unit)}"
+        said += f" ({ratio:.2f} x)" if ratio > 1.005 else ""
+    used = best.get("utilisation")
+    tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
+    return Headline(f"{said}{tail}.", name, number, "good")
+
+
+def _number(figures: Mapping[str, Amount], key: str, unit: str, bands: Mapping[str, Sequence[float]]) -> Number:
+    low, _, high = bands.get(key, (None, None, None))
+    value = figures[key]
+    assert isinstance(value, float | int)
+    return Number(value, unit, low, high)
+
+
+def _policies(answer: Fleet) -> Table:
+    rows: list[list[Cell]] = []
+    bands = answer.bands or [{} for _ in answer.figures]
+    for label, key, unit in ROWS:
+        values = [one.get(key) for one in answer.figures]
+        if all(value is None for value in values) or (unit == "count" and not any(values)):
+            continue
+        cells: list[Cell] = [
+            None if value is None else value if isinstance(value, str) else _number(one, key, unit, own)
+            for one, value, own in zip(answer.figures, values, bands, strict=True)
+        ]
+        rows.append([label, *cells])
+    names = [str(one["policy"]) for one in answer.figures]
+    note = "in brackets 5 and 95 % over the seeds" if answer.bands else ""
+    return Table("Policies", [Column(""), *(Column(name, "") for name in names)], rows, note, len(rows), by_row=True)
+
+
+def _details(answer: Fleet) -> Iterator[View]:
+    runs = [(one, _ran(one)) for one in answer.outcomes]
+    if answer.frontier:
+        yield from _frontier(answer.frontier)
+    if not any(len(ran) for _, ran in runs):
+        return
+    first = min(float(one.jobs.submit_s.min()) for one, _ in runs)
+    last = max(float(one.end_s[ran].max()) for one, ran in runs if len(ran))
+    use, queue = [], []
+    times = np.linspace(first, last, TIMES + 1)
+    for one, ran in runs:
+        held = one.gpu_seconds[ran] / np.maximum(one.end_s[ran] - one.start_s[ran], 1e-9)  # mean over its stay
+        share = _level(one.start_s[ran], one.end_s[ran], held, times) / max(answer.gpus or 1, 1)
+        waiting = _level(one.jobs.submit_s[ran], one.start_s[ran], np.ones(len(ran)), times)
+        x = [float(time - first) for time in times]
+        use.append(Series("in use", x, [float(min(value, 1.0)) for value in share], form="steps", panel=one.policy))
+        queue.append(Series("waiting", x, [float(value) for value in waiting], form="steps", panel=one.policy))
+    yield Curve("GPUs in use", Axis("time", "s", low=0.0), Axis("share of the GPUs", "share", low=0.0, high=1.0), use)
+    yield Curve("Jobs that wait", Axis("time", "s", low=0.0), Axis("jobs", "count"), queue)
+    ages = []
+    for one, _ in runs:
+        jct = np.sort(one.jct_s[~np.isnan(one.jct_s)])
+        at = np.unique(np.linspace(0, max(len(jct) - 1, 0), min(len(jct), TIMES)).astype(np.int64)).tolist()
+        ages.append(Series(one.policy, [float(jct[k]) for k in at], [(k + 1) / len(jct) for k in at], form="steps"))
+    log = all(min(one.x, default=0.0) > 0 for one in ages)
+    yield Curve("Completion", Axis("JCT", "s", log=log), Axis("share of the jobs", "share", low=0.0, high=1.0), ages)
+    for one, ran in runs:
+        yield from _jobs(one, ran, first, answer.gpus or 0)
+
+
+def _ran(outcome: Outcome) -> NDArray[np.int64]:
+    ran = outcome.ran()
+    return ran[outcome.end_s[ran] > outcome.start_s[ran]]
+
+
+def _level(begin: Floats, end: Floats, amount: Floats, at: Floats) -> Floats:
+    """What is held at each time: begun before or then, and not yet over."""
+    begins, ends = np.argsort(begin, kind="stable"), np.argsort(end, kind="stable")
+    come, gone = np.concatenate([[0.0], np.cumsum(amount[begins])]), np.concatenate([[0.0], np.cumsum(amount[ends])])
+    level: Floats = come[np.searchsorted(begin[begins], at, "right")] - gone[np.searchsorted(end[ends], at, "right")]
+    return level.clip(0.0)
+
+
+def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> Iterator[View]:
+    """Those that waited longest or held most, in rows without overlap while there are rows, and as a table."""
+    waited = (outcome.start_s - outcome.jobs.submit_s)[ran]
+    by_wait = [int(at) for at in np.argsort(-waited, kind="stable")[: JOBS_SHOWN // 2]]
+    by_work = [int(at) for at in np.argsort(-outcome.gpu_seconds[ran], kind="stable")[:JOBS_SHOWN]]
+    chosen = list(dict.fromkeys([*by_wait, *by_work]))[:JOBS_SHOWN]
+    size = outcome.gpu_seconds[ran] / np.maximum(outcome.end_s[ran] - outcome.start_s[ran], 1e-9)
+    held = _level(outcome.start_s[ran], outcome.end_s[ran], size, outcome.jobs.submit_s[ran[chosen]])
+    spans: list[list[Span]] = [[] for _ in range(LANES)]
+    ends = [first] * LANES
+    rows: list[tuple[str, float, float, float, float, float, str]] = []
+    for place, at in sorted(enumerate(chosen), key=lambda pair: float(outcome.start_s[ran[pair[1]]])):
+        job = int(ran[at])
+        start, end, wait = float(outcome.start_s[job]), float(outcome.end_s[job]), float(waited[at])
+        lane = next((one for one in range(LANES) if ends[one] <= start), ends.index(min(ends)))
+        ends[lane] = end
+        why = _why(wait, float(held[place]), float(size[at]), gpus)
+        name = outcome.jobs.name[job]
+        family, colour = ("waited", "line-1") if wait > 0 else ("did not wait", "line-0")
+        spans[lane].append(Span(start - first, end - first, f"{name}: waited {text_of(wait, 's')}", family, colour))
+        rows.append((name, float(size[at]), start - wait - first, wait, start - first, end - first, why))
+    lanes = [Lane(f"row {number + 1}", own) for number, own in enumerate(spans) if own]
+    yield Lanes(f"Jobs under {outcome.policy}", lanes, f"{len(chosen):,} of {len(ran):,}: waited longest or held most")
+    names = ("job", "GPUs", "submitted", "waited", "started", "ended", "why it waited")
+    units = ("text", "count", "s", "s", "s", "s", "text")
+    columns = [Column(*pair) for pair in zip(names, units, strict=True)]
+    ordered = sorted(rows, key=lambda row: -row[3])
+    yield Table(f"These jobs under {outcome.policy}", columns, ordered, folded=True)
+
+
+def _why(waited: float, held: float, size: float, gpus: int) -> str:
+    """What is known of the moment it came: GPUs held by jobs that ran then, and those that it needs."""
+    if waited <= 0:
+        return "it did not wait"
+    free = gpus - held
+    if size > free + 0.5:
+        return f"{held:,.0f} of {gpus:,} GPUs were held when it came"
+    return f"{free:,.0f} GPUs were free when it came: the policy, its clock or placement held it back"
+
+
+def _frontier(points: Sequence[Mapping[str, float]]) -> Iterator[View]:
+    lost = [float(one["preempted_gpu_hours"]) for one in points]
+    delay = [float(one["queueing_delay_mean_s"] or 0.0) for one in points]
+    labels = [f"headroom {text_of(one['headroom'], 'share')}" for one in points]
+    series = Series("headroom", lost, delay, form="points", labels=labels)
+    note = "each point is a headroom of the serving pool"
+    yield Curve(
+        "What lending costs", Axis("preempted GPU-hours", ""), Axis("mean queueing delay", "s"), [series], note=note
+    )
+    columns = (Column("headroom", "share"), Column("mean queueing delay", "s"), Column("mean JCT", "s"))
+    rows = [
+        (
+            *(one["headroom"], one["queueing_delay_mean_s"], one["jct_mean_s"]),
+            *(one["preempted_gpu_hours"], f"{one['loan_violations']:.3%}"),
+        )
+        for one in points
+    ]
+    yield Table("Lending", [*columns, Column("preempted GPU-hours", ""), Column("requests late")], rows)
+
+
+def when_document(answer: When) -> Document:
+    """When a job starts and ends under one policy, and why it waits."""
+    wait_s = None if answer.start_s is None else answer.start_s - answer.submit_s
+    start = (
+        "never starts"
+        if wait_s is None
+        else "starts at once"
+        if wait_s == 0
+        else f"starts after {text_of(wait_s, 's')}"
+    )
+    end = "" if answer.end_s is None else f" and ends {text_of(answer.end_s - answer.submit_s, 's')} after it came"
+    rows: list[list[Cell]] = [
+        [label, value, *(band or (None, None, None))]
+        for label, value, band in (
+            ("waits", wait_s, answer.wait_band_s),
+            ("starts at", answer.start_s, answer.start_band_s),
+            ("ends at", answer.end_s, answer.end_band_s),
+        )
+    ]
+    why = answer.why
+    lines = [why.text]
+    for label, names in (("ahead", why.ahead), ("overtaking", why.overtaking), ("freed by", why.freed_by)):
+        lines += [f"{label}: {_listed(names)}"] if names else []
+    if why.holders and answer.start_s != answer.submit_s:
+        held = [f"{one.job} ({one.gpus} GPUs, until {text_of(one.end_s, 's')})" for one in why.holders]
+        lines.append(f"held by: {_listed(held)}")
+    ended = "" if answer.ended_draws == answer.draws else f", of which {answer.ended_draws} ended"
+    columns = [Column(""), *(Column(name, "s") for name in ("as traced", "5 %", "50 %", "95 %"))]
+    views: list[View] = [
+        Headline(f"{answer.job} {start}{end}: {why.text}.", tone="calm" if answer.start_s is not None else "bad"),
+        Table("When", columns, rows, f"band: {answer.draws} draws{ended}; {answer.uncertainty}", by_row=True),
+        Notes("Why", lines),
+    ]
+    title = f"{plain(answer.job)} under {answer.policy}"
+    under = f"{answer.gpus:,} GPUs, submitted at {answer.submit_s:,.0f} s, {answer.state}"
+    return Document("fleet", title, views, subtitle=under)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(plain, names[:NAMED])) + (f", and {len(names) - NAMED:,} more" if len(names) > NAMED else "")

@@ -1,1 +1,0 @@
-"""Many jobs on one cluster: console and page."""

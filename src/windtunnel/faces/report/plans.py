@@ -1,0 +1,264 @@
+"""Ranked plans as views: the best plan, what decides, time against memory, and what each choice is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from windtunnel.studies.planning.answer import Planned, Plans
+from windtunnel.studies.planning.choices import Choice
+from windtunnel.studies.planning.compared import field_words
+from windtunnel.views import (
+    Axis,
+    Bar,
+    Bars,
+    Cell,
+    Column,
+    Curve,
+    Document,
+    Figure,
+    Figures,
+    Files,
+    Headline,
+    Notes,
+    Number,
+    Part,
+    Series,
+    Table,
+    View,
+)
+from windtunnel.views.text import text_of
+
+HIDDEN = ("global_batch", "seq_len", "framework")
+
+
+def plans_document(answer: Plans, title: str, address: Callable[[Planned], str] = lambda plan: "") -> Document:
+    """What a search found. `address`: where a page looks at a plan; "": nowhere."""
+    if answer.status == "infeasible":
+        return Document("plans", title, list(_nothing_fits(answer)))
+    return Document("plans", title, list(_views(answer, address)), list(_details(answer)), command=answer[0].reproduce)
+
+
+def _views(answer: Plans, address: Callable[[Planned], str]) -> Iterator[View]:
+    best = answer[0]
+    yield Headline(
+        f"{words_of(best)}: {text_of(best.step_time_s, 's')} a step, {text_of(best.mfu, 'share')} MFU. {proof(answer)}",
+        "step time",
+        _step(best),
+        "good",
+    )
+    room = best.memory_capacity_bytes - best.peak_memory_bytes
+    yield Figures(
+        [
+            Figure("step time", _step(best)),
+            Figure("throughput", Number(best.tokens_per_s, "tokens/s"), f"{best.n_gpus:,} GPUs"),
+            Figure("MFU", Number(best.mfu, "share")),
+            Figure("peak memory", Number(best.peak_memory_bytes, "B"), f"{text_of(room, 'B')} left"),
+        ]
+    )
+    yield _ranked(answer, address)
+    said = [f"What decides: {answer.decides}."] if answer.decides else []
+    thumb = answer.rule_of_thumb
+    said += [] if thumb is None else [f"Rule of thumb: {words_of(thumb)}: {answer.rule_of_thumb_loses}."]
+    yield Notes("Why this one", [*said, _searched(answer)])
+
+
+def _details(answer: Plans) -> Iterator[View]:
+    yield from _picture(answer)
+    yield from _choices(answer.choices)
+    if answer.sensitivity:
+        yield Notes("Another plan wins with", [f"{price}: {winner}" for price, winner in answer.sensitivity])
+    if answer.front:
+        columns = ("plan", "GPUs", "step", "GPU-h/M tokens", "memory")
+        units = ("text", "count", "s", "", "B")
+        rows = [
+            (words_of(one), one.n_gpus, one.step_time_s, one.gpu_hours_per_million_tokens, one.peak_memory_bytes)
+            for one in answer.front
+        ]
+        note = "no plan that was found is better in time, cost and memory at once"
+        yield Table("The front", [Column(*pair) for pair in zip(columns, units, strict=True)], rows, note, most=30)
+    if answer.techniques is not None:
+        tried = answer.techniques
+        said = (
+            f"{tried['predicted']} predictions on the {tried['finalists']} best plans, {tried['unfit_pairs']} sets that"
+            " do not go together left out; the proof is of plans without any"
+        )
+        skipped = [f"{name} cannot be tried: {reason}" for name, reason in tried["skipped"].items()]
+        yield Notes("Techniques", [said, *skipped])
+    if answer.launch:
+        yield Files("To run the best plan", list(answer.launch.items()))
+
+
+def _step(one: Planned) -> Number:
+    return Number(one.step_time_s, "s", one.p5_s, one.p95_s)
+
+
+def _ranked(answer: Plans, address: Callable[[Planned], str]) -> Table:
+    plans = answer.plans
+    columns = [
+        *(Column("rank", "count"), Column("plan"), Column("GPUs", "count"), Column("step", "s"), Column("p5", "s")),
+        *(Column("p95", "s"), Column("memory", "B"), Column("MFU", "share"), Column("GPU-h/M tokens", "")),
+    ]
+    more: list[tuple[str, str, Callable[[Planned], float | None]]] = [
+        ("per M tokens", "$", lambda one: one.cost_per_million_tokens),
+        ("tokens/J", "", lambda one: one.tokens_per_joule if answer.objective == "energy" else None),
+        ("under trouble", "s", lambda one: one.effective_step_time_s),
+    ]
+    more = [one for one in more if any(one[2](plan) is not None for plan in plans)]
+    rows: list[Sequence[Cell]] = [
+        (
+            number, words_of(one), one.n_gpus, one.step_time_s, one.p5_s, one.p95_s, one.peak_memory_bytes, one.mfu,
+            one.gpu_hours_per_million_tokens, *(figure(one) for _, _, figure in more),
+        )
+        for number, one in enumerate(plans, 1)
+    ]  # fmt: skip
+    links = [address(one) for one in plans]
+    every = [*columns, *(Column(name, unit) for name, unit, _ in more)]
+    return Table("Best plans", every, rows, most=len(rows), links=links if any(links) else ())
+
+
+def _searched(answer: Plans) -> str:
+    space = answer.space
+    return (
+        f"{space['legal']:,} legal plans of {space['structures']:,} structures; {space['replayed']:,} replayed event by"
+        f" event, {space['excluded_by_memory']:,} excluded by memory,"
+        f" {space['bounded'] - space['excluded_by_memory']:,} by a bound on time. {proof(answer)} Searched for"
+        f" {answer.seconds:.1f} s."
+    )
+
+
+def _picture(answer: Plans) -> Iterator[Curve]:
+    """Time against memory: the best, the front, the others and the rule of thumb."""
+    best, front = answer[0], {one.reproduce for one in answer.front}
+    groups: dict[str, list[Planned]] = {"best": [best], "front": [], "others": [], "rule of thumb": []}
+    shown = {one.reproduce: one for one in (*answer.front, *answer.plans) if one.reproduce != best.reproduce}
+    for one in shown.values():
+        groups["front" if one.reproduce in front else "others"].append(one)
+    if answer.rule_of_thumb is not None:
+        groups["rule of thumb"].append(answer.rule_of_thumb)
+    series = [
+        Series(
+            name,
+            [one.step_time_s for one in plans],
+            [float(one.peak_memory_bytes) for one in plans],
+            form="points",
+            labels=[words_of(one) for one in plans],
+        )
+        for name, plans in groups.items()
+        if plans
+    ]
+    if len(shown) + len(groups["rule of thumb"]) > 0:
+        yield Curve("Time and memory", Axis("step time", "s"), Axis("peak memory", "B"), series)
+
+
+def _choices(choices: Sequence[Choice]) -> Iterator[View]:
+    """What the next best value of each field costs, with all else chosen again; then what was not told apart."""
+    known = [one for one in choices if one.exact or one.regret > 0]
+    if known:
+        bars = [
+            Bar(
+                words({one.field: one.value}),
+                [Part("slower by", max(one.regret, 0.0), "line-0" if one.exact else "line-7")],
+                note="" if one.exact else "at least",
+            )
+            for one in known
+        ]  # fmt: skip
+        yield Bars("Other choices, with all else chosen again: slower by", "share", bars)
+    unknown = [words({one.field: one.value}) for one in choices if not (one.exact or one.regret > 0)]
+    if unknown:
+        yield Notes("Not told apart from the best", [", ".join(unknown)])
+
+
+def _nothing_fits(answer: Plans) -> Iterator[View]:
+    legal = answer.space["legal"]
+    remedy = min(answer.remedies, key=lambda one: one.planned.step_time_s, default=None)
+    help_ = (
+        "" if remedy is None else f" {remedy.change} makes one fit: {text_of(remedy.planned.step_time_s, 's')} a step."
+    )
+    begin = (
+        f"Nothing that fits was found in the time given, among {legal:,} legal plans."
+        if answer.gap
+        else f"Nothing fits: none of {legal:,} legal plans."
+    )
+    yield Headline(begin + help_, tone="bad")
+    misses = [
+        (words(one.plan), one.needed_bytes, one.capacity_bytes, one.needed_bytes - one.capacity_bytes)
+        for one in answer.nearest
+    ]
+    columns = (Column("plan"), Column("needs", "B"), Column("of", "B"), Column("too much", "B"))
+    yield Table("The nearest", columns, misses)
+    rows = [
+        (one.change, words_of(one.planned), one.planned.step_time_s, one.planned.peak_memory_bytes)
+        for one in answer.remedies
+    ]
+    columns = (Column("change"), Column("plan"), Column("step", "s"), Column("memory", "B"))
+    yield Table("What makes one fit, each predicted", columns, rows)
+
+
+def cuts_document(answer: Mapping[str, Any]) -> Document:
+    """Cuts of a captured script. `answer`: as `plan_captured` gives it."""
+    fits, space = answer["status"] == "ok", answer["space"]
+    plans = answer["plans"] if fits else answer["nearest"]
+    best = plans[0]
+    units = {"stages": "count", "replicas": "count", "micro-batches": "count", "units of each stage": "text"}
+    columns = [Column(*pair) for pair in (units | dict.fromkeys(("step", "p5", "p95"), "s") | {"memory": "B"}).items()]
+    rows = [
+        (
+            one["plan"]["pp"], one["plan"]["dp"], one["plan"]["micro_batches"],
+            ",".join(map(str, one["plan"]["layers_per_stage"])), one["step_time_s"], one["p5_s"], one["p95_s"],
+            one["peak_memory_bytes"],
+        )
+        for one in plans
+    ]  # fmt: skip
+    stages = [
+        (f"{stage['first']} to {stage['last']}", stage["units"], stage["micro_batch_s"], stage["memory_bytes"])
+        for stage in best["stages"]
+    ]
+    step = Number(best["step_time_s"], "s", best["p5_s"], best["p95_s"])
+    cut = f"{best['plan']['pp']} stages of {best['plan']['dp']} replicas"
+    verdict = (
+        f"{cut}: {text_of(step)} a step."
+        if fits
+        else f"Nothing fits: none of {space['legal']} numbers of stages. The nearest: {cut}."
+    )
+    named = (Column("stage"), Column("units", "count"), Column("a micro-batch", "s"), Column("memory", "B"))
+    how = (
+        f"{space['legal']} numbers of stages and replicas, each cut by dynamic programming and walked through;"
+        f" {answer['seconds']:.1f} s."
+    )
+    views: list[View] = [
+        Headline(verdict, "step time", step, "good" if fits else "bad"),
+        Table("Best cuts" if fits else "The nearest", columns, rows),
+        Table("Stages of the first", named, stages, most=len(stages)),
+        Notes("Assumed", [how, *answer["assumed"]]),
+    ]
+    return Document("plans", "Cuts of a captured script", views, command=best["reproduce"])
+
+
+def words(plan: Mapping[str, object]) -> str:
+    """A plan in short."""
+    fields = (f"{field_words(name)} {value_words(value)}" for name, value in plan.items() if name not in HIDDEN)
+    return " · ".join(fields) or "data-parallel"
+
+
+def words_of(one: Planned) -> str:
+    """A plan with its techniques, in short."""
+    return " + ".join([words(one.plan), *one.techniques])
+
+
+def proof(answer: Plans) -> str:
+    """How sure the answer is, in one sentence."""
+    gap = answer.gap
+    if answer.objective == "memory":
+        stopped = "Stopped early: another plan may need less memory."
+        return stopped if gap >= 1.0 else f"No plan of this space needs over {gap:.2%} less memory."
+    return "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
+
+
+def value_words(value: object) -> str:
+    """One value of a plan; of several that are alike, how many."""
+    if isinstance(value, list | tuple):
+        runs = [(one, len(list(same))) for one, same in groupby(value)]
+        return ",".join(f"{one}*{times}" if times > 2 else ",".join([str(one)] * times) for one, times in runs)
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,386 @@
+"""A Result as views: the verdict, four figures, where the step goes, and what rests on what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.arguments import typed
+from windtunnel.faces.report.prediction.categories import (
+    CONTEXT,
+    SOURCES,
+    UNUSED,
+    Category,
+    family_of,
+    label_of,
+    label_on_lane,
+    memory_categories,
+    source_categories,
+    time_categories,
+)
+from windtunnel.faces.report.prediction.disturbed import disturbed_views
+from windtunnel.faces.report.prediction.spec_words import calibrated_words, flatten, layout, shown, title
+from windtunnel.faces.report.prediction.trace import streams_of
+from windtunnel.faces.report.techniques import gain_lines
+from windtunnel.physics.step.result import Advice, Infeasible, Interval, Limit, Result, StageMemory
+from windtunnel.views import (
+    Axis,
+    Bar,
+    Bars,
+    Change,
+    Changes,
+    Column,
+    Curve,
+    Document,
+    Figure,
+    Figures,
+    Headline,
+    Lane,
+    Lanes,
+    Notes,
+    Number,
+    Part,
+    Series,
+    Span,
+    Table,
+    View,
+)
+from windtunnel.views import Limit as Line
+from windtunnel.views.text import plain, text_of
+
+if TYPE_CHECKING:
+    from windtunnel.physics.step.result import StageReport
+
+# Passes of a pipeline are told apart by shade: all are compute.
+PASSES = {
+    "forward": Category("forward", "forward", "compute-1"),
+    "backward": Category("backward", "backward", "compute-0"),
+    "weight": Category("weight", "weight gradient", "compute-2"),
+}
+WORK = ("compute", "memory", "optimizer")  # families that are no overhead
+WORTH_SAYING = 0.01  # share of the step
+KINDS = {
+    "plan": "",
+    "numbers": "in other formats of numbers: another computation",
+    "others": "not advice, as the framework is not known to have it; `predict` takes it",
+}
+
+
+@typed
+def write_report(result: Result, path: Path | str) -> None:
+    """Write the report at `path`: HTML, or Markdown by its suffix. Raises InputFileError when it cannot be written."""
+    from windtunnel.faces.report.draw.page import write_page
+
+    write_page(prediction_document(result), path)
+
+
+@typed
+def notebook_html(result: Result) -> str:
+    """An HTML fragment for a notebook; text of the result is escaped."""
+    from windtunnel.faces.report.draw.notebook import fragment_of
+
+    return fragment_of(prediction_document(result))
+
+
+def prediction_document(result: Result) -> Document:
+    """Everything that there is to see of a result."""
+    return Document(
+        subject="prediction",
+        title=title(result),
+        subtitle=" · ".join(f"{key} {value}".strip() for key, value in layout(result)),
+        views=list(_views(result)),
+        details=list(_details(result)),
+        hash=result.content_hash,
+        command=result.reproduce,
+    )
+
+
+def _views(result: Result) -> Iterator[View]:
+    yield _headline(result)
+    yield Figures(list(_figures(result)))
+    if result.warnings:
+        yield Notes("Warnings", result.warnings, "warn")
+    yield from advice_views(result)
+    yield from _breakdown(result)
+    if result.technique is not None:
+        yield Notes(f"Technique: {result.technique.name}", gain_lines(result.technique))
+    if result.disturbed is not None:
+        yield from disturbed_views(result)[0]
+
+
+def _details(result: Result) -> Iterator[View]:
+    if result.disturbed is not None:
+        yield from disturbed_views(result)[1]
+    yield from limit_views(result.limits)
+    yield from _memory(result)
+    yield from _stages(result)
+    yield from _timeline(result)
+    yield from _provenance(result)
+    yield from _traffic(result)
+    if result.defaults:
+        yield Notes("Filled in because the plan did not say", result.defaults)
+    yield from _spec(result.spec)
+
+
+def _headline(result: Result) -> Headline:
+    if result.infeasible is not None:
+        return Headline(f"Does not fit: {_trouble(result.infeasible, result)}.", "does not fit", tone="bad")
+    said = []
+    if result.memory:
+        peak = result.peak_memory
+        room = result.capacity_of(peak) - peak.device_bytes
+        said.append(f"Fits with {text_of(max(room, 0), 'B')} to spare" if room >= 0 else "Fits barely")
+    if result.mfu:
+        said.append(f"{text_of(result.mfu, 'share')} MFU")
+    worst = max(_overheads(result.limits), key=lambda one: one.share, default=None)
+    if worst is not None and worst.share >= WORTH_SAYING:
+        said.append(f"{text_of(worst.share, 'share')} of the step is {label_of(worst.what)}")
+    best = max((one for one in result.advice if one.kind == "plan"), key=lambda one: one.gain, default=None)
+    better = "" if best is None else f": {best.flags} takes {text_of(best.gain, 'share')} less time"
+    words = "; ".join(said) or f"A step takes {text_of(result.step_time_s, 's')}"
+    return Headline(f"{words}{better}.", "step time", _step(result), "good" if not result.warnings else "calm")
+
+
+def _trouble(trouble: Infeasible, result: Result) -> str:
+    over = text_of(trouble.needed_bytes - trouble.capacity_bytes, "B")
+    return (
+        f"{trouble.reason}; {result.class_name(trouble.stage)} needs {text_of(trouble.needed_bytes, 'B')} of"
+        f" {text_of(trouble.capacity_bytes, 'B')}, {over} too much"
+    )
+
+
+def _step(result: Result) -> Number:
+    return Number(result.step_time_s, "s", result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9)
+
+
+def _figures(result: Result) -> Iterator[Figure]:
+    if result.step_time_ns > 0:
+        yield Figure("step time", _step(result))
+        if result.tokens_per_step:  # not of a captured script that looks up no embedding
+            note = (
+                f"{text_of(result.tokens_per_s, 'count')} tokens/s, {text_of(result.tokens_per_step, 'count')} per step"
+            )
+            yield Figure("throughput", Number(result.tokens_per_s_per_gpu, "tokens/s/GPU"), note)
+        note = (
+            f"{text_of(result.model_tflops_per_gpu, 'TFLOP/s')} per GPU, HFU {text_of(result.hfu, 'share')};"
+            f" {result.mfu_convention}"
+        )
+        yield Figure("MFU", Number(result.mfu, "share"), note)
+    if result.memory:
+        peak, capacity = result.peak_memory, result.memory_capacity_bytes
+        share = peak.device_bytes / max(capacity, 1)
+        note = f"{share:.0%} of {text_of(capacity, 'B')}, on {result.class_name(peak.stage)}"
+        yield Figure("peak memory", Number(peak.device_bytes, "B"), note, share)
+
+
+def advice_views(result: Result) -> list[View]:
+    """What would make it faster, or make it fit; nothing where nothing was tried."""
+    if not result.advice_tried:
+        return []
+    out = result.infeasible is not None
+    note = f"{result.advice_tried:,} legal changes of the plan tried; step against now, step, peak memory"
+    if not result.advice:
+        note += "; none fits: see `windtunnel plan`" if out else "; none makes the step shorter by half a percent"
+    changes = [_change(one) for kind in KINDS for one in result.advice if one.kind == kind]
+    name = "Ways out that were predicted to fit" if out else "What would make it faster, each predicted"
+    return [Changes(name, ("against now", "step", "peak memory"), changes, note)]
+
+
+def _change(one: Advice) -> Change:
+    figures = (Number(one.step_time_s, "s"), Number(one.peak_memory_bytes, "B"))
+    return Change(one.flags, Number(-one.gain, "change"), figures, KINDS[one.kind])
+
+
+def time_parts(breakdown_ns: Mapping[str, int], categories: Mapping[str, Category]) -> list[Part]:
+    """Parts in reading order, those of no length left out."""
+    return [
+        Part(category.label, breakdown_ns[key] / 1e9, category.slot)
+        for key, category in categories.items()
+        if breakdown_ns.get(key)
+    ]
+
+
+def _breakdown(result: Result) -> Iterator[View]:
+    parts = time_parts(result.breakdown_ns, categories_of(result))
+    if parts:
+        yield Bars("Where the step goes (mean over all GPUs)", "s", [Bar("step", parts)], total="step")
+
+
+def categories_of(result: Result) -> dict[str, Category]:
+    """Every category of time that a picture of this result shows, each with its one colour."""
+    keys = {key for key, ns in result.breakdown_ns.items() if ns}
+    for stage in result.stages:
+        keys |= {key for key, ns in stage.breakdown_ns.items() if ns}
+    return time_categories(keys | {interval.category for interval in result.excerpt})
+
+
+def _stages(result: Result) -> Iterator[View]:
+    categories = categories_of(result)
+
+    def bar_of(stage: StageReport) -> Bar:
+        return Bar(result.class_name(stage.stage), time_parts(stage.breakdown_ns, categories))
+
+    stages = sorted(result.stages, key=lambda one: one.stage)
+    if len(stages) > 1:
+        yield Bars(f"The step by {class_word(result)}", "s", [bar_of(stage) for stage in stages])
+
+
+def class_word(result: Result) -> str:
+    """What rank classes are."""
+    numbers = {one.stage for one in result.stages} | {one.stage for one in result.memory}
+    return "class of ranks" if any("rank" in result.class_name(one) for one in numbers) else "pipeline stage"
+
+
+def memory_parts(stage: StageMemory) -> list[tuple[Category, int]]:
+    """Parts at the peak, in reading order: the allocated categories, what the allocator caches, and what is outside it.
+
+    The allocated and the reserved peak may fall at different moments; the cached part is their difference.
+    """
+    parts = {
+        **stage.categories,
+        UNUSED: stage.peak_reserved_bytes - stage.peak_allocated_bytes,
+        CONTEXT: stage.device_bytes - stage.peak_reserved_bytes,
+    }
+    return [(category, parts[key]) for key, category in memory_categories(parts).items()]
+
+
+def _memory(result: Result) -> Iterator[View]:
+    if not result.memory:
+        return
+    peak, capacity = result.peak_memory, result.memory_capacity_bytes
+    yield Bars(
+        f"Memory of the fullest GPUs ({result.class_name(peak.stage)}, {peak.ranks:,} alike)",
+        "B",
+        [Bar("peak", _parts_of(peak))],
+        total="on the device",
+        whole=float(max(capacity, 1)),
+        note=f"share of the capacity, {text_of(capacity, 'B')}",
+    )
+    stages = sorted(result.memory, key=lambda one: one.stage)
+    if len(stages) > 1:
+        bars = [Bar(result.class_name(one.stage), _parts_of(one), float(result.capacity_of(one))) for one in stages]
+        yield Bars(f"Peak memory by {class_word(result)}", "B", bars, note="dashed: the capacity")
+    drawn = [one for one in stages if one.timeline]
+    if drawn:
+        yield _memory_curve(result, drawn)
+
+
+def _parts_of(stage: StageMemory) -> list[Part]:
+    return [Part(category.label, n_bytes, category.slot) for category, n_bytes in memory_parts(stage) if n_bytes > 0]
+
+
+def _memory_curve(result: Result, stages: Sequence[StageMemory]) -> Curve:
+    end = max(result.step_time_ns, *(time for stage in stages for time, _ in stage.timeline)) / 1e9
+
+    def series(stage: StageMemory) -> Series:
+        points = sorted(stage.timeline)
+        times, sizes = [time / 1e9 for time, _ in points], [float(size) for _, size in points]
+        name = result.class_name(stage.stage) if len(stages) > 1 else ""
+        return Series("allocated", [*times, end], [*sizes, sizes[-1]], form="steps", panel=name)
+
+    return Curve(
+        "Allocated memory over the step",
+        Axis("time", "s", low=0.0, high=end),
+        Axis("allocated", "B"),
+        [series(stage) for stage in stages],
+        [Line(float(result.memory_capacity_bytes), "capacity")],
+        "dashed: the capacity",
+    )
+
+
+def _overheads(limits: Sequence[Limit]) -> list[Limit]:
+    return [limit for limit in limits if family_of(limit.what) not in WORK]
+
+
+def limit_views(limits: Sequence[Limit]) -> Iterator[Table]:
+    """What holds the step back, overheads first, largest first."""
+    overheads = _overheads(limits)
+    for name, those in (("overheads", overheads), ("the work itself", [one for one in limits if one not in overheads])):
+        rows = [
+            (label_of(one.what), Number(one.share, "share"), Number(one.step_time_s_without, "s"))
+            for one in sorted(those, key=lambda one: (-one.share, one.what))
+        ]
+        columns = (Column("what"), Column("of the step", "share"), Column("step without it", "s"))
+        if rows:
+            yield Table(f"What limits it: {name}", columns, rows)
+
+
+def _timeline(result: Result) -> Iterator[View]:
+    if not result.excerpt:
+        return
+    categories = categories_of(result)
+    ordered = sorted(result.excerpt, key=lambda op: (op.stage, op.stream))
+    by_lane = {lane: list(ops) for lane, ops in groupby(ordered, key=lambda op: (op.stage, op.stream))}
+    lanes = [
+        Lane(stream, [_span(op, categories) for op in by_lane[stage, stream]], result.class_name(stage))
+        for stage, names in streams_of(result).items()
+        for stream in names
+    ]
+    yield Lanes("Timeline", lanes, f"An excerpt of the step, one group of lanes per {class_word(result)}.")
+
+
+def _span(op: Interval, categories: Mapping[str, Category]) -> Span:
+    painted = _painted(op, categories)
+    return Span(op.start_ns / 1e9, op.end_ns / 1e9, op.label, painted.label, painted.slot)
+
+
+def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
+    category = categories.get(f"exposed {op.category}", categories[op.category])  # the breakdown's colour
+    if category.family != "compute":
+        return replace(category, label=label_on_lane(category.key))
+    words = re.findall(r"[a-z]+", op.label.lower())
+    if not words or words[0] not in ("forward", "backward", "weight"):
+        return category
+    return PASSES["weight" if "weight" in words else words[0]]
+
+
+def _provenance(result: Result) -> Iterator[View]:
+    sources = source_categories(result.provenance)
+    known = [(category, result.provenance[key]) for key, category in sources.items() if result.provenance[key] > 0]
+    if not known:
+        return
+    simulated = (
+        f"{result.n_ops:,} ops of {result.n_classes:,} rank class{'' if result.n_classes == 1 else 'es'} stand for"
+        f" {text_of(result.n_gpus, 'count')} GPU{'' if result.n_gpus == 1 else 's'}"
+    )
+    rests = calibrated_words(result)
+    rows = [(category.label, Number(share, "share"), SOURCES.get(category.key, "")) for category, share in known]
+    columns = (Column("price"), Column("of the busy time", "share"), Column("what that is"))
+    yield Table("Where the numbers come from", columns, rows, "; ".join(filter(None, (rests, simulated))))
+
+
+def _traffic(result: Result) -> Iterator[View]:
+    sent = sorted(((key, n) for key, n in result.traffic_bytes.items() if n), key=lambda pair: (-pair[1], pair[0]))
+    if sent:
+        bars = [Bar(label_of(key), [Part(label_of(key), n_bytes, "comm-0")]) for key, n_bytes in sent]
+        yield Bars("Bytes sent", "B", bars, note="per GPU and step, by kind and tier")
+
+
+def _spec(spec: Mapping[str, object]) -> Iterator[View]:
+    """What was predicted, field by field; where the hardware's numbers are from comes last."""
+    order = ("plan", "model", "cluster")
+    flat = {plain(key): shown(value) for key, value in flatten(spec).items() if value is not None}
+    ranked = sorted(flat, key=lambda key: next((i for i, part in enumerate(order) if key.startswith(part)), len(order)))
+    sources = [key for key in ranked if "sources" in key.split(".")]
+    columns = (Column("field"), Column("value"))
+    rows = [(key, flat[key]) for key in ranked if key not in sources]
+    if rows:
+        yield Table("What was predicted", columns, rows, folded=True)
+    if sources:
+        rows = [(key, flat[key]) for key in sources]
+        yield Table("Sources of the hardware's numbers", columns, rows, folded=True)
+
+
+def training_run_view(whole: Mapping[str, float]) -> Figures:
+    """Days, GPU-hours and cost of a whole training."""
+    steps = f"{text_of(whole['tokens'], 'count')} tokens in {whole['steps']:,.0f} steps, without failures"
+
+    def banded(name: str, unit: str, scale: float = 1.0) -> Number:
+        return Number(whole[name] * scale, unit, whole[f"{name}_p5"] * scale, whole[f"{name}_p95"] * scale)
+
+    figures = [Figure("takes", banded("days", "days"), steps), Figure("uses", banded("gpu_hours", "GPU-hours"))]
+    return Figures([*figures, *([Figure("costs", banded("cost", "$"))] if "cost" in whole else [])], "Whole training")

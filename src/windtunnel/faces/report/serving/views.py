@@ -1,0 +1,367 @@
+"""A served model as views; a pool of models; machines that are taken away; weights that come and go; a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from windtunnel.studies.serving.result import ServingResult
+from windtunnel.views import (
+    Axis,
+    Bar,
+    Bars,
+    Cell,
+    Column,
+    Curve,
+    Document,
+    Figure,
+    Figures,
+    Headline,
+    Limit,
+    Notes,
+    Number,
+    Part,
+    Series,
+    Table,
+    View,
+)
+from windtunnel.views.text import plain, text_of
+
+Answer = Mapping[str, Any]  # a JSON document of serving: the keys of its `to_dict`
+LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "inter-token"), ("e2e", "end to end"), ("queue", "queueing"))
+PARTS = ("mean", "p50", "p90", "p95", "p99")
+CHARTS = (  # picture, mean and tail among the points of a curve, the limit that it is held against
+    ("TTFT", "ttft_mean_s", "ttft_p99_s", "ttft_s"),
+    ("TPOT", "tpot_mean_s", "tpot_p99_s", "tpot_s"),
+    ("end to end", "e2e_mean_s", "", ""),
+)
+MEMORY = {"weights": "mem-0", "activations": "mem-3", "reserved": "mem-6", "kv_cache": "mem-1"}
+ROBUST = 20.0  # a picture shows no more than so many times its limit
+
+
+def serving_document(result: ServingResult, points: Sequence[Answer] = ()) -> Document:
+    """Everything that there is to see of a served model. `points`: of its curve over rates."""
+    answer: Answer = result.to_dict()
+    spec, load = answer["spec"], answer["spec"]["workload"]
+    rate = f", {_rate(load['rate_per_s'])} requests/s" if load.get("rate_per_s") else ""
+    rate = f", {load['concurrency']} in flight" if load.get("concurrency") else rate
+    there = spec["cluster_gpus"]
+    unused = f" · uses {result.gpus} of the cluster's {there} GPUs" if result.gpus < there else ""
+    under = (
+        f"{spec['engine']} · {_layout(spec)} · {load['requests']:,} requests, {load['input_tokens_mean']:,.0f} tokens"
+        f" in, {load['output_tokens_mean']:,.0f} out{rate}{unused}"
+    )
+    title = f"{spec['model']} on {result.gpus} × {spec['gpu']}"
+    if not result.feasible:
+        views: list[View] = [Headline(f"Does not fit: {result.reason}.", tone="bad")]
+        return Document("a model served", title, views, subtitle=under)
+    return Document("a model served", title, list(_views(result)), list(_details(result, answer, points)), under)
+
+
+def _views(result: ServingResult) -> Iterator[View]:
+    yield _verdict(result)
+    figures = [
+        Figure("output", Number(result.output_tokens_per_s, "tokens/s"), f"{_rate(result.requests_per_s)} requests/s"),
+    ]
+    if result.goodput_requests_per_s is not None and result.search is not None:
+        figures.append(Figure("goodput", Number(result.goodput_requests_per_s, "requests/s")))
+    if result.ttft is not None:
+        figures.append(Figure("TTFT", Number(result.ttft.mean, "s"), f"p99 {text_of(result.ttft.p99, 's')}"))
+    if result.tpot is not None:
+        low, high = result.tpot_band_s or (None, None)
+        figures.append(Figure("TPOT", Number(result.tpot.mean, "s", low, high), f"p99 {text_of(result.tpot.p99, 's')}"))
+    if result.slo_attainment is not None:
+        limits = ", ".join(f"{name[:-2].upper()} {text_of(value, 's')}" for name, value in result.slo.items())
+        figures.append(Figure("meet the limits", Number(result.slo_attainment, "share"), limits, result.slo_attainment))
+    if result.cost_per_million_tokens is not None:
+        cost = Number(result.cost_per_million_tokens, "$")
+        figures.append(Figure("cost", cost, "per million output tokens"))
+    yield Figures(figures)
+    rows = [
+        (name, *(getattr(getattr(result, key), part) for part in PARTS))
+        for key, name in LATENCIES
+        if getattr(result, key) is not None
+    ]
+    yield Table("Latencies", [Column(""), *(Column(part, "s") for part in PARTS)], rows, by_row=True)
+    use = f"mean batch {result.batch_mean:.1f}; KV {result.kv_use_mean:.0%} used, {result.kv_use_peak:.0%} at most"
+    lines = [f"{result.gpus} GPU{'' if result.gpus == 1 else 's'} {result.utilisation:.0%} busy; {use}"]
+    lines.append(f"{result.finished:,} requests finished, {result.refused:,} refused")
+    if result.preemptions or result.prefix_hit_rate:
+        known = text_of(result.prefix_hit_rate, "share")
+        lines.append(f"{result.preemptions:,} preemptions; {known} of prompt blocks were known")
+    yield Notes("How it ran", lines)
+
+
+def _verdict(result: ServingResult) -> Headline:
+    tone: Any = {"stable": "good", "near saturation": "warn", "over": "bad"}[result.regime]
+    said = {
+        "stable": "Keeps up",
+        "near saturation": "Near saturation: queueing is most of TTFT, which is no promise",
+        "over": "Over its capacity: the queue grows as long as requests come, and TTFT is no promise",
+    }[result.regime]
+    if result.slo_attainment is not None:
+        said += f"; {text_of(result.slo_attainment, 'share')} of the requests meet their limits"
+    if result.search is not None and result.goodput_requests_per_s is not None:
+        search = result.to_dict()["search"]
+        said = (
+            f"Serves {_rate(result.goodput_requests_per_s)} requests/s, {search['attain']:.0%} within their limits"
+            f" ({search['rates_tried']} rates tried)"
+        )
+    output = Number(result.output_tokens_per_s, "tokens/s")
+    return Headline(
+        f"{said}; {text_of(output)} of output, {_rate(result.requests_per_s)} requests/s.", "output", output, tone
+    )
+
+
+def _details(result: ServingResult, answer: Answer, points: Sequence[Answer]) -> Iterator[View]:
+    for name, mean, tail, limit in CHARTS:
+        keys = {"mean": mean, "p99": tail}
+        series = [
+            Series(
+                kind,
+                [float(point["rate_per_s"]) for point in points if point[key]],
+                [float(point[key]) for point in points if point[key]],
+                labels=[f"{kind}, {point['regime']}" for point in points if point[key]],
+            )
+            for kind, key in keys.items()
+            if key and any(point[key] for point in points)
+        ]
+        if not series:
+            continue
+        bound = result.slo.get(limit)
+        values = sorted(value for one in series for value in one.y)
+        high = min(values[-1], ROBUST * bound) if bound else values[-1]
+        start = float(bound) if bound else values[len(values) // 2]
+        axis = Axis(name, "s", log=True, low=min(values[0], start) * 0.9, high=max(high, start) * 1.1)
+        yield Curve(f"{name} by rate", Axis("rate", "requests/s", low=0.0), axis, series, [Limit(start, "limit", True)])
+    held = [(name, answer["memory_bytes_per_gpu"].get(name, 0.0)) for name in MEMORY]
+    parts = [Part(name.replace("_", " "), value, MEMORY[name]) for name, value in held if value > 0]
+    if parts:
+        yield Bars("Memory of a GPU", "B", [Bar("GPU", parts)])
+    yield Notes("What it rests on", result.sources)
+    rows = [(name, _plain(value)) for name, value in _flat(answer["spec"])]
+    yield Table("The question", (Column("field"), Column("value")), rows, folded=True)
+
+
+def _flat(spec: Answer, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in spec.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", value
+
+
+def _plain(value: object) -> str:
+    return text_of(value) if isinstance(value, float) else plain(value)
+
+
+def _rate(rate: float) -> str:
+    """Three digits, more where there are thousands."""
+    return f"{rate:,.0f}" if rate >= 1000.0 else f"{rate:.3g}"
+
+
+def _layout(spec: Answer) -> str:
+    if spec.get("prefill"):
+        sides = (f"{name} {spec[name]['replicas']} x {spec[name]['layout']}" for name in ("prefill", "decode"))
+        return ", ".join(sides)
+    one = spec["deployment"]
+    sizes = (
+        (short, one.get(name, 1)) for short, name in (("tp", "tp"), ("pp", "pp"), ("dp", "attn_dp"), ("ep", "moe_ep"))
+    )
+    words = " ".join(f"{short}{size}" for short, size in sizes if size and size > 1) or "tp1"
+    return f"{spec['replicas']} x {words}, {one['weights']}"
+
+
+def pool_document(answer: Answer, name: str) -> Document:
+    """A pool of models. `answer`: `PoolResult.to_dict()`."""
+    total, models = answer["total"], answer["models"]
+    met = total["slo_attainment"]
+    verdict = f"{total['finished']:,} of {total['requests']:,} requests are served" + (
+        "" if met is None else f", {text_of(met, 'share')} of them within their limits"
+    )
+    figures = [
+        Figure("output", Number(total["output_tokens_per_s"], "tokens/s"), f"over {text_of(total['duration_s'], 's')}"),
+        Figure("uses", Number(total["gpu_seconds"] / 3600, "GPU hours")),
+    ]
+    if total["goodput_requests_per_s"] is not None:
+        figures.append(Figure("within limits", Number(total["goodput_requests_per_s"], "requests/s")))
+    if total["cost"] is not None:
+        per = total["cost_per_million_output_tokens"]
+        note = "" if per is None else f"{text_of(per, '$')} per million output tokens"
+        figures.append(Figure("cost", Number(total["cost"], "$"), note))
+    lines = []
+    if total["replicas_lost"]:
+        lines.append(
+            f"{total['replicas_lost']:,} replicas lost, {total['requests_moved']:,} requests went on elsewhere"
+        )
+    if total["unfinished"]:
+        lines.append(f"{total['unfinished']:,} requests never found a machine")
+    views: list[View] = [
+        Headline(f"{verdict}.", tone="good" if met is None or met >= 0.99 else "warn"),
+        Figures(figures),
+        Notes("Mind", lines, "warn"),
+        _pooled(models),
+    ]
+    groups = [(key, one["gpu_seconds"] / 3600, one["cost"]) for key, one in answer["groups"].items()]
+    columns = (Column("machines"), Column("GPU hours", ""), Column("cost", "$"))
+    details: list[View] = [Table("Machines", columns, groups)]
+    series = []
+    for key, one in models.items():
+        at = [float(point["at_s"]) for point in one["replicas"]]
+        serving = [float(point["serving"]) for point in one["replicas"]]
+        both = [float(point["serving"] + point["starting"]) for point in one["replicas"]]
+        series += [Series("serving", at, serving, form="steps", panel=key)]
+        series += [Series("with those that start", at, both, form="steps", panel=key, dashed=True)]
+    details.append(Curve("Replicas over time", Axis("time", "s", low=0.0), Axis("replicas", "count"), series))
+    rows = [(f"{key}.{field}", _plain(value)) for key, one in models.items() for field, value in _flat(one["spec"])]
+    details.append(Table("The question", (Column("field"), Column("value")), rows, folded=True))
+    return Document("a pool of models served", name, views, details, f"{len(models)} models")
+
+
+def _pooled(models: Answer) -> Table:
+    rows: list[list[Cell]] = []
+    for name, one in models.items():
+        times = [
+            None if one[key] is None else one[key][what] for key in ("ttft_s", "tpot_s") for what in ("mean", "p99")
+        ]
+        counts = [point["serving"] for point in one["replicas"]] or [0]
+        some = f"{min(counts)} to {max(counts)}" if min(counts) != max(counts) else f"{counts[0]}"
+        done = f"{one['finished']:,} of {one['requests']:,}"
+        met, tokens = one["slo_attainment"], one["output_tokens_per_s"]
+        rows.append([name, done, *times, met, tokens, some, one["utilisation"], one["regime"]])
+    columns = [
+        *(Column("model"), Column("finished"), Column("TTFT mean", "s"), Column("p99", "s"), Column("TPOT mean", "s")),
+        *(Column("p99", "s"), Column("within limits", "share"), Column("tokens/s", "count"), Column("replicas")),
+        *(Column("busy", "share"), Column("regime")),
+    ]
+    return Table("Models", columns, rows, most=len(rows))
+
+
+def _beside(title: str, names: Sequence[str], rows: Sequence[tuple[str, str, Sequence[float | None]]]) -> Table:
+    """A column for each name, a row for each measure with its unit."""
+    cells = [
+        (label, *(None if value is None else Number(value, unit) for value in values)) for label, unit, values in rows
+    ]
+    return Table(title, [Column(""), *(Column(name, "") for name in names)], cells, most=len(cells), by_row=True)
+
+
+def policies_document(answer: Answer) -> Document:
+    """Batching policies and routers side by side. `answer`: answers of `serve` by policy."""
+    policies = answer["policies"]
+    those = list(policies.values())
+    rows: list[tuple[str, str, Sequence[float | None]]] = [
+        (f"{label} {mark}", "s", [None if one[key] is None else one[key][mark] for one in those])
+        for key, label in (("ttft_s", "first token"), ("tpot_s", "per token"), ("e2e_s", "end to end"))
+        for mark in ("mean", "p99")
+    ]
+    rows.append(("tokens/s", "", [one["output_tokens_per_s"] for one in those]))
+    rows.append(("preemptions", "count", [one["preemptions"] for one in those]))
+    if any(one["slo_attainment"] is not None for one in those):
+        rows.append(("within limits", "share", [one["slo_attainment"] for one in those]))
+    answered = [name for name in policies if policies[name]["e2e_s"] is not None]
+    best = min(answered, key=lambda name: policies[name]["e2e_s"]["mean"], default="")
+    verdict = f"{best} answers soonest." if best else "No request is answered."
+    number = Number(policies[best]["e2e_s"]["mean"], "s") if best else None
+    headline = Headline(verdict, "mean end to end", number)
+    return Document("batching policies", "Policies side by side", [headline, _beside("Policies", list(policies), rows)])
+
+
+def spot_serving_document(answer: Answer) -> Document:
+    """A model on machines that are taken away. `answer`: `SpotServing.to_dict()`."""
+    spec, machines, policies = answer["spec"], answer["spec"]["machines"], answer["policies"]
+    those = list(policies.values())
+    rows: list[tuple[str, str, Sequence[float | None]]] = [
+        ("answered", "count", [one["finished"] for one in those]),
+        *((part, "s", [one["e2e_s"][part] for one in those]) for part in ("mean", "p50", "p99")),
+        ("tokens/s", "", [one["output_tokens_per_s"] for one in those]),
+        ("changes", "count", [one["reconfigurations"] + one["replicas_loaded"] for one in those]),
+        ("paused", "s", [one["paused_s"] for one in those]),
+        ("computed again", "count", [one["recomputed_tokens"] for one in those]),
+        ("GPU hours", "", [one["gpu_seconds"] / 3600 for one in those]),
+    ]
+    if any(one["cost"] is not None for one in those):
+        rows.append(("cost", "$", [one["cost"] for one in those]))
+        rows.append(("per million tokens", "$", [one["cost_per_million_output_tokens"] for one in those]))
+    done = [name for name, one in policies.items() if one["e2e_s"]["mean"] is not None]
+    best = min(done, key=lambda name: policies[name]["e2e_s"]["mean"], default=None)
+    if best is None:
+        views: list[View] = [Headline("No request was answered.", tone="bad")]
+    else:
+        mean = Number(policies[best]["e2e_s"]["mean"], "s")
+        others = "".join(f", {name} {text_of(policies[name]['e2e_s']['mean'], 's')}" for name in done if name != best)
+        views = [Headline(f"{best} answers soonest: {text_of(mean)} in the mean{others}.", "end to end", mean, "good")]
+    title = f"{spec['model']} on {machines['least']} to {machines['most']} spot machines"
+    under = (
+        f"{spec['gpus_per_machine']} {spec['gpu']} each; {spec['machines_come']} come, {spec['machines_go']} go,"
+        f" noticed {spec['notice_s']:g} s before; {_tokens(spec)}"
+    )
+    return Document(
+        "a model served on spot machines", title, [*views, _beside("Policies", list(policies), rows)], subtitle=under
+    )
+
+
+def weight_pool_document(answer: Answer) -> Document:
+    """Models whose weights come and go. `answer`: of `run_weight_pool`."""
+    spec, systems = answer["spec"], answer["systems"]
+    feasible = {name: one for name, one in systems.items() if one["feasible"]}
+    those = list(feasible.values())
+    rows: list[tuple[str, str, Sequence[float | None]]] = [
+        *((part, "s", [one["e2e_s"][part] for one in those]) for part in ("mean", "p50", "p99")),
+        ("requests/s", "", [one["requests_per_s"] for one in those]),
+        ("tokens/s", "", [one["output_tokens_per_s"] for one in those]),
+        ("computing", "share", [one["utilisation"] for one in those]),
+        ("loads", "count", [one["loads"] for one in those]),
+        ("of which from the host", "count", [one["host_hits"] for one in those]),
+    ]
+    if any(one.get("cost") is not None for one in systems.values()):
+        rows.append(("cost", "$", [one["cost"] for one in those]))
+        rows.append(("per million tokens", "$", [one["cost_per_million_output_tokens"] for one in those]))
+    best = min(feasible, key=lambda name: feasible[name]["e2e_s"]["mean"], default=None)
+    said = (
+        "No system is possible."
+        if best is None
+        else f"{best}: {text_of(feasible[best]['e2e_s']['mean'], 's')} in the mean."
+    )
+    lines = [f"{name}: {one['reason']}" for name, one in systems.items() if not one["feasible"]]
+    views: list[View] = [Headline(said, tone="good" if best else "bad")]
+    views += [_beside("Systems", list(feasible), rows), Notes("Not possible", lines, "warn")]
+    title = f"{spec['models']} models on {spec['gpus']} {spec['gpu']}"
+    under = f"{spec['weight_bytes'] / 1e9:,.0f} GB of weights; {_tokens(spec)}"
+    return Document("a pool of weights", title, views, subtitle=under)
+
+
+def _tokens(spec: Answer) -> str:
+    return f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"
+
+
+def real_document(answer: Answer) -> Document:
+    """A real engine against its prediction. `answer`: `Compared.to_dict()`."""
+    measures = (("ttft_s", "mean"), ("ttft_s", "p99"), ("tpot_s", "mean"), ("e2e_s", "mean"), ("e2e_s", "p99"))
+    rows: list[tuple[Cell, ...]] = []
+    errors = []
+    for policy, both in answer["policies"].items():
+        measured, predicted = both["measured"], both["predicted"]
+        for key, what in measures:
+            a, b = measured[key][what], predicted[key][what]
+            errors.append(abs(b / a - 1))
+            rows.append((policy, f"{key[:-2].upper()} {what}", text_of(a, "s"), text_of(b, "s"), b / a - 1))
+        a, b = measured["output_tokens_per_s"], predicted["output_tokens_per_s"]
+        rows.append((policy, "tokens/s", f"{a:.0f}", f"{b:.0f}", b / a - 1))
+        rows.append((policy, "steps", f"{measured['steps']}", f"{predicted['steps']}", None))
+        rows.append((policy, "blocks swapped", f"{both['swapped_blocks']}", "", None))
+        rows.append((policy, "machine", text_of(both["machine_slower"], "x"), "", None))
+    columns = (
+        Column("policy"),
+        Column("measure"),
+        Column("measured", ""),
+        Column("predicted", ""),
+        Column("off", "change"),
+    )
+    off = text_of(sum(errors) / max(len(errors), 1), "share")
+    views: list[View] = [Headline(f"Predicted latencies are {off} off what was measured, in the mean.")]
+    under = (
+        f"{answer['requests']:,} requests, {answer['rate_per_s']:.3g} per second; {answer['steps_measured']} steps"
+        f" measured, fitted to {answer['step_fit_error']:.1%}"
+    )
+    table = Table("Measured and predicted", columns, rows, most=len(rows))
+    return Document("a real engine", f"tiny-llama on {answer['device']}", [*views, table], subtitle=under)

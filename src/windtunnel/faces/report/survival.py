@@ -1,0 +1,296 @@
+"""What failures cost a job, as views; policies on spot machines; and who of a running job hangs or is slow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from windtunnel.real.survive.watch.verdict import Verdict
+from windtunnel.studies.resilience import PolicyEntry, Survival
+from windtunnel.studies.resilience.run import Episode
+from windtunnel.studies.resilience.spot import SpotAnswer
+from windtunnel.views import (
+    Axis,
+    Bar,
+    Bars,
+    Cell,
+    Column,
+    Curve,
+    Document,
+    Figure,
+    Figures,
+    Grid,
+    Headline,
+    Heat,
+    Lane,
+    Lanes,
+    Notes,
+    Number,
+    Part,
+    Series,
+    Span,
+    Table,
+    View,
+)
+from windtunnel.views.text import plain, text_of
+
+COLOURS = {
+    "productive": "optimizer-0",
+    "checkpoint stall": "memory-0",
+    "lost work": "comm-2",
+    "detect": "comm-0",
+    "localise": "comm-3",
+    "schedule": "comm-1",
+    "groups": "host-0",
+    "warm-up": "host-1",
+    "load": "memory-1",
+    "fewer machines": "waiting-0",
+    "slow hosts": "waiting-2",
+}
+EPISODES_SHOWN = 400
+RANKS_SHOWN = 16
+
+
+def survival_document(answer: Survival, model: str = "") -> Document:
+    """Everything that there is to see of policies on the same failures, the best one first."""
+    asked = answer.asked
+    entries = sorted(answer.entries, key=lambda one: (-one.ettr, answer.entries.index(one)))
+    days = f"{asked.days:g} day{'' if asked.days == 1 else 's'}"
+    return Document(
+        "survival",
+        f"{model} on {asked.gpus:,} GPUs for {days}" if model else f"{asked.gpus:,} GPUs for {days}",
+        list(_views(answer, entries)),
+        list(_details(answer, entries)),
+        f"{asked.replicas:,} replicas of {asked.stages:,} stages · failures {plain(asked.process.name)}"
+        f" ({plain(asked.process.source)}) · {asked.seeds:,} runs",
+    )
+
+
+def _share(one: PolicyEntry) -> Number:
+    return Number(one.ettr, "share", one.ettr_p5, one.ettr_p95)
+
+
+def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
+    best, worst, first = entries[0], entries[-1], answer.entries[0]
+    loss = max((part for part in best.waterfall if part != "productive"), key=lambda part: best.waterfall[part])
+    most = best.waterfall[loss] / answer.wall_s
+    beside = f"; with {worst.policy} {text_of(worst.ettr, 'share')}" if worst is not best else ""
+    said = f"; its largest loss is {loss}, {text_of(most, 'share')}" if most > 0 else ""
+    verdict = f"{text_of(best.ettr, 'share')} of the time trains with {best.policy}{beside}{said}."
+    yield Headline(verdict, "effective training time", _share(best), "good")
+    planned = f", and {first.planned:,.0f} planned" if first.planned else ""
+    every = "nothing fails"
+    if math.isfinite(answer.mttf_s):
+        every = f"one every {text_of(answer.mttf_s, 's')}{planned}"
+    elif planned:
+        every += planned
+    every += f"; 80 % of runs: {first.interruptions_p10:,.0f} to {first.interruptions_p90:,.0f}"
+    of_all = f"of {text_of(best.gpu_hours, 'count')}"
+    stall = f"a stall of {text_of(best.checkpoint_stall_s, 's')}"
+    money = [] if best.cost_usd is None else [Figure("cost", Number(best.cost_usd, "$"))]
+    yield Figures(
+        [
+            Figure("effective training time", _share(best), f"with {best.policy}"),
+            Figure("interruptions", Number(first.interruptions, "count"), every),
+            Figure("GPU-hours wasted", Number(best.gpu_hours_wasted, "count"), of_all),
+            Figure("save every", Number(best.checkpoint_interval_s, "s"), stall),
+            *money,
+        ]
+    )  # fmt: skip
+    yield _policies(entries)
+    yield Bars("Where the wall time goes (mean run)", "s", [_waterfall(one) for one in entries])
+
+
+def _policies(entries: Sequence[PolicyEntry]) -> Table:
+    columns = [
+        *(
+            Column("policy"),
+            Column("effective time", "share"),
+            Column("closed form", "share"),
+            Column("linear", "share"),
+        ),
+        *(Column("save every", "s"), Column("standbys", "count"), Column("GPU-hours wasted", "count")),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            *(one.policy, _share(one), one.ettr_exact, one.ettr_linear, one.checkpoint_interval_s, one.standbys),
+            one.gpu_hours_wasted,
+        ]
+        for one in entries
+    ]
+    for name, unit, values in (
+        ("tokens/s", "count", [one.tokens_per_s for one in entries]),
+        ("cost", "$", [one.cost_usd for one in entries]),
+    ):
+        if any(value is not None for value in values):
+            columns.append(Column(name, unit))
+            rows = [[*row, value] for row, value in zip(rows, values, strict=True)]
+    return Table(
+        "Policies, on the same failures",
+        columns,
+        rows,
+        "best first; in brackets 5 and 95 % of the runs",
+        most=len(rows),
+    )
+
+
+def _waterfall(one: PolicyEntry) -> Bar:
+    return Bar(
+        one.policy, [Part(part, one.waterfall[part], slot) for part, slot in COLOURS.items() if one.waterfall[part] > 0]
+    )
+
+
+def _details(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
+    parts = [part for part in COLOURS if any(one.waterfall[part] > 0 for one in entries)]
+    rows: list[tuple[Cell, ...]] = [
+        (part, *(Number(one.waterfall[part] / answer.wall_s, "share") for one in entries)) for part in parts
+    ]
+    yield Table(
+        "Share of the wall time", [Column(""), *(Column(one.policy, "share") for one in entries)], rows, most=len(rows)
+    )
+    causes = sorted(entries[0].interruptions_by_cause.items(), key=lambda item: (-item[1], item[0]))
+    bars = [Bar(name, [Part(name, count, "comm-2")]) for name, count in causes if count]
+    yield Bars("Interruptions by cause (mean run)", "count", bars)
+    best = answer.asked.gpus
+    yield Curve(
+        "Effective training time by GPUs",
+        Axis("GPUs", "count", log=True),
+        Axis("effective time", "share", low=_floor([e for one in entries for _, e in one.scale_curve]), high=1.0),
+        [
+            Series(one.policy, [float(n) for n, _ in one.scale_curve], [e for _, e in one.scale_curve])
+            for one in entries
+        ],
+        note=f"closed form, each with its own best interval; asked: {best:,} GPUs",
+    )
+    yield Curve(
+        "Effective training time by checkpoint interval",
+        Axis("interval", "s", log=True),
+        Axis("effective time", "share", low=_floor([e for one in entries for _, e, _ in one.interval_curve]), high=1.0),
+        [
+            Series(one.policy, [d for d, _, _ in one.interval_curve], [e for _, e, _ in one.interval_curve])
+            for one in entries
+        ],
+        note="closed form",
+    )
+    pooled = [one for one in entries if one.standby_curve]
+    if pooled:
+        series = [
+            Series(one.policy, [float(k) for k, _ in one.standby_curve], [c for _, c in one.standby_curve])
+            for one in pooled
+        ]
+        yield Curve("Machines' worth of time lost by standbys", Axis("standbys", "count"), Axis("machines", ""), series)
+    lanes = [Lane(one.policy, [_span(stop) for stop in _longest(one.stops)]) for one in entries]
+    yield Lanes(
+        "The first run: what was not productive", lanes, f"the longest {EPISODES_SHOWN} stretches of each policy"
+    )
+
+
+def _floor(shares: Sequence[float]) -> float:
+    """A tenth at or below them all."""
+    return min(math.floor(min(shares, default=0.0) * 10) / 10, 0.9)
+
+
+def _span(stop: Episode) -> Span:
+    return Span(
+        stop.begin_ns / 1e9, stop.end_ns / 1e9, stop.cause or stop.part, stop.part, COLOURS.get(stop.part, "line-7")
+    )
+
+
+def _longest(stops: Sequence[Episode]) -> list[Episode]:
+    longest = sorted(_joined(stops), key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
+    return sorted(longest, key=lambda each: each.begin_ns)
+
+
+def _joined(episodes: Sequence[Episode]) -> list[Episode]:
+    """Phases of one recovery as one stop, named by the longest."""
+    joined: list[Episode] = []
+    longest_ns = 0
+    for each in episodes:
+        length = each.end_ns - each.begin_ns
+        if joined and joined[-1].end_ns == each.begin_ns and joined[-1].cause == each.cause:
+            part = each.part if length > longest_ns else joined[-1].part
+            joined[-1] = Episode(joined[-1].begin_ns, each.end_ns, part, each.cause)
+            longest_ns = max(longest_ns, length)
+        else:
+            joined.append(each)
+            longest_ns = length
+    return joined
+
+
+def spot_document(answer: SpotAnswer) -> Document:
+    """Policies on machines that are taken away."""
+    nodes = [minute.nodes for minute in answer.trace.minutes]
+    went = sum(minute.removed for minute in answer.trace.minutes)
+    best = max(answer.entries, key=lambda one: one.samples)
+    others = [one for one in answer.entries if one is not best]
+    beside = "".join(f", {one.policy} {text_of(one.samples, 'count')}" for one in others)
+    columns = [
+        *(Column("policy"), Column("samples", "count"), Column("samples/s", ""), Column("effective time", "share")),
+        *(Column("moving", "s"), Column("node-hours", ""), Column("samples per node-hour", "count")),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            *(one.policy, one.samples, one.samples / answer.wall_s, one.ettr, one.waterfall["moving"], one.node_hours),
+            one.samples / one.node_hours if one.node_hours else None,
+        ]
+        for one in answer.entries
+    ]
+    if any(one.cost_usd is not None for one in answer.entries):
+        columns += [Column("cost", "$"), Column("per million samples", "$")]
+        rows = [
+            [*row, one.cost_usd, one.usd_per_million_samples] for row, one in zip(rows, answer.entries, strict=True)
+        ]
+    knows = "the future" if answer.forecast == "known" else "nothing of the future"
+    minutes = [60.0 * at for at in range(len(nodes))]
+    views: list[View] = [
+        Headline(f"{best.policy} trains {text_of(best.samples, 'count')} samples{beside}.", tone="good"),
+        Table("Policies, on the same machines", columns, rows, most=len(rows)),
+        Notes("Look-ahead", [f"parcae looks {answer.look_ahead} decisions ahead and knows {knows}"]),
+    ]
+    machines = Series("machines", minutes, [float(one) for one in nodes], form="steps")
+    curve = Curve("Machines there", Axis("time", "s"), Axis("machines", "count"), [machines])
+    title = f"{answer.model} on {min(nodes)} to {max(nodes)} spot machines for {text_of(answer.wall_s, 's')}"
+    return Document("survival on spot machines", title, views, [curve], f"{went:,} of them taken away")
+
+
+def verdict_document(answer: Verdict) -> Document:
+    """Who is to blame, and own time by rank and segment."""
+    first = answer.culprits[0].sentence if answer.culprits else "Nobody hangs, and nobody is slow."
+    names = sorted({name for parts in answer.own_s.values() for name in parts})
+    blamed = {one.rank for one in answer.culprits}
+    ranks = sorted(answer.own_s)
+    order = sorted(ranks, key=lambda rank: (rank not in blamed, -sum(answer.own_s[rank].values()), rank))
+    views: list[View] = [Headline(first, tone="bad" if answer.culprits else "good")]
+    views.append(Notes("Also", [one.sentence for one in answer.culprits[1:]], "warn"))
+    rows: list[tuple[Cell, ...]] = [
+        (f"{rank}", *(answer.own_s[rank].get(name, 0.0) for name in names)) for rank in order
+    ]
+    columns = [Column("rank"), *(Column(name, "s") for name in names)]
+    views.append(Table("Own time by rank", columns, rows, most=RANKS_SHOWN))
+    typical = {name: median([parts.get(name, 0.0) for parts in answer.own_s.values()]) for name in names}
+    step = answer.step_s or 1.0
+    values = [max(0.0, answer.own_s[rank].get(name, 0.0) - typical[name]) / step for rank in ranks for name in names]
+    sentences = {(one.rank, one.where): one.sentence for one in answer.culprits}
+    texts = [
+        (at * len(names) + row, sentences[rank, name])
+        for at, rank in enumerate(ranks)
+        for row, name in enumerate(names)
+        if (rank, name) in sentences
+    ]
+    details: list[View] = []
+    if values:
+        sides = Grid("rank", len(ranks), [f"rank {rank}" for rank in ranks]), Grid("segment", len(names), names)
+        details.append(
+            Heat(
+                "Ranks and segments",
+                *sides,
+                values,
+                "above the median, of the step",
+                "share",
+                0.0,
+                max(*values, 0.01),
+                texts,
+            )
+        )
+    return Document("watch", "Who waits for whom", views, details, f"step {text_of(answer.step_s, 's')}")

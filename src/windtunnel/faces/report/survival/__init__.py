@@ -1,1 +1,0 @@
-"""What failures cost a job, on the console and as a page."""

@@ -1,0 +1,68 @@
+"""Bytes and text of files that a user names: regular files of bounded size, unpacked to bounded size.
+
+A pipe would wait for ever, a device never ends, a sparse file holds terabytes of nothing, a few kilobytes of gzip
+unpack to more than fits in memory. Each is one InputFileError, as is any file that cannot be read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+
+from windtunnel.errors import InputFileError
+
+MIB = 1 << 20
+TEXT_BYTES_MOST = 64 * MIB  # of tables and specs
+UNPACKED_BYTES_MOST = 4096 * MIB
+READABLE = "give the path of a file that can be read"
+GZIP = b"\x1f\x8b"
+
+
+def read_bytes(path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST) -> bytes:
+    """All of a file of at most `most` bytes. Raises InputFileError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise InputFileError(path, "is a pipe or a device, not a file", remedy)
+            # Said before a sparse file of terabytes is read; the size of a file of /proc is 0.
+            content = b"" if found.st_size > most else file.read(most + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        raise InputFileError(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
+    if found.st_size > most or len(content) > most:
+        raise InputFileError(path, f"is larger than {most // MIB or 1} MiB", remedy)
+    return content
+
+
+def read_text(path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST) -> str:
+    """All of a text file in UTF-8, unpacked where gzip packed it. Raises InputFileError."""
+    raw = read_bytes(path, remedy, most)
+    if raw.startswith(GZIP):
+        raw = gunzip(raw, path, remedy, most)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputFileError(path, f"is not text in UTF-8 (byte {error.start})", remedy) from None
+
+
+def gunzip(
+    packed: bytes, path: str | os.PathLike[str], remedy: str = READABLE, most: int = UNPACKED_BYTES_MOST
+) -> bytes:
+    """What gzip packed, in one or several members. Raises InputFileError where it is damaged or more than `most`."""
+    parts, total = [], 0
+    while packed:
+        stream = zlib.decompressobj(wbits=31)
+        try:
+            part = stream.decompress(packed, most - total + 1)
+        except zlib.error as error:
+            raise InputFileError(path, f"is no gzip, or is damaged ({error})", remedy) from None
+        parts.append(part)
+        total += len(part)
+        if total > most:
+            raise InputFileError(path, f"unpacks to more than {most // MIB or 1} MiB", remedy)
+        if not stream.eof:
+            raise InputFileError(path, "is gzip that is cut off", remedy)
+        packed = stream.unused_data
+    return b"".join(parts)

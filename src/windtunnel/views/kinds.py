@@ -1,0 +1,324 @@
+"""The twelve kinds of views. A view holds numbers with their units, never the text of them.
+
+Times are seconds, sizes bytes. `colour` is a slot of the one palette, such as compute-0 or line-2
+(`report/templates/views.css`): the same thing has one colour in every picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from windtunnel.errors import SpecError
+from windtunnel.views.number import Number
+
+Tone = Literal["good", "calm", "warn", "bad"]
+Cell = Number | str | float | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The answer: one sentence that says what it means, and the figure that it is about."""
+
+    verdict: str
+    figure: str = ""
+    number: Number | None = None
+    tone: Tone = "calm"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A named figure, or a word in the place of one."""
+
+    name: str
+    number: Number | str
+    note: str = ""
+    filled: float | None = None  # share of a gauge
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The few figures that a person looks for first."""
+
+    figures: Sequence[Figure]
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a bar."""
+
+    label: str
+    value: float
+    colour: str = "line-0"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Parts end to end."""
+
+    label: str
+    parts: Sequence[Part]
+    limit: float | None = None  # a mark, such as a capacity
+    note: str = ""
+
+    @property
+    def length(self) -> float:
+        """All parts together."""
+        return sum(part.value for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One bar with its parts as a table, whose printed parts sum to the printed total; or several on one scale.
+
+    `whole`: what shares are of, where that is not the bar. `signed`: parts may be negative, as a difference has them.
+    """
+
+    title: str
+    unit: str
+    bars: Sequence[Bar]
+    total: str = "all"
+    whole: float | None = None
+    note: str = ""
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        for bar in self.bars:
+            for part in bar.parts:
+                if not math.isfinite(part.value) or (part.value < 0 and not self.signed):
+                    raise SpecError(f"{self.title}: {part.label}", part.value, "a part is finite and not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. `unit`: of its plain numbers; text: words, from the left."""
+
+    name: str
+    unit: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows. A console shows the first `most`; a page scrolls and sorts. `by_row`: rows share a unit, not columns."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+    most: int = 12
+    by_row: bool = False
+    links: Sequence[str] = ()  # where a row is looked at, one address a row
+    folded: bool = False  # a page shows it when asked
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise SpecError(self.title, len(row), f"a row has {len(self.columns)} cells, one for each column")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What is drawn along it, and its unit; where it begins and ends if not with the data."""
+
+    name: str
+    unit: str = ""
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one thing. `panel`: series with the same one share a picture; all pictures share their axes."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    form: Literal["line", "steps", "points", "columns"] = "line"
+    colour: str = ""
+    dashed: bool = False
+    labels: Sequence[str] = ()  # of points
+    panel: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A line across a picture: a capacity, a promise. `movable`: a page says up to which x it is kept."""
+
+    value: float
+    label: str
+    movable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Lines or points over an axis."""
+
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    limits: Sequence[Limit] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a lane."""
+
+    begin_s: float
+    end_s: float
+    label: str
+    family: str = ""  # what its colour means
+    colour: str = "line-0"
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What happens in one place, in the order of time; neighbours with the same `group` are drawn together."""
+
+    name: str
+    spans: Sequence[Span]
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """A timeline: streams of ranks, nodes of a fleet, replicas, a critical path. `marked`: what a mark says."""
+
+    title: str
+    lanes: Sequence[Lane]
+    note: str = ""
+    marked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One side of a heat map: so many of what, named one by one or by number."""
+
+    name: str
+    count: int
+    labels: Sequence[str] = ()
+
+    def label(self, number: int) -> str:
+        """How one is called."""
+        return self.labels[number] if self.labels else f"{self.name} {number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A figure over two sides. `values`: by column and then by row, None where there is nothing; `texts` of cells."""
+
+    title: str
+    columns: Grid
+    rows: Grid
+    values: Sequence[float | None]
+    number: str  # what the values are
+    unit: str = ""
+    low: float | None = None  # of the scale
+    high: float | None = None
+    texts: Sequence[tuple[int, str]] = ()  # index in `values`, what is to be said of it: such cells are outlined
+    note: str = ""
+
+    def place(self, at: int) -> str:
+        """The cell of a value, in words."""
+        column, row = divmod(at, self.rows.count)
+        return f"{self.columns.label(column)}, {self.rows.label(row)}"
+
+    def __post_init__(self) -> None:
+        if len(self.values) != self.columns.count * self.rows.count:
+            raise SpecError(self.title, len(self.values), "a heat map has a value for each cell")
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Something that flows come from and go to."""
+
+    name: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Boxes, and arrows (from, to, how much) between them."""
+
+    title: str
+    boxes: Sequence[Box]
+    arrows: Sequence[tuple[int, int, Number]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the question, in words of the command line, and what it was predicted to bring."""
+
+    words: str
+    gain: Number
+    figures: Sequence[Number]
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What would make it better. `names`: of the gain and the figures."""
+
+    title: str
+    names: Sequence[str]
+    changes: Sequence[Change]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What goes into a formula."""
+
+    name: str
+    number: Number
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """A figure opened: its formula and terms."""
+
+    figure: str
+    formula: str
+    terms: Sequence[Term]
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Sentences."""
+
+    title: str
+    lines: Sequence[str]
+    tone: Tone = "calm"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Text that belongs to another tool: launch files, a failure process. Pairs of a name and a text."""
+
+    title: str
+    files: Sequence[tuple[str, str]]
+
+
+View = Headline | Figures | Bars | Table | Curve | Lanes | Heat | Flow | Changes | Why | Notes | Files
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """An answer as it is shown. A console prints `views` and, when asked for all, `details`; a page shows both."""
+
+    subject: str  # what kind of answer, such as prediction
+    title: str
+    views: Sequence[View]
+    details: Sequence[View] = ()
+    subtitle: str = ""
+    hash: str = ""
+    command: str = ""  # that asks it again

@@ -1,0 +1,67 @@
+"""A fleet as views: policies in one unit, jobs with what was held when they came, and names that stay text."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from windtunnel.faces.report.draw.console import print_document
+from windtunnel.faces.report.draw.page import page_of
+from windtunnel.faces.report.fleet import Fleet, fleet_document
+from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.outcome import Outcome, aggregates
+from windtunnel.views import Curve, Headline, Table
+
+
+def _outcome() -> Outcome:
+    submit, gpus = np.array([0.0, 5.0]), np.array([8, 8])
+    never, none = np.full(2, np.nan), ("", "")
+    jobs = Jobs(
+        "t", ("a", "<b>"), np.arange(2), submit, gpus, np.array([100.0, 30.0]), never, never, never, never, none, none
+    )
+    return Outcome(
+        jobs, "fifo", "exact", np.array([0.0, 100.0]), np.array([100.0, 130.0]), np.zeros(2, np.int64),
+        np.array([800.0, 240.0]), np.zeros(2, np.int8),
+    )  # fmt: skip
+
+
+def _fleet(gpus: int = 8) -> Fleet:
+    outcome = _outcome()
+    return Fleet("t", "c", gpus, [aggregates(outcome, gpus)], [outcome])
+
+
+def test_a_job_says_its_times_and_what_was_held_when_it_came() -> None:
+    tables = {view.title: view for view in fleet_document(_fleet()).details if isinstance(view, Table)}
+    (second, first) = tables["These jobs under fifo"].rows
+    assert second == ("<b>", 8.0, 5.0, 95.0, 100.0, 130.0, "8 of 8 GPUs were held when it came")
+    assert first[-1] == "it did not wait"
+    wide = {view.title: view for view in fleet_document(_fleet(16)).details if isinstance(view, Table)}
+    assert str(wide["These jobs under fifo"].rows[0][-1]).startswith("8 GPUs were free")
+
+
+def test_gpus_in_use_and_jobs_that_wait_are_drawn_over_time() -> None:
+    curves = {view.title: view for view in fleet_document(_fleet(16)).details if isinstance(view, Curve)}
+    use, queue = curves["GPUs in use"].series[0], curves["Jobs that wait"].series[0]
+    assert set(use.y[:-1]) == {0.5}
+    assert {y for x, y in zip(queue.x, queue.y, strict=True) if 5.5 < x < 99.5} == {1.0}
+    assert {y for x, y in zip(queue.x, queue.y, strict=True) if x > 100.5} == {0.0}
+
+
+def test_names_of_jobs_are_never_markup() -> None:
+    text = page_of(fleet_document(_fleet()))
+    assert "&lt;b&gt;" in text
+    assert "<b>:" not in text
+    assert ">8</td>" in text
+
+
+def test_a_row_of_times_has_one_unit_and_the_best_policy_is_named() -> None:
+    figures = [{"policy": name, "jobs": 2, "jct_mean_s": value} for name, value in (("fifo", 11_000.0), ("srtf", 60.0))]
+    file = io.StringIO()
+    document = fleet_document(Fleet("jobs.csv", "h100:8", 8, figures))
+    print_document(document, Console(file=file, width=100))
+    (row,) = [line for line in file.getvalue().splitlines() if line.startswith("mean JCT") and "with" not in line]
+    assert row.split() == ["mean", "JCT", "3.056", "h", "0.017", "h"]
+    verdict = next(view for view in document.views if isinstance(view, Headline))
+    assert verdict.verdict == "srtf is best of 2: 60.00 s mean JCT, fifo 3.056 h (183.33 x)."

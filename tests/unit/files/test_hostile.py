@@ -1,0 +1,192 @@
+"""Files that a user names: what would wait for ever, never end or not fit is an error, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import InputFileError
+from windtunnel.files.bytes import gunzip, read_bytes, read_text
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+
+
+def test_files_are_read_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("\ufeffa\r\nbé".encode())
+    assert read_bytes(tmp_path / "text") == "\ufeffa\r\nbé".encode()
+    assert read_text(tmp_path / "text") == "a\r\nbé"
+    (tmp_path / "packed").write_bytes(gzip.compress("é".encode()))
+    assert read_text(tmp_path / "packed") == "é"
+    assert gunzip(gzip.compress(b"one") + gzip.compress(b"two"), "x") == b"onetwo"
+
+
+def test_what_never_ends_or_is_too_large_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputFileError, match="pipe or a device"):
+            read_bytes(path)
+    (tmp_path / "long").write_bytes(b"x" * 11)
+    assert len(read_bytes(tmp_path / "long", most=11)) == 11
+    with pytest.raises(InputFileError, match="larger than"):
+        read_bytes(tmp_path / "long", most=10)
+    for path in (tmp_path, tmp_path / "none", tmp_path / "a\0b", Path("/proc/self/mem")):
+        with pytest.raises(InputFileError, match="cannot be read"):
+            read_bytes(path)
+    (tmp_path / "latin").write_bytes(b"a\xff")
+    with pytest.raises(InputFileError, match=r"not text in UTF-8 \(byte 1\)"):
+        read_text(tmp_path / "latin")
+
+
+@pytest.mark.parametrize(
+    ("packed", "problem"),
+    [
+        (gzip.compress(bytes(10_000), mtime=0), "unpacks to more"),
+        (gzip.compress(b"abc", mtime=0)[:-3], "cut off"),
+        (b"nonsense", "no gzip"),
+    ],
+)
+def test_what_unpacks_to_too_much_or_is_damaged_is_refused(packed: bytes, problem: str) -> None:
+    with pytest.raises(InputFileError, match=problem):
+        gunzip(packed, "x", most=9_999)
+
+
+ASK_ALL = """
+import json, resource, sys
+from contextlib import redirect_stderr
+from io import StringIO
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+from windtunnel.faces.cli import main
+for words in json.load(sys.stdin):
+    said = StringIO()
+    with redirect_stderr(said):
+        status = main(words)
+    print(json.dumps([status, said.getvalue()]), flush=True)
+"""
+
+
+def answers_in_bounded_memory(questions: list[list[str]], folder: Path) -> list[tuple[int, str]]:
+    """Status and message of each, all in one process."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_ALL],
+        input=json.dumps(questions),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=400,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(questions), (answers, done.stderr[-500:])
+    return answers
+
+
+def deep(opened: str, closed: str) -> str:
+    return opened * 200_000 + "1" + closed * 200_000
+
+
+HOSTILE = {
+    "alias bomb": BOMB,
+    "circle": "a: &a [*a]\n",
+    "python": "a: !!python/object/apply:os.system ['touch ran']\n",
+    "NaN": '{"job": NaN, "gpus": NaN}',
+    "NUL": "a,b\n\0,\0\n",
+    "not UTF-8": b"a,b\n\xff\xfe,1\n",
+    "deep list": deep("[", "]"),
+    "deep mapping": deep('{"a": ', "}"),
+    "deep block": "- " * 200_000 + "x\n",
+    "many values": "[" + "0," * 3_000_000 + "0]",
+    "gzip bomb": gzip.compress(bytes(300 << 20)),
+    "long number": '{"gpus": ' + "9" * 5000 + "}",
+    "empty": "",
+}
+PLACES = ("pipe", "folder", "sparse", "/dev/zero", "/proc/self/mem")
+
+
+def hostile(what: str, path: Path) -> None:
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what.startswith("/"):
+        path.symlink_to(what)
+    elif what == "sparse":
+        with path.open("wb") as file:
+            file.truncate(20 << 30)
+    else:
+        content = HOSTILE[what]
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+PREDICT = ["predict", "mixtral-8x7b", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "128", "--no-save"]
+FLEET = ["fleet", "jobs.csv", "--cluster", "v100:8"]
+SERVE = ["serve", "llama-3.2-1b", "--cluster", "h100-sxm:1"]
+SURVIVE = ["survive", "--cluster", "h100-sxm:16", "--seeds", "2"]
+# Every verb that reads a file, at every place where it does.
+QUESTIONS: dict[str, list[list[str]]] = {
+    "in.json": [
+        ["predict", "FILE", *PREDICT[2:]],
+        [*PREDICT, "--plan", "FILE"],
+        ["fleet", "FILE", *FLEET[2:]],
+        ["explain", "FILE"],
+        ["compare", "FILE", "FILE"],
+        ["whatif", "FILE", "--set", "plan.tp=2"],
+    ],
+    "in.yaml": [
+        [*PREDICT, "--cluster", "FILE"],
+        [*PREDICT, "--plan", "FILE"],
+        [*PREDICT, "--slow", "FILE"],
+        ["plan", "mixtral-8x7b", "--cluster", "FILE"],
+        ["sweep", "FILE", "--out", "out.parquet"],
+        ["fleet", "FILE", *FLEET[2:]],
+        [*FLEET[:3], "FILE"],
+        [*FLEET, "--policy", "FILE"],
+        [*FLEET, "--policy", "lyra", "--serving", "FILE"],
+        ["serve", "FILE"],
+        [*SERVE, "--engine", "FILE"],
+        [*SURVIVE, "--failures", "FILE"],
+        ["calibrate", "--show", "FILE"],
+    ],
+    "in.csv": [
+        [*PREDICT, "--router-load", "FILE"],
+        [*PREDICT, "--lengths", "FILE"],
+        ["fleet", "FILE", *FLEET[2:]],
+        [*FLEET, "--policy", "srtf", "--capacity", "FILE"],
+        [*SERVE, "--workload", "FILE"],
+        [*SERVE, "--kernels", "FILE", "--rate", "1"],
+        [*SURVIVE, "--failures", "FILE", "--observed", "16:30"],
+        ["survive", "--spot", "FILE", "--policy", "parcae"],
+        ["validate", "FILE"],
+    ],
+    "in.txt": [["fleet", "FILE", *FLEET[2:]], ["fleet", "flows", "FILE"], [*PREDICT, "--plan", "FILE"]],
+    "in.toml": [[*PREDICT, "--plan", "FILE"]],
+    "in.jsonl": [[*SERVE, "--workload", "FILE"]],
+    "in.parquet": [["fleet", "FILE", *FLEET[2:]], ["explain", "FILE"], ["sweep", "FILE", "--show", "a_vs_b"]],
+    "in.et": [["explain", "FILE"]],
+    "in.csv.gz": [["fleet", "FILE", *FLEET[2:]]],
+    "in.json.gz": [["explain", "FILE"]],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [*HOSTILE, *PLACES])
+def test_every_file_of_every_verb_is_read_within_bounds(what: str, tmp_path: Path) -> None:
+    """All questions in one process of bounded memory and time: one line and exit status 2 each, nothing run."""
+    (tmp_path / "jobs.csv").write_text("job,submit_s,gpus,duration_s\na,0,8,100\n")
+    asked = []
+    for name, questions in QUESTIONS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        hostile(what, folder / name)
+        asked += [[str(folder / name) if word == "FILE" else word for word in words] for words in questions]
+    for (status, said), words in zip(answers_in_bounded_memory(asked, tmp_path), asked, strict=True):
+        assert status == 2, (words, said)
+        assert said.startswith("windtunnel: error: "), (words, said)
+        assert len(said.splitlines()) == 1, (words, said)
+    assert not (tmp_path / "ran").exists()
