@@ -101,7 +101,7 @@ def test_steps_and_memory_are_those_of_serve() -> None:
         (["--policy", ","], "policy"),
         (["--notice", "soon"], "--notice"),
         (["--tp", "2"], "--tp"),
-        (["--slo", "ttft=1s"], "--slo"),
+        (["--slo", "ttft=1s"], "--ttft"),
         (["--max-num-seqs", "4"], "--max-num-seqs"),
         (["--router", "round-robin"], "--router"),
         (["--ep", "2"], "--ep"),
