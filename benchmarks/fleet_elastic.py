@@ -1,5 +1,7 @@
 """Speed of the elastic policies, jobs per CPU-second on one core: ElasticFlow beside the same code uncompiled; Pollux.
 
+In the published simulators' clocks (`validation/oracles`), and on the product's.
+
 python benchmarks/fleet_elastic.py [DATA]
 
 Without DATA: made-up jobs on 64 GPUs. With the folder of pollux_*.csv and ef_*.csv also the traces there.
@@ -14,10 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.studies.fleet.elasticflow import elasticflow
-from windtunnel.studies.fleet.elasticflow.state import EfJob
+sys.path.insert(0, str(Path(__file__).parents[1] / "validation"))
+from oracles.elasticflow import elasticflow
+from oracles.elasticflow.state import EfJob
+from oracles.run import in_adaptdl, in_elasticflow
+
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.tables import Tables
 
@@ -70,14 +76,15 @@ def main() -> None:
         ("pollux", "pollux_workloads.csv", "workload=1,load=1.0", "t4:64", 3),
         ("pollux", "pollux_workloads.csv", "workload=2,load=2.0", "t4:64", 3),
         ("pollux exact", "pollux_workloads.csv", "workload=1,load=1.0", "t4:64", 3),
+        ("elasticflow exact", "ef_traces.csv", "setting=fig8a", "t4:64", 3),
     )
     for name, file, where, cluster, times in runs:
         jobs, site = read_jobs(data / file, where), parse_site(cluster)
-        policy, _, clock = name.partition(" ")
-        options = Options(clock or ("adaptdl" if policy == "pollux" else "elasticflow"), tables)
+        policy, _, exact = name.partition(" ")
+        published = in_adaptdl if policy == "pollux" else in_elasticflow
 
-        def run(jobs=jobs, site=site, policy=policy, options=options) -> object:  # type: ignore[no-untyped-def]
-            return simulate(jobs, site, policy, options)
+        def run(jobs=jobs, site=site, policy=policy, exact=exact, published=published) -> object:  # type: ignore[no-untyped-def]
+            return simulate(jobs, site, policy, Options(tables)) if exact else published(jobs, site, policy, tables)
 
         run()  # compiled
         print(f"{name} {where}: {jobs_per_s(len(jobs), run, times):,.0f} jobs/s, {len(jobs)} jobs", flush=True)

@@ -31,25 +31,25 @@ def replays() -> None:
     """The kernels that compile when they are imported, and coflows."""
     for name in ("fixed_kernels", "shared_kernels"):
         import_module(f"windtunnel.physics.engine.compiled.{name}")
-    coflows("exact")
+    coflows()
 
 
 def simulators() -> None:
-    """CoflowSim's clock, what draws samples, and queues of jobs."""
+    """What draws samples, and queues of jobs."""
     import_module("windtunnel.physics.engine.compiled.lane_kernels")
-    coflows("coflowsim")
     queues()
 
 
-def coflows(clock: str) -> None:
+def coflows() -> None:
     from windtunnel.studies.fleet.flows import read_trace, run_flows
 
-    run_flows(read_trace(Path(__file__).parent / "unit" / "fleet" / "coflows.txt"), "sebf", clock)
+    run_flows(read_trace(Path(__file__).parent / "unit" / "studies" / "fleet" / "coflows.txt"), "sebf")
 
 
 def queues() -> None:
     from windtunnel.studies.fleet.jobs.read import read_jobs
-    from windtunnel.studies.fleet.run import Options, simulate
+    from windtunnel.studies.fleet.options import Options
+    from windtunnel.studies.fleet.run import simulate
     from windtunnel.studies.fleet.site import parse_site
 
     with tempfile.TemporaryDirectory() as folder:

@@ -74,7 +74,6 @@ def test_lint(trace):
         (("--cluster", "v100:8", "--policy", "nonsense"), "--policy = 'nonsense'"),
         (("--cluster", "v100:8", "--clock", "sun"), "--clock = 'sun'"),
         (("--cluster", "v100:8", "--policy", "pollux"), "--tables"),
-        (("--cluster", "v100:8", "--policy", "tiresias", "--clock", "adaptdl"), "--tables"),
     ],
 )
 def test_mistakes_are_one_line(trace, words, message):

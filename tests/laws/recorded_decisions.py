@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from windtunnel.studies.fleet.decision import Decision, Policy, Snapshot
+from windtunnel.studies.fleet.decision import Decision, Policy, Snapshot, copied
 
 
 class Step(NamedTuple):
@@ -29,6 +29,7 @@ class Recorded:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """As the inner policy does."""
+        kept = copied(snapshot)
         decision = self.inner.decide(snapshot)
-        self.log.append(Step(snapshot, decision))
+        self.log.append(Step(kept, decision))
         return decision

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
 from windtunnel.physics.engine.compiled.fleet import queue_kernels
-from windtunnel.studies.fleet.exact.clock import NS, Clock, NodeChange, Running
-from windtunnel.studies.fleet.exact.policies import policy_of
-from windtunnel.studies.fleet.exact.work import Rigid, Scaling
+from windtunnel.studies.fleet.board import Lines
+from windtunnel.studies.fleet.clock import Clock, NodeChange
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
+from windtunnel.studies.fleet.policies.table import POLICIES as TRAITS
+from windtunnel.studies.fleet.running import NS, Running
+from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.work import Rigid, Scaling
 
 POLICIES = ("tiresias", "gittins", "srtf", "themis")
 
@@ -22,6 +26,10 @@ jobs_strategy = st.lists(
     min_size=1,
     max_size=25,
 )
+
+
+def made(name):
+    return TRAITS[name].made(parse_site("gpu:2x8"), Options())
 
 
 def arrays(jobs):
@@ -135,7 +143,7 @@ def test_more_gpus_never_delay_the_makespan_of_fifo(jobs):
 
 def run_exact(name, jobs, log=None, **more):
     running = [Running(at, submit * NS, gpus, Rigid(float(lasts))) for at, (submit, lasts, gpus) in enumerate(jobs)]
-    clock = Clock(running, [8, 8], Recorded(policy_of(name, 0), [] if log is None else log), **more)
+    clock = Clock(running, [8, 8], Recorded(made(name), [] if log is None else log), **more)
     clock.run()
     return running
 
@@ -157,7 +165,7 @@ def test_work_is_conserved_across_preemptions(name, jobs):
 def test_leases_never_overlap_and_decisions_replay(name, jobs):
     log = []
     run_exact(name, jobs, log)
-    fresh = policy_of(name, 0)
+    fresh = made(name)
     for step in log:
         assert fresh.decide(step.snapshot) == step.decision
         used = defaultdict(int)
@@ -165,6 +173,32 @@ def test_leases_never_overlap_and_decisions_replay(name, jobs):
             for node, count in job.placement:
                 used[node] += count
         assert all(count <= 8 for count in used.values())
+
+
+@pytest.mark.parametrize("name", [*NAMES, "tiresias", "srtf"])
+@settings(max_examples=25, deadline=None)
+@given(jobs=jobs_strategy, restart_s=st.sampled_from([0.0, 3.0]))
+def test_a_policy_of_lines_decides_on_its_board_as_on_a_snapshot(name, jobs, restart_s):
+    def ends(policy):
+        running = [
+            Running(at, submit * NS, gpus, Rigid(float(lasts), restart_s))
+            for at, (submit, lasts, gpus) in enumerate(jobs)
+        ]
+        clock = Clock(running, [8, 8], policy)
+        clock.run()
+        return [(job.start_ns, job.end_ns, job.restarts) for job in running]
+
+    policy = made(name)
+    assert isinstance(policy, Lines)
+    assert ends(policy) == ends(Recorded(policy, []))
+
+
+def test_traits_are_those_of_the_policies():
+    for traits in TRAITS.values():
+        if traits.loop == "clock":
+            policy = made(traits.name)
+            assert isinstance(policy, Lines) == (traits.asks == "lines"), traits.name
+            assert hasattr(policy, "interval_s") == (traits.asks == "rounds"), traits.name
 
 
 def test_one_server_queue_waits_as_pollaczek_and_khinchine_say():
@@ -205,7 +239,7 @@ def test_shortest_first_on_one_server_waits_as_phipps_says():
 def test_a_lost_node_costs_what_was_done_since_the_checkpoint():
     job = Running(0, 0, 8, Rigid(100.0))
     changes = [NodeChange(45 * NS, 0, 0), NodeChange(60 * NS, 0, 8)]
-    clock = Clock([job], [8], policy_of("srtf", 0), changes=changes, checkpoint_s=10.0)
+    clock = Clock([job], [8], made("srtf"), changes=changes, checkpoint_s=10.0)
     clock.run()
     assert job.lost_units == pytest.approx(5.0)
     assert job.end_ns == 120 * NS  # 45 s run, 15 s down, 60 s left of the 40 s kept
@@ -214,7 +248,7 @@ def test_a_lost_node_costs_what_was_done_since_the_checkpoint():
 def test_a_scaled_job_runs_at_the_rate_of_its_gpus():
     work = Scaling(100.0, {gpus: float(gpus) for gpus in range(1, 9)}, 8)
     job = Running(0, 0, 4, work)
-    Clock([job], [8], policy_of("optimus", 0)).run()
+    Clock([job], [8], made("optimus")).run()
     assert job.end_ns == 12.5 * NS
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.oversubscribe.clock import CHECKPOINT_S, MOVE_S, Machines, Task
 from windtunnel.studies.fleet.oversubscribe.machines import Beside, p95_of, service_slowdown
 from windtunnel.studies.fleet.oversubscribe.run import RULES
@@ -21,7 +22,7 @@ from windtunnel.studies.fleet.policies.oversubscribe import (
     throttle,
     youngest,
 )
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 
 MACHINES = 3

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from oracles.coflowsim.clock import run_ticks
 
 from windtunnel.studies.fleet.flows import POLICIES, read_trace, run_flows
 
@@ -34,12 +38,11 @@ def main() -> None:
     print("policy   ends that differ   mean CCT, s: CoflowSim's clock   exact   exact / CoflowSim's   CPU-s of both")
     for policy in asked.policies.split(","):
         begun = time.process_time()
-        ticks = run_flows(trace, policy, "coflowsim")
+        ticks = run_ticks(trace, policy)
         middle = time.process_time()
         exact = run_flows(trace, policy)
         done = time.process_time()
-        assert ticks.finish_tick is not None
-        ours = dict(zip(ticks.coflow, ticks.finish_tick.tolist(), strict=True))
+        ours = dict(zip((shuffle.name for shuffle in trace.shuffles), ticks.finish.tolist(), strict=True))
         known = published.get(policy, {})
         differ = f"{sum(ours[name] != tick for name, tick in known.items())} of {len(known)}" if known else "-"
         means[policy, "tick"], means[policy, "exact"] = ticks.cct_s.mean(), exact.cct_s.mean()

@@ -18,8 +18,10 @@ from pathlib import Path
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.loans.frontier import frontier
 from windtunnel.studies.fleet.loans.promised import loans_of
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import aggregates
-from windtunnel.studies.fleet.run import LYRA, Options, simulate
+from windtunnel.studies.fleet.policies.table import names_of
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 
 SITES = (
@@ -59,7 +61,7 @@ def main(data: Path, headroom: float = 0.05) -> None:
         )
         print(f"{trace} {where}: {nodes} servers, {servers} of the pool, offered load {load:.2f}")
         base = {}
-        for name in LYRA:
+        for name in names_of(lambda traits: traits.loop == "loans"):
             began = time.process_time()
             figures = aggregates(simulate(jobs, site, name, options), site.gpus)
             spent = time.process_time() - began

@@ -17,11 +17,16 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from oracles.coflowsim.clock import run_ticks
+from oracles.run import in_adaptdl, in_elasticflow
+
 from windtunnel.studies.fleet.flows import read_trace, run_flows
 from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import aggregates
 from windtunnel.studies.fleet.packing.study import packing_figures, read_nodes
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.tables import Tables
 
@@ -51,13 +56,13 @@ def adaptdl(data: Path, policies: tuple[str, ...], exact: bool) -> None:
             if not truth:
                 continue
             began = time.process_time()
-            outcome = simulate(jobs, parse_site("t4:64"), policy, Options("adaptdl", tables))
+            outcome = in_adaptdl(jobs, parse_site("t4:64"), policy, tables)
             spent = time.process_time() - began
             wanted = np.array([float(truth[name]["jct_s"]) for name in jobs.name])
             mean, published = float(np.nanmean(outcome.jct_s)), float(wanted.mean())
             more = f"mean {mean:,.4f} / {published:,.4f} = {mean / published:.4f}  {spent:.1f} CPU-s"
             if exact:
-                other = simulate(jobs, parse_site("t4:64"), policy, Options("exact", tables))
+                other = simulate(jobs, parse_site("t4:64"), policy, Options(tables))
                 gap = float(np.nanmean(other.jct_s)) / published
                 more += f"; exact clock {gap:.4f}"
             say(f"{policy} workload {workload} load {load}", int((outcome.jct_s == wanted).sum()), len(jobs), more)
@@ -69,8 +74,9 @@ def elasticflow(data: Path) -> None:
     for setting, cluster in (("fig8a", "t4:64"), ("fig10", "a100:128")):
         jobs = read_jobs(data / "ef_traces.csv", f"setting={setting}")
         for policy, logged in (("edf", "edf"), ("tiresias", "dlas-gpu"), ("gandiva", ""), ("elasticflow", "")):
-            outcome = simulate(jobs, parse_site(cluster), policy, Options("elasticflow", tables))
+            outcome = in_elasticflow(jobs, parse_site(cluster), policy, tables)
             figures = aggregates(outcome, 64)
+            ours = aggregates(simulate(jobs, parse_site(cluster), policy, Options(tables)), 64)["deadline_met_by_log"]
             truth = {
                 row["job"]: float(row["end_s"]) for row in logs if (row["setting"], row["policy"]) == (setting, logged)
             }
@@ -78,8 +84,9 @@ def elasticflow(data: Path) -> None:
             equal = sum(ends[name] == end for name, end in truth.items())
             scored, by_log = figures["deadline_met_scored"], figures["deadline_met_by_log"]
             more = f"on time: scored {scored:.3f}, by log {by_log:.3f}"
+            more += f"; the product's clock {ours:.3f}"
             if setting == "fig8a":
-                more += f", published {PUBLISHED_FIG8A[policy]:.3f}"
+                more += f"; published {PUBLISHED_FIG8A[policy]:.3f}"
             say(f"{policy} {setting}", equal, len(truth), more)
 
 
@@ -87,9 +94,8 @@ def coflows(data: Path) -> None:
     published = rows(data / "coflow_cct.csv")
     for name, policy in dict.fromkeys((row["trace"], row["policy"]) for row in published):
         trace = read_trace(data / f"coflow_{name}.txt")
-        ticks = run_flows(trace, policy.lower(), "coflowsim")
-        assert ticks.finish_tick is not None
-        ours = dict(zip(ticks.coflow, ticks.finish_tick.tolist(), strict=True))
+        ticks = run_ticks(trace, policy.lower())
+        ours = dict(zip((shuffle.name for shuffle in trace.shuffles), ticks.finish.tolist(), strict=True))
         truth = {
             row["coflow"]: int(row["finish_tick"])
             for row in published

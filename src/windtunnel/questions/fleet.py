@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About, OneOf
@@ -58,13 +58,6 @@ class Fleet(Simulated):
         About("Lyra: share of jobs that can use twice their GPUs (0.05).", SITE, least=0, most=1, rare=True),
     ] = None
     seeds: Annotated[int | None, About("So many runs of each policy give bands.", BANDS, least=1, most=100_000)] = None
-    clock: Annotated[
-        Literal["exact", "adaptdl", "elasticflow"],
-        About("exact, or as published simulators round: adaptdl, elasticflow (exact).", rare=True),
-    ] = "exact"
-    slot: Annotated[
-        float | None, About("Seconds between decisions in the clock elasticflow.", unit="time", rare=True)
-    ] = None
 
     def __post_init__(self) -> None:
         lyra = any(name.strip().lower().startswith("lyra") for name in self.policy.split(","))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import STRICT, About
 
@@ -21,6 +21,3 @@ class FleetFlows:
         About("One or several of sebf, scf, ncf, lcf, fifo, fair, d-clas (aalo), fai, with commas between (sebf)."),
     ] = "sebf"
     port: Annotated[str, About("What each port sends and receives, such as 10Gb/s (128 MiB/s).")] = ""
-    clock: Annotated[
-        Literal["exact", "coflowsim"], About("exact, or coflowsim: that simulator's own, to the tick.", rare=True)
-    ] = "exact"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
 
 Flags = list[tuple[str, str | None]]  # in order; None: a switch
 
@@ -44,9 +44,18 @@ def renewed(words: Sequence[str]) -> list[str]:
     return [*verb, *places, *_written([flag for flag in flags if flag[0] not in WHERE_IT_RUNS])]
 
 
+ELSEWHERE = {  # of `fleet`: flags whose clocks went
+    "--clock": "leave it out: published simulators' clocks are in validation/oracles",
+    "--slot": "leave it out: a policy's slot is slot_s in its YAML file, --policy edf.yaml",
+}
+
+
 def _renewed(words: list[str]) -> tuple[str, list[str]]:
     """The mode word that was found, or nothing, and the line of today."""
     verb, places, flags = _parsed(words)
+    for name, value in flags if verb[0] == "fleet" else ():
+        if name in ELSEWHERE:
+            raise SpecError(name, value, ELSEWHERE[name])
     if len(verb) > 1:
         flags = [("--rows" if verb[1] == "flows" and name == "--out" else name, value) for name, value in flags]
         return "", [*verb, *places, *_written(_renamed(flags))]

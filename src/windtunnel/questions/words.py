@@ -17,12 +17,14 @@ from typing import Any, get_args, get_origin
 
 from windtunnel import units
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import kind_of, pick, word_of
+from windtunnel.files.document import value_of
+from windtunnel.questions.about import kind_of, word_of
 from windtunnel.questions.question import (
     Field,
     as_given,
     changed,
     fields_of,
+    pick,
     plain,
     question_class,
     read,
@@ -131,16 +133,10 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
 
 def read_setting(text: str) -> tuple[str, Any]:
     """The path and the value of `PATH=VALUE`. Raises SpecError."""
-    import yaml
-
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
         raise SpecError("--set", text, f"write PATH=VALUE, such as {SET_EXAMPLE}")
-    try:
-        found = yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: what looks like a date and is none
-        return path.strip(), value
-    return path.strip(), found if isinstance(found, bool | int | float | str | list | dict | None) else value
+    return path.strip(), value_of(value)
 
 
 def words(question: Any) -> list[str]:

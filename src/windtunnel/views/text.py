@@ -25,7 +25,12 @@ _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")
 
 def plain(text: object) -> str:
     """One line without control characters: names come from user files and may hold terminal escapes."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(str(text).split()))
+    return printable(" ".join(str(text).split()))
+
+
+def printable(line: str) -> str:
+    """A line as it is, but for control characters."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
 
 
 def text_of(figure: Number | float | None, unit: str = "") -> str:

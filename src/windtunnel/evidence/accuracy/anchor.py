@@ -1,6 +1,10 @@
 """One-anchor calibration: a group's smallest run sets one efficiency factor, the rest is judged with it.
 
-    factor(source, GPU, model, precision) = measured / predicted of the run on the fewest GPUs
+    factor(source, GPU, model, precision, plan) = measured / predicted of the run on the fewest GPUs
+
+Plan: its degrees but for data parallelism, micro-batch, length and recomputation. What is missing in one layout is not
+what is missing in another: one factor for all of a model's layouts made them worse. A run without its like is left
+alone, and scored.
 
 Levels of specification are kept apart, so that no swept row is an anchor for a known one. Ties go to the smaller global
 batch, then to the earlier row. The factor is one number; it stands for what differs
@@ -9,18 +13,22 @@ between two installations of the same software: clocks, library builds, cluster 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from windtunnel.evidence.accuracy.outcome import Outcome
 
-Key = tuple[str, str, str, str, str]
+Key = tuple[object, ...]
 
 
 def anchored(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The outcomes with every scored group scaled by its anchor; anchors are marked, to be left out of the scores."""
     factors: dict[Key, tuple[float, str]] = {}
     scored = [outcome for outcome in outcomes if outcome.error is not None]
+    alike = Counter(_key(outcome) for outcome in scored)
     for outcome in sorted(scored, key=_size):
+        if alike[_key(outcome)] == 1:
+            continue
         row = outcome.row
         measured, predicted = row.measured_s, outcome.step_time_s
         assert measured is not None  # `error` is there, so both are
@@ -32,7 +40,8 @@ def anchored(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def _key(outcome: Outcome) -> Key:
     row = outcome.row
-    return (row.source, row.gpu, row.model, row.precision, row.level)
+    plan = (row.tp, row.pp, row.vpp, row.cp, row.ep, row.micro_batch, row.seq_len, row.recompute)
+    return (row.source, row.gpu, row.model, row.precision, row.level, *plan)
 
 
 def _size(outcome: Outcome) -> tuple[int, int, int]:

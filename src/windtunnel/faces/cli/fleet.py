@@ -145,7 +145,7 @@ def _print_flows(found: FlowsStudy) -> None:
     import numpy as np
     from rich.table import Table
 
-    title = f"Coflow completion time, seconds, {found.answers[0].clock} clock"
+    title = "Coflow completion time, seconds"
     table = Table(title=title, title_justify="left")
     for column in ("policy", "mean", "p50", "p95", "p99", "last end"):
         table.add_column(column, justify="left" if column == "policy" else "right")

@@ -93,10 +93,7 @@ def _find(text: str, root: Path) -> Path:
 
 
 def _question_yaml(result: Result) -> bytes:
-    import yaml
-
-    text: str = yaml.safe_dump(dict(result.question), sort_keys=False, allow_unicode=True)
-    return text.encode()
+    return to_yaml(dict(result.question)).encode()
 
 
 def _spec_yaml(result: Result) -> bytes:

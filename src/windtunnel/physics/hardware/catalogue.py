@@ -96,22 +96,22 @@ def with_settings(cluster: Cluster, settings: Mapping[str, Any]) -> Cluster:
     Raises:
         SpecError: as `parse_cluster`.
     """
-    from windtunnel.physics.hardware.spec import ClusterSchema, Place, cluster_from, gpu_from, validated
+    from windtunnel.physics.hardware.spec import Place, cluster_from, given_of, gpu_from
 
-    spec, _ = validated(ClusterSchema, settings, Place())
-    if spec.base is not None:
-        raise SpecError("base", spec.base, "a cluster that stands already keeps its base; name another cluster")
+    spec, _ = given_of(Cluster, settings, Place())
+    if "base" in spec:
+        raise SpecError("base", spec["base"], "a cluster that stands already keeps its base; name another cluster")
     if isinstance(settings.get("gpu"), Mapping) and "base" in settings["gpu"]:
         base = settings["gpu"]["base"]
         raise SpecError("gpu.base", base, f"a GPU is changed as a whole by its name: cluster.gpu={base}")
-    gpu = None
-    if isinstance(spec.gpu, str):
-        gpu = get_gpu(spec.gpu)
-    elif spec.gpu is not None:
-        gpu = gpu_from(spec.gpu, cluster.gpu, Place().inside("gpu"))
-    if gpu is not None and cluster.calibration is not None and spec.calibration is None:
+    gpu, asked = None, spec.get("gpu")
+    if isinstance(asked, str):
+        gpu = get_gpu(asked)
+    elif asked is not None:
+        gpu = gpu_from(asked, cluster.gpu, Place().inside("gpu"))
+    if gpu is not None and cluster.calibration is not None and "calibration" not in spec:
         cluster = _still_calibrated(cluster, gpu)
-    changed = cluster_from(settings, gpu, cluster, None if spec.n_gpus is not None else cluster.n_gpus, Place())
+    changed = cluster_from(settings, gpu, cluster, None if "n_gpus" in spec else cluster.n_gpus, Place())
     if changed.n_gpus > _LARGEST_CLUSTER:
         raise SpecError("cluster.gpus", changed.n_gpus, f"more than {_LARGEST_CLUSTER} GPUs is not meant")
     return changed
@@ -138,31 +138,33 @@ def _from_file(path: str | os.PathLike[str], n_gpus: int | None) -> Cluster:
 
 
 def _from_mapping(given: Mapping[str, Any], n_gpus: int | None, document: str | None) -> Cluster:
-    from windtunnel.physics.hardware.spec import ClusterSchema, GpuSchema, Place, cluster_from, gpu_from, validated
+    from windtunnel.physics.hardware.spec import Place, cluster_from, given_of, gpu_from
 
     place = Place("", document)
-    spec, written = validated(ClusterSchema, given, place)
-    if spec.n_gpus is not None and spec.n_gpus > _LARGEST_CLUSTER:
-        raise place.error(written["n_gpus"], spec.n_gpus, f"more than {_LARGEST_CLUSTER} GPUs is not meant")
-    gpu, usual = None, None
-    if isinstance(spec.gpu, str):
-        gpu = get_gpu(spec.gpu)
+    spec, written = given_of(Cluster, given, place)
+    if spec.get("n_gpus", 0) > _LARGEST_CLUSTER:
+        raise place.error(written["n_gpus"], spec["n_gpus"], f"more than {_LARGEST_CLUSTER} GPUs is not meant")
+    gpu, usual, asked = None, None, spec.get("gpu")
+    if isinstance(asked, str):
+        gpu = get_gpu(asked)
         usual = _usual_cluster(gpu.name)
-    elif isinstance(spec.gpu, Mapping):
+    elif isinstance(asked, Mapping):
         at = place.inside("gpu")
-        parent_name = validated(GpuSchema, spec.gpu, at)[0].base
+        parent_name = given_of(Gpu, asked, at)[0].get("base")
         parent = get_gpu(parent_name) if parent_name is not None else None
-        gpu = gpu_from(spec.gpu, parent, at)
+        gpu = gpu_from(asked, parent, at)
         usual = _usual_cluster(parent.name) if parent else None
-    elif isinstance(spec.gpu, (list, tuple)):
-        raise place.error("gpu", spec.gpu, _MIXED)
-    elif spec.gpu is not None:
-        raise place.error("gpu", spec.gpu, "give the name of a GPU, or `key: value` lines that describe one")
+    elif isinstance(asked, (list, tuple)):
+        raise place.error("gpu", asked, _MIXED)
+    elif asked is not None:
+        raise place.error("gpu", asked, "give the name of a GPU, or `key: value` lines that describe one")
     base = usual
-    if spec.base is not None:
-        found = _canonical("clusters", spec.base)
+    if "base" in spec:
+        found = _canonical("clusters", spec["base"])
         if found is None:
-            raise UnknownNameError("cluster", spec.base, cluster_names(), "`base` names a node type of the catalogue.")
+            raise UnknownNameError(
+                "cluster", spec["base"], cluster_names(), "`base` names a node type of the catalogue."
+            )
         base = _load_cluster(found)
     if gpu is None and base is None:
         raise place.error("gpu", None, "give the name of a GPU, such as h100-sxm, or a `base` cluster")

@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
-
-from windtunnel.errors import SpecError, remedy_of
+from windtunnel.errors import SpecError
 from windtunnel.physics.hardware.cluster import Cluster, Host, Link
 from windtunnel.physics.hardware.gpu import Gpu, KernelScale
 from windtunnel.units import (
@@ -46,120 +45,79 @@ class Place:
         return SpecError(f"{self.prefix}{key}", value, remedy, self.document)
 
 
-def _unit(parse: Callable[[object, str, str | None], Any]) -> BeforeValidator:
-    def validate(value: object, info: ValidationInfo) -> Any:
-        assert info.context is not None
-        assert info.field_name is not None
-        place, written = info.context["place"], info.context["written"]
-        return None if value is None else parse(value, place.prefix + written[info.field_name], place.document)
-
-    return BeforeValidator(validate)
+def _text(value: object, field: str, where: str | None) -> str:
+    if isinstance(value, str):
+        return value
+    raise SpecError(field, value, "give text", where)
 
 
-_Bytes = Annotated[int | None, _unit(parse_bytes)]
-_Bandwidth = Annotated[float | None, _unit(parse_bandwidth)]
-_Time = Annotated[float | None, _unit(parse_time)]
-_Number = Annotated[float | None, _unit(parse_number)]
-_Count = Annotated[int | None, _unit(parse_count)]
+def _truth(value: object, field: str, where: str | None) -> bool:
+    truth = _TRUTHS.get(str(value).lower())
+    if truth is None:
+        raise SpecError(field, value, "give true or false", where)
+    return truth
 
 
-class _Schema(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    short: ClassVar[Mapping[str, str]] = {}  # short form -> field
+def _texts(value: object, field: str, where: str | None) -> Mapping[str, Any]:
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return value
+    raise SpecError(field, value, "give a mapping of `key: value` lines", where)
 
 
-class GpuSchema(_Schema):
-    """Keys of a GPU; `aliases` and `cluster` (the node type it usually stands in) are for the catalogue."""
-
-    short = {
+_TRUTHS = {
+    **dict.fromkeys(("true", "yes", "on", "1", "y", "t"), True),
+    **dict.fromkeys(("false", "no", "off", "0", "n", "f"), False),
+}
+_BY_UNIT = {"_bytes_per_s": parse_bandwidth, "_bytes": parse_bytes, "latency_s": parse_time}
+_BY_TYPE = {"int": parse_count, "float": parse_number, "bool": _truth, "str": _text, "Mapping[str": _texts}
+# Short form -> field, and what of a document is not of the part itself.
+_SHORT: dict[type, Mapping[str, str]] = {
+    Gpu: {
         "memory": "memory_bytes",
         "usable_memory": "usable_memory_bytes",
         "memory_bandwidth": "memory_bandwidth_bytes_per_s",
         "flops": "flops_per_s",
         "tdp": "tdp_w",
-    }
-    name: str | None = None
-    base: str | None = None
-    aliases: tuple[str, ...] = ()
-    cluster: str | None = None
-    vendor: str | None = None
-    generation: str | None = None
-    memory_bytes: _Bytes = None
-    usable_memory_bytes: _Bytes = None
-    memory_bandwidth_bytes_per_s: _Bandwidth = None
-    flops_per_s: Mapping[str, Any] | None = None
-    sm_count: _Count = None
-    tdp_w: _Number = None
-    kernel_tables: str | None = None
-    kernel_scale: Mapping[str, Any] | None = None
-    sources: Mapping[str, str] | None = None
-
-
-class KernelScaleSchema(_Schema):
-    """Keys under `kernel_scale`."""
-
-    compute: _Number = None
-    memory: _Number = None
-    clock: _Number = None
-
-
-class LinkSchema(_Schema):
-    """Keys of a link; a plain bandwidth may stand in its place."""
-
-    short = {
+    },
+    Link: {
         "bandwidth": "bandwidth_bytes_per_s",
         "latency": "latency_s",
         "peer_bandwidth": "peer_bandwidth_bytes_per_s",
-    }
-    name: str | None = None
-    bandwidth_bytes_per_s: _Bandwidth = None
-    latency_s: _Time = None
-    protocol: str | None = None
-    peer_bandwidth_bytes_per_s: _Bandwidth = None
+    },
+    Host: {"pcie": "pcie_bandwidth_bytes_per_s", "c2c": "c2c_bandwidth_bytes_per_s", "memory": "memory_bytes"},
+    Cluster: {"gpus": "n_gpus", "nic": "scale_out", "rail_optimized": "rail_optimised"},
+    KernelScale: {},
+}
+_BESIDE: dict[type, Mapping[str, str]] = {  # `aliases` and a GPU's usual `cluster` are for the catalogue
+    Gpu: {"base": "str", "aliases": "tuple", "cluster": "str"},
+    Cluster: {"base": "str", "aliases": "tuple"},
+}
+_NESTED: dict[str, type] = {"scale_up": Link, "scale_out": Link, "host": Host}
 
 
-class HostSchema(_Schema):
-    """Keys of a host."""
-
-    short = {
-        "pcie": "pcie_bandwidth_bytes_per_s",
-        "c2c": "c2c_bandwidth_bytes_per_s",
-        "memory": "memory_bytes",
-    }
-    pcie_bandwidth_bytes_per_s: _Bandwidth = None
-    memory_bytes: _Bytes = None
-    c2c_bandwidth_bytes_per_s: _Bandwidth = None
-    cpu_speed: _Number = None
+@cache
+def keys_of(kind: type) -> dict[str, str]:
+    """What may be given of a part: each field with its type, and what goes beside the part."""
+    declared = {name: getattr(hint, "__forward_arg__", hint) for name, hint in kind.__annotations__.items()}
+    return {**_BESIDE.get(kind, {}), **{name: str(hint).removesuffix(" | None") for name, hint in declared.items()}}
 
 
-class ClusterSchema(_Schema):
-    """Keys of a cluster; `aliases` is for the catalogue."""
-
-    short = {"gpus": "n_gpus", "nic": "scale_out", "rail_optimized": "rail_optimised"}
-    name: str | None = None
-    base: str | None = None
-    aliases: tuple[str, ...] = ()
-    gpu: Any = None
-    n_gpus: _Count = None
-    gpus_per_node: _Count = None
-    scale_up_domain: _Count = None
-    scale_up: Any = None
-    scale_out: Any = None
-    host: Any = None
-    oversubscription: _Number = None
-    rail_optimised: bool | None = None
-    gpus_per_pod: _Count = None
-    nvlink_sharp: bool | None = None
-    calibration: Any = None
-    sources: Mapping[str, str] | None = None
+def short_keys(kind: type) -> Mapping[str, str]:
+    """Short form -> field."""
+    return _SHORT[kind]
 
 
-_Model = TypeVar("_Model", bound=_Schema)
+def _reader(name: str, hint: str) -> Callable[[object, str, str | None], Any]:
+    """How the value of a field is read: by the unit in its name, else by its type; parts are read apart."""
+    unit = next((parse for suffix, parse in _BY_UNIT.items() if name.endswith(suffix)), None)
+    return unit or _BY_TYPE.get(hint.partition(",")[0], lambda value, field, where: value)
+
+
 _Part = TypeVar("_Part", Gpu, Link, Host, Cluster)
 
 
-def validated(schema: type[_Model], given: object, place: Place) -> tuple[_Model, dict[str, str]]:
-    """`given` as a `schema`, and for each field the key that the user wrote.
+def given_of(kind: type, given: object, place: Place) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `given` says of a part, None left out, and for each field the key that the user wrote.
 
     Raises:
         SpecError: the first thing wrong with it.
@@ -167,22 +125,20 @@ def validated(schema: type[_Model], given: object, place: Place) -> tuple[_Model
     if not isinstance(given, Mapping):
         here = Place(document=place.document)
         raise here.error(place.prefix.rstrip(".") or "cluster", given, "must be `key: value` lines, or nothing")
-    written = {name: name for name in schema.model_fields}
-    fields: dict[str, object] = {}
+    known = keys_of(kind)
+    written = {name: name for name in known}
+    fields: dict[str, Any] = {}
     for key, value in given.items():
-        field = schema.short.get(key, key) if isinstance(key, str) else str(key)
-        if field not in schema.model_fields:
-            raise place.error(field, value, _unknown_key(field, schema))
+        field = _SHORT[kind].get(key, key) if isinstance(key, str) else str(key)
+        if field not in known:
+            raise place.error(field, value, _unknown_key(field, kind))
         if field in fields:
             raise place.error(str(key), value, f"is the same as {written[field]}; give one of them")
-        fields[field], written[field] = value, str(key)
-    try:
-        context = {"place": place, "written": written}
-        return schema.model_validate(fields, context=context), written
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = [written.get(str(part), str(part)) for part in first["loc"]]
-        raise place.error(".".join(path), first["input"], remedy_of(first)) from error
+        written[field] = str(key)
+        fields[field] = (
+            None if value is None else _reader(field, known[field])(value, place.prefix + str(key), place.document)
+        )
+    return {name: value for name, value in fields.items() if value is not None}, written
 
 
 def gpu_from(given: object, base: Gpu | None, place: Place) -> Gpu:
@@ -191,15 +147,18 @@ def gpu_from(given: object, base: Gpu | None, place: Place) -> Gpu:
     Raises:
         SpecError: a key or value that cannot be used, or one that is missing where there is no base.
     """
-    spec, written = validated(GpuSchema, given, place)
-    changes = _given(spec, leave_out=("base", "aliases", "cluster", "sources"))
-    if spec.flops_per_s is not None:
+    spec, written = given_of(Gpu, given, place)
+    changes = _without(spec, "base", "aliases", "cluster", "sources")
+    if "flops_per_s" in spec:
         at = place.inside(written["flops_per_s"])
-        rates = {dtype: parse_flops(rate, at.prefix + dtype, at.document) for dtype, rate in spec.flops_per_s.items()}
+        rates = {
+            dtype: parse_flops(rate, at.prefix + dtype, at.document) for dtype, rate in spec["flops_per_s"].items()
+        }
         changes["flops_per_s"] = {**(base.flops_per_s if base else {}), **rates}
     if "kernel_scale" in changes:
-        scale, _ = validated(KernelScaleSchema, spec.kernel_scale, place.inside("kernel_scale"))
-        changes["kernel_scale"] = KernelScale(**_given(scale))
+        changes["kernel_scale"] = KernelScale(
+            **given_of(KernelScale, spec["kernel_scale"], place.inside("kernel_scale"))[0]
+        )
     elif base is not None:
         changes["kernel_scale"] = _rescaled(base, changes)
     if "memory_bytes" in changes and "usable_memory_bytes" not in changes:
@@ -211,7 +170,7 @@ def gpu_from(given: object, base: Gpu | None, place: Place) -> Gpu:
         changes.setdefault("generation", "other")
     elif set(changes) - {"name", "kernel_scale"}:
         changes.setdefault("name", f"{base.name}-custom")
-    changes["sources"] = _sources(base, spec.sources, list(changes), GpuSchema.short, place)
+    changes["sources"] = _sources(base, spec.get("sources"), list(changes), _SHORT[Gpu], place)
     return _built(Gpu, base, changes, place, written)
 
 
@@ -222,8 +181,7 @@ def link_from(given: object, base: Link | None, place: Place) -> Link:
         SpecError: as `gpu_from`.
     """
     if isinstance(given, Mapping):
-        spec, written = validated(LinkSchema, given, place)
-        changes = _given(spec)
+        changes, written = given_of(Link, given, place)
     else:
         written = {}
         changes = {"bandwidth_bytes_per_s": parse_bandwidth(given, place.prefix.rstrip("."), place.document)}
@@ -243,8 +201,8 @@ def host_from(given: object, base: Host | None, place: Place) -> Host:
     Raises:
         SpecError: as `gpu_from`.
     """
-    spec, written = validated(HostSchema, given, place)
-    return _built(Host, base, _given(spec), place, written)
+    changes, written = given_of(Host, given, place)
+    return _built(Host, base, changes, place, written)
 
 
 def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: int | None, place: Place) -> Cluster:
@@ -255,19 +213,18 @@ def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
     Raises:
         SpecError: as `gpu_from`.
     """
-    spec, written = validated(ClusterSchema, given, place)
-    read_apart = ("gpu", "scale_up", "scale_out", "host", "calibration")
-    changes = _given(spec, leave_out=("base", "aliases", "sources", *read_apart))
+    spec, written = given_of(Cluster, given, place)
+    changes = _without(spec, "base", "aliases", "sources", "gpu", "calibration", *_NESTED)
     if gpu is not None:
         changes["gpu"] = gpu
-    if spec.calibration is not None:
-        changes["calibration"] = _calibration_from(spec.calibration, place)
+    if "calibration" in spec:
+        changes["calibration"] = _calibration_from(spec["calibration"], place)
     for tier in ("scale_up", "scale_out"):
-        if getattr(spec, tier) is not None:
+        if tier in spec:
             under = getattr(base, tier) if base else None
-            changes[tier] = link_from(getattr(spec, tier), under, place.inside(written[tier]))
-    if spec.host is not None:
-        changes["host"] = host_from(spec.host, base.host if base else None, place.inside("host"))
+            changes[tier] = link_from(spec[tier], under, place.inside(written[tier]))
+    if "host" in spec:
+        changes["host"] = host_from(spec["host"], base.host if base else None, place.inside("host"))
     if n_gpus is not None:
         changes["n_gpus"], written["n_gpus"] = n_gpus, "gpus"
     if "n_gpus" not in changes:
@@ -275,8 +232,8 @@ def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
     if base is not None and "gpus_per_node" in changes and base.scale_up_domain == base.gpus_per_node:
         changes.setdefault("scale_up_domain", changes["gpus_per_node"])
     changed = [name for name in changes if name not in ("gpu", "n_gpus", "calibration", *_NESTED)]
-    changed += [name for field in _NESTED for name in _changed_inside(field, getattr(spec, field))]
-    changes["sources"] = _sources(base, spec.sources, changed, ClusterSchema.short, place)
+    changed += [name for field in _NESTED for name in _changed_inside(field, spec.get(field))]
+    changes["sources"] = _sources(base, spec.get("sources"), changed, _SHORT[Cluster], place)
     if base is None:
         changes.setdefault("name", "custom")
     return _built(Cluster, base, changes, place, written)
@@ -291,10 +248,8 @@ def _calibration_from(given: object, place: Place) -> object:
     return given if isinstance(given, Calibration) else calibration_from_document(given, place.document)
 
 
-def _given(spec: _Schema, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields that the user set, as they are: not a field left out, and not one set to nothing."""
-    fields = {name: getattr(spec, name) for name in spec.model_fields_set if name not in leave_out}
-    return {name: value for name, value in fields.items() if value is not None}
+def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def _rescaled(base: Gpu, changes: Mapping[str, Any]) -> KernelScale:
@@ -319,7 +274,7 @@ def _sources(
     for key, text in (given or {}).items():
         head, dot, rest = key.partition(".")
         head = short.get(head, head)
-        inner = _NESTED[head].short if head in _NESTED else {}
+        inner = _SHORT[_NESTED[head]] if head in _NESTED else {}
         sources[head + dot + inner.get(rest, rest)] = text
     return sources
 
@@ -327,7 +282,7 @@ def _sources(
 def _changed_inside(field: str, given: object) -> list[str]:
     """The dotted names of what `given` sets under `field`; a link may be given as its bandwidth alone."""
     keys = list(given) if isinstance(given, Mapping) else ["bandwidth"] if given is not None else []
-    return [f"{field}.{_NESTED[field].short.get(key, key)}" for key in keys]
+    return [f"{field}.{_SHORT[_NESTED[field]].get(key, key)}" for key in keys]
 
 
 def _built(
@@ -338,7 +293,7 @@ def _built(
         for item in dataclasses.fields(kind):
             needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
             if needed and item.name not in changes:
-                short = {field: key for key, field in _SCHEMAS[kind].short.items()}.get(item.name, item.name)
+                short = {field: key for key, field in _SHORT[kind].items()}.get(item.name, item.name)
                 raise place.error(short, None, "give it, or a `base` to start from")
     try:
         return dataclasses.replace(base, **changes) if base is not None else kind(**changes)
@@ -347,12 +302,9 @@ def _built(
         raise place.error(written.get(head, head) + dot + rest, error.value, error.remedy) from error
 
 
-_SCHEMAS: dict[type, type[_Schema]] = {Gpu: GpuSchema, Link: LinkSchema, Host: HostSchema, Cluster: ClusterSchema}
-_NESTED: dict[str, type[_Schema]] = {"scale_up": LinkSchema, "scale_out": LinkSchema, "host": HostSchema}
-
-
-def _unknown_key(key: str, schema: type[_Schema]) -> str:
-    to_short = {field: short for short, field in schema.short.items()}
-    known = [to_short.get(name, name) for name in schema.model_fields]
-    near = get_close_matches(key.lower(), [*known, *schema.model_fields], n=1, cutoff=0.6)
+def _unknown_key(key: str, kind: type) -> str:
+    to_short = {field: short for short, field in _SHORT[kind].items()}
+    fields = keys_of(kind)
+    known = [to_short.get(name, name) for name in fields]
+    near = get_close_matches(key.lower(), [*known, *fields], n=1, cutoff=0.6)
     return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; known: {', '.join(known)}"

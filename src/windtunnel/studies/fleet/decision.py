@@ -9,11 +9,43 @@ handed back in the next snapshot. So the same snapshots give the same decisions,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 Placement = tuple[tuple[int, int], ...]  # (node, GPUs on it), in the order in which they were given
 EMPTY: Placement = ()
+
+
+class JobState(Protocol):
+    """What a policy may read of a job that is neither done nor rejected; the fields are those of `JobView`.
+
+    It is the job as it stands while the policy decides: who keeps it for later copies what it needs.
+    """
+
+    @property
+    def index(self) -> int: ...  # noqa: D102
+    @property
+    def submit_s(self) -> float: ...  # noqa: D102
+    @property
+    def gpus(self) -> int: ...  # noqa: D102
+    @property
+    def placement(self) -> Placement: ...  # noqa: D102
+    @property
+    def executed_s(self) -> float: ...  # noqa: D102
+    @property
+    def gpu_seconds(self) -> float: ...  # noqa: D102
+    @property
+    def restarts(self) -> int: ...  # noqa: D102
+    @property
+    def remaining_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def deadline_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def work(self) -> Any: ...  # noqa: D102
+    @property
+    def done(self) -> Any: ...  # noqa: D102
+    @property
+    def held(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +75,7 @@ class Snapshot:
     """The cluster at one moment."""
 
     now_s: float
-    jobs: Sequence[JobView]  # in the order of the trace
+    jobs: Sequence[JobState]  # in the order of the trace
     nodes: Sequence[int]  # GPUs of each node that is up; 0 for one that is down
     memory: Any = None
 
@@ -77,7 +109,19 @@ class Policy(Protocol):
         ...
 
 
-def all_that_fit(order: Iterable[JobView], capacity: int) -> Decision:
+@dataclass(frozen=True)
+class Rounds:
+    """A policy that is asked at fixed intervals."""
+
+    inner: Policy
+    interval_s: float
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """As the inner policy does."""
+        return self.inner.decide(snapshot)
+
+
+def all_that_fit(order: Iterable[JobState], capacity: int) -> Decision:
     """Walking an order, whatever fits runs on the GPUs that it asks for."""
     gpus: dict[int, int] = {}
     for job in order:
@@ -85,6 +129,12 @@ def all_that_fit(order: Iterable[JobView], capacity: int) -> Decision:
             gpus[job.index] = job.gpus
             capacity -= job.gpus
     return Decision(gpus)
+
+
+def copied(snapshot: Snapshot) -> Snapshot:
+    """A snapshot to keep: of jobs as they are now."""
+    names = [each.name for each in fields(JobView)]
+    return replace(snapshot, jobs=[JobView(**{name: getattr(job, name) for name in names}) for job in snapshot.jobs])
 
 
 def kept_or_placed(snapshot: Snapshot, decision: Decision) -> dict[int, Placement]:

@@ -13,6 +13,7 @@ littles_law_residual    |mean jobs in the system - arrival rate x mean JCT| over
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,23 @@ COMPLETED_AT, UNFINISHED_AT = 0, 2  # in STATES
 STATES = (COMPLETED, REJECTED, UNFINISHED, IMPOSSIBLE, DROPPED, FAILED, CANCELLED)
 
 
+class Reason(enum.Enum):
+    """Why a job was left out; the value is the state that it then has."""
+
+    TOO_LARGE = IMPOSSIBLE  # for the GPUs that there are, or for their memory
+    NEVER_STARTED = CANCELLED
+    SAYS_TOO_LITTLE = DROPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A job that was left out, and why."""
+
+    job: int
+    reason: Reason
+    words: str
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """One policy's run over a trace, by job in the order of the trace. NaN: never."""
@@ -45,7 +63,12 @@ class Outcome:
     scored_on_time: NDArray[np.bool_] | None = None
     node: NDArray[np.int64] | None = None  # one of its nodes, for pictures; -1 where unknown
     extra: dict[str, Any] | None = None  # further aggregates of a policy
-    why: dict[int, str] | None = None  # why a job was left out
+    dropped: tuple[Dropped, ...] = ()  # jobs that were left out
+
+    @property
+    def why(self) -> dict[int, str]:
+        """Why jobs were left out, in words, by job."""
+        return {each.job: each.words for each in self.dropped}
 
     def of_state(self, state: str) -> NDArray[np.int64]:
         """Jobs in a state."""

@@ -21,10 +21,11 @@ from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, held_at_once
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
 from windtunnel.studies.fleet.policies.own import named, title
 from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
 from windtunnel.studies.fleet.when import When, when
@@ -61,7 +62,6 @@ def fleet(
     cluster: str | Site,
     policies: str | Policy | Sequence[str | Policy] = "fifo",
     *,
-    clock: str | None = None,
     where: str = "",
     tables: str | Path | None = None,
     seed: int | None = None,
@@ -84,7 +84,6 @@ def fleet(
     if seed is not None and seed < 0:
         raise SpecError("seed", seed, "give a whole number from 0 on")
     by_name = {
-        "clock": clock,
         "tables": None if tables is None else Tables(Path(tables)),
         "seed": seed,
         "pool": pool,
@@ -143,7 +142,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
 
         return FleetAnswer(about, tuple(run_seeds(question, names, question.seeds, executor)), notes=notes)
     jobs, unfit = with_predictions(jobs, site)
-    options = replace(_options(question, question.clock), slot_s=question.slot, changes=_changes(question.capacity))
+    options = replace(_options(question), changes=_changes(question.capacity))
     if any(name.startswith("lyra") for name in names):
         from windtunnel.studies.fleet.loans.promised import loans_of
 
@@ -275,7 +274,7 @@ def answer_flows(question: FleetFlows) -> Any:
         raise SpecError("port", port, f"say the unit: {port.strip()}Gb/s or {port.strip()}MB/s")
     rate = parse_bandwidth(port, "port") if port else PORT_BYTES_PER_S
     read = read_trace(Path(question.trace))
-    answers = tuple(run_flows(read, name, question.clock, rate) for name in names)
+    answers = tuple(run_flows(read, name, rate) for name in names)
     none = answers[0].ignored
     warnings = (f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}",) if none else ()
     return FlowsStudy(question.trace, read.n_ports, answers, warnings)
@@ -327,14 +326,13 @@ def _refuse_files(names: Sequence[str]) -> None:
         raise SpecError("policy", file, "give a policy's name here")
 
 
-def _options(question: Simulated, clock: str = "exact") -> Options:
+def _options(question: Simulated) -> Options:
     return Options(
-        clock=clock,
         tables=None if question.tables is None else Tables(Path(question.tables)),
         seed=question.seed,
         pool=question.placement == "pool",
         restart_s=question.restart,
-        speeds=predicted_speeds() if clock == "exact" else None,
+        speeds=predicted_speeds(),
     )
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.studies.fleet.adaptdl.application import Application, applications_of
 from windtunnel.studies.fleet.jobs.table import small_columns
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.measured.application import Application, applications_of
 
 PLACEMENTS = ("application", "placement", "local_batch", "step_s", "sync_s")
 SCALABILITY = ("application", "nodes", "replicas", "local_batch", "step_s", "sync_s")
@@ -52,7 +52,7 @@ class Tables:
     @cached_property
     def measured(self) -> Any:
         """The applications, in their order, laid out flat for compiled code."""
-        from windtunnel.studies.fleet.adaptdl.chosen import measured_of
+        from windtunnel.studies.fleet.measured.chosen import measured_of
 
         return measured_of(self.applications.values())
 
@@ -106,7 +106,7 @@ def sizes(asked: int, batch: float, most: int, least: int = 1) -> list[int]:
     """Numbers of GPUs worth a look: `least` doubled, and what the job asks for, as far as they divide the batch."""
     most = min(MOST, most)
     doubled = [least << power for power in range(most.bit_length())]
-    return sorted({n for n in (*doubled, asked) if n <= most and n % least == 0 and batch % (n // least) == 0})
+    return sorted({n for n in (*doubled, asked) if 0 < n <= most and n % least == 0 and batch % (n // least) == 0})
 
 
 def speeds_by(runtime: Runtime) -> Speeds:

@@ -26,12 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.studies.fleet.exact.clock import NS, Clock
-from windtunnel.studies.fleet.exact.policies import NAMES
+from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, Outcome
-from windtunnel.studies.fleet.policies import queues
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock, plain_name
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site
 
 SPREAD = 0.3
@@ -102,26 +103,26 @@ def when(
 
     Raises SpecError for a job that is not there, and UserError for one that cannot run or says no run time.
     """
-    policy = {"backfill": "easy"}.get(policy, policy)
+    policy = plain_name(policy)
     _check(options, policy, draws, spread)
     at = _row(jobs, job)
     run = simulate(jobs, site, policy, options)
-    if run.why and at in run.why:
+    if at in run.why:
         raise UserError(f"job {job} ({jobs.where(at)}) cannot run: it {run.why[at]}")
     if math.isnan(jobs.duration_s[at]) and math.isnan(jobs.iterations[at]):
         raise UserError(f"{jobs.where(at)}: job {job} says no duration_s and no iterations: a run time is needed")
     asked_s = float(jobs.submit_s[at])
-    left_out = run.why or {}
+    left_out = run.why
     keep = np.array([row for row in range(len(jobs)) if row not in left_out], np.int64)
     kept, here = jobs.take(keep), int(np.searchsorted(keep, at))
     so_far, once = None, None
-    if policy in queues.NAMES:
+    if POLICIES[policy].compiled:
         share = np.clip((asked_s - run.start_s[keep]) / np.maximum(kept.duration_s, 1e-9), 0.0, 1.0)
         state = _at_moment(kept, run.start_s[keep], share, asked_s, here)
     else:
-        from windtunnel.studies.fleet.exact.run import clock_of
+        from windtunnel.studies.fleet.on_clock import clock_of
 
-        once = clock_of(kept, site, policy, options)
+        once = clock_of(kept, site, POLICIES[policy], options)
         once.run(round(asked_s * NS))
         so_far = np.zeros(len(jobs), np.int64)
         so_far[keep] = [sum(each.counts) for each in once.jobs]
@@ -160,12 +161,10 @@ def when(
 
 
 def _check(options: Options, policy: str, draws: int, spread: float) -> None:
-    if options.clock != "exact":
-        raise SpecError("--clock", options.clock, "when a job starts is asked in the exact clock")
-    known = (*queues.NAMES, *NAMES)
+    known = names_of(on_clock)
     if policy not in known:
         raise SpecError("--policy", policy, f"this is answered for {', '.join(known)}")
-    if options.restart_s is not None and policy in queues.NAMES:
+    if options.restart_s is not None and POLICIES[policy].compiled:
         raise SpecError("--restart", options.restart_s, "leave it out: bands of a queue are of run times without it")
     if draws < 1:
         raise SpecError("--seeds", draws, "give at least 1")
@@ -196,10 +195,10 @@ def _at_moment(
 
 def _gone_on(clock: Clock, drawn: Jobs, site: Site, policy: str, options: Options, at: int) -> tuple[float, float]:
     """(start, end) of a job when a copy of the clock goes on with other run times; NaN: never."""
-    from windtunnel.studies.fleet.exact.run import exact_works
+    from windtunnel.studies.fleet.on_clock import exact_works
 
     other = deepcopy(clock)
-    other.replace_works(exact_works(drawn, site, policy, options))
+    other.replace_works(exact_works(drawn, site, POLICIES[policy], options))
     job = other.jobs[at]
     span_ns = max(round(LOOK_S * NS), 1)
     while job.end_ns is None and not job.rejected and other.left and other.queue.next_ns() is not None:
@@ -275,7 +274,7 @@ def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, site: Si
         return f"it asks {asked} GPUs and {free} of {site.gpus} are free, {holders} jobs hold the others{queued}"
     if ahead:
         return f"{free} GPUs are free and it asks {asked}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
-    if run.policy in queues.NAMES and not options.pool:
+    if POLICIES[run.policy].compiled and not options.pool:
         return f"{free} GPUs are free, but not on nodes on which its gang of {asked} has a place"
     if run.state[at] != STATES.index(COMPLETED) and math.isnan(run.start_s[at]):
         return f"{free} GPUs are free and it asks {asked}, but {run.policy} never starts it"

@@ -136,8 +136,8 @@ def _version() -> str:
 
 def _require_question(study: Study) -> None:
     """A study is data: its verb only answers, and no input of it says what runs or where it is written."""
-    if study.verb not in VERBS:
-        raise UnknownNameError("verb of a study", study.verb, VERBS)
+    if study.verb not in VERBS and study.verb not in QUESTIONS:
+        raise UnknownNameError("verb of a study", study.verb, {*VERBS, *QUESTIONS})
     over = (study.optuna or {}).get("over") or {}
     for inputs in (over, study.fixed, *(point.inputs for point in study.points)):
         for name, value in inputs.items():

@@ -76,7 +76,8 @@ def memory_spread(layout: Layout) -> float:
 def seen_of(layout: Layout) -> dict[str, Any] | None:
     """What was measured of the plan's release on its GPU's generation, else of its framework; None for nothing."""
     seen, generation = read_calibration("seen.yaml"), layout.cluster.gpu.generation
-    for name in (f"{layout.plan.framework} {release_name(layout.plan.release)}", layout.plan.framework):
+    framework = layout.plan.framework
+    for name in (f"{framework} {release_name(layout.plan.release) or framework}", framework):
         if generation in seen.get(name, {}):
             found: dict[str, Any] = seen[name][generation]
             return found

@@ -20,6 +20,7 @@ from windtunnel.physics.cost.inference.surface import (
     fastest,
     surface,
 )
+from windtunnel.physics.cost.measured import compaction
 from windtunnel.physics.hardware.calibration import Points
 
 TABLE = Table((1024, 4096), (1.0, 4.0))
@@ -109,3 +110,9 @@ def test_points_make_a_curve_of_the_fastest() -> None:
     whole = surface(np.array([1.0, 1.0, 2.0, 2.0]), np.array([1.0, 2.0, 1.0, 3.0]), np.array([2.0, 4.0, 1.0, 5.0]))
     assert whole.batches == (1.0, 2.0)
     assert whole.curves[1].seconds == pytest.approx((2.0, 5.0))  # a larger batch takes no less
+
+
+def test_nodes_of_attentions_table_are_half_octaves_of_query_rows() -> None:
+    nodes = compaction.TOKEN_HEADS
+    assert (nodes[0], nodes[-1]) == (256.0, 2.0**24)
+    assert nodes[1:] / nodes[:-1] == pytest.approx(math.sqrt(2.0))

@@ -207,7 +207,8 @@ FABRIC = nccl.Fabric(
     protocols=(UP,), extra_steps=1.0, nvls=UP._replace(base_s=20.0, seconds_per_byte=0.25), nvls_fill_s=3.0,
     direct=(UP,), direct_extra=0.5, ep_base_s=6.0, ep_seconds_per_byte=0.125, peers_for_full_rate=1.0,
     nic_seconds_per_byte=4.0, nic_ep_seconds_per_byte=8.0, nic_latency_s=1.0, bulk_s=0.25, bulk_nvls_s=0.75,
-    tree_of_two=1.0, nvls_tree_most=99.0, measured_up=True, measured_net=True,
+    tree_of_two=1.0, nvls_wide=2.0, nvls_tree_nics=4.0, nvls_tree_rack_s=1.5, nvls_tree_most=99.0,
+    measured_up=True, measured_net=True,
 )  # fmt: skip
 INSIDE, ACROSS = nccl.Shape(4, 4.0, 1, 1.0), nccl.Shape(8, 2.0, 4, 1.0)
 S = 1000.0
@@ -270,6 +271,23 @@ def test_the_switch_reduces() -> None:
     assert "nvls_tree" not in names  # of two GPUs in a domain the switch has nothing to add
     near = FABRIC._replace(nvls_tree_most=3)
     assert "nvls_tree" not in {one.algorithm for one in nccl.candidates("all_reduce", S, wide, near)}
+
+
+def test_a_domain_beyond_what_was_fitted_fills_and_switches_more_slowly_and_drives_few_nics() -> None:
+    ranks = 2 * nccl.FITTED_RANKS
+    found = by("nvls", "all_reduce", nccl.Shape(ranks, ranks, 1, 1.0))
+    assert found.latency_s == 20 + 3 * 2
+    assert found.bandwidth_s == (ranks + 1) / ranks * S * 0.25 * 2
+    edge = by("nvls", "all_reduce", nccl.Shape(nccl.FITTED_RANKS, nccl.FITTED_RANKS, 1, 1.0))
+    assert edge.latency_s == 20 + 3
+    assert edge.bandwidth_s == (nccl.FITTED_RANKS + 1) / nccl.FITTED_RANKS * S * 0.25
+    racks = by("nvls_tree", "all_reduce", nccl.Shape(4 * ranks, ranks, 4, 1.0))
+    assert racks.bandwidth_s == S * 2 * 4 / 4  # four NICs of them all
+    assert racks.latency_s == 20 + 3 * 2 + 1.5 * 3 + 2 * math.log2(4) * (5 + 1 + 0.75)
+    many = nccl.RACKS_MOST + 8
+    far = by("nvls_tree", "all_reduce", nccl.Shape(many * ranks, ranks, many, 1.0))
+    steps = 2 * math.log2(many) * (5 + 1 + 0.75)
+    assert far.latency_s == pytest.approx(20 + 3 * 2 + 1.5 * nccl.RACKS_MOST + steps)
 
 
 def test_one_rank_per_domain_gathers_in_log_steps() -> None:

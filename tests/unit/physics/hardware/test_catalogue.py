@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import windtunnel.physics.hardware
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
-from windtunnel.physics.hardware import Cluster, cluster_names, cluster_with, get_gpu, gpu_names, parse_cluster
+from windtunnel.physics.hardware import Cluster, Gpu, cluster_names, cluster_with, get_gpu, gpu_names, parse_cluster
 from windtunnel.physics.hardware.catalogue import _aliases, _raw
-from windtunnel.physics.hardware.spec import ClusterSchema, GpuSchema
+from windtunnel.physics.hardware.spec import keys_of, short_keys
 
 DATED = re.compile(r".{8,}, \d{4}(-\d{2}(-\d{2})?)?")
 
@@ -292,9 +292,9 @@ def test_any_text_is_a_cluster_or_a_user_error(text: str) -> None:
     _try(text)
 
 
-def _keys(schema: Any) -> Iterator[str]:
-    yield from schema.model_fields
-    yield from schema.short
+def _keys(kind: type) -> Iterator[str]:
+    yield from keys_of(kind)
+    yield from short_keys(kind)
 
 
 SCALARS = st.one_of(
@@ -306,9 +306,7 @@ SCALARS = st.one_of(
     st.sampled_from(["h100", "hgx-h100", "400 Gb/s", "3 us", "80 GiB", "8", "nvlink", "bf16", "1 TFLOP/s", "hopper"]),
 )
 KEYS = st.one_of(
-    st.sampled_from(
-        sorted({*_keys(ClusterSchema), *_keys(GpuSchema), "bandwidth", "latency", "pcie", "compute", "bf16"})
-    ),
+    st.sampled_from(sorted({*_keys(Cluster), *_keys(Gpu), "bandwidth", "latency", "pcie", "compute", "bf16"})),
     st.text(max_size=4),
 )
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from windtunnel.studies.fleet.elasticflow.edf import Timeline, merged
-from windtunnel.studies.fleet.elasticflow.state import EfJob, aligned
+from oracles.elasticflow.edf import Timeline, merged
+from oracles.elasticflow.state import EfJob, aligned
 
 
 @dataclass(frozen=True)

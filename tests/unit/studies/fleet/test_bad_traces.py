@@ -11,8 +11,9 @@ from windtunnel.errors import InputFileError, UserError
 from windtunnel.faces.cli import main
 from windtunnel.studies.fleet.jobs.lint import lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import STATES
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 
 SITE = parse_site("v100:16")
@@ -190,13 +191,11 @@ def test_a_run_longer_than_the_clock_counts_is_refused(tmp_path):
         simulate(read_jobs(path), SITE, "fifo", Options())
 
 
-@pytest.mark.parametrize(
-    ("policy", "clock"), [("gandiva", "exact"), ("gandiva", "elasticflow"), ("tiresias", "elasticflow")]
-)
-def test_rigid_policies_of_elasticflow_need_no_iterations(tmp_path, policy, clock):
+@pytest.mark.parametrize("policy", ["gandiva", "tiresias"])
+def test_rigid_policies_need_no_iterations(tmp_path, policy):
     path = tmp_path / "jobs.csv"
     path.write_text("job,submit_s,gpus,duration_s\na,0,1,500\nb,10.5,2,300.5\n")
-    outcome = simulate(read_jobs(path), SITE, policy, Options(clock))
+    outcome = simulate(read_jobs(path), SITE, policy, Options())
     assert len(outcome.of_state("completed")) == 2
 
 

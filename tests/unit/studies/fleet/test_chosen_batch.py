@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from oracles.adaptdl import clock
+from oracles.adaptdl.pollux import run
+from oracles.run import in_adaptdl
 
 from windtunnel.errors import UserError
 from windtunnel.physics.engine.compiled.fleet import adaptdl_kernels as kernels
 from windtunnel.physics.engine.compiled.fleet import goodput_kernels as goodput
-from windtunnel.studies.fleet.adaptdl import clock
-from windtunnel.studies.fleet.adaptdl.application import Application, Validation
-from windtunnel.studies.fleet.adaptdl.chosen import ChosenBatch, measured_of, run
 from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.measured.application import Application, Validation
+from windtunnel.studies.fleet.measured.chosen import ChosenBatch, measured_of
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.pollux import Pollux
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.tables import Tables
 
@@ -161,8 +164,8 @@ def test_both_clocks_run_measured_applications(apps, policy, batch, monkeypatch,
     trace = tmp_path / "jobs.csv"
     trace.write_text("\n".join(["job,submit_s,gpus,model,batch_size", *rows]))
     jobs, site = read_jobs(trace), parse_site("t4:3x4")
-    exact = simulate(jobs, site, policy, Options("exact", tables))
+    exact = simulate(jobs, site, policy, Options(tables))
     assert (exact.state == 0).all()
     if policy != "sia":
-        ticks = simulate(jobs, site, policy, Options("adaptdl", tables))
+        ticks = in_adaptdl(jobs, site, policy, tables)
         assert np.mean(exact.jct_s) == pytest.approx(np.mean(ticks.jct_s), rel=0.15)

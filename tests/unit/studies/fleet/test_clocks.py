@@ -4,17 +4,17 @@ import math
 
 import numpy as np
 import pytest
+from oracles.adaptdl.clock import Running, run
+from oracles.elasticflow import edf, elasticflow, gandiva, tiresias
+from oracles.elasticflow.state import EfJob, aligned, overhead_s
 
-from windtunnel.studies.fleet.adaptdl.application import Application, Validation, smallest_rotation
-from windtunnel.studies.fleet.adaptdl.clock import Running, run
-from windtunnel.studies.fleet.adaptdl.work import FixedBatch
-from windtunnel.studies.fleet.elasticflow import edf, elasticflow, gandiva, tiresias
-from windtunnel.studies.fleet.elasticflow.state import EfJob, aligned, overhead_s
-from windtunnel.studies.fleet.exact.work import Scaling
+from windtunnel.studies.fleet.measured.application import Application, Validation, smallest_rotation
+from windtunnel.studies.fleet.measured.work import FixedBatch
 from windtunnel.studies.fleet.packing.pack import Nodes, Pods, demand_of, pack, typical_kinds
 from windtunnel.studies.fleet.policies.gittins import index
 from windtunnel.studies.fleet.policies.optimus import Optimus
 from windtunnel.studies.fleet.policies.tiresias import Tiresias
+from windtunnel.studies.fleet.work import Scaling
 
 
 def application(epochs=2, step_s=1.0):

@@ -7,11 +7,11 @@ import math
 import naive_plan
 import numpy as np
 import pytest
+from oracles.elasticflow.elasticflow import _known
+from oracles.elasticflow.state import EfJob, aligned
 
 from windtunnel.physics.engine.compiled.fleet import elastic_plan_kernels as fast
 from windtunnel.physics.engine.compiled.fleet import elastic_spread_kernels as all_jobs
-from windtunnel.studies.fleet.elasticflow.elasticflow import _known
-from windtunnel.studies.fleet.elasticflow.state import EfJob, aligned
 
 GPUS, SLOT = 32, 60
 LENGTH = 2000

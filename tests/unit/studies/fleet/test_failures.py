@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.faces.cli.app import main
 from windtunnel.studies.fleet.capacity.changes import Changes
-from windtunnel.studies.fleet.exact.clock import NS, Clock, NodeChange, Running
-from windtunnel.studies.fleet.exact.policies import policy_of, queue_of
-from windtunnel.studies.fleet.exact.work import Epochs, Rigid
+from windtunnel.studies.fleet.clock import Clock, NodeChange
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
+from windtunnel.studies.fleet.policies.table import POLICIES
+from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.work import Epochs, Rigid
 
 SITE = parse_site("gpu:3x8")
 jobs_strategy = st.lists(
@@ -31,7 +33,7 @@ def run(name, jobs, changes=(), checkpoint_s=0.0, restart_s=0.0, pool=False):
     running = [
         Running(at, submit * NS, gpus, Rigid(float(lasts), restart_s)) for at, (submit, lasts, gpus) in enumerate(jobs)
     ]
-    policy = queue_of(name, SITE, pool) if name in NAMES else policy_of(name, 0)
+    policy = POLICIES[name].made(SITE, Options(pool=pool))
     clock = Clock(running, [8, 8, 8], policy, changes=changes, checkpoint_s=checkpoint_s)
     clock.run()
     return running
@@ -105,7 +107,9 @@ def test_a_checkpoint_lies_in_the_epoch_in_which_it_was_written():
             return 1.0
 
     job = Running(0, 0, 8, Epochs(Inner(), 0.0))
-    clock = Clock([job], [8], queue_of("fifo", SITE, True), changes=losses([(12, 0)], 0), checkpoint_s=8.0)
+    clock = Clock(
+        [job], [8], POLICIES["fifo"].made(SITE, Options(pool=True)), changes=losses([(12, 0)], 0), checkpoint_s=8.0
+    )
     clock.run()
     assert job.end_ns == 34 * NS  # 12 s, of which 4 are lost, and the 22 that are left
     assert job.lost_units == pytest.approx(4.0)

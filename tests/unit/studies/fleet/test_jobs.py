@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.jobs.lint import lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import STATES, aggregates
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 
 OURS = "job,submit_s,gpus,duration_s\na,0,8,100\nb,5,1,30\n"

@@ -16,7 +16,8 @@ from windtunnel.studies.fleet.loans.frontier import frontier
 from windtunnel.studies.fleet.loans.pool import ServingPool
 from windtunnel.studies.fleet.loans.pool_file import read_pool
 from windtunnel.studies.fleet.loans.run import Loans
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.serving.attainment import attained
 from windtunnel.studies.serving.goodput import rate_of

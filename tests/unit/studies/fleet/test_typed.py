@@ -12,17 +12,18 @@ from recorded_decisions import Recorded
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.app import main
-from windtunnel.studies.fleet.adaptdl.application import Application, Validation
-from windtunnel.studies.fleet.adaptdl.chosen import ChosenBatch, measured_of
-from windtunnel.studies.fleet.exact.clock import NS, Clock, Running
-from windtunnel.studies.fleet.exact.work import Epochs
+from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.kinds.work import Typed
+from windtunnel.studies.fleet.measured.application import Application, Validation
+from windtunnel.studies.fleet.measured.chosen import ChosenBatch, measured_of
 from windtunnel.studies.fleet.policies.gavel import Gavel
 from windtunnel.studies.fleet.policies.sia import Sia
+from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.typed.work import Typed
+from windtunnel.studies.fleet.work import Epochs
 
 pytest.importorskip("highspy")
-from windtunnel.studies.fleet.typed.programs import choices, shares
+from windtunnel.studies.fleet.kinds.programs import choices, shares
 
 KINDS = ("v100", "v100", "k80")
 
@@ -121,10 +122,10 @@ def test_sia_alone_takes_the_fastest_and_shares_when_another_comes():
 
 def test_a_spread_gang_runs_at_the_rate_that_was_measured_spread():
     work = Typed(1.0, {"v100": {2: 10.0, 4: 20.0}, "v100_unconsolidated": {2: 4.0}}, KINDS, 4)
-    assert work.rate_on(((0, 2),)) == 10.0
-    assert work.rate_on(((0, 1), (1, 1))) == 4.0
-    assert work.rate_on(((0, 2), (1, 2))) == 20.0  # not measured spread: as packed
-    assert work.rate_on(((2, 4),)) == 0.0
+    assert work.rate(((0, 2),), 0) == 10.0
+    assert work.rate(((0, 1), (1, 1)), 0) == 4.0
+    assert work.rate(((0, 2), (1, 2)), 0) == 20.0  # not measured spread: as packed
+    assert work.rate(((2, 4),), 0) == 0.0
 
 
 def test_on_the_command_line(tmp_path, capsys):

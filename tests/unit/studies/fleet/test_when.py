@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import SpecError, UserError
 from windtunnel.faces.cli.app import main
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.run import Options
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.when import when
 
@@ -70,8 +70,6 @@ def test_what_cannot_be_answered(tmp_path):
         when(jobs, SITE, "fifo", Options(), "big")
     with pytest.raises(SpecError, match="this is answered for fifo"):
         when(jobs, SITE, "current", Options(), "a")
-    with pytest.raises(SpecError, match="exact clock"):
-        when(jobs, SITE, "tiresias", Options(clock="elasticflow"), "a")
 
 
 def run_cli(capsys, *words):

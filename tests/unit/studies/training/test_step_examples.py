@@ -172,6 +172,30 @@ def test_low_precision_keeps_a_copy_for_each_layout_that_its_products_read() -> 
     assert parameter_bytes(read_plan(PLAN)) == 2
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("alone", [True, False])
+def test_parameters_in_fp8_are_all_there_is_or_copies_beside_the_working_ones(alone: bool, stage: int) -> None:
+    layout = laid_out(precision="fp8", fp8_parameters=alone, zero_stage=stage)
+    own = 1600 / (16 if stage == 3 else 1)
+    copies = low_precision_bytes(layout) * own
+    beside = 2 * own + (copies if stage == 0 else 0.0)  # what each pass gathers it quantises itself
+    assert state_bytes(layout, 1600.0, 0.0).parameters == pytest.approx(copies if alone else beside)
+
+
+def test_plain_precision_has_one_width_for_all_state_and_fp32_parameters_no_master() -> None:
+    plain = laid_out(cluster="h100-sxm:1", framework="pytorch", precision="fp32", global_batch=4)
+    assert plain.habits.pure_precision
+    found = state_bytes(plain, 100.0, 0.0)
+    assert (found.parameters, found.gradients, found.optimizer) == (400.0, 400.0, 2 * 400.0)
+    fsdp = laid_out(framework="fsdp", zero_stage=0)
+    assert fsdp.habits.parameter_dtype == "fp32"
+    assert state_bytes(fsdp, 100.0, 0.0).parameters == 400.0
+    assert state_bytes(fsdp, 100.0, 0.0).optimizer == 2 * 400.0
+    adapters = state_bytes(laid_out(zero_stage=0, lora_rank=4), 1000.0, 0.0, adapters=10.0)
+    assert adapters.parameters == 2 * 10 + 2 * 1000
+    assert adapters.optimizer == 12 * 10
+
+
 # Pages of a CPU
 
 
@@ -248,9 +272,13 @@ def test_parts_of_a_band_err_independently() -> None:
     spread = 2 * Z95 * 0.25  # kernels less sure than the runs
     kernels = math.sqrt(0.03**2 + (0.6 * 0.25) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
     assert band_of(whole, spread, uncertainty, experts=False).high == pytest.approx(1 + SLOWER * Z95 * kernels)
-    far = band_of(whole, 0.0, uncertainty, [("beyond", 0.5)], experts=False)
+    far = band_of(whole, 0.0, uncertainty, [("beyond", 0.5, False)], experts=False)
     assert far.high == pytest.approx(1 + SLOWER * Z95 * math.hypot(sigma, 0.5))
     assert far.reason == "beyond"
+    # What runs like it were off by takes the place of the parts' own, where it is wider.
+    like = band_of(whole, 0.0, uncertainty, [("like", 0.4, True), ("beyond", 0.5, False)], experts=False)
+    assert like.high == pytest.approx(1 + SLOWER * Z95 * math.hypot(0.4, 0.5))
+    assert band_of(whole, 0.0, uncertainty, [("", sigma / 2, True)], experts=False).high == pytest.approx(high)
     assert band_of(whole, 0.0, uncertainty, experts=False).reason == "mostly exposed tp (scale_up) and matrix products"
 
 

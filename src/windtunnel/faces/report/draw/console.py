@@ -40,6 +40,7 @@ from windtunnel.views.text import (
     band_text,
     memory_column,
     plain,
+    printable,
     shares,
     text_of,
     texts_of,
@@ -386,7 +387,7 @@ def _notes(view: Notes, width: int) -> list[RenderableType]:
 def _files(view: Files, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = _title(view.title)
     for name, text in view.files:
-        lines = "\n".join(plain(line) if line.strip() != line else line for line in text.rstrip().splitlines())
+        lines = "\n".join(printable(line) for line in text.rstrip().splitlines())
         parts += [Text(f"{plain(name)}:"), Text(lines, overflow="fold")]
     return parts if view.files else []
 

@@ -26,9 +26,8 @@ def disturbed_views(result: Result) -> tuple[list[View], list[View]]:
         Figure("lost", Number(disturbed.gpus_lost, "GPUs"), "worth of the step"),
         Figure("undisturbed", Number(base / 1e9, "s"), told_apart(disturbed, result.n_gpus)),
     ]
+    figures += [_samples(disturbed.samples)] if disturbed.samples else []
     first: list[View] = [Figures(figures, "What the disturbances cost")]
-    if disturbed.samples:
-        first.append(Figures([_samples(disturbed.samples)]))
     if disturbed.blame:
         first.append(_blame(disturbed, ranks, result.step_time_ns))
     path = path_words(disturbed, ranks)

@@ -102,7 +102,8 @@ def _verdict(result: ServingResult) -> Headline:
     if result.slo_attainment is not None:
         said += f"; {text_of(result.slo_attainment, 'share')} of the requests meet their limits"
     if result.search is not None and result.goodput_requests_per_s is not None:
-        search = result.to_dict()["search"]
+        document: Answer = result.to_dict()
+        search = document["search"]
         said = (
             f"Serves {_rate(result.goodput_requests_per_s)} requests/s, {search['attain']:.0%} within their limits"
             f" ({search['rates_tried']} rates tried)"

@@ -5,7 +5,7 @@
     trace       CSV of `time_s,node,gpus` (a node has so many GPUs from then on), or of `time_s,nodes` (so many nodes
                 are there; those with the highest numbers leave first)
 
-Work lost follows from where the last checkpoint was: `exact/clock.py`. Other laws of failure (components, bursts, lemon
+Work lost follows from where the last checkpoint was: `clock.py`. Other laws of failure (components, bursts, lemon
 hosts) come as a trace.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.table import read_table
-from windtunnel.studies.fleet.exact.clock import NS, NodeChange
+from windtunnel.studies.fleet.clock import NodeChange
+from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site
 
 LONGEST = 10  # times the busy period without failures, after which a run that does not get on is ended

@@ -1,10 +1,7 @@
-"""One trace of coflows under one policy: when each starts and ends, on one of two clocks.
+"""One trace of coflows under one policy: when each starts and ends.
 
-* `exact`: real arrivals and amounts, rates anew whenever anything changes, integer nanoseconds.
-* `coflowsim`: the clock of CoflowSim, to the tick, for the policies that it has.
-
-Completion time (CCT) counts from the arrival in the exact clock, and from the start of the epoch, which may be ten
-seconds before the arrival, in CoflowSim's: compare policies on one clock only.
+Real arrivals and amounts, rates anew whenever anything changes, integer nanoseconds. Completion time (CCT) counts from
+the arrival.
 """
 
 from __future__ import annotations
@@ -15,17 +12,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.errors import UnknownNameError
 from windtunnel.files.write import write_csv
 from windtunnel.physics.engine.coflows import MIB, Coflows, Finish, Queues, replay_coflows
 from windtunnel.questions.header import Answer
-from windtunnel.studies.fleet.flows import coflowsim
 from windtunnel.studies.fleet.flows.trace import Trace, of_trace
 
 PORT_BYTES_PER_S = 128 * MIB  # CoflowSim's port, 1,024 Mib/s
 POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "d-clas", "fai")
 ALIASES = {"aalo": "d-clas", "dclas": "d-clas"}
-CLOCKS = ("exact", "coflowsim")
 
 
 @dataclass(frozen=True)
@@ -33,16 +28,14 @@ class FlowsAnswer:
     """Of every coflow in the order of the trace. NaN and -1 where the coflow was ignored."""
 
     policy: str
-    clock: str
     coflow: tuple[str, ...]
     start_s: NDArray[np.float64]
     finish_s: NDArray[np.float64]
-    finish_tick: NDArray[np.int64] | None  # of 1/1,024 s, in CoflowSim's clock
     bytes_total: float
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Coflows without a mapper: they cannot send, and CoflowSim leaves them out."""
+        """Coflows without a mapper: they cannot send."""
         return tuple(name for name, start in zip(self.coflow, self.start_s, strict=True) if np.isnan(start))
 
     @property
@@ -62,7 +55,7 @@ class FlowsAnswer:
             "coflows": len(self.coflow),
             "coflows_ignored": list(self.ignored),
             "bytes_total": self.bytes_total,
-            "clock": self.clock,
+            "clock": "exact",
             "policy": self.policy,
         }
 
@@ -91,12 +84,12 @@ class FlowsStudy(Answer):
         several = len(self.answers) > 1
         lines = []
         for answer in self.answers:
-            ticks = [""] * len(answer.coflow) if answer.finish_tick is None else answer.finish_tick.tolist()
-            rows = zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), ticks, strict=True)
-            for name, start, finish, tick in rows:
-                words = [name, "", "", ""] if start != start else [name, f"{start:.9f}", f"{finish:.9f}", tick]
+            for name, start, finish in zip(
+                answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), strict=True
+            ):
+                words = [name, "", ""] if start != start else [name, f"{start:.9f}", f"{finish:.9f}"]
                 lines.append([*([answer.policy] if several else []), *words])
-        write_csv(path, [*(["policy"] if several else []), "coflow", "start_s", "finish_s", "finish_tick"], lines)
+        write_csv(path, [*(["policy"] if several else []), "coflow", "start_s", "finish_s"], lines)
 
 
 def policy_named(name: str) -> str:
@@ -110,33 +103,21 @@ def policy_named(name: str) -> str:
 def run_flows(
     trace: Trace,
     policy: str,
-    clock: str = "exact",
     port_bytes_per_s: float = PORT_BYTES_PER_S,
     queues: Queues | None = None,
 ) -> FlowsAnswer:
     """When every coflow of a trace starts and ends.
 
-    Raises UnknownNameError for a policy or clock that there is not, SpecError for one that CoflowSim does not have, or
-    a port other than its own on its clock.
+    Raises UnknownNameError for a policy that there is not.
     """
     policy = policy_named(policy)
-    if clock not in CLOCKS:
-        raise UnknownNameError("clock of flows", clock, CLOCKS)
     names = tuple(shuffle.name for shuffle in trace.shuffles)
     amounts = [sum(mib for _, mib in s.reducers) * MIB if s.mappers else 0.0 for s in trace.shuffles]
-    if clock == "coflowsim":
-        if policy not in coflowsim.POLICIES:
-            raise SpecError("policy", policy, f"CoflowSim has {', '.join(coflowsim.POLICIES)}; use --clock exact")
-        if port_bytes_per_s != PORT_BYTES_PER_S or queues is not None:
-            raise SpecError("port", port_bytes_per_s, "CoflowSim's ports and queues are fixed; use --clock exact")
-        ticks = coflowsim.run_ticks(trace, policy)
-        start, finish = (np.where(t < 0, np.nan, t / 1024.0) for t in (ticks.start, ticks.finish))
-        return FlowsAnswer(policy, clock, names, start, finish, ticks.finish, sum(amounts))
     coflows = of_trace(trace, port_bytes_per_s)
     ends = _exact(coflows, policy, queues)
     ignored = np.array([not shuffle.mappers for shuffle in trace.shuffles], bool)
     start, finish = (np.where(ignored, np.nan, t / 1e9) for t in (coflows.arrival_ns, ends.coflow_ns))
-    return FlowsAnswer(policy, clock, names, start, finish, None, sum(amounts))
+    return FlowsAnswer(policy, names, start, finish, sum(amounts))
 
 
 def _exact(coflows: Coflows, policy: str, queues: Queues | None) -> Finish:

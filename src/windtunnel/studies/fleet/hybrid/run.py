@@ -19,13 +19,14 @@ from windtunnel.studies.fleet.hybrid.plan import CHECKPOINT_S, HybridJob, Placed
 from windtunnel.studies.fleet.hybrid.spot import Zone, roam
 from windtunnel.studies.fleet.hybrid.starburst import starburst
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, REJECTED, STATES, Outcome
 from windtunnel.studies.fleet.policies.hybrid import LABELS, STRATEGIES, allowed
 from windtunnel.studies.fleet.site import Site
 
 
-def run_hybrid(jobs: Jobs, site: Site, name: str, options: Any) -> Outcome:
-    """Outcome of all jobs; `options` as `windtunnel.studies.fleet.run.Options`."""
+def run_hybrid(jobs: Jobs, site: Site, name: str, options: Options) -> Outcome:
+    """Outcome of all jobs."""
     if site.file is None:
         raise UserError(f"{name} needs clouds beside the own GPUs: give --cluster a YAML file with pools")
     clouds = read_clouds(site.file, site.gpus)

@@ -9,14 +9,15 @@ from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.header import Answer
+from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.decision import Policy
-from windtunnel.studies.fleet.exact.clock import NS, Clock, Running
-from windtunnel.studies.fleet.exact.policies import MODELLED, NAMES, policy_of, queue_of
-from windtunnel.studies.fleet.exact.work import Rigid
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
-from windtunnel.studies.fleet.policies import queues
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
+from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import Site
+from windtunnel.studies.fleet.work import Rigid
 
 BY_DURATION = ("sjf", "sjf-skip", "easy", "srtf")
 
@@ -41,7 +42,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: 
     `restart_s`: of each `duration_s`, what a start takes; a job that is started again pays it again.
     """
     # Nobody knows how fast a command is on other GPUs.
-    known = [*queues.NAMES, *(name for name in NAMES if name not in MODELLED)]
+    known = names_of(lambda traits: on_clock(traits) and not traits.sizes)
     if len(names) != 1 or names[0] not in known:
         raise SpecError("--policy", ",".join(names), f"a live run has one of {', '.join(known)}")
     commands = jobs.columns.get("command")
@@ -75,7 +76,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: 
     nodes = (site.per_node,) * site.nodes
 
     def policy() -> Policy:
-        return queue_of(names[0], site, pool=False) if names[0] in queues.NAMES else policy_of(names[0], 0)
+        return POLICIES[names[0]].made(site, Options())
 
     Scheduler(made, nodes, policy(), folder, restart_s).run()
     simulated: dict[int, float] = {}

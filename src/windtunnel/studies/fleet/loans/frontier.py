@@ -8,9 +8,9 @@ from typing import Any
 
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.loans.pool import ServingPool
-from windtunnel.studies.fleet.loans.run import Loans
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import aggregates
-from windtunnel.studies.fleet.run import Options, simulate
+from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import Site
 
 HEADROOMS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -21,7 +21,8 @@ def frontier(
     jobs: Jobs, site: Site, options: Options, headrooms: Sequence[float] = HEADROOMS, policy: str = "lyra"
 ) -> list[dict[str, Any]]:
     """One mapping per headroom: `headroom` and KEYS."""
-    loans: Loans = options.loans
+    loans = options.loans
+    assert loans is not None
     assert loans.pool is not None
     points = []
     for headroom in headrooms:

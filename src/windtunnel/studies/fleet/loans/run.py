@@ -24,17 +24,12 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.loans.clock import NS, LoanClock, Training
 from windtunnel.studies.fleet.loans.pool import ServingPool
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, UNFINISHED, Outcome, outcome_of_runs
-from windtunnel.studies.fleet.policies.lyra import Lyra
+from windtunnel.studies.fleet.policies.lyra import PARTS, Lyra
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 
-PARTS = {
-    "lyra-none": Lyra(loan=False, elastic=False),
-    "lyra-loan": Lyra(elastic=False),
-    "lyra-elastic": Lyra(loan=False),
-    "lyra": Lyra(),
-}
 GROWTH = 2  # GPUs that an elastic job can use, of those that it asks for, where the trace does not say
 
 
@@ -47,12 +42,12 @@ class Loans:
     loan_speed: float = 1.0
 
 
-def run_lyra(jobs: Jobs, site: Site, name: str, options: Any) -> Outcome:
-    """Outcome of all jobs; `options` as `windtunnel.studies.fleet.run.Options`."""
+def run_lyra(jobs: Jobs, site: Site, name: str, options: Options) -> Outcome:
+    """Outcome of all jobs; what is lent is among the options."""
     policy = PARTS[name]
     if options.restart_s is not None:
         policy = replace(policy, restart_s=options.restart_s, rescale_s=options.restart_s)
-    loans: Loans = options.loans or Loans()
+    loans = options.loans or Loans()
     if policy.loan and loans.pool is None:
         raise UserError(f"{name} borrows inference servers: add --serving POOL.yaml, or choose lyra-elastic")
     begin_s, until_s = float(jobs.submit_s.min()), float(jobs.submit_s.max())
@@ -110,7 +105,7 @@ def _mean_level(steps: Sequence[tuple[int, int]], begin_s: float, until_s: float
     return held / max(until - begin, 1)
 
 
-def trainings_of(jobs: Jobs, site: Site, policy: Lyra, loans: Loans, options: Any) -> list[Training]:
+def trainings_of(jobs: Jobs, site: Site, policy: Lyra, loans: Loans, options: Options) -> list[Training]:
     """Each job with its range and its speed. The draw is the same whichever parts of Lyra are on."""
     speeds = _speeds(jobs, site, options.tables)
     most = _ranges(jobs, loans.elastic, speeds, options.seed)

@@ -12,28 +12,22 @@ evictions, moves, memory_kills, lost_gpu_hours
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, UNFINISHED, Outcome
 from windtunnel.studies.fleet.oversubscribe.clock import Machines, Tally, Task
 from windtunnel.studies.fleet.oversubscribe.machines import Beside
-from windtunnel.studies.fleet.policies.oversubscribe import Rules
+from windtunnel.studies.fleet.policies.oversubscribe import RULES, Rules
 from windtunnel.studies.fleet.site import Site
-
-RULES = {
-    "requested": Rules(speculate=False),
-    "rose": Rules(),
-    "rose-qos": Rules(reschedule=True),
-}
 
 
 def run_oversubscribed(
-    jobs: Jobs, site: Site, name: str, options: Any, beside: Beside | None = None, rules: Rules | None = None
+    jobs: Jobs, site: Site, name: str, options: Options, beside: Beside | None = None, rules: Rules | None = None
 ) -> Outcome:
-    """Outcome of all jobs; `options` as `windtunnel.studies.fleet.run.Options`."""
+    """Outcome of all jobs."""
     world = beside or Beside()
     tasks, tally = simulated(jobs, site, rules or RULES[name], world, options.seed)
     plain = tally if name == "requested" else simulated(jobs, site, RULES["requested"], world, options.seed)[1]

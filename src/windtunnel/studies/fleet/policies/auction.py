@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.studies.fleet.decision import Decision, JobView, Snapshot
+from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
 SOON_S = 1e-6  # a lease that ends within this has ended: clocks round to nanoseconds
 
@@ -82,7 +83,7 @@ class Auction:
         )
 
     def _auction(
-        self, jobs: Sequence[JobView], kept: Mapping[int, int], offered: int, snapshot: Snapshot, held: int
+        self, jobs: Sequence[JobState], kept: Mapping[int, int], offered: int, snapshot: Snapshot, held: int
     ) -> dict[int, int]:
         """GPUs that each job gets of those offered."""
         share = max(snapshot.capacity / len(jobs), 1.0)
@@ -108,12 +109,12 @@ class Auction:
         return {index: gpus for index, gpus in given.items() if gpus > 0}
 
 
-def _whole_s(job: JobView) -> float:
+def _whole_s(job: JobState) -> float:
     """Run time on all that it asks for."""
     return (job.remaining_s or 0.0) + float(job.done[1])
 
 
-def _bid(job: JobView, kept: int, now_s: float) -> Bid:
+def _bid(job: JobState, kept: int, now_s: float) -> Bid:
     return Bid(now_s - job.submit_s, max(job.remaining_s or 0.0, 1e-9) * job.gpus, kept, job.gpus)
 
 
@@ -170,3 +171,14 @@ def partial_allocation(bids: Sequence[Bid], gpus: int) -> list[int]:
         _, lost = proportional(bids, won, mine, without=at)
         result.append(max(math.floor(math.exp(-lost) * mine + 1e-9), min(mine, 1)))
     return result
+
+
+POLICY = Traits(
+    name="themis-auction",
+    asks="all",
+    make=lambda site, options: Auction(seed=options.seed),
+    measured="each",
+    divides=True,
+    capacity=FAILING,
+    source="K. Mahajan et al., Themis, NSDI 2020",
+)

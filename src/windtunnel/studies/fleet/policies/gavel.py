@@ -1,6 +1,6 @@
 """Gavel: max-min fair shares of time on each kind of GPU, made real in rounds.
 
-Every 360 s: the linear program of `typed/programs.py` gives each job its share X of time on each kind, for the GPUs
+Every 360 s: the linear program of `kinds/programs.py` gives each job its share X of time on each kind, for the GPUs
 that it asks for. Then jobs take the round in falling order of priority = X / (share of its time in the system that it
 has had on that kind), infinite where it had none, while GPUs of the kind are left; one kind a job and round; ties:
 larger X, submission, row. A job that keeps its kind keeps its nodes.
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.studies.fleet.decision import Decision, Snapshot
-from windtunnel.studies.fleet.typed.programs import shares
-from windtunnel.studies.fleet.typed.work import capacity_of, decision
+from windtunnel.studies.fleet.kinds.programs import shares
+from windtunnel.studies.fleet.kinds.work import capacity_of, decision
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
 ROUND_S = 360.0
 
@@ -69,3 +70,16 @@ class Gavel:
                 mine[kind] = mine.get(kind, 0.0) + lasted_s
             result[job.index] = mine
         return result
+
+
+POLICY = Traits(
+    name="gavel",
+    asks="rounds",
+    make=lambda site, options: Gavel(site.node_kinds, site.per_node),
+    needs=frozenset({"speed"}),
+    sizes=False,
+    kinds=True,
+    capacity=FAILING,
+    interval_s=ROUND_S,
+    source="D. Narayanan et al., Gavel, OSDI 2020",
+)

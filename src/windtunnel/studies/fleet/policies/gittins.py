@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import lru_cache
 from statistics import NormalDist
 
-from windtunnel.studies.fleet.decision import Decision, Snapshot
+from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
 QUANTUM_GPU_S = 3250.0
 MEDIAN_GPU_S, SIGMA = 800.0, 2.0
@@ -42,11 +42,6 @@ def index(sample: tuple[float, ...], attained: float, quantum: float, *, as_code
     return len(ended) / (cost + quantum * (len(sample) - last))
 
 
-@lru_cache(maxsize=100_000)
-def _cached(sample: tuple[float, ...], step: int, quantum: float, as_coded: bool) -> float:
-    return index(sample, step * quantum / 16, quantum, as_coded=as_coded)
-
-
 @dataclass(frozen=True)
 class Gittins:
     """`sample` of total GPU-seconds, sorted. Service is looked at in sixteenths of the quantum."""
@@ -54,13 +49,17 @@ class Gittins:
     sample: tuple[float, ...] = field(default_factory=stand_in)
     quantum_gpu_s: float = QUANTUM_GPU_S
     as_coded: bool = False
+    _known: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)  # index by step
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Order by G, ties by submission; whatever fits runs."""
         step = self.quantum_gpu_s / 16
 
-        def rank(job: object) -> float:
-            return -_cached(self.sample, int(job.gpu_seconds // step), self.quantum_gpu_s, self.as_coded)  # type: ignore[attr-defined]
+        def rank(job: JobState) -> float:
+            at = int(job.gpu_seconds // step)
+            if at not in self._known:
+                self._known[at] = index(self.sample, at * step, self.quantum_gpu_s, as_coded=self.as_coded)
+            return -self._known[at]
 
         free = snapshot.capacity
         gpus: dict[int, int] = {}
@@ -72,3 +71,13 @@ class Gittins:
                 next_s = snapshot.now_s + self.quantum_gpu_s / job.gpus
                 wake_s = next_s if wake_s is None else min(wake_s, next_s)
         return Decision(gpus, wake_s=wake_s)
+
+
+POLICY = Traits(
+    name="gittins",
+    asks="all",
+    make=lambda site, options: Gittins(),
+    measured="each",
+    capacity=FAILING,
+    source="J. Gu et al., Tiresias, NSDI 2019",
+)

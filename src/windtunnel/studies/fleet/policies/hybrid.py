@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from windtunnel.studies.fleet.traits import Traits
+
 LABELS = ("public", "internal", "private")  # a pool's label is the most secret that it may hold
 TIE = 1e-9  # of a dollar, a second or a GB beside one of the measure that counts
 
@@ -82,3 +84,20 @@ def patience_s(per: Per, factor: float, duration_s: float, gpus: int) -> float:
     if per == "log-gpus":
         return factor * (1.0 + math.log2(gpus))
     return factor * duration_s * gpus
+
+
+POLICIES = (
+    *(
+        Traits(name=name, asks="arrival", loop="clouds", capacity=frozenset({"own", "cloud", "spot"}), restarts=False)
+        for name in STRATEGIES
+    ),
+    Traits(
+        name="starburst",
+        asks="lines",
+        loop="clouds",
+        capacity=frozenset({"own", "cloud"}),
+        restarts=False,
+        source="Luo et al., Starburst, ATC 2024",
+    ),
+    Traits(name="spot", asks="arrival", loop="clouds", capacity=frozenset({"own", "cloud", "spot"}), restarts=False),
+)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from windtunnel.studies.fleet.traits import Traits
+
 
 @dataclass(frozen=True)
 class Lyra:
@@ -34,6 +36,14 @@ class Lyra:
     rescale_s: float = 30.0
     restart_s: float = 30.0
     checkpoint_s: float = 1800.0
+
+
+PARTS = {
+    "lyra-none": Lyra(loan=False, elastic=False),
+    "lyra-loan": Lyra(elastic=False),
+    "lyra-elastic": Lyra(loan=False),
+    "lyra": Lyra(),
+}
 
 
 def lendable(servers: int, rate_per_s: float, server_rate_per_s: float, headroom: float) -> int:
@@ -113,3 +123,15 @@ def _first_best(group: Sequence[float]) -> int:
         if value > best:
             best, at = value, k
     return at
+
+
+POLICIES = tuple(
+    Traits(
+        name=name,
+        asks="lines",
+        loop="loans",
+        capacity=frozenset({"own", "loaned"}) if parts.loan else frozenset({"own"}),
+        source="Li et al., Lyra, EuroSys 2023",
+    )
+    for name, parts in PARTS.items()
+)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.studies.fleet.decision import Decision, Snapshot
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,15 @@ class Optimus:
             gain[best] = gained(best)
         order = sorted(size, key=size.__getitem__)
         return Decision({index: size[index] for index in order if size[index] > 0})
+
+
+POLICY = Traits(
+    name="optimus",
+    asks="rounds",
+    make=lambda site, options: Optimus(),
+    needs=frozenset({"speed"}),
+    sizes=True,
+    capacity=FAILING,
+    interval_s=60.0,
+    source="Y. Peng et al., Optimus, EuroSys 2018",
+)

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from windtunnel.studies.fleet.traits import Traits
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -91,3 +93,21 @@ def least_loss(tasks: Sequence[Running], rules: Rules) -> Running:
         return loss - rules.w_relief * task.use, task.task
 
     return min(tasks, key=score)
+
+
+RULES = {
+    "requested": Rules(speculate=False),
+    "rose": Rules(),
+    "rose-qos": Rules(reschedule=True),
+}
+POLICIES = tuple(
+    Traits(
+        name=name,
+        asks="arrival",
+        loop="machines",
+        capacity=frozenset({"shared"}),
+        restarts=False,
+        source="Sun et al., ROSE, TPDS 2020",
+    )
+    for name in RULES
+)

@@ -18,12 +18,12 @@ from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.document import read_mapping
-from windtunnel.studies.fleet.decision import Policy
-from windtunnel.studies.fleet.exact.policies import DIVIDED, NAMES, TYPED, Rounds, policy_of
+from windtunnel.studies.fleet.decision import Policy, Rounds
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.studies.fleet.site import Site
 
-PLAIN = {"backfill": "easy", "edf-elastic": "edf"}  # other names of policies
-GIVEN = ("kinds", "per_node", "seed", "sample")  # fields that follow from the site, --seed or the trace
+GIVEN = ("kinds", "nodes", "per_node", "seed", "sample")  # fields that follow from the site, --seed or the trace
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class Own:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     decider: Policy | None = None
 
-    def made(self, site: Site, seed: int) -> Policy | None:
+    def made(self, site: Site, options: Options) -> Policy | None:
         """The policy; None where it is `like` as it stands. Raises SpecError."""
         if self.decider is not None or not self.parameters:
             return self.decider
-        found: Policy = _with(_built_in(self.like, site, seed), self.parameters, self.like)
+        found: Policy = _with(POLICIES[self.like].made(site, options), self.parameters, self.like)
         return found
 
 
-def own_of(policy: Any) -> Own:
+def own_of(policy: Policy | Own) -> Own:
     """A user's object, as `simulate` takes it. Raises SpecError for what decides nothing."""
     if isinstance(policy, Own):
         return policy
@@ -61,7 +61,7 @@ def named(text: str) -> str | Own:
 def title(text: str) -> str:
     """What tables call a policy of `--policy`. Raises InputFileError and SpecError."""
     found = named(text)
-    return PLAIN.get(found, found) if isinstance(found, str) else found.name
+    return plain_name(found) if isinstance(found, str) else found.name
 
 
 def read_policy(path: Path) -> Own:
@@ -71,25 +71,17 @@ def read_policy(path: Path) -> Own:
     if not isinstance(like, str):
         raise InputFileError(path, "does not say which policy", "give policy: tiresias, or another name")
     name, like = str(data.pop("name", path.stem)), like.lower()
-    known = (*NAMES, *DIVIDED, *TYPED)
+    known = names_of(lambda traits: traits.make is not None and not traits.compiled)
     if data and like not in known:
         remedy = f"{like} has no parameters; those that have: {', '.join(known)}"
         raise SpecError(next(iter(data)), data[next(iter(data))], remedy, str(path))
     return Own(name, like, data)
 
 
-def _built_in(name: str, site: Site, seed: int) -> Any:
-    if name in TYPED:
-        from windtunnel.studies.fleet.typed.run import typed_policy
-
-        return typed_policy(name, site)
-    return policy_of(name, seed)
-
-
 def _with(policy: Any, parameters: Mapping[str, Any], name: str) -> Any:
     """The policy with other parameters. Raises SpecError."""
-    inner = policy.inner if isinstance(policy, Rounds) else policy
-    known = {each.name: getattr(inner, each.name) for each in fields(inner) if each.name not in GIVEN}
+    inner: Any = policy.inner if isinstance(policy, Rounds) else policy
+    known = {each.name: getattr(inner, each.name) for each in fields(inner) if each.init and each.name not in GIVEN}
     if isinstance(policy, Rounds):
         known["interval_s"] = policy.interval_s
     for key, value in parameters.items():
@@ -100,7 +92,8 @@ def _with(policy: Any, parameters: Mapping[str, Any], name: str) -> Any:
     if not isinstance(policy, Rounds):
         return replace(policy, **chosen)
     interval_s = chosen.pop("interval_s", policy.interval_s)
-    return Rounds(replace(inner, **chosen), interval_s)
+    rounds: Policy = Rounds(replace(inner, **chosen), interval_s)
+    return rounds
 
 
 def _as(example: Any, value: Any, key: str) -> Any:

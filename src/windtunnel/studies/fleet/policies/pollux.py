@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.studies.fleet.decision import Decision, Placement, Snapshot
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
 RESTART_S = 30.0
 
@@ -49,3 +50,15 @@ class Pollux:
             index = jobs[row].index
             placement[index] = (*placement.get(index, ()), (node, int(cells[row, node])))
         return Decision({index: sum(count for _, count in on) for index, on in placement.items()}, placement)
+
+
+POLICY = Traits(
+    name="pollux",
+    asks="rounds",
+    make=lambda site, options: Pollux(),
+    needs=frozenset({"speed"}),
+    sizes=True,
+    capacity=FAILING,
+    interval_s=60.0,
+    source="A. Qiao et al., Pollux, OSDI 2021",
+)

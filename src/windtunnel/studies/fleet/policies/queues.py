@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.studies.fleet.policies.waiting import Waiting
+from windtunnel.studies.fleet.traits import FAILING, Traits
+
 Array = NDArray[np.int64]
 NAMES = ("fifo", "fifo-skip", "sjf", "sjf-skip", "easy")
 
@@ -76,3 +79,19 @@ def run_queue(
         placed,
     )
     return start, placed
+
+
+def _queue(name: str) -> Traits:
+    rule = "easy" if name == "easy" else "skip" if name.endswith("-skip") else "block"
+    return Traits(
+        name=name,
+        asks="lines",
+        make=lambda site, options: Waiting(name.startswith("sjf"), rule, 0 if options.pool else site.per_node),
+        measured="whole",
+        capacity=FAILING,
+        compiled=True,
+        other_names=("backfill",) if name == "easy" else (),
+    )
+
+
+POLICIES = tuple(_queue(name) for name in NAMES)

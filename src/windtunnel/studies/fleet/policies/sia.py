@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, JobView, Snapshot
-from windtunnel.studies.fleet.typed.programs import choices
-from windtunnel.studies.fleet.typed.work import capacity_of, decision
+from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot
+from windtunnel.studies.fleet.kinds.programs import choices
+from windtunnel.studies.fleet.kinds.work import capacity_of, decision
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
 ROUND_S = 60.0
 POWER = -0.5
@@ -44,7 +45,7 @@ class Sia:
         }
         return decision(snapshot, chosen, self.kinds, self.per_node)
 
-    def _columns(self, job: JobView, capacity: dict[str, int]) -> list[tuple[str, int]]:
+    def _columns(self, job: JobState, capacity: dict[str, int]) -> list[tuple[str, int]]:
         rates = job.work.rates
         return [
             (kind, gpus)
@@ -53,7 +54,7 @@ class Sia:
             if rate > 0 and gpus <= most and shaped(gpus, self.per_node)
         ]
 
-    def _costs(self, job: JobView, columns: list[tuple[str, int]], now_s: float) -> list[float]:
+    def _costs(self, job: JobState, columns: list[tuple[str, int]], now_s: float) -> list[float]:
         if not columns:
             return []
         rates = job.work.rates
@@ -72,3 +73,16 @@ class Sia:
 def shaped(gpus: int, per_node: int) -> bool:
     """A power of two inside a node, or whole nodes."""
     return gpus % per_node == 0 or (gpus < per_node and gpus & (gpus - 1) == 0)
+
+
+POLICY = Traits(
+    name="sia",
+    asks="rounds",
+    make=lambda site, options: Sia(site.node_kinds, site.per_node),
+    needs=frozenset({"speed"}),
+    sizes=True,
+    kinds=True,
+    capacity=FAILING,
+    interval_s=ROUND_S,
+    source="S. Jayaram Subramanya et al., Sia, SOSP 2023",
+)

@@ -5,16 +5,36 @@ Walking that order, whatever fits runs. The best mean JCT on one server (Schrage
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, Snapshot, all_that_fit
+from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank, whatever_fits
+from windtunnel.studies.fleet.running import Rank, Running
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
 
 @dataclass(frozen=True)
-class Srtf:
+class Srtf(Lines):
     """No parameter."""
 
-    def decide(self, snapshot: Snapshot) -> Decision:
+    def rank(self, job: Running) -> Rank:
+        """By time left."""
+        return job.left_ns, job.submit_ns, job.index
+
+    def choose(self, board: Board) -> Iterator[Move]:
         """Jobs need `remaining_s`."""
-        order = sorted(snapshot.jobs, key=lambda job: (job.remaining_s or 0.0, job.submit_s, job.index))
-        return all_that_fit(order, snapshot.capacity)
+        if not board.waiting:
+            return
+        for job in board.running.values():
+            job.rank = self.rank(job)
+        yield from whatever_fits(board, sorted(board.running.values(), key=by_rank))
+
+
+POLICY = Traits(
+    name="srtf",
+    asks="lines",
+    make=lambda site, options: Srtf(),
+    measured="each",
+    capacity=FAILING,
+    source="Schrage, 1968",
+)

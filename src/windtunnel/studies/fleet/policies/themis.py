@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.decision import Decision, JobView, Snapshot, all_that_fit
+from windtunnel.studies.fleet.decision import Decision, JobState, Snapshot, all_that_fit
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,22 @@ class Themis:
         """Jobs need `remaining_s`."""
         share = max(snapshot.capacity / max(len(snapshot.jobs), 1), 1.0)
 
-        def rho(job: JobView) -> float:
+        def rho(job: JobState) -> float:
             left_s = job.remaining_s or 0.0
             alone_s = (job.executed_s + left_s) * max(job.gpus / share, 1.0)
             return (snapshot.now_s - job.submit_s + left_s) / max(alone_s, 1e-9)
 
         order = sorted(snapshot.jobs, key=lambda job: (-rho(job), job.submit_s, job.index))
         return all_that_fit(order, snapshot.capacity)
+
+
+LEASE_S = 1200.0  # 20 minutes in its paper
+POLICY = Traits(
+    name="themis",
+    asks="rounds",
+    make=lambda site, options: Themis(),
+    measured="each",
+    capacity=FAILING,
+    interval_s=LEASE_S,
+    source="K. Mahajan et al., Themis, NSDI 2020",
+)

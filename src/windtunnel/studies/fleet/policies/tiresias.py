@@ -8,44 +8,57 @@ al., "Tiresias", NSDI 2019; queue threshold of the default: adaptdl, simulator/t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
-from windtunnel.studies.fleet.decision import Decision, Snapshot
+from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank, whatever_fits
+from windtunnel.studies.fleet.running import NS, Rank, Running
+from windtunnel.studies.fleet.traits import FAILING, Traits
 
-Queues = tuple[tuple[int, ...], ...]
+NEVER = 2**62
 
 
 @dataclass(frozen=True)
-class Tiresias:
+class Tiresias(Lines):
     """Thresholds between the queues, ascending."""
 
     thresholds_gpu_s: tuple[float, ...] = (57_600.0,)
 
-    def decide(self, snapshot: Snapshot) -> Decision:
-        """Walk the queues; `memory` holds them as tuples of job indices."""
-        jobs = {job.index: job for job in snapshot.jobs}
-        before: Queues = snapshot.memory or ((),) * (len(self.thresholds_gpu_s) + 1)
-        queues = [[index for index in queue if index in jobs] for queue in before]
-        queued = {index for queue in queues for index in queue}
-        queues[0].extend(index for index in jobs if index not in queued)
-        for index, job in jobs.items():
-            if not job.placement:
-                continue
-            at = next(level for level, queue in enumerate(queues) if index in queue)
-            if at < len(self.thresholds_gpu_s) and job.executed_s * job.gpus >= self.thresholds_gpu_s[at]:
-                queues[at].remove(index)
-                queues[at + 1].append(index)
-        free = snapshot.capacity
-        gpus: dict[int, int] = {}
-        wake_s: float | None = None
-        for level, queue in enumerate(queues):
-            for index in queue:
-                job = jobs[index]
-                if job.gpus > free:
-                    continue
-                gpus[index] = job.gpus
-                free -= job.gpus
-                if level < len(self.thresholds_gpu_s):
-                    rest_s = self.thresholds_gpu_s[level] / job.gpus - job.executed_s
-                    wake_s = min(wake_s or float("inf"), snapshot.now_s + rest_s)
-        return Decision(gpus, memory=tuple(map(tuple, queues)), wake_s=wake_s)
+    def rank(self, job: Running) -> Rank:
+        """(queue, when it entered it, job); one that ran before stays where it was."""
+        return job.rank if job.executed_ns else (0, job.submit_ns, job.index)
+
+    def choose(self, board: Board) -> Iterator[Move]:
+        """Walk the queues."""
+        now_ns = board.moment.ns
+        for job in board.running.values():
+            if job.turn_ns <= now_ns:
+                self._look(job, now_ns)
+        if board.waiting:
+            for job, placement in whatever_fits(board, sorted(board.running.values(), key=by_rank)):
+                yield job, placement
+                if placement is not None:
+                    self._look(job, now_ns)
+        next_ns = min((job.turn_ns for job in board.running.values()), default=NEVER)
+        board.wake_ns = None if next_ns == NEVER else next_ns
+
+    def _look(self, job: Running, now_ns: int) -> None:
+        """Move a job down where it has reached its queue's threshold, and note when it reaches the next."""
+        level = int(job.rank[0])
+        if job.placement and level < len(self.thresholds_gpu_s):
+            level += job.executed_ns * job.gpus >= self.thresholds_gpu_s[level] * NS
+        if level > job.rank[0]:
+            job.rank = (level, now_ns, job.index)
+        last = level == len(self.thresholds_gpu_s)
+        job.turn_ns = NEVER if last else now_ns + ceil(self.thresholds_gpu_s[level] * NS / job.gpus) - job.executed_ns
+
+
+POLICY = Traits(
+    name="tiresias",
+    asks="lines",
+    make=lambda site, options: Tiresias(),
+    measured="each",
+    capacity=FAILING,
+    source="J. Gu et al., Tiresias, NSDI 2019",
+)

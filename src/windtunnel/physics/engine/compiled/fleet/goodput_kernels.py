@@ -1,6 +1,6 @@
 """Compiled model of a job's goodput: the fit of its step-time curve, and the batch that is best by it.
 
-The curve and its error are those of `fleet/adaptdl/chosen.py`: seven bounded parameters, of which those with equal
+The curve and its error are those of `fleet/measured/chosen.py`: seven bounded parameters, of which those with equal
 bounds stay where they are. The fit goes by Levenberg and Marquardt's steps over those that are free to move, from the
 fit before where there was one. Each function's `.py_func` is the same code uncompiled.
 """

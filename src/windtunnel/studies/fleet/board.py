@@ -1,0 +1,237 @@
+"""What a policy of lines sees: jobs that wait, in a line for each size, those that run, and free GPUs by their number.
+
+    policy.rank(job)       where a job stands that comes to wait; the same while it waits
+    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it, (job, ()) to turn it away:
+                           each is carried out before the next is asked for. `board.wake_ns`: when to ask again
+
+So a decision costs what it changes, not what there is. Such a policy answers to a snapshot too (`Lines.decide`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Generator, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from operator import attrgetter
+
+from windtunnel.studies.fleet.decision import EMPTY, Decision, JobState, Placement, Snapshot
+from windtunnel.studies.fleet.running import NS, Moment, Rank, Running
+from windtunnel.studies.fleet.work import Rigid, Unknown
+
+Move = tuple[Running, Placement | None]
+by_rank = attrgetter("rank")
+
+
+class Board:
+    """Waiting and running jobs, and free GPUs. `nodes`: GPUs of each node that is up."""
+
+    def __init__(self, nodes: Sequence[int], moment: Moment) -> None:
+        self.moment = moment
+        self.free = list(nodes)
+        self.free_gpus = sum(nodes)
+        self.capacity = self.free_gpus
+        self.by_free: list[list[int]] = [[] for _ in range(max(nodes, default=0) + 1)]  # nodes by free GPUs, rising
+        for node, count in enumerate(nodes):
+            self.by_free[count].append(node)
+        self.lines: dict[int, list[tuple[Rank, Running]]] = {}
+        self.waiting = 0
+        self.running: dict[int, Running] = {}
+        self.wake_ns: int | None = None
+
+    def wait(self, job: Running) -> None:
+        """A job with its rank joins the line of its size."""
+        insort(self.lines.setdefault(job.gpus, []), (job.rank, job), key=lambda entry: entry[0])
+        self.waiting += 1
+
+    def leave(self, job: Running) -> None:
+        """A job that waits leaves its line."""
+        line = self.lines[job.gpus]
+        del line[bisect_left(line, job.rank, key=lambda entry: entry[0])]
+        self.waiting -= 1
+
+    def take(self, job: Running, placement: Placement) -> None:
+        """A job that has left its line gets GPUs."""
+        self._hold(placement, -1)
+        self.running[job.index] = job
+
+    def give(self, job: Running, placement: Placement) -> None:
+        """A job's GPUs are free again."""
+        self._hold(placement, 1)
+        del self.running[job.index]
+
+    def resize(self, node: int, before: int, gpus: int) -> None:
+        """A node has another number of GPUs, and what is gone was free."""
+        while len(self.by_free) <= gpus:
+            self.by_free.append([])
+        self.capacity += gpus - before
+        self._hold(((node, gpus - before),), 1)
+
+    def _hold(self, placement: Placement, sign: int) -> None:
+        for node, count in placement:
+            before = self.free[node]
+            nodes = self.by_free[before]
+            del nodes[bisect_left(nodes, node)]
+            after = self.free[node] = before + sign * count
+            assert after >= 0, "a decision gave a node more than it has"
+            insort(self.by_free[after], node)
+            self.free_gpus += sign * count
+
+    def queue(self) -> Generator[Running, bool, None]:
+        """All lines as one, by rank. What is started meanwhile leaves it; sent a true value it skips a size."""
+        heads = [(line[0][0], size, 0) for size, line in self.lines.items() if line]
+        heapify(heads)
+        while heads:
+            _, size, at = heads[0]
+            line = self.lines[size]
+            job = line[at][1]
+            skip = yield job
+            if at < len(line) and line[at][1] is job:  # it was not started
+                at += 1
+            if skip or at >= len(line):
+                heappop(heads)
+            else:
+                heapreplace(heads, (line[at][0], size, at))
+
+    def gang(self, gpus: int, per_node: int) -> Placement | None:
+        """Where a gang goes, or None where it does not fit.
+
+        Up to a node on the fitting node with least free GPUs, more on free nodes and the rest on another; ties to the
+        lowest number. `per_node` 0: GPUs are a count.
+        """
+        if gpus > self.free_gpus:
+            return None
+        if not per_node:
+            return self._spread(gpus, iter(range(len(self.free))))
+        whole, rest = divmod(gpus, per_node)
+        idle = self._with(per_node)
+        if len(idle) < whole:
+            return None
+        chosen = [(node, per_node) for node in idle[:whole]]
+        if rest:
+            for count in range(rest, per_node + 1):
+                nodes = self._with(count)[whole if count == per_node else 0 :]
+                if nodes:
+                    return (*chosen, (nodes[0], rest))
+            return None
+        return tuple(chosen)
+
+    def _with(self, free: int) -> list[int]:
+        """Nodes with so many free GPUs."""
+        return self.by_free[free] if free < len(self.by_free) else []
+
+    def fullest(self, gpus: int) -> Placement:
+        """GPUs from the node with most free, the first of equals, until there are enough."""
+        return self._spread(gpus, (node for nodes in reversed(self.by_free) for node in nodes))
+
+    def _spread(self, gpus: int, order: Iterator[int]) -> Placement:
+        chosen: list[tuple[int, int]] = []
+        while gpus > 0:
+            node = next(order)
+            count = min(self.free[node], gpus)
+            if count:
+                chosen.append((node, count))
+                gpus -= count
+        return tuple(chosen)
+
+
+class Lines:
+    """A policy of lines."""
+
+    def rank(self, job: Running) -> Rank:
+        """Where a job stands in the queue."""
+        raise NotImplementedError
+
+    def choose(self, board: Board) -> Iterator[Move]:
+        """What starts and stops now."""
+        raise NotImplementedError
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """The same as an answer to a snapshot; its memory: the ranks of jobs."""
+        moment = Moment(round(snapshot.now_s * NS))
+        board, ranks = Board(snapshot.nodes, moment), dict(snapshot.memory or {})
+        jobs = [_job_of(job, moment) for job in snapshot.jobs]
+        for job in jobs:
+            job.rank = ranks[job.index] if job.index in ranks else self.rank(job)
+            if job.placement:
+                board.take(job, job.placement)
+            else:
+                board.wait(job)
+        rejected = []
+        for job, placement in self.choose(board):
+            carry_out(board, job, placement)
+            if placement == EMPTY:
+                rejected.append(job.index)
+            job.placement = placement or EMPTY
+            job.counts = tuple(count for _, count in job.placement)
+        running = [job for job in jobs if job.placement]
+        return Decision(
+            {job.index: job.held for job in running},
+            {job.index: job.placement for job in running},
+            reject=tuple(rejected),
+            wake_s=None if board.wake_ns is None else board.wake_ns / NS,
+            memory={job.index: job.rank for job in jobs},
+        )
+
+
+def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
+    """A move, as far as the board is concerned."""
+    if placement is None:
+        board.give(job, job.placement)
+        board.wait(job)
+        return
+    board.leave(job)
+    if placement:
+        board.take(job, placement)
+
+
+def _job_of(seen: JobState, moment: Moment) -> Running:
+    """A job of a snapshot as the board has it."""
+    known = seen.remaining_s is not None
+    left_ns = round((seen.remaining_s or 0.0) * NS)
+    job = Running(seen.index, round(seen.submit_s * NS), seen.gpus, Rigid(left_ns / NS) if known else Unknown())
+    job.moment = moment
+    job.placement, job.counts = seen.placement, tuple(count for _, count in seen.placement)
+    job.held_ns, job.gpu_ns = round(seen.executed_s * NS), round(seen.gpu_seconds * NS)
+    job.held_since_ns = job.since_ns = moment.ns
+    job.due_ns = moment.ns + left_ns
+    return job
+
+
+def whatever_fits(board: Board, running: Sequence[Running]) -> Iterator[Move]:
+    """Walking running and waiting jobs by rank, whatever fits runs and what no longer does stops.
+
+    `running`: those that run, by rank, each of which is up to date. New places are sought in the order of the walk.
+    """
+    free = board.capacity
+    start: list[Running] = []
+    stop: list[Running] = []
+    queue = board.queue()
+    head = next(queue, None)
+    for job in running:
+        rank = job.rank
+        while head is not None and head.rank < rank:
+            if fits := head.gpus <= free:
+                start.append(head)
+                free -= head.gpus
+            head = pass_on(queue, size=not fits)
+        if job.gpus <= free:
+            free -= job.gpus
+        else:
+            stop.append(job)
+    while head is not None:
+        if fits := head.gpus <= free:
+            start.append(head)
+            free -= head.gpus
+        head = pass_on(queue, size=not fits)
+    for job in stop:
+        yield job, None
+    for job in start:
+        yield job, board.fullest(job.gpus)
+
+
+def pass_on(queue: Generator[Running, bool, None], *, size: bool = False) -> Running | None:
+    """The next job of a queue; `size`: none of this one's size is asked for any more."""
+    try:
+        return queue.send(size)
+    except StopIteration:
+        return None

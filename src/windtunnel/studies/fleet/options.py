@@ -1,0 +1,27 @@
+"""What a run of the fleet may be told beyond trace, site and policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.capacity.changes import Changes
+    from windtunnel.studies.fleet.decision import Policy
+    from windtunnel.studies.fleet.loans.run import Loans
+    from windtunnel.studies.fleet.tables import Speeds, Tables
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a run."""
+
+    tables: Tables | None = None
+    seed: int = 0
+    pool: bool = False  # GPUs are a count, not on nodes
+    until_s: float | None = None
+    restart_s: float | None = None
+    speeds: Speeds | None = None  # of jobs where `tables` is None: the training predictor
+    loans: Loans | None = None  # for lyra
+    changes: Changes | None = None  # nodes that come and go
+    decider: Policy | None = None  # in place of the named policy's own

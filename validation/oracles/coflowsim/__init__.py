@@ -1,0 +1,1 @@
+"""CoflowSim, to the tick."""
