@@ -54,10 +54,15 @@ def _put_back(name: str) -> None:
         document["host"]["graphed_step_share"], document["replicas_of_nic"] = 1.0, 1e9
         document["generations"]["cdna4"]["gemm"].pop("mxfp4")
     elif name == "Primus":
-        document["generations"]["cdna4"] = copy.deepcopy(document["generations"]["default"])
+        shared = document["generations"]["cdna4"]["shared"]
+        document["generations"]["cdna4"] = copy.deepcopy(document["generations"]["default"]) | {"shared": shared}
+    elif name == "torchtitan on 8 MI355X":
+        document["generations"]["cdna4"]["shared"] = 1.0
+    elif name == "Halo":
+        document["host"]["experts_s"] = {}
 
 
-WITHOUT = ("prime-rl", "MLPerf Training v6.0", "Primus")
+WITHOUT = ("prime-rl", "MLPerf Training v6.0", "Primus", "torchtitan on 8 MI355X", "Halo")
 
 
 def left_out(tables: list[Path]) -> dict[str, tuple[Row, Case, float, float]]:

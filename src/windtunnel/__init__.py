@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.programs.predict import predict_captured
     from windtunnel.studies.serving import Deployment, ServingResult, Workload, serve
     from windtunnel.studies.survive import survive
-    from windtunnel.studies.sweeps import sweep
+    from windtunnel.studies.sweeps.sweep import sweep
     from windtunnel.studies.techniques import predict_with
     from windtunnel.studies.traces.explain import explain
     from windtunnel.studies.training.op_table import op_table
@@ -90,7 +90,7 @@ _HOME = {
     "read_plan": ("studies.training.plan", "read_plan"),
     "run_validation": ("evidence.accuracy", "run_validation"),
     "save_result": ("faces.report.run_folder", "save"),
-    "sweep": ("studies.sweeps", "sweep"),
+    "sweep": ("studies.sweeps.sweep", "sweep"),
     "serve": ("studies.serving", "serve"),
     "serve_on_spot": ("faces.cli.serve_spot", "serve_on_spot"),
     "survive": ("studies.survive", "survive"),

@@ -14,6 +14,7 @@ import pytest
 import windtunnel
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.physics.step.result import Result
+from windtunnel.views.text import text_of
 
 PLAN = {"tp": 2, "pp": 2, "global_batch": 16, "seq_len": 2048}
 
@@ -57,8 +58,8 @@ def test_a_data_frame_is_the_table_or_one_clear_error(result: Result) -> None:
 def test_a_notebook_shows_the_figures_and_runs_nothing(result: Result) -> None:
     named = dataclasses.replace(result, warnings=("<script>alert(1)</script>",))
     shown = named._repr_html_()
-    assert f"{result.step_time_s:.4g} s" in shown
-    assert f"{result.mfu:.1%}" in shown
+    assert text_of(result.step_time_s, "s") in shown
+    assert text_of(result.mfu, "share") in shown
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
 

@@ -187,6 +187,7 @@ def _yaml_documents(
     """Each document; of one document also an empty one, as None."""
     import yaml
 
+    _require_few(text, path)
     kind = "BaseLoader" if as_text else "SafeLoader"
     fast = (own or len(text) > LONG_TEXT) and getattr(yaml, f"C{kind}", None)
     found, count = [], 0
@@ -221,7 +222,7 @@ def _require_bounded(text: str, path: str | os.PathLike[str], loader: Any) -> No
 
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=loader)):
-        if number > 3 * VALUES_MOST:  # a list of one value is three events
+        if number > 2 * VALUES_MOST:  # a list is two events
             raise InputFileError(path, f"holds more than {VALUES_MOST:,} values", "give less")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEPTH_MOST:

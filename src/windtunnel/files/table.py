@@ -22,6 +22,7 @@ from windtunnel.files.bytes import MIB, READABLE, TEXT_BYTES_MOST, read_bytes, r
 Floats = NDArray[np.float64]
 LARGE_BYTES_MOST = 1024 * MIB  # of what pyarrow reads
 LONGEST_S = 4e9  # of a time: 126 years, and the year 2096 of Unix time; 2**63 ns are 9.2e9 s
+COLUMNS_MOST = 10_000
 LARGEST = 1e15  # of any number; far beyond what is meant
 MEND = "mend or drop that line"
 
@@ -170,14 +171,16 @@ def _csv(text: str, path: Path, delimiter: str, remedy: str) -> Table:
 
 
 def _names(path: Path, header: Sequence[str], remedy: str) -> list[str]:
+    if len(header) > COLUMNS_MOST:
+        raise InputFileError(path, f"line 1: names {len(header):,} columns", f"give at most {COLUMNS_MOST:,}")
     names = [name.strip() for name in header]
     if not any(names):
         raise InputFileError(path, "is empty", remedy)
     broken = next((name for name in names if len(name.splitlines()) > 1), None)
     if broken is not None:
         raise InputFileError(path, f"line 1: the name {broken[:40]!r} runs over several lines", "close its quote")
-    again = next((name for at, name in enumerate(names) if name in names[:at]), None)
-    if again is not None:
+    if len(set(names)) < len(names):
+        again = next(name for at, name in enumerate(names) if name in names[:at])
         raise InputFileError(path, f"has two columns {again!r}", "name each column once")
     return names
 

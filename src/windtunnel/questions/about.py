@@ -8,7 +8,7 @@ Nothing of pydantic is imported here: it asks `About` and `OneOf` for their rule
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from windtunnel import units
@@ -130,53 +130,3 @@ def word_of(part: Any) -> str | None:
     """The field of a part that a word alone stands for; None where no word does."""
     word: str | None = getattr(part, "word", None)
     return word
-
-
-def key_names(part: type) -> dict[str, str]:
-    """Each name that a key of a part may have, and the field that it means."""
-    from windtunnel.questions.question import fields_of
-
-    return {name: field.path for field in fields_of(part) for name in (field.path, *field.about.names)}
-
-
-def pick(members: tuple[type, ...], given: Mapping[str, Any], path: str = "") -> type:
-    """The member that these keys mean.
-
-    Raises SpecError for a key that has no meaning beside another one, and says whose it is; `path` goes before it.
-    """
-    prefix = path + "." if path else ""
-    if "kind" in given:
-        for member in members:
-            if kind_of(member) == given["kind"]:
-                return member
-        kinds = ", ".join(map(kind_of, members))
-        raise SpecError(f"{prefix}kind", given["kind"], f"use one of {kinds}")
-    keys = set(given)
-    known = {member: set(key_names(member)) for member in members}
-    needed = {
-        member: {f.name for f in fields(member) if f.default is MISSING and f.default_factory is MISSING}
-        for member in members
-    }
-    able = [member for member in members if keys <= known[member]]
-    complete = [member for member in able if needed[member] <= {key_names(member)[key] for key in keys}]
-    if complete:
-        return min(complete, key=lambda member: len(known[member]))
-    if able:
-        return able[0]  # what it lacks is said when it is read
-    likely = max(members, key=lambda member: (len(needed[member] & keys), len(known[member] & keys)))
-    odd = next(key for key in given if key not in known[likely])
-    homes = [member for member in members if odd in known[member]]
-    if not homes:
-        everything = sorted({field for member in members for field in known[member]})
-        raise SpecError(prefix + odd, given[odd], _unknown(odd, everything))
-    beside = next(key for key in given if key in known[likely] and key not in known[homes[0]])
-    owner = getattr(homes[0], "phrase", kind_of(homes[0]))
-    remedy = f"has no meaning beside {beside}: it belongs to {owner}; leave one of them out"
-    raise SpecError(prefix + odd, given[odd], remedy)
-
-
-def _unknown(key: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"is not known; did you mean {near[0]}?" if near else f"is not known; known are {', '.join(known)}"

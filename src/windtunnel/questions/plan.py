@@ -110,8 +110,8 @@ class Plan:
     ] = None
     optimizer: Annotated[Literal["adam", "sgd", "muon"], About("Optimizer (adam).", NUMBERS, rare=True)] = "adam"
     optimizer_dtype: Annotated[
-        Literal["fp32", "bf16", "int8"], About("Format of the optimizer's moments (fp32).", NUMBERS, rare=True)
-    ] = "fp32"
+        Literal["fp32", "bf16", "int8"] | None, About("Format of the optimizer's moments (fp32).", NUMBERS, rare=True)
+    ] = None
     master_dtype: Annotated[
         Literal["fp32", "bf16"],
         About("Format of the parameters that the optimizer updates (fp32).", NUMBERS, rare=True),

@@ -18,12 +18,13 @@ from typing import Any, get_args, get_origin
 from windtunnel import units
 from windtunnel.errors import SpecError
 from windtunnel.files.document import value_of
-from windtunnel.questions.about import kind_of, pick, word_of
+from windtunnel.questions.about import kind_of, word_of
 from windtunnel.questions.question import (
     Field,
     as_given,
     changed,
     fields_of,
+    pick,
     plain,
     question_class,
     read,

@@ -325,7 +325,7 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
             fields |= dict.fromkeys(NO_OVERLAP, False)
     if "full-step cuda graph" in row.notes.lower():
         fields |= {"cuda_graphs": True, "full_graph": True}
-    if "torch.compile" in row.framework.lower():
+    if "torch.compile" in row.framework.lower() or "liger" in row.notes.lower():  # Liger's kernels fuse the same
         fields["compile"] = True
     if "adamwbf16" in row.notes.lower():
         fields |= {"optimizer_dtype": "bf16", "master_dtype": "bf16"}

@@ -15,39 +15,19 @@ from difflib import get_close_matches
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.ask import ask_with, schema_verb
 from windtunnel.faces.cli.asked import ASKED, CommandLine, without_outputs
-from windtunnel.faces.cli.calibrate import calibrate
-from windtunnel.faces.cli.capture import capture
-from windtunnel.faces.cli.compare import compare
-from windtunnel.faces.cli.explain import explain
-from windtunnel.faces.cli.flags import command, spelled
-from windtunnel.faces.cli.fleet import fleet
-from windtunnel.faces.cli.launch_words import script_apart
-from windtunnel.faces.cli.plan import OUTPUTS as OF_PLAN
-from windtunnel.faces.cli.plan import plan
-from windtunnel.faces.cli.predict import OUTPUTS as OF_PREDICT
-from windtunnel.faces.cli.predict import plan_below, predict
-from windtunnel.faces.cli.run import run
-from windtunnel.faces.cli.runs import runs
-from windtunnel.faces.cli.serve import serve
-from windtunnel.faces.cli.survive import survive_app
-from windtunnel.faces.cli.sweep import sweep
-from windtunnel.faces.cli.techniques import techniques
-from windtunnel.faces.cli.ui import ui
-from windtunnel.faces.cli.validate import validate
-from windtunnel.faces.cli.version import version, version_line
-from windtunnel.faces.cli.watch import watch
-from windtunnel.faces.cli.whatif import whatif
+from windtunnel.faces.cli.flags import spelled
+from windtunnel.faces.cli.verbs import LAUNCHERS, VERBS, made, named
+from windtunnel.faces.cli.version import version_line
+from windtunnel.questions.question import QUESTIONS
 
-LAUNCHERS = (capture, run)  # verbs that take a launch line: what follows the script is the script's
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 HELP_ALL = "--help-all"  # rare flags too
 NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
 
 
-def build(*, everything: bool = False) -> App:
-    """The application with its verbs; `everything`: help lists rare flags too."""
+def build(asked: str = "", *, everything: bool = False) -> App:
+    """The application with the verb that is asked, or with all where none is; `everything`: help lists rare flags."""
     app = App(
         name="windtunnel",
         help="A wind tunnel for AI clusters: what a training step costs at any scale, how sure that is, and why.",
@@ -58,28 +38,11 @@ def build(*, everything: bool = False) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (
-        command("predict", predict, OF_PREDICT, reader=plan_below, everything=everything),
-        command("plan", plan, OF_PLAN, reader=plan_below, everything=everything),
-        sweep,
-        whatif,
-        compare,
-        explain,
-        runs,
-        serve,
-        techniques,
-        fleet,
-        survive_app(everything=everything),
-        watch,
-        validate,
-        calibrate,
-        *LAUNCHERS,
-        ui,
-        version,
-    ):
-        app.command(verb)
-    app.command(ask_with(app), name="ask")
-    app.command(schema_verb, name="schema")
+    if asked in VERBS:
+        app.command(made(asked, everything=everything), name=asked)
+        return app
+    for verb in VERBS:
+        app.command(named(verb) if verb in QUESTIONS else made(verb), name=verb)
     app.register_install_completion_command()
     return app
 
@@ -88,12 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     before = ASKED.get()
     try:
-        own, launched = script_apart(sys.argv[1:] if arguments is None else arguments, LAUNCHERS)
-        everything = HELP_ALL in own
+        own = list(sys.argv[1:] if arguments is None else arguments)
+        launched: list[str] = []
+        asked = own[0] if own else ""
+        if asked in LAUNCHERS:
+            from windtunnel.faces.cli.launch_words import script_apart
+
+            own, launched = script_apart(own, made(asked))
         words = spelled(["--help" if word == HELP_ALL else word for word in own])
-        app, asked = build(everything=everything), without_outputs(own)
-        again = [*spelled(asked), *launched]
-        ASKED.set(CommandLine([*asked, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
+        app, question = build(asked, everything=HELP_ALL in own), without_outputs(own)
+        again = [*spelled(question), *launched]
+        ASKED.set(CommandLine([*question, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:

@@ -5,60 +5,59 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import spelled
 from windtunnel.faces.cli.output import print_json
 from windtunnel.files.document import read_mapping
-from windtunnel.questions import read, schema
+from windtunnel.questions import read
+from windtunnel.questions import schema as schema_of
 from windtunnel.questions.words import with_settings, words
 
 
-def ask_with(app: App) -> Any:
-    """The verb `ask`, which hands a question to the verb of `app` that it asks."""
+def ask(
+    file: str,
+    /,
+    *,
+    set: Annotated[
+        tuple[str, ...],
+        Parameter(name="--set", negative="", help="What is different: plan.tp=4, cluster.nic=800Gb/s. Repeatable."),
+    ] = (),
+    report: Annotated[Path | None, Parameter(help="Write a report here.")] = None,
+    trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here.")] = None,
+    rows: Annotated[Path | None, Parameter(help="Write the answer's table of rows here.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
+    out: Annotated[Path | None, Parameter(help="Where run folders go (runs).")] = None,
+    save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
+) -> Any:
+    """Ask the question of a file, such as question.yaml of a run folder.
 
-    def ask(
-        file: str,
-        /,
-        *,
-        set: Annotated[
-            tuple[str, ...],
-            Parameter(name="--set", negative="", help="What is different: plan.tp=4, cluster.nic=800Gb/s. Repeatable."),
-        ] = (),
-        report: Annotated[Path | None, Parameter(help="Write a report here.")] = None,
-        trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here.")] = None,
-        rows: Annotated[Path | None, Parameter(help="Write the answer's table of rows here.")] = None,
-        json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
-        out: Annotated[Path | None, Parameter(help="Where run folders go (runs).")] = None,
-        save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
-    ) -> Any:
-        """Ask the question of a file, such as question.yaml of a run folder.
+    Parameters
+    ----------
+    file
+        A question in YAML or JSON: `question: predict/1` and its fields; `windtunnel schema VERB` has them.
+    """
+    path = Path(file)
+    if path.is_dir():
+        path = path / "question.yaml"
+    question = read(read_mapping(path, "a question is lines of `field: value`, see `windtunnel schema`"), str(path))
+    if set:
+        question = with_settings(question, set)
+    places = {"report": report, "trace": trace, "rows": rows, "out": out}
+    asked = [*question.verb.split(), *words(question)]
+    for name, place in places.items():
+        if place is not None:
+            asked.append(f"--{name}={place}")
+    asked += ["--json"] if json else []
+    asked += [] if save else ["--no-save"]
+    from windtunnel.faces.cli.app import build
 
-        Parameters
-        ----------
-        file
-            A question in YAML or JSON: `question: predict/1` and its fields; `windtunnel schema VERB` has them.
-        """
-        path = Path(file)
-        if path.is_dir():
-            path = path / "question.yaml"
-        question = read(read_mapping(path, "a question is lines of `field: value`, see `windtunnel schema`"), str(path))
-        if set:
-            question = with_settings(question, set)
-        places = {"report": report, "trace": trace, "rows": rows, "out": out}
-        asked = [*question.verb.split(), *words(question)]
-        for name, place in places.items():
-            if place is not None:
-                asked.append(f"--{name}={place}")
-        asked += ["--json"] if json else []
-        asked += [] if save else ["--no-save"]
-        return app(spelled(asked), exit_on_error=False, print_error=False)
-
-    return ask
+    app = build(asked[0])
+    return app(spelled(asked), exit_on_error=False, print_error=False)
 
 
-def schema_verb(
+def schema(
     verb: Annotated[str, Parameter(help="A verb that asks a question, e.g. predict, or `survive spot`.")], /, *more: str
 ) -> None:
     """Print the JSON schema of a verb's question, as `windtunnel ask` reads it."""
-    print_json(schema(" ".join([verb, *more])))
+    print_json(schema_of(" ".join([verb, *more])))

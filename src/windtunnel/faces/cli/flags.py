@@ -27,10 +27,10 @@ class Outputs:
     report: Annotated[Path | None, Parameter(help="Write a report here: HTML, or Markdown by its suffix.")] = None
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None
     rows: Annotated[Path | None, Parameter(help="Write the answer's table of rows here, by its suffix.")] = None
+    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False
     json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False
     out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs")
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True
-    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False
 
 
 @dataclass(frozen=True, slots=True)

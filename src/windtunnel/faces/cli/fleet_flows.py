@@ -71,7 +71,7 @@ def _write(out: Path, answers: list[FlowsAnswer]) -> None:
     rows = []
     for answer in answers:
         for name, start, finish in zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), strict=True):
-            words = [name, "", ""] if start != start else [name, f"{start:.9f}", f"{finish:.9f}"]
+            words = [name, "", ""] if start != start else [name, f"{start:.9f}", f"{finish:.9f}"]  # ignored: no number
             rows.append([*([answer.policy] if several else []), *words])
     write_csv(out, [*(["policy"] if several else []), "coflow", "start_s", "finish_s"], rows)
 

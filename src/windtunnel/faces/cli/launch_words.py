@@ -6,7 +6,7 @@ What follows the script is the script's, even `--seed` or `--help`; so the words
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 from windtunnel.real.capture.arguments import split_words
@@ -14,19 +14,15 @@ from windtunnel.real.capture.arguments import split_words
 _EVERYWHERE = ("--help", "-h", "--version")
 
 
-def script_apart(arguments: Sequence[str], verbs: Sequence[Callable[..., Any]]) -> tuple[list[str], list[str]]:
-    """(words to parse, words to pass on as they are, from `--`); the second is empty for verbs without a launch line.
+def script_apart(words: list[str], verb: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    """(words to parse, words to pass on as they are, from `--`).
 
-    `verbs`: those that take one, with their options as keyword-only parameters.
+    `verb`: the one that `words` begin with, its options as keyword-only parameters.
     """
-    words = list(arguments)
-    for verb in verbs:
-        if words and words[0] == verb.__name__:
-            with_value, switches = options_of(verb)
-            parted = split_words(words[1:], with_value, (*switches, *_EVERYWHERE))
-            at = parted.index("--")
-            return [words[0], *parted[:at]], parted[at:] if len(parted) > at + 1 else []
-    return words, []
+    with_value, switches = options_of(verb)
+    parted = split_words(words[1:], with_value, (*switches, *_EVERYWHERE))
+    at = parted.index("--")
+    return [words[0], *parted[:at]], parted[at:] if len(parted) > at + 1 else []
 
 
 def options_of(verb: Callable[..., Any]) -> tuple[list[str], list[str]]:

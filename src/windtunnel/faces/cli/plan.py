@@ -12,8 +12,9 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.asked import ASKED
-from windtunnel.faces.cli.flags import Outputs
+from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import note, print_question, show, working
+from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.header import band_entry
 from windtunnel.questions.search import Search
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 INFEASIBLE = 3  # as in predict
 OUTPUTS = ("report", "rows", "full", "json")
+
+
+def plan_app(*, everything: bool = False) -> Callable[..., Any]:
+    """The verb."""
+    return command("plan", plan, OUTPUTS, reader=plan_below, everything=everything)
 
 
 def plan(

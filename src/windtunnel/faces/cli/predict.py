@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Below, Given, Outputs
+from windtunnel.faces.cli.flags import Below, Given, Outputs, command
 from windtunnel.faces.cli.output import note, print_json, show, stdout, working
 from windtunnel.questions.plan import Plan, Script
 from windtunnel.questions.predict import Predict
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 INFEASIBLE = 3
 OPS_IN_JSON = Path("json")  # as `--rows` says it
-OUTPUTS = ("report", "trace", "rows", "json", "out", "save", "full")
+OUTPUTS = ("report", "trace", "rows", "full", "json", "out", "save")
 PLAN_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Plan))
 SCRIPT_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Script))
 
@@ -45,6 +46,11 @@ def plan_below(given: Given) -> Below:
         model, str(given.flags.get("cluster", "")), None if file is None else Path(file), settings(given.sets)
     )
     return Below({"plan": stated.fields} if stated.fields else {}, stated.notes, stated.path)
+
+
+def predict_app(*, everything: bool = False) -> Callable[..., Any]:
+    """The verb."""
+    return command("predict", predict, OUTPUTS, reader=plan_below, everything=everything)
 
 
 def predict(

@@ -241,4 +241,4 @@ def scripts() -> dict[str, bytes]:
     """The files that the pages load, by their names. Styles are in the pages, so that they are painted at once."""
     folder = files("windtunnel.faces.ui") / "static"
     found = {name: (folder / name).read_bytes() for name in SCRIPTS}
-    return found | {"report.js": page_template(REPORT_SCRIPT).render().encode()}
+    return found | {REPORT_SCRIPT: page_template(REPORT_SCRIPT).render().encode()}

@@ -41,6 +41,9 @@ class Sustained:
     memory: float
     dispatch: float  # expert all-to-all inside a scale-up domain, over NCCL's of the same bytes; never below 1
     dispatch_across: float  # across domains: many peers share few channels, and arrivals are handed on inside the node
+    # What replicas gather and reduce inside a scale-up domain, over the collective alone: it shares compute units with
+    # the passes that it runs beside, where the GPU has no engine for it.
+    shared: float
     p2p: float  # send-receive across nodes over one stream's full rate: NCCL gives a peer few channels
 
 
@@ -63,6 +66,9 @@ class TrainingCosts:
     # Of its host, for each member of the group, by framework and by what crosses scale-up domains: `pp`, the messages
     # of a pipeline; `tp`, the group itself.
     late_member_s: Mapping[str, Mapping[str, float]]
+    # Of the host in each pass over a layer with experts, by framework, that no kernel hides: it reads how many tokens go
+    # where, and the GPU is idle until what follows is launched.
+    experts_s: Mapping[str, float]
     graphed_step_share: float  # of the host's work between steps, where the step is one graph
     replicas_of_nic: float  # of a NIC's rate, for what replicas of experts exchange across domains
     graph_launch_s: float  # one node of a CUDA graph
@@ -163,7 +169,7 @@ def training_costs(generation: str) -> TrainingCosts:
         remedy = "name it in cost/calibration/training.yaml: under generations, or under other_generations"
         raise SpecError("generation", generation, f"{remedy} by the one whose constants it takes")
     return TrainingCosts(
-        sustained=Sustained(**known[generation if generation in known else others[generation]]),
+        sustained=Sustained(**{"shared": 1.0} | known[generation if generation in known else others[generation]]),
         measured=generation in known or others[generation] != "default",
         from_runs=generation in known or others[generation] != "default",
         launch_s=data["host"]["launch_s"],
@@ -171,6 +177,7 @@ def training_costs(generation: str) -> TrainingCosts:
         collective_launch_s=_by_framework(data["host"]["collective_launch_s"], data["host"]["launch_s"]),
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
         exchange_s=data["host"]["exchange_s"],
+        experts_s=data["host"]["experts_s"],
         late_member_s=data["host"]["late_member_s"],
         graphed_step_share=data["host"]["graphed_step_share"],
         replicas_of_nic=data["replicas_of_nic"],
@@ -217,7 +224,7 @@ def calibrated_training_costs(generation: str, calibration: Calibration) -> Trai
         base,
         measured=True,
         from_runs=False,
-        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
         launch_s=base.launch_s if eager is None else {**dict.fromkeys(base.launch_s, eager), "pytorch": eager},
         graph_launch_s=host.get("launch_graph_s", base.graph_launch_s),
         compiled_launch_s=host.get("launch_compiled_s"),

@@ -7,6 +7,7 @@ of a machine that is as many times slower as that step was. Nothing of the run i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -197,7 +198,7 @@ def _run(
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
     stamps = stamps_of(sent)
     found = [distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e)]
-    ttft, tpot, e2e = ({} if one is None else one.to_dict() for one in found)
+    ttft, tpot, e2e = ({} if one is None else dataclasses.asdict(one) for one in found)
     span = float(stamps.last.max() - stamps.arrival.min())
     tally = replica.tally
     return Side(ttft, tpot, e2e, float(stamps.output.sum()) / span, tally.steps, tally.preemptions)

@@ -1,8 +1,8 @@
 """What a policy of lines sees: jobs that wait, in a line for each size, those that run, and free GPUs by their number.
 
     policy.rank(job)       where a job stands that comes to wait; the same while it waits
-    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it: each is carried out before
-                           the next is asked for. `board.wake_ns`: when to ask again
+    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it, (job, ()) to turn it away:
+                           each is carried out before the next is asked for. `board.wake_ns`: when to ask again
 
 So a decision costs what it changes, not what there is. Such a policy answers to a snapshot too (`Lines.decide`).
 """
@@ -156,14 +156,18 @@ class Lines:
                 board.take(job, job.placement)
             else:
                 board.wait(job)
+        rejected = []
         for job, placement in self.choose(board):
             carry_out(board, job, placement)
+            if placement == EMPTY:
+                rejected.append(job.index)
             job.placement = placement or EMPTY
             job.counts = tuple(count for _, count in job.placement)
         running = [job for job in jobs if job.placement]
         return Decision(
             {job.index: job.held for job in running},
             {job.index: job.placement for job in running},
+            reject=tuple(rejected),
             wake_s=None if board.wake_ns is None else board.wake_ns / NS,
             memory={job.index: job.rank for job in jobs},
         )
@@ -174,8 +178,9 @@ def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
     if placement is None:
         board.give(job, job.placement)
         board.wait(job)
-    else:
-        board.leave(job)
+        return
+    board.leave(job)
+    if placement:
         board.take(job, placement)
 
 

@@ -268,10 +268,7 @@ class Clock:
         self.memory = decision.memory
         placements = kept_or_placed(snapshot, decision)
         for index in decision.reject:
-            job = self.active.pop(index)
-            self._stop(job, now_ns)
-            job.rejected = True
-            self.left -= 1
+            self._reject(self.active[index], now_ns)
         for index in order:
             held = self.active.get(index)
             if held is None:
@@ -282,11 +279,20 @@ class Clock:
         if decision.wake_s is not None and not self.interval_ns:
             self._wake_at(max(round(decision.wake_s * NS), now_ns + 1))
 
+    def _reject(self, job: Running, now_ns: int) -> None:
+        self._stop(job, now_ns)
+        del self.active[job.index]
+        job.rejected = True
+        self.left -= 1
+
     def _choose(self, policy: Lines, now_ns: int) -> None:
         board = self.board
         for job, placement in policy.choose(board):
             carry_out(board, job, placement)
-            self._move(job, placement or EMPTY, now_ns)
+            if placement == EMPTY:
+                self._reject(job, now_ns)
+            else:
+                self._move(job, placement or EMPTY, now_ns)
         if board.wake_ns is not None:
             self._wake_at(max(board.wake_ns, now_ns + 1))
 

@@ -7,9 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from windtunnel.errors import UserError
+from windtunnel.files.document import own_document
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.site import Site
@@ -23,7 +22,7 @@ SETTINGS = Path(__file__).parent / "scaling.yaml"
 @cache
 def settings() -> dict[str, Any]:
     """Caps and slots as published."""
-    data: dict[str, Any] = yaml.safe_load(SETTINGS.read_text("utf-8"))
+    data: dict[str, Any] = own_document(SETTINGS.read_text("utf-8"))
     return data
 
 

@@ -36,6 +36,7 @@ from windtunnel.physics.step.result_of import (
 from windtunnel.questions.header import product_version
 from windtunnel.questions.predict import Predict
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.studies.training.answers import answer_to, remember
 from windtunnel.studies.training.distance import distances, memory_spread
 from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
@@ -92,7 +93,12 @@ def predict(
     named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)  # type: ignore[arg-type]
-    layout = resolve(model, cluster, read_plan(plan))
+    settled = read_plan(plan)
+    words = tuple(one if isinstance(one, str) else None for one in named)
+    key = (id(model), cluster, settled, words) if scenario == CALM else None
+    if key is not None and (known := answer_to(key)) is not None:
+        return known
+    layout = resolve(model, cluster, settled)
     asked = parse_disturbances(scenario, cluster)
     router, lengths, seed = scenario.router_load, scenario.lengths, scenario.seed
     pricer = Pricer(layout)
@@ -126,6 +132,8 @@ def predict(
     memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
     question = question_by(model, cluster, layout.asked, asked.scenario(router, lengths), named)
     result = _result(layout, (pricer,), base.step, base.timeline, memory, question, makespan, disturbed)
+    if key is not None:
+        remember(key, model, result)
     if uneven is None:
         return result
     warnings = tuple(busiest_experts(uneven.load, layout) if text == EVENLY else text for text in result.warnings)

@@ -301,6 +301,9 @@ class Pricer:
                 sustained = self.training.sustained
                 factor = sustained.dispatch_across if tier(group) == "scale_out" else sustained.dispatch
                 price = price.fitted(factor, self._sigma["exposed"])
+            shared = self.training.sustained.shared
+            if transfer.group in ("dp", "edp", "replica") and shared != 1.0 and tier(group) == "scale_up":
+                price = price.fitted(shared, self._sigma["exposed"])
             if transfer.group == "edp" and self.layout.shows_expert_traffic:
                 price = self._between_racks(transfer, price)
             known = self._transfers[transfer, skew] = (price, tier(group))
@@ -333,7 +336,8 @@ class Pricer:
         own = self.own
         adapters = [op for op in operations if op.part == ADAPTER and op.name.endswith(" A") and op.kind == "gemm"]
         experts = any(op.kind == "grouped_gemm" for op in operations)
-        seconds = own.layer_s + own.adapter_s * len(adapters) + own.experts_s * experts
+        stop_s = own.experts_s or self.training.experts_s.get(self.layout.plan.framework, 0.0)
+        seconds = own.layer_s + own.adapter_s * len(adapters) + stop_s * (experts and not self.layout.plan.cuda_graphs)
         seconds += own.adapter_token_s * sum(op.shape[0] for op in adapters)
         if not seconds:
             return None

@@ -17,7 +17,7 @@ from windtunnel.questions import read_part
 from windtunnel.questions.parts import ClusterPart, ModelPart
 from windtunnel.questions.plan import Plan
 from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import fields_of, plain_part
+from windtunnel.questions.question import as_given, fields_of, plain_part, set_paths
 from windtunnel.questions.scenario import Scenario
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
 from windtunnel.studies.training.plan import PLAN_FILE
@@ -96,9 +96,8 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
 
     `changes`: of the cluster, by dotted path (`cluster.nic`).
     """
-    settings = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith("cluster.")}
     # Read whether it is needed or not: a name that is wrong is told before what is missing beside it.
-    part = read_part(ClusterPart, {"base": cluster, **_nested(settings)}, field="cluster") if cluster else None
+    part = _changed_cluster(cluster, changes) if cluster else None
     n_gpus = cluster_of(part).n_gpus if part is not None and parse_mixed(cluster) is None else 0
     stated = _states_model(model)
     own = path if path is not None and is_native(path) else None
@@ -111,6 +110,22 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     if not stated:
         _check_same(model, native, changes)
     return PlanFile(native.fields, str(path or model), unknown)
+
+
+def _changed_cluster(cluster: str, changes: Mapping[str, Any]) -> ClusterPart:
+    """A cluster with what `--set cluster.KEY=VALUE` says of it. Raises SpecError that names the setting."""
+    data: dict[str, Any] = {"cluster": cluster}
+    try:
+        given = set_paths(
+            data, Predict, {name: value for name, value in changes.items() if name.startswith("cluster.")}
+        )
+    except SpecError as error:
+        raise SpecError(error.field, error.value, error.remedy, "--set") from None
+    try:
+        return read_part(ClusterPart, data["cluster"])
+    except SpecError as error:
+        named = as_given(f"cluster.{error.field}", given)
+        raise SpecError(named, changes.get(named, error.value), error.remedy, "--set") from None
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

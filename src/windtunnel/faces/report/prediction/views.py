@@ -133,7 +133,8 @@ def _headline(result: Result) -> Headline:
     if result.memory:
         peak = result.peak_memory
         room = result.capacity_of(peak) - peak.device_bytes
-        said.append(f"Fits with {text_of(max(room, 0), 'B')} to spare" if room >= 0 else "Fits barely")
+        spare = f"{text_of(max(room, 0), 'B')} to spare"
+        said.append(f"May not fit: {spare}" if result.tight else f"Fits with {spare}" if room >= 0 else "Fits barely")
     if result.mfu:
         said.append(f"{text_of(result.mfu, 'share')} MFU")
     worst = max(_overheads(result.limits), key=lambda one: one.share, default=None)

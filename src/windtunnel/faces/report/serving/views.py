@@ -41,7 +41,7 @@ ROBUST = 20.0  # a picture shows no more than so many times its limit
 
 def serving_document(result: ServingResult, points: Sequence[Answer] = ()) -> Document:
     """Everything that there is to see of a served model. `points`: of its curve over rates."""
-    answer = result.to_dict()
+    answer: Answer = result.to_dict()
     spec, load = answer["spec"], answer["spec"]["workload"]
     rate = f", {_rate(load['rate_per_s'])} requests/s" if load.get("rate_per_s") else ""
     rate = f", {load['concurrency']} in flight" if load.get("concurrency") else rate
@@ -102,7 +102,8 @@ def _verdict(result: ServingResult) -> Headline:
     if result.slo_attainment is not None:
         said += f"; {text_of(result.slo_attainment, 'share')} of the requests meet their limits"
     if result.search is not None and result.goodput_requests_per_s is not None:
-        search = result.to_dict()["search"]
+        document: Answer = result.to_dict()
+        search = document["search"]
         said = (
             f"Serves {_rate(result.goodput_requests_per_s)} requests/s, {search['attain']:.0%} within their limits"
             f" ({search['rates_tried']} rates tried)"

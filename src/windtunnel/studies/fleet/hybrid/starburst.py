@@ -1,4 +1,4 @@
-"""Starburst on the event loop: a job waits for own GPUs as long as its patience, then runs in the cloud at once.
+"""Starburst on the fleet's clock: a job waits for own GPUs as long as its patience, then runs in the cloud at once.
 
 The own queue is in order of submission and starts all that fits. At one time: ends, arrivals, then one pass over the
 queue; whose patience ends then leaves for the cheapest cloud that may hold it. Jobs that no cloud may hold wait.
@@ -6,15 +6,47 @@ queue; whose patience ends then leaves for the cheapest cloud that may hold it. 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from windtunnel.physics.engine.events import EventQueue
+from windtunnel.studies.fleet.board import Board, Lines, Move, pass_on
+from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.decision import EMPTY
 from windtunnel.studies.fleet.hybrid.clouds import Clouds
 from windtunnel.studies.fleet.hybrid.plan import NS, HybridJob, Placed, offer_of, secret_of
 from windtunnel.studies.fleet.policies.hybrid import STRATEGIES, allowed, choose, patience_s
+from windtunnel.studies.fleet.running import Rank, Running
+from windtunnel.studies.fleet.work import Rigid
 
-END, ARRIVE, LEAVE = range(3)
+
+class Patience(Lines):
+    """`leaves`: jobs that may go elsewhere, with when each has waited long enough, by that time."""
+
+    def __init__(self, leaves: Sequence[tuple[int, Running]]) -> None:
+        self.leaves = leaves
+        self.passed = 0  # of these, those whose time has come or who run
+
+    def rank(self, job: Running) -> Rank:
+        """By arrival."""
+        return 0, job.submit_ns, job.index
+
+    def choose(self, board: Board) -> Iterator[Move]:
+        """All that fits starts; whose patience has ended leaves."""
+        queue = board.queue()
+        job = next(queue, None) if board.free_gpus else None
+        while job is not None:
+            placement = board.gang(job.gpus, 0)
+            if placement is not None:
+                yield job, placement
+            job = pass_on(queue, size=placement is None)
+        while self.passed < len(self.leaves):
+            leaves_ns, job = self.leaves[self.passed]
+            if job.start_ns is None and leaves_ns > board.moment.ns:
+                board.wake_ns = leaves_ns
+                return
+            self.passed += 1
+            if job.start_ns is None:
+                yield job, EMPTY
+        board.wake_ns = None
 
 
 def starburst(jobs: Sequence[HybridJob], clouds: Clouds) -> list[Placed | None]:
@@ -30,64 +62,44 @@ def starburst(jobs: Sequence[HybridJob], clouds: Clouds) -> list[Placed | None]:
         ]
         for job in jobs
     }
-    by_index = {job.index: job for job in jobs}
-    queue: EventQueue[tuple[int, int]] = EventQueue()
+    at_home = [job for job in jobs if job.label <= labels[0]]
+    running = {
+        job.index: Running(job.index, round(job.submit_s * NS), job.gpus, Rigid(_lasts_s(job, clouds)))
+        for job in at_home
+    }
+    leaves_ns = {
+        job.index: running[job.index].submit_ns + round(_patience_s(job, clouds) * NS)
+        for job in at_home
+        if outside[job.index]
+    }
+    leaves = sorted(((at_ns, running[index]) for index, at_ns in leaves_ns.items()), key=lambda each: each[0])
+    Clock(list(running.values()), [own.gpus], Patience(leaves)).run()
+    result: list[Placed | None] = []
     for job in jobs:
-        queue.push(round(job.submit_s * NS), (ARRIVE, job.index), ARRIVE)
-    waiting: dict[int, deque[int]] = {}  # by size, in order of arrival
-    gone: set[int] = set()
-    order: dict[int, int] = {}
-    free = own.gpus
-    result: list[Placed | None] = [None] * len(jobs)
-    while (time_ns := queue.next_ns()) is not None:
-        leaving: list[int] = []
-        while queue.next_ns() == time_ns:
-            _, (kind, index), _ = queue.pop()
-            job = by_index[index]
-            if kind == END:
-                free += job.gpus
-            elif kind == LEAVE:
-                leaving.append(index)
-            elif job.label <= labels[0]:
-                order[index] = len(order)
-                waiting.setdefault(job.gpus, deque()).append(index)
-                if outside[index]:
-                    patience = patience_s(clouds.per, clouds.factor, job.duration_s, job.gpus)
-                    queue.push(time_ns + round(patience * NS), (LEAVE, index), LEAVE)
-            elif outside[index]:
-                leaving.append(index)
-        while free > 0:
-            heads = [line[0] for size, line in waiting.items() if size <= free and _live(line, gone)]
-            if not heads:
-                break
-            index = min(heads, key=order.__getitem__)
-            job = by_index[index]
-            waiting[job.gpus].popleft()
-            gone.add(index)
-            free -= job.gpus
-            placed = _at_home(job, time_ns, clouds)
-            result[index] = placed
-            queue.push(time_ns + round((placed.end_s - placed.start_s) * NS), (END, index), END)
-        for index in leaving:
-            if index in gone:
-                continue
-            gone.add(index)
-            result[index] = _away(by_index[index], time_ns, clouds, outside[index])
+        here, able = running.get(job.index), outside[job.index]
+        if here is not None and here.start_ns is not None:
+            result.append(_at_home(job, here.start_ns, clouds))
+        elif able:
+            result.append(_away(job, leaves_ns.get(job.index, round(job.submit_s * NS)), clouds, able))
+        else:
+            result.append(None)
     return result
 
 
-def _live(line: deque[int], gone: set[int]) -> bool:
-    """Whether somebody still waits in this line, whose first is then one of them."""
-    while line and line[0] in gone:
-        line.popleft()
-    return bool(line)
+def _patience_s(job: HybridJob, clouds: Clouds) -> float:
+    return patience_s(clouds.per, clouds.factor, job.duration_s, job.gpus)
+
+
+def _lasts_s(job: HybridJob, clouds: Clouds) -> float:
+    """On own GPUs: its data move first."""
+    own, source = clouds.pools[0], clouds.pools[job.data_at]
+    return (own.move_s(job.data_gb, source) if job.data_at and job.data_gb else 0.0) + job.duration_s
 
 
 def _at_home(job: HybridJob, now_ns: int, clouds: Clouds) -> Placed:
     own, source = clouds.pools[0], clouds.pools[job.data_at]
     moved = 0.0 if job.data_at == 0 else job.data_gb
-    start_s = now_ns / NS
-    lasts_s = (own.move_s(moved, source) if moved else 0.0) + job.duration_s
+    start_s, lasts_s = now_ns / NS, _lasts_s(job, clouds)
     cost = lasts_s * job.gpus * own.price_per_gpu_s + moved * source.egress_per_gb
     return Placed(job.index, 0, start_s, start_s + lasts_s, cost, moved, 0.0, lasts_s * job.gpus)
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -420,5 +419,7 @@ def _thinned(times: NDArray[np.int64], levels: NDArray[np.float64]) -> tuple[tup
         keep = np.arange(n)
     else:
         edges = np.linspace(0, n, POINTS + 1).astype(int)
-        keep = np.array([a + int(np.argmax(levels[a:b])) for a, b in pairwise(edges)])
+        highest = np.maximum.reduceat(levels, edges[:-1])
+        there = np.flatnonzero(levels == np.repeat(highest, np.diff(edges)))
+        keep = there[np.searchsorted(there, edges[:-1])]  # the first of each stretch
     return tuple((int(t), int(b)) for t, b in zip(times[keep], levels[keep], strict=True))

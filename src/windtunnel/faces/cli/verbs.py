@@ -1,0 +1,37 @@
+"""The verbs of the command line, each made when it is asked: `--help` of one imports no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from cyclopts import App
+
+from windtunnel.questions.question import QUESTIONS
+
+# The module has a function of the verb's name, or one, `VERB_app`, that makes what cyclopts takes.
+VERBS = (
+    "predict", "plan", "sweep", "whatif", "compare", "explain", "runs", "serve", "techniques", "fleet", "survive",
+    "watch", "validate", "calibrate", "capture", "run", "ui", "ask", "schema", "version",
+)  # fmt: skip
+LAUNCHERS = ("capture", "run")  # take a launch line: what follows the script is the script's
+HOME = {"schema": "ask"}  # of a verb whose module has another name
+
+
+def made(verb: str, *, everything: bool = False) -> App | Callable[..., Any]:
+    """What cyclopts takes for a verb; `everything`: its rare flags are listed."""
+    module = import_module(f"windtunnel.faces.cli.{HOME.get(verb, verb)}")
+    maker = getattr(module, f"{verb}_app", None)
+    found: App | Callable[..., Any] = getattr(module, verb) if maker is None else maker(everything=everything)
+    return found
+
+
+def named(verb: str) -> Callable[..., Any]:
+    """A verb that asks a question, in the list of all: its line of help alone."""
+
+    def unasked() -> None:
+        raise AssertionError(f"{verb} is listed, not asked")
+
+    unasked.__name__, unasked.__doc__ = verb, QUESTIONS[verb].text
+    return unasked
