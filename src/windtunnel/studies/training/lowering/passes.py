@@ -7,6 +7,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.studies.training.answers import forget_answers
 from windtunnel.studies.training.lowering.model_chunks import Piece
 from windtunnel.studies.training.lowering.pass_builder import Segment
 from windtunnel.studies.training.lowering.pass_lowering import build_segment
