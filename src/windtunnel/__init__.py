@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         WindtunnelError,
     )
     from windtunnel.evidence.accuracy import run_validation
-    from windtunnel.faces.cli.serve_spot import serve_on_spot
     from windtunnel.faces.report.comparison.compare import compare
     from windtunnel.faces.report.prediction.views import notebook_html, write_report
     from windtunnel.faces.report.run_folder import load as load_result
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.planning.plan import plan
     from windtunnel.studies.programs.predict import predict_captured
     from windtunnel.studies.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.studies.serving.spot.study import serve_on_spot
     from windtunnel.studies.survive import survive
     from windtunnel.studies.sweeps.sweep import sweep
     from windtunnel.studies.techniques import predict_with
@@ -92,7 +92,7 @@ _HOME = {
     "save_result": ("faces.report.run_folder", "save"),
     "sweep": ("studies.sweeps.sweep", "sweep"),
     "serve": ("studies.serving", "serve"),
-    "serve_on_spot": ("faces.cli.serve_spot", "serve_on_spot"),
+    "serve_on_spot": ("studies.serving.spot.study", "serve_on_spot"),
     "survive": ("studies.survive", "survive"),
     "whatif": ("studies.whatif", "ask_again"),
     "write_report": ("faces.report.prediction.views", "write_report"),

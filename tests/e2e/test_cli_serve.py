@@ -12,6 +12,7 @@ import pytest
 from windtunnel.faces.cli import main
 
 SMALL = ["serve", "llama-3.1-8b", "--cluster", "h100-sxm:2"]
+PLAN = ["serve", "plan", *SMALL[1:]]
 COLUMNS = (
     "id,source,model,model_family,gpu,engine,engine_version,precision,gemm_quant,"
     "moe_quant,mode,isl,osl,concurrency,tp,pp,attn_dp,moe_tp,"
@@ -64,9 +65,8 @@ def test_closed_loop_pools_goodput_page_and_trace(capsys: pytest.CaptureFixture[
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     found = _json(
         capsys,
-        *SMALL,
+        *PLAN,
         *words,
-        "--goodput",
         "--slo",
         "ttft=200ms,tpot=20ms",
         "--report",
@@ -128,8 +128,8 @@ def test_measured_kernels_can_be_given(capsys: pytest.CaptureFixture[str], tmp_p
     [
         [*SMALL, "--prompt", "10", "--output", "5"],
         [*SMALL, "--rate", "3"],
-        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--slo", "speed=3"],
-        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--goodput"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--ttft", "fast"],
+        [*PLAN, "--prompt", "10", "--output", "5", "--rate", "3"],
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--tp", "4"],
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--engine", "nothing"],
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "-3"],

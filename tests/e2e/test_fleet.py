@@ -88,6 +88,6 @@ def test_a_gpu_that_no_node_has_is_told(tmp_path):
     pods.write_text(
         "pod,create_s,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_models\na,0,1,1,1,1000,T4|K9\nb,1,1,1,1,1000,\n"
     )
-    run = windtunnel("fleet", pods, "--cluster", nodes, "--policy", "fgd", "--json")
+    run = windtunnel("fleet", "pack", pods, "--cluster", nodes, "--policy", "fgd", "--json")
     assert json.loads(run.stdout)["warnings"] == [f"gpu_models: no node of {nodes} has K9"]
     assert "has K9" in run.stderr

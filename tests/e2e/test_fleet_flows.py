@@ -18,7 +18,7 @@ def windtunnel(*words: str) -> CompletedProcess[str]:
 
 def test_ends_of_coflows_as_csv_and_aggregates_as_json(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
-    done = windtunnel(str(TRACE), "--policy", "sebf", "--out", str(out), "--json")
+    done = windtunnel(str(TRACE), "--policy", "sebf", "--rows", str(out), "--json")
     assert done.returncode == 0, done.stderr
     with out.open() as file:
         rows = list(csv.DictReader(file))
@@ -31,7 +31,7 @@ def test_ends_of_coflows_as_csv_and_aggregates_as_json(tmp_path: Path) -> None:
 
 def test_several_policies_side_by_side_and_a_mistake(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
-    done = windtunnel(str(TRACE), "--policy", "sebf,aalo,fai", "--out", str(out))
+    done = windtunnel(str(TRACE), "--policy", "sebf,aalo,fai", "--rows", str(out))
     assert done.returncode == 0, done.stderr
     assert "d-clas" in done.stdout
     with out.open() as file:

@@ -50,9 +50,9 @@ def jobs_file(folder, rows):
 def command(folder, jobs, policy="srtf", cluster="gpu:1x2"):
     words = [
         "fleet",
-        "--live",
+        "live",
         jobs,
-        "--live-folder",
+        "--out",
         folder / "live",
         "--cluster",
         cluster,

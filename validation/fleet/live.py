@@ -56,7 +56,7 @@ def main() -> None:
         )
         (here / "jobs.yaml").write_text(text)
         for policy in sys.argv[1:] or ["tiresias", "srtf"]:
-            words = ["fleet", "--live", here / "jobs.yaml", "--live-folder", here / policy, "--cluster", "gpu:1x4"]
+            words = ["fleet", "live", here / "jobs.yaml", "--out", here / policy, "--cluster", "gpu:1x4"]
             words += ["--restart", f"{start_s:.3f}"]
             command = [sys.executable, "-m", "windtunnel", *map(str, words), "--policy", policy, "--json"]
             answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

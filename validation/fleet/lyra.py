@@ -15,9 +15,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.faces.cli.fleet_loans import loans_of
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.loans.frontier import frontier
+from windtunnel.studies.fleet.loans.promised import loans_of
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import aggregates
 from windtunnel.studies.fleet.policies.table import names_of

@@ -1,4 +1,4 @@
-"""Is what clients of `windtunnel serve --listen` see what `windtunnel serve` says of the same requests?
+"""Is what clients of `windtunnel serve listen` see what `windtunnel serve` says of the same requests?
 
     python validation/serving/listen.py --streams 200 --law 90 --leak 300
 
@@ -146,10 +146,8 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "asked.csv"
-        verb = [sys.executable, "-m", "windtunnel", "serve", *MODEL]
-        server = subprocess.Popen(
-            [*verb, "--listen", "127.0.0.1:0", "--record", str(record)], stderr=subprocess.PIPE, text=True
-        )
+        verb = [sys.executable, "-m", "windtunnel", "serve", "listen", *MODEL]
+        server = subprocess.Popen([*verb, "127.0.0.1:0", "--record", str(record)], stderr=subprocess.PIPE, text=True)
         try:
             assert server.stderr is not None
             while (match := re.search(r"http://127\.0\.0\.1:(\d+)", line := server.stderr.readline())) is None:

@@ -57,7 +57,7 @@ def _predicted(run: dict[str, str], load: list[dict[str, str]], folder: Path, ow
             *("--cluster", f"{gpu}:{run['tp']}", "--tp", run["tp"]),
             *("--engine", f"{run['engine']}-{run['engine_version']}", "--max-num-seqs", run["max_num_seqs"]),
             *("--max-num-batched-tokens", run["max_num_batched_tokens"]),
-            *("--requests", str(sent), "--requests-out", str(out), "--json"),
+            *("--requests", str(sent), "--rows", str(out), "--json"),
         ]
         if not own:
             command += ["--kernels", str(folder)]

@@ -1,4 +1,4 @@
-"""`windtunnel serve --real tiny-llama` in turns: predicted over measured, each turn a process of its own.
+"""`windtunnel serve real tiny-llama` in turns: predicted over measured, each turn a process of its own.
 
     python validation/serving/real_turns.py --turns 5 --requests 80
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 def _turn(seed: int, requests: int) -> dict[str, object]:
     load = os.getloadavg()[0]
-    command = [sys.executable, "-m", "windtunnel", "serve", "--real", "tiny-llama", "--json"]
+    command = [sys.executable, "-m", "windtunnel", "serve", "real", "tiny-llama", "--json"]
     done = subprocess.run(
         [*command, "--requests", str(requests), "--seed", str(seed)], capture_output=True, text=True, check=False
     )

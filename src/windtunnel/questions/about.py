@@ -130,3 +130,8 @@ def word_of(part: Any) -> str | None:
     """The field of a part that a word alone stands for; None where no word does."""
     word: str | None = getattr(part, "word", None)
     return word
+
+
+def phrase_of(member: type) -> str:
+    """What errors call a member of a union."""
+    return str(getattr(member, "phrase", kind_of(member)))

@@ -22,6 +22,26 @@ from typing import Any
 SCHEMA = "windtunnel.result/2"
 
 
+class Answer:
+    """What a study answers, and what the header says of it."""
+
+    warnings: Sequence[str] = ()  # what to mind
+
+    @property
+    def band(self) -> Mapping[str, Any] | None:
+        """`band_entry` of its first figure, where that has one."""
+        return None
+
+    @property
+    def provenance(self) -> Mapping[str, Any] | None:
+        """What the figures rest on."""
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The study's own part of the document, ready for JSON."""
+        raise NotImplementedError
+
+
 @lru_cache(maxsize=1)
 def product_version() -> str:
     """Of the installed package, for what a result was made by."""

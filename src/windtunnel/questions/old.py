@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.questions import former
 from windtunnel.questions.question import QUESTIONS, question_class, read
 from windtunnel.questions.words import flag_fields, from_flags, positional_of
 
@@ -55,6 +56,7 @@ def question_of_command(line: str) -> Any:
         program, *words = shlex.split(line)
     except ValueError:
         program, words = "", []
+    words = former.renewed(words)
     for verb in sorted(QUESTIONS, key=len, reverse=True):  # `serve plan` before `serve`
         named = verb.split()
         if program == "windtunnel" and words[: len(named)] == named:

@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from windtunnel.errors import SpecError, remedy_of
-from windtunnel.questions.about import About, OneOf, kind_of, word_of
+from windtunnel.questions.about import About, OneOf, kind_of, phrase_of, word_of
 
 Part = TypeVar("Part")
 
@@ -54,6 +54,71 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.survive:SurviveSpot",
         "windtunnel.studies.survive:answer_spot",
         "Say what spot machines give a job that lives on them, policy by policy.",
+    ),
+    "serve": Verb(
+        "windtunnel.questions.serve:Serve",
+        "windtunnel.studies.serving.study:answer",
+        "Predict latency, throughput and attainment of a served model.",
+    ),
+    "serve plan": Verb(
+        "windtunnel.questions.serve_plan:ServePlan",
+        "windtunnel.studies.serving.study:answer_plan",
+        "Find the highest rate that keeps the limits, or with --method the best placement for a rate.",
+    ),
+    "serve policies": Verb(
+        "windtunnel.questions.serve_policies:ServePolicies",
+        "windtunnel.studies.serving.policies:answer",
+        "Compare batching policies and routers on the same requests.",
+    ),
+    "serve spot": Verb(
+        "windtunnel.questions.serve_spot:ServeSpot",
+        "windtunnel.studies.serving.study:answer_spot",
+        "Serve on machines that come and go, under each policy.",
+    ),
+    "serve pool": Verb(
+        "windtunnel.questions.serve_pool:ServePool",
+        "windtunnel.studies.serving.study:answer_pool",
+        "Serve several models on groups of machines, or from a pool of weights, as a file says.",
+    ),
+    "serve real": Verb(
+        "windtunnel.questions.serve_real:ServeReal",
+        "windtunnel.real.serving.compare:answer",
+        "Serve a small real model on this machine under each policy, measured beside predicted.",
+    ),
+    "serve listen": Verb(
+        "windtunnel.questions.serve_listen:ServeListen",
+        "",
+        "Answer requests of OpenAI's API in simulated time.",
+    ),
+    "fleet": Verb(
+        "windtunnel.questions.fleet:Fleet",
+        "windtunnel.studies.fleet.study:answer",
+        "Run a trace of jobs under one policy or several.",
+    ),
+    "fleet when": Verb(
+        "windtunnel.questions.fleet_when:FleetWhen",
+        "windtunnel.studies.fleet.study:answer_when",
+        "Say when one job will start and end, how sure that is, and why it waits.",
+    ),
+    "fleet pack": Verb(
+        "windtunnel.questions.fleet_pack:FleetPack",
+        "windtunnel.studies.fleet.study:answer_pack",
+        "Pack pods on unlike nodes under each policy.",
+    ),
+    "fleet flows": Verb(
+        "windtunnel.questions.fleet_flows:FleetFlows",
+        "windtunnel.studies.fleet.study:answer_flows",
+        "Coflows that share the ports of one switch: when each ends under a policy.",
+    ),
+    "fleet lint": Verb(
+        "windtunnel.questions.fleet_lint:FleetLint",
+        "windtunnel.studies.fleet.study:answer_lint",
+        "Say what is wrong with a trace; status 3 where something cannot be right.",
+    ),
+    "fleet live": Verb(
+        "windtunnel.questions.fleet_live:FleetLive",
+        "",
+        "Run the commands of a trace here under one policy, beside their simulation.",
     ),
 }
 
@@ -187,7 +252,7 @@ def pick(members: tuple[type, ...], given: Mapping[str, Any], path: str = "") ->
         everything = sorted({field for member in members for field in known[member]})
         raise SpecError(prefix + odd, given[odd], _unknown_key(odd, everything))
     beside = next(key for key in given if key in known[likely] and key not in known[homes[0]])
-    owner = getattr(homes[0], "phrase", kind_of(homes[0]))
+    owner = phrase_of(homes[0])
     remedy = f"has no meaning beside {beside}: it belongs to {owner}; leave one of them out"
     raise SpecError(prefix + odd, given[odd], remedy)
 
@@ -335,7 +400,9 @@ def _spec_error(error: Any, kind: type, where: str | None) -> SpecError:
     path = _path(kind, first["loc"])
     cause = (first.get("ctx") or {}).get("error")
     if first["type"] == "missing":
-        return SpecError(path, None, "it is needed", where)
+        field = next((one for one in walk(kind) if one.path == path), None)
+        members = " or ".join(phrase_of(member) for member in field.members) if field is not None else ""
+        return SpecError(path, None, f"give {members}" if members else "it is needed", where)
     return SpecError(path, first["input"], str(cause) if isinstance(cause, ValueError) else remedy_of(first), where)
 
 

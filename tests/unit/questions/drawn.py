@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args, get_origin
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
+from windtunnel.errors import SpecError
 from windtunnel.questions import question_class, read_part
 from windtunnel.questions.about import kind_of, word_of
 from windtunnel.questions.question import Field, fields_of
@@ -17,7 +19,14 @@ SMALL = 10_000
 def questions(verb: str) -> st.SearchStrategy[Any]:
     """Legal questions of a verb, many fields left at their defaults."""
     kind = question_class(verb)
-    return parts(kind).map(lambda data: read_part(kind, data))
+
+    def legal(data: dict[str, Any]) -> Any:
+        try:
+            return read_part(kind, data)
+        except SpecError:  # what each field allows, and all together do not
+            reject()
+
+    return parts(kind).map(legal)
 
 
 def parts(part: type) -> st.SearchStrategy[dict[str, Any]]:
@@ -26,6 +35,10 @@ def parts(part: type) -> st.SearchStrategy[dict[str, Any]]:
     others = {field.path: values(field) for field in fields_of(part) if not field.required}
     if word_of(part) == "base" and "base" in others:
         needed["base"] = others.pop("base")
+    for name in getattr(part, "positional", ()):  # a word that begins with a dash is a flag
+        for some in (needed, others):
+            if name in some:
+                some[name] = some[name].filter(lambda value: not str(value).startswith("-"))
     return st.fixed_dictionaries(needed, optional=others)
 
 

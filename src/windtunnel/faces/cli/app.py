@@ -19,7 +19,9 @@ from windtunnel.faces.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.faces.cli.flags import spelled
 from windtunnel.faces.cli.verbs import LAUNCHERS, VERBS, made, named
 from windtunnel.faces.cli.version import version_line
-from windtunnel.questions.question import QUESTIONS
+from windtunnel.questions.former import current
+from windtunnel.questions.question import QUESTIONS, question_class
+from windtunnel.questions.words import flag_fields
 
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 HELP_ALL = "--help-all"  # rare flags too
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     before = ASKED.get()
     try:
-        own = list(sys.argv[1:] if arguments is None else arguments)
+        own = current(sys.argv[1:] if arguments is None else arguments)
         launched: list[str] = []
         asked = own[0] if own else ""
         if asked in LAUNCHERS:
@@ -101,6 +103,11 @@ def _not_known(error: UnknownOptionError) -> str:
     """The flag that is not known, and the one that comes near: by their letters, as the dashes are alike in all."""
     word = (error.token.keyword or error.token.value or "").partition("=")[0]
     names = {name.lstrip("-"): name for one in error.argument_collection if one.parse for name in one.names}
+    family = (error.command_chain or ("",))[0]
+    verbs = [verb for verb in QUESTIONS if verb.split()[0] == family]
+    home = next((verb for verb in verbs if word.lstrip("-") in flag_fields(question_class(verb))), None)
+    if home is not None:
+        return f"unknown option {word}: it belongs to `windtunnel {home}`"
     near = get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
     remedy = f"did you mean {names[near[0]]}?" if near else f"see {_help(error)}"
     return f"unknown option {word}: {remedy}"

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import spelled
 from windtunnel.faces.cli.output import print_json
 from windtunnel.files.document import read_mapping
-from windtunnel.questions import read
+from windtunnel.questions import QUESTIONS, read
 from windtunnel.questions import schema as schema_of
 from windtunnel.questions.words import with_settings, words
 
@@ -41,6 +42,8 @@ def ask(
     if path.is_dir():
         path = path / "question.yaml"
     question = read(read_mapping(path, "a question is lines of `field: value`, see `windtunnel schema`"), str(path))
+    if not QUESTIONS[question.verb].answer:  # it runs programs, or listens: no file may ask for that
+        raise SpecError("question", question.verb, "is asked by its own flags only", str(path))
     if set:
         question = with_settings(question, set)
     places = {"report": report, "trace": trace, "rows": rows, "out": out}

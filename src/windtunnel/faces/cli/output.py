@@ -6,11 +6,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.faces.cli.asked import ASKED
 from windtunnel.questions import plain
-from windtunnel.questions.header import header
+from windtunnel.questions.header import Answer, header
 from windtunnel.questions.words import command
 
 if TYPE_CHECKING:
@@ -72,6 +73,22 @@ def print_question(
     data = plain(question)
     head = header(question.verb, data, command(question), band=band, provenance=provenance, warnings=warnings)
     print_json(head | {"question": data} | dict(own))
+
+
+def print_answered(question: Any, answer: Answer) -> None:
+    """The answer to a question as one JSON document."""
+    print_question(question, answer.to_dict(), band=answer.band, provenance=answer.provenance, warnings=answer.warnings)
+
+
+def noted(answer: Answer) -> None:
+    """Its warnings, as notes."""
+    for text in answer.warnings:
+        note(text)
+
+
+def wrote(path: Path) -> None:
+    """A note that a file is there."""
+    note(f"wrote {path}")
 
 
 def print_json(document: Mapping[str, Any]) -> None:

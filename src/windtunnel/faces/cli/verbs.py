@@ -13,7 +13,7 @@ from windtunnel.questions.question import QUESTIONS
 # The module has a function of the verb's name, or one, `VERB_app`, that makes what cyclopts takes.
 VERBS = (
     "predict", "plan", "sweep", "whatif", "compare", "explain", "runs", "serve", "techniques", "fleet", "survive",
-    "watch", "validate", "calibrate", "capture", "run", "ui", "ask", "schema", "version",
+    "watch", "validate", "calibrate", "capture", "run", "ui", "mcp", "ask", "schema", "version",
 )  # fmt: skip
 LAUNCHERS = ("capture", "run")  # take a launch line: what follows the script is the script's
 HOME = {"schema": "ask"}  # of a verb whose module has another name

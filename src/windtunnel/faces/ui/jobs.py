@@ -33,7 +33,7 @@ VERBS = ("plan", "sweep", "serve", "fleet", "survive", "explain")
 REPORTS = ("plan", "serve", "fleet", "survive", "explain")  # verbs that draw an HTML report
 # What writes elsewhere, listens, or starts other programs.
 REFUSED = (
-    *("--listen", "--real", "--live", "--executor", "--json"),
+    *("listen", "real", "live", "--executor", "--json"),
     *("--report", "--page", "--rows", "--trace", "--tried", "--record"),
 )
 WRITES = "-out"  # how the names of all other flags end that name a file to write

@@ -21,6 +21,8 @@ from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import form_of, read_form
 from windtunnel.physics.hardware.cluster import Cluster, cluster_with
 from windtunnel.physics.hardware.gpu import Gpu
+from windtunnel.questions.parts import ClusterPart
+from windtunnel.questions.question import plain_part
 from windtunnel.units import parse_count
 
 _HERE = Path(__file__).parent / "catalogue"
@@ -240,3 +242,13 @@ def _load_cluster(stem: str) -> Cluster:
     gpu = _load_gpu(str(raw["gpu"])) if "gpu" in raw else None
     n_gpus = parse_count(raw.get("gpus_per_node") or (base.gpus_per_node if base else 1))
     return cluster_from({"name": stem, **raw}, gpu, base, n_gpus, Place("", f"catalogue/clusters/{stem}.yaml"))
+
+
+def cluster_of(part: ClusterPart) -> Cluster:
+    """The cluster that a question names, with what it changes of it. Raises UserError."""
+    data = plain_part(part)
+    base = data.pop("base", None)
+    if base is None:
+        return parse_cluster(data)
+    cluster = parse_cluster(base)
+    return with_settings(cluster, data) if data else cluster

@@ -11,6 +11,8 @@ from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.huggingface import read_config
 from windtunnel.physics.model.limits import showable
+from windtunnel.questions.parts import ModelPart
+from windtunnel.questions.question import plain_part
 
 FOLDER = Path(__file__).parent / "catalogue"
 
@@ -87,3 +89,10 @@ def _exists(spec: str) -> bool:
 @lru_cache(maxsize=128)
 def _shipped(name: str) -> Model:
     return read_config(FOLDER / f"{name}.json", name)
+
+
+def model_of(part: ModelPart) -> Model:
+    """The model that a question names, with what it changes of it. Raises UserError."""
+    data = plain_part(part)
+    model = load_model(data.pop("base", None))
+    return model.with_changes(**data) if data else model

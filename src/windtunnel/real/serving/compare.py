@@ -7,14 +7,15 @@ of a machine that is as many times slower as that step was. Nothing of the run i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.questions.header import Answer
+from windtunnel.questions.serve_real import ServeReal
 from windtunnel.real.serving.carry_out import Carrier
 from windtunnel.real.serving.llama import Llama, Shape
 from windtunnel.real.serving.prices import Yardstick, fitted, measure, times_of
@@ -61,7 +62,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Answer):
     """All policies."""
 
     device: str
@@ -113,7 +114,7 @@ def compare(
     try:
         import torch
     except ModuleNotFoundError:
-        raise UserError("--real needs PyTorch; install it with: pip install 'windtunnel[torch]'") from None
+        raise UserError("serve real needs PyTorch; install it with: pip install 'windtunnel[torch]'") from None
     if not 2 <= requests <= 100_000:
         raise SpecError("--requests", requests, "give 2 to 100000")
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -123,6 +124,11 @@ def compare(
         return _compare(chosen, requests, rate, cv, seed)
     finally:
         torch.set_num_threads(threads)
+
+
+def answer(question: ServeReal) -> Compared:
+    """What `serve real` asks."""
+    return compare(requests=question.requests, rate=question.rate, cv=question.cv, seed=question.seed)
 
 
 def _compare(device: str, requests: int, rate: float | None, cv: float, seed: int) -> Compared:
@@ -198,7 +204,7 @@ def _run(
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
     stamps = stamps_of(sent)
     found = [distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e)]
-    ttft, tpot, e2e = ({} if one is None else dataclasses.asdict(one) for one in found)
+    ttft, tpot, e2e = ({} if one is None else asdict(one) for one in found)
     span = float(stamps.last.max() - stamps.arrival.min())
     tally = replica.tally
     return Side(ttft, tpot, e2e, float(stamps.output.sum()) / span, tally.steps, tally.preemptions)

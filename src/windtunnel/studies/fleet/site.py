@@ -54,7 +54,7 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
     if per_node is not None and per_node < 1:
         raise SpecError("--gpus-per-node", per_node, "give 1 or more")
     if text.lower().endswith(".csv"):
-        raise SpecError("--cluster", text, "unlike nodes are for packing alone: write GPU:COUNT, or leave it out")
+        raise SpecError("--cluster", text, "unlike nodes are for `fleet pack`: write GPU:COUNT, or leave it out")
     found = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
     if not found:
         raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")

@@ -1,22 +1,38 @@
-"""The fleet study from Python: `windtunnel.fleet(trace, cluster, policies, ...)`."""
+"""The fleet study: `windtunnel.fleet(trace, cluster, policies, ...)`, and what its questions are answered with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError
+from windtunnel.questions.fleet import ByFile, Failing, Fleet, Steady
+from windtunnel.questions.fleet_flows import FleetFlows
+from windtunnel.questions.fleet_lint import FleetLint
+from windtunnel.questions.fleet_live import FleetLive
+from windtunnel.questions.fleet_pack import FleetPack
+from windtunnel.questions.fleet_when import FleetWhen
+from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.jobs import Scheduled, Simulated
 from windtunnel.studies.fleet.decision import Policy
+from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.jobs.trace import Jobs, held_at_once
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
+from windtunnel.studies.fleet.policies.own import named, title
+from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.site import Site, parse_site
+from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
+from windtunnel.studies.fleet.when import When, when
+from windtunnel.units import format_many, parse_bandwidth, parse_time
+
+ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
+NAMED = 5  # jobs and kinds of jobs left out that a warning names
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +49,7 @@ class FleetResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures by policy, and those of a single policy at the top too."""
-        figures = self.figures
-        only = next(iter(figures.values())) if len(figures) == 1 else {}
-        return {**only, "policies": figures}
+        return by_policy(list(self.figures.values()))
 
     def write_jobs(self, path: str | Path) -> None:
         """One line per job, CSV or Parquet."""
@@ -79,3 +93,260 @@ def fleet(
     chosen = replace(options or Options(), **given)
     asked = list(policies) if isinstance(policies, Sequence) and not isinstance(policies, str) else [policies]
     return FleetResult(site, tuple(simulate(jobs, site, policy, chosen) for policy in asked))
+
+
+@dataclass(frozen=True, eq=False)
+class FleetAnswer(Answer):
+    """Each policy's figures, of one run or as bands over seeds, and what they are of."""
+
+    named: Mapping[str, Any]  # trace, lines, cluster
+    figures: tuple[dict[str, Any], ...]
+    outcomes: tuple[Outcome, ...] = ()  # none where the figures are bands
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was assumed
+    frontier: tuple[Mapping[str, float], ...] = ()  # of lyra's loans, where it was asked for
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        document = by_policy(self.figures) | dict(self.named)
+        if self.outcomes:
+            document["left_out"] = {
+                one.jobs.name[at]: text for one in self.outcomes for at, text in (one.why or {}).items()
+            }
+        return document
+
+    @property
+    def band(self) -> dict[str, Any] | None:
+        """Of the mean completion time of a single policy over seeds."""
+        bands = self.figures[0].get("bands", {}).get("jct_mean_s") if len(self.figures) == 1 else None
+        return None if bands is None else band_entry("jct_mean_s", bands[0], bands[-1])
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Whose jobs they are."""
+        return {"jobs": self.named["trace"]}
+
+
+def by_policy(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Figures by policy, and those of a single policy at the top too."""
+    only = figures[0] if len(figures) == 1 else {}
+    return {**only, "policies": {each["policy"]: each for each in figures}}
+
+
+def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False) -> FleetAnswer:
+    """Run a trace under each policy, or with `seeds` so often on an executor. Raises UserError."""
+    names, jobs, site, notes = _asked(question)
+    about = {"trace": question.trace, "where": question.where, "cluster": site.text, "gpus": site.gpus}
+    if question.seeds is not None:
+        from windtunnel.studies.fleet.seeds import run_seeds
+
+        return FleetAnswer(about, tuple(run_seeds(question, names, question.seeds, executor)), notes=notes)
+    jobs, unfit = with_predictions(jobs, site)
+    options = replace(_options(question), changes=_changes(question.capacity))
+    if any(name.startswith("lyra") for name in names):
+        from windtunnel.studies.fleet.loans.promised import loans_of
+
+        elastic = ELASTIC if question.elastic is None else question.elastic
+        serving = None if question.serving is None else Path(question.serving)
+        options = replace(options, loans=loans_of(serving, elastic, question.seed))
+    outcomes = tuple(simulate(jobs, site, named(name), options) for name in names)
+    warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
+    points: tuple[Mapping[str, float], ...] = ()
+    if frontier and question.serving is not None and "lyra" in names:
+        from windtunnel.studies.fleet.loans.frontier import frontier as frontier_of
+
+        points = tuple(frontier_of(jobs, site, options))
+    figures = tuple(aggregates(outcome, site.gpus) for outcome in outcomes)
+    return FleetAnswer(about, figures, outcomes, warnings, notes, points)
+
+
+def left_out(outcome: Outcome) -> list[str]:
+    """One line for each kind of job that could not run, naming the first few."""
+    why = outcome.why or {}
+    lines = []
+    for text in dict.fromkeys(why.values()):
+        names = [outcome.jobs.name[at] for at in why if why[at] == text]
+        shown = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+        lines.append(f"{len(names)} job{'s' * (len(names) > 1)} left out, {text}: {shown}")
+        if len(lines) == NAMED:
+            lines.append(f"{format_many(len(why), 'job')} left out in all; `windtunnel fleet lint` names them")
+            break
+    return lines
+
+
+@dataclass(frozen=True, eq=False)
+class WhenAnswer(Answer):
+    """When a job starts and ends, by policy."""
+
+    trace: str
+    cluster: str
+    when: tuple[When, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"trace": self.trace, "cluster": self.cluster, "when": {one.policy: one.to_dict() for one in self.when}}
+
+
+def answer_when(question: FleetWhen) -> WhenAnswer:
+    """When one job starts and ends under each policy, and why it waits. Raises UserError."""
+    names, jobs, site, notes = _asked(question)
+    _refuse_files(names)
+    jobs, unfit = with_predictions(jobs, site)
+    options = _options(question)
+    answers = tuple(
+        when(jobs, site, name, options, question.job, draws=question.seeds, spread=question.spread) for name in names
+    )
+    return WhenAnswer(jobs.source, site.text, answers, (*notes, *unfit))
+
+
+@dataclass(frozen=True, eq=False)
+class PackAnswer(Answer):
+    """Packings of pods by policy."""
+
+    jobs: Jobs
+    cluster: str
+    packings: tuple[dict[str, Any], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def figures(self) -> list[dict[str, Any]]:
+        """What is said of each policy."""
+        return [{key: value for key, value in each.items() if key != "runs"} for each in self.packings]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Whose pods they are."""
+        return {"jobs": self.jobs.source}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return by_policy(self.figures) | {"trace": self.jobs.source, "cluster": self.cluster}
+
+    def write_rows(self, path: Path) -> None:
+        """The first seed's placements."""
+        from windtunnel.studies.fleet.packing.study import write_placements
+
+        write_placements(self.jobs, list(self.packings), path)
+
+
+def answer_pack(question: FleetPack) -> PackAnswer:
+    """Pack the pods of a trace on unlike nodes under each policy. Raises UserError."""
+    from windtunnel.studies.fleet.packing.study import packing_figures, read_nodes, unknown_models
+
+    names = _policies(question.policy)
+    jobs = read_jobs(question.trace, question.where)
+    nodes = read_nodes(Path(question.cluster))
+    unknown = unknown_models(jobs, nodes[2])
+    warnings = (f"gpu_models: no node of {question.cluster} has {', '.join(unknown)}",) if unknown else ()
+    packings = tuple(packing_figures(jobs, nodes, name, question.seed, question.seeds) for name in names)
+    return PackAnswer(jobs, question.cluster, packings, warnings)
+
+
+@dataclass(frozen=True, eq=False)
+class LintAnswer(Answer):
+    """What is wrong with a trace."""
+
+    trace: str
+    findings: tuple[Finding, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"trace": self.trace, "findings": [finding.to_dict() for finding in self.findings]}
+
+
+def answer_lint(question: FleetLint) -> LintAnswer:
+    """Look at a trace. Raises UserError for what cannot be read."""
+    site = parse_site(question.cluster) if question.cluster else None
+    return LintAnswer(question.trace, tuple(lint_jobs(read_jobs(question.trace, question.where), site)))
+
+
+def answer_flows(question: FleetFlows) -> Any:
+    """Coflows under each policy (`FlowsStudy`). Raises UserError."""
+    from windtunnel.studies.fleet.flows import policy_named, read_trace, run_flows
+    from windtunnel.studies.fleet.flows.study import PORT_BYTES_PER_S, FlowsStudy
+
+    port = question.port
+    names = [policy_named(word.strip()) for word in question.policy.split(",")]
+    if len(set(names)) < len(names):
+        raise SpecError("policy", question.policy, "name each policy once")
+    if port.replace(".", "").strip().isdigit():  # as likely meant in Gb/s as in bytes per second
+        raise SpecError("port", port, f"say the unit: {port.strip()}Gb/s or {port.strip()}MB/s")
+    rate = parse_bandwidth(port, "port") if port else PORT_BYTES_PER_S
+    read = read_trace(Path(question.trace))
+    answers = tuple(run_flows(read, name, rate) for name in names)
+    none = answers[0].ignored
+    warnings = (f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}",) if none else ()
+    return FlowsStudy(question.trace, read.n_ports, answers, warnings)
+
+
+def answer_live(question: FleetLive, folder: Path) -> Any:
+    """The commands of a trace run here (`LiveRun`); their journal is in `folder`. Raises UserError."""
+    from windtunnel.studies.fleet.live.study import run_live
+
+    if not question.cluster:
+        raise SpecError("cluster", None, "say on what the jobs run, such as gpu:1x4")
+    names, jobs, site, _ = _asked(question)
+    _refuse_files(names)
+    return run_live(jobs, site, names, folder, question.restart or 0.0)
+
+
+def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]:
+    """The policies, the jobs and the site of a question, and what was assumed. Raises UserError."""
+    names = _policies(question.policy)
+    jobs = read_jobs(question.trace, question.where)
+    if question.cluster:
+        return names, jobs, parse_site(question.cluster, question.gpus_per_node), ()
+    most = held_at_once(jobs)
+    if not most:
+        raise SpecError("cluster", None, "say on what the jobs run, such as t4:64")
+    cluster = f"gpu:{-(-most // USUAL_NODE) * USUAL_NODE if most > USUAL_NODE else most}"
+    assumed = f"cluster is not given: {cluster}, since the trace's jobs held {format_many(most, 'GPU')} at once"
+    return names, jobs, parse_site(cluster, question.gpus_per_node), (assumed,)
+
+
+def _policies(text: str) -> list[str]:
+    """Names of policies, and files of them. Raises SpecError."""
+    words = [each.strip() for each in text.split(",") if each.strip()]
+    names = [name if _is_file(name) else name.lower() for name in words]
+    if not names:
+        raise SpecError("policy", text, "give one, such as fifo")
+    if len({title(name) for name in names}) < len(names):  # figures are told apart by it
+        raise SpecError("policy", text, "name each policy once; a YAML file's name: is what it is called")
+    return names
+
+
+def _is_file(policy: str) -> bool:
+    return policy.lower().endswith((".yaml", ".yml"))
+
+
+def _refuse_files(names: Sequence[str]) -> None:
+    file = next(filter(_is_file, names), None)
+    if file is not None:
+        raise SpecError("policy", file, "give a policy's name here")
+
+
+def _options(question: Simulated) -> Options:
+    return Options(
+        tables=None if question.tables is None else Tables(Path(question.tables)),
+        seed=question.seed,
+        pool=question.placement == "pool",
+        restart_s=question.restart,
+        speeds=predicted_speeds(),
+    )
+
+
+def _changes(capacity: Steady | Failing | ByFile) -> Any:
+    """What happens to nodes (`Changes`), or None. Raises SpecError."""
+    if isinstance(capacity, Steady):
+        return None
+    from windtunnel.studies.fleet.capacity.changes import Changes
+
+    every = capacity.checkpoint_every
+    checkpoint_s = float("inf") if every == "never" else parse_time(every, "checkpoint_every")
+    if isinstance(capacity, ByFile):
+        return Changes(None, checkpoint_s=checkpoint_s, trace=Path(capacity.capacity))
+    mtbf = capacity.mtbf_node.strip()
+    if mtbf[-1:].isdigit():
+        raise SpecError("mtbf_node", mtbf, f"say the unit: {mtbf}d, {mtbf}h or {mtbf}s")
+    return Changes(parse_time(mtbf, "mtbf_node"), parse_time(capacity.repair, "repair"), checkpoint_s)

@@ -110,7 +110,7 @@ def when(
     if at in run.why:
         raise UserError(f"job {job} ({jobs.where(at)}) cannot run: it {run.why[at]}")
     if math.isnan(jobs.duration_s[at]) and math.isnan(jobs.iterations[at]):
-        raise UserError(f"{jobs.where(at)}: job {job} says no duration_s and no iterations: --when needs a run time")
+        raise UserError(f"{jobs.where(at)}: job {job} says no duration_s and no iterations: a run time is needed")
     asked_s = float(jobs.submit_s[at])
     left_out = run.why
     keep = np.array([row for row in range(len(jobs)) if row not in left_out], np.int64)
@@ -163,7 +163,7 @@ def when(
 def _check(options: Options, policy: str, draws: int, spread: float) -> None:
     known = names_of(on_clock)
     if policy not in known:
-        raise SpecError("--policy", policy, f"--when answers for {', '.join(known)}")
+        raise SpecError("--policy", policy, f"this is answered for {', '.join(known)}")
     if options.restart_s is not None and POLICIES[policy].compiled:
         raise SpecError("--restart", options.restart_s, "leave it out: bands of a queue are of run times without it")
     if draws < 1:
@@ -176,7 +176,7 @@ def _row(jobs: Jobs, job: str) -> int:
     found = next((at for at, name in enumerate(jobs.name) if name == job), None)
     if found is None:
         shown = ", ".join(list(jobs.name)[:5]) + (", ..." if len(jobs) > 5 else "")
-        raise SpecError("--when", job, f"{jobs.source} has no such job; it has {shown}")
+        raise SpecError("job", job, f"{jobs.source} has no such job; it has {shown}")
     return found
 
 

@@ -196,3 +196,10 @@ class ServingResult:
             "search": None if self.search is None else {**self.search.to_dict()},
             "cost_per_million_output_tokens": self.cost_per_million_tokens,
         }
+
+
+def refusals(result: ServingResult) -> list[str]:
+    """A warning where requests are more than a replica can ever hold."""
+    if not (result.feasible and result.refused):
+        return []
+    return [f"{result.refused:,} of {result.requests:,} requests are refused: {result.refusal} in the KV cache"]

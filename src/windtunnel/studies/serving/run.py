@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import hypot, inf
 
@@ -21,6 +21,7 @@ from windtunnel.studies.serving.loop import Rejected, Router, simulate
 from windtunnel.studies.serving.measures import Stamps, distribution, gap_distribution, stamps_of
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import Sequence as Request
+from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
 from windtunnel.studies.serving.result import MemoryUse, Regime, ServingResult, ServingSpec
 from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.step_time.times import EXPERT_KNEE, TICKS_PER_S, Prices
@@ -77,12 +78,13 @@ def serve_with(
     slo: Mapping[str, float] | None = None,
     timeline: bool = False,
     cost_per_gpu_hour: float | None = None,
+    make: Callable[[], Replica | StepwiseReplica] | None = None,
 ) -> ServingResult:
-    """As `serve`, on an engine that is priced already."""
+    """As `serve`, on an engine that is priced already; `make`: replicas of another kind than the engine's own."""
     _check(replicas, slo or {}, cost_per_gpu_hour)
     if not engine.fits:
         return infeasible(engine, workload, replicas, slo or {})
-    servers = [engine.replica() for _ in range(replicas)]
+    servers = [(make or engine.replica)() for _ in range(replicas)]
     if timeline:
         servers[0].tally.timeline = []
     chosen = _router(router) if isinstance(router, str) else router
@@ -116,7 +118,7 @@ def hand_on(sent: Sequence[Request], profile: Profile) -> None:
 def summarise(
     engine: Engine,
     workload: Workload,
-    servers: Sequence[Replica],
+    servers: Sequence[Replica | StepwiseReplica],
     stamps: Stamps,
     refused: Sequence[Rejected],
     slo: Mapping[str, float],

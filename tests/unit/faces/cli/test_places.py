@@ -22,7 +22,7 @@ SERVED = "id,model,gpu,engine,isl,osl,concurrency\na,llama-3.1-8b,h100_sxm,vllm,
         ("sweep", "study.yaml", "--out"),
         ("plan", *SMALL, "--tried"),
         ("fleet", "jobs.csv", "--cluster", "t4:8", "--jobs-out"),
-        ("fleet", "flows", "flows.txt", "--out"),
+        ("fleet", "flows", "flows.txt", "--rows"),
         ("validate", "served.csv", "--rows"),
         ("validate", "served.csv", "--page"),
     ],
@@ -55,5 +55,5 @@ def test_a_folder_is_no_table_and_is_said_before_anything_runs(
 def test_a_folder_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("flows.txt").write_text("2 1\n1 0 1 0 1 1:10\n")
-    assert main(["fleet", "flows", "flows.txt", "--out", "new/flows.csv"]) == 0
+    assert main(["fleet", "flows", "flows.txt", "--rows", "new/flows.csv"]) == 0
     assert Path("new/flows.csv").is_file()

@@ -155,9 +155,9 @@ def test_no_file_but_a_dropped_one_can_be_named(client: TestClient, path: str, t
     assert jobs.all() == []
 
 
-@pytest.mark.parametrize("word", ["--out=x", "--report", "--listen", "--real", "--live", "--executor=ray:x"])
+@pytest.mark.parametrize("word", ["--out=x", "--report", "listen", "real", "live", "--rows=x", "--executor=ray:x"])
 def test_a_study_may_not_write_elsewhere_or_listen(client: TestClient, word: str) -> None:
-    answer = client.post("/studies/start", data={"verb": "serve", "words": f"llama {word}"}, headers=SAME)
+    answer = client.post("/studies/start", data={"verb": "serve", "words": f"{word} llama"}, headers=SAME)
     assert 'class="mistake"' in answer.text
 
 

@@ -65,11 +65,10 @@ def test_nodes_that_fail_never_have_less_than_nothing(tmp_path: Path) -> None:
         (("--cluster", "t4:8", "--gpus-per-node", "-4"), "--gpus-per-node"),
         (("--cluster", "t4:8", "--elastic", "7"), "--elastic"),
         (("--cluster", "t4:8", "--spread", "99"), "--spread"),
-        (("--cluster", "nodes.csv", "--report", "x.html"), "--report"),
+        (("--cluster", "nodes.csv", "--report", "x.html"), "fleet pack"),
         (("--cluster", "t4:8", "--clock", "adaptdl"), "validation/oracles"),
         (("--cluster", "t4:8", "--slot", "30"), "slot_s"),
-        (("--cluster", "nodes.csv", "--restart", "5min"), "--restart"),
-        (("--cluster", "t4:8", "--live", "live.yaml"), "TRACE"),
+        (("--cluster", "t4:8", "--live", "live.yaml"), "fleet live"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.faces.cli.fleet_live import run_live
 from windtunnel.process import processes
 from windtunnel.studies.fleet.decision import Decision
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.live import process
 from windtunnel.studies.fleet.live.journal import Journal
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
+from windtunnel.studies.fleet.live.study import run_live
 from windtunnel.studies.fleet.site import parse_site
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
@@ -120,4 +120,4 @@ def test_policies_that_size_jobs_are_refused(tmp_path, policy):
     with pytest.raises(
         SpecError, match=f"--policy = '{policy}': a live run has one of fifo, .*, tiresias, gittins, srtf, themis$"
     ):
-        run_live(read_jobs(path), parse_site("gpu:1"), [policy], tmp_path / "live", json=True)
+        run_live(read_jobs(path), parse_site("gpu:1"), [policy], tmp_path / "live")

@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.faces.cli.fleet_predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.decision import JobView, Snapshot
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import STATES
 from windtunnel.studies.fleet.policies.optimus import Optimus
+from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.study import fleet

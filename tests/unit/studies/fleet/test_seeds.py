@@ -5,15 +5,14 @@ import json
 import pytest
 
 from windtunnel.faces.cli.app import main
-from windtunnel.faces.cli.fleet_seeds import one_seed
+from windtunnel.studies.fleet.seeds import one_seed
 
 ROWS = ["job,submit_s,gpus,duration_s"] + [f"j{at},{at * 300},{1 + at % 9},15000" for at in range(20)]
 
 
 def asked(trace, **more):
-    base = {"where": "", "cluster": "gpu:2x8", "gpus_per_node": None, "clock": "exact", "tables": None, "slot": None}
-    base |= {"pool": False, "restart": None, "serving": None, "elastic": 0.05}
-    return {"trace": str(trace), **base, "failing": ("6h", "1h", "30min", None), **more}
+    nodes = {"mtbf_node": "6h"}
+    return {"question": {"question": "fleet", "trace": str(trace), "cluster": "gpu:2x8", "capacity": nodes, **more}}
 
 
 def test_a_band_is_of_the_runs_at_each_seed(tmp_path, capsys):

@@ -68,7 +68,7 @@ def test_what_cannot_be_answered(tmp_path):
         when(jobs, SITE, "fifo", Options(), "nobody")
     with pytest.raises(UserError, match=r"job big .* cannot run: it asks 640 GPUs of 8"):
         when(jobs, SITE, "fifo", Options(), "big")
-    with pytest.raises(SpecError, match="--when answers for fifo"):
+    with pytest.raises(SpecError, match="this is answered for fifo"):
         when(jobs, SITE, "current", Options(), "a")
 
 
@@ -79,7 +79,7 @@ def run_cli(capsys, *words):
 
 def test_the_command_answers_for_each_policy(tmp_path, capsys):
     jobs_of(tmp_path)
-    words = ("fleet", tmp_path / "trace.csv", "--cluster", "v100:8", "--policy", "fifo,backfill", "--when", "c")
+    words = ("fleet", "when", tmp_path / "trace.csv", "c", "--cluster", "v100:8", "--policy", "fifo,backfill")
     document = json.loads(run_cli(capsys, *words, "--seeds", "3", "--json").out)
     assert set(document["when"]) == {"fifo", "easy"}
     assert document["when"]["fifo"]["start_s"] == 150

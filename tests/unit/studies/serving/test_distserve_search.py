@@ -66,8 +66,8 @@ def test_nothing_that_holds_is_said() -> None:
 
 def test_the_command_line_finds_a_pair_that_beats_its_runner_up() -> None:
     words = "llama-3.1-8b --cluster h100-sxm:4 --prompt 800 --output 200 --rate 5 --requests 150"
-    words += " --slo ttft=200ms,tpot=20ms --attain 0.9 --search distserve --json"
-    command = [sys.executable, "-m", "windtunnel", "serve", *words.split()]
+    words += " --slo ttft=200ms,tpot=20ms --attain 0.9 --method distserve --json"
+    command = [sys.executable, "-m", "windtunnel", "serve", "plan", *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -11,15 +11,16 @@ import pytest
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
+from windtunnel.questions.serving import Lengths, Open
 from windtunnel.studies.serving import Deployment
+from windtunnel.studies.serving.parts import workload_of
 from windtunnel.studies.serving.placement.several import Several, search_alpaserve, search_muxserve
-from windtunnel.studies.serving.question import made_or_read
 
 SLO = {"ttft_s": 2.0, "tpot_s": 0.03}
 
 
 def asked(rate: float, names: tuple[str, ...] = ("llama-3.1-8b", "qwen3-32b"), gpus: int = 4) -> Several:
-    load = made_or_read(None, 200, rate, 1.0, 500, 100, 1.0, None, 1, 0)
+    load = workload_of(Lengths(prompt=500, output=100, requests=200), Open(rate=rate), 0)
     rates = tuple(rate / len(names) for _ in names)
     cluster = parse_cluster(f"h100-sxm:{gpus}")
     return Several(tuple(map(load_model, names)), rates, cluster, Deployment(), load, SLO)
@@ -59,22 +60,22 @@ def test_what_cannot_be_placed_is_said() -> None:
     with pytest.raises(SpecError, match="no placement meets"):
         search_alpaserve(asked(1.0, ("llama-3.1-70b",), 1))
     one = asked(1.0)
-    with pytest.raises(UserError, match="--slo"):
+    with pytest.raises(UserError, match="--ttft"):
         search_alpaserve(Several(one.models, one.rates_per_s, one.cluster, one.deployment, one.workload, {}))
 
 
 @pytest.mark.parametrize("search", ["alpaserve", "muxserve"])
 def test_the_command_line_names_what_was_tried_and_what_the_next_costs(search: str) -> None:
     words = "llama-3.1-8b=3,qwen3-32b=1 --cluster h100-sxm:4 --prompt 500 --output 100 --rate 2 --requests 100 --json"
-    command = [sys.executable, "-m", "windtunnel", "serve", *words.split(), "--slo", "ttft=2s,tpot=30ms"]
-    done = subprocess.run([*command, "--search", search], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "windtunnel", "serve", "plan", *words.split(), "--ttft", "2s", "--tpot", "30ms"]
+    done = subprocess.run([*command, "--method", search], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["search"] == search
     assert answer["candidates"] >= 1
     assert answer["runner_up"] is None or answer["runner_up_costs"] >= 0.0
     wrong = subprocess.run(
-        [*command[:4], "a=b", *command[5:], "--search", search], capture_output=True, text=True, check=False
+        [*command[:5], "a=b", *command[6:], "--method", search], capture_output=True, text=True, check=False
     )
     assert wrong.returncode == 2
     assert "MODEL" in wrong.stderr

@@ -15,13 +15,15 @@ from windtunnel.errors import UserError
 from windtunnel.faces.cli import main
 from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.serving.views import pool_document
-from windtunnel.studies.serving import Deployment
-from windtunnel.studies.serving.question import ask, made_or_read
+from windtunnel.questions import read
+from windtunnel.questions.serve import Serve
 from windtunnel.studies.serving.replica.sequence import NEVER
+from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.shared_pool.loop import SharedPool
 from windtunnel.studies.serving.shared_pool.result import run_pool
 from windtunnel.studies.serving.shared_pool.scaling import Scaler
 from windtunnel.studies.serving.shared_pool.spec import Pool, Scaling, read_pool
+from windtunnel.studies.serving.study import answer
 
 LOAD = {"prompt": 400, "output": 60, "rate": 20, "requests": 200}
 
@@ -64,14 +66,20 @@ def test_replicas_that_never_find_room_are_said(tmp_path: Path) -> None:
         assert run_pool(_pool(tmp_path, {"groups": groups, "models": {"one": one}})).warnings == told
 
 
+def _plain(cluster: str, **parts: Any) -> ServingResult:
+    """What `serve` says of the same requests."""
+    asked = {"requests": {"prompt": 400, "output": 60, "requests": 200}, "load": {"rate": 20.0}}
+    question: Serve = read({"question": "serve", "model": "llama-3.1-8b", "cluster": cluster, **asked, **parts})
+    return answer(question).result
+
+
 def test_one_model_on_one_group_is_what_serve_says(tmp_path: Path) -> None:
     document = {
         "groups": {"all": {"cluster": "h100-sxm:2"}},
         "models": {"one": {"model": "llama-3.1-8b", "replicas": 2, "slo": "ttft=100ms,tpot=8ms", "workload": LOAD}},
     }
     pooled = run_pool(_pool(tmp_path, document)).models["one"].result
-    load = made_or_read(None, 200, 20.0, 1.0, 400, 60, 1.0, None, 10, 0)
-    plain, _ = ask("llama-3.1-8b", "h100-sxm:2", Deployment(), load, replicas=2, slo=pooled.slo)
+    plain = _plain("h100-sxm:2", replicas={"replicas": 2}, limits={"ttft": "100ms", "tpot": "8ms"})
     assert pooled.to_dict()["ttft_s"] == plain.to_dict()["ttft_s"]
     assert pooled.to_dict()["itl_s"] == plain.to_dict()["itl_s"]
     assert pooled.slo_attainment == plain.slo_attainment
@@ -82,8 +90,7 @@ def test_pools_of_prefill_and_decode_in_a_pool_are_what_serve_says(tmp_path: Pat
     served = {"model": "llama-3.1-8b", "prefill": "2xtp1", "decode": "1xtp2", "workload": LOAD}
     document = {"groups": {"all": {"cluster": "h100-sxm:4", "gpu_hour": 2.0}}, "models": {"one": served}}
     pooled = run_pool(_pool(tmp_path, document)).models["one"].result
-    load = made_or_read(None, 200, 20.0, 1.0, 400, 60, 1.0, None, 10, 0)
-    plain, _ = ask("llama-3.1-8b", "h100-sxm:4", Deployment(), load, pools=("2xtp1", "1xtp2"))
+    plain = _plain("h100-sxm:4", replicas={"prefill": "2xtp1", "decode": "1xtp2"})
     for key in ("ttft_s", "itl_s", "e2e_s", "tpot_s"):
         assert pooled.to_dict()[key] == plain.to_dict()[key]
     assert pooled.gpus == plain.gpus == 4
@@ -231,12 +238,12 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, change: Any, words: str)
 def test_the_verb_answers_a_pool(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path, page = tmp_path / "pool.yaml", tmp_path / "page.html"
     path.write_text(yaml.safe_dump(_document()))
-    assert main(["serve", str(path), "--json", "--page", str(page)]) == 0
+    assert main(["serve", "pool", str(path), "--json", "--report", str(page)]) == 0
     first = capsys.readouterr().out
     assert set(json.loads(first)["models"]) == {"chat", "code"}
     assert "Replicas over time" in page.read_text()
-    assert main(["serve", str(path), "--json"]) == 0
+    assert main(["serve", "pool", str(path), "--json"]) == 0
     assert capsys.readouterr().out == first
-    assert main(["serve", str(path)]) == 0
+    assert main(["serve", "pool", str(path)]) == 0
     assert "went on elsewhere" in capsys.readouterr().out
-    assert main(["serve", str(tmp_path / "none.yaml")]) == 2
+    assert main(["serve", "pool", str(tmp_path / "none.yaml")]) == 2

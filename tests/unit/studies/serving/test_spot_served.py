@@ -1,4 +1,4 @@
-"""`windtunnel serve --spot`: policies beside each other on one trace, priced as `serve` prices, and its mistakes."""
+"""`windtunnel serve spot`: policies beside each other on one trace, priced as `serve` prices, and its mistakes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import windtunnel
 from windtunnel.faces.cli import main
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.model.catalogue import load_model
+from windtunnel.questions.serving import Lengths, Open
 from windtunnel.studies.serving import Deployment, engine_of
-from windtunnel.studies.serving.question import made_or_read
+from windtunnel.studies.serving.parts import workload_of
 from windtunnel.studies.serving.spot.served import Priced
 from windtunnel.studies.serving.spot.study import Availability
 
 EVENTS = "time_s,event,node\n0,add,a\n0,add,b\n0,add,c\n60,remove,a\n100,add,d\n150,remove,b\n"
 MINUTES = "minute,added,removed\n0,3,0\n1,0,1\n2,1,0\n"
-ASKED = ["serve", "llama-2-13b", "--cluster", "a100-80gb:24", "--prompt", "512", "--output", "64", "--rate", "4"]
+ASKED = ["--cluster", "a100-80gb:24", "--prompt", "512", "--output", "64", "--rate", "4"]
+SPOT = ["serve", "spot", "llama-2-13b"]
 MORE = ["--requests", "800", "--cv", "3"]
 POLICIES = ("spotserve", "reroute", "restart")
 
@@ -37,9 +39,9 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def test_each_policy_stands_beside_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = [*ASKED, *MORE, "--spot", _trace(tmp_path)]
+    words = [*SPOT, _trace(tmp_path), *ASKED, *MORE]
     found = _json(capsys, *words, "--gpu-hour", "1.5")
-    assert found["study"] == "serve --spot"
+    assert found["study"] == "serve spot"
     assert found["schema"].startswith("windtunnel.result/")
     assert found["provenance"]["machines"].endswith("machines.csv")
     assert found["spec"]["machines"] == {"first": 3, "least": 2, "most": 3}
@@ -53,7 +55,7 @@ def test_each_policy_stands_beside_the_others(capsys: pytest.CaptureFixture[str]
     p99 = {name: one["e2e_s"]["p99"] for name, one in found["policies"].items()}
     assert p99["spotserve"] < min(p99["reroute"], p99["restart"])
     assert found["policies"]["restart"]["paused_s"] > found["policies"]["spotserve"]["paused_s"] > 0
-    assert main([*words, "--spot-policy", "spotserve,restart"]) == 0
+    assert main([*words, "--policy", "spotserve,restart"]) == 0
     shown = capsys.readouterr().out
     assert "spotserve" in shown
     assert "reroute" not in shown
@@ -61,7 +63,7 @@ def test_each_policy_stands_beside_the_others(capsys: pytest.CaptureFixture[str]
 
 def test_from_python_minutes_and_machines_that_only_cost(tmp_path: Path) -> None:
     """Three machines of eight GPUs for a minute, then two; a third from the second minute on."""
-    load = made_or_read(None, 100, 0.5, 0.0, 512, 64, 1.0, None, 10, 0)
+    load = workload_of(Lengths(prompt=512, output=64, requests=100), Open(rate=0.5, cv=0.0), 0)
     found = windtunnel.serve_on_spot(
         "llama-2-13b", "a100-80gb:24", load, _trace(tmp_path, MINUTES), ["restart"], deployment=Deployment()
     )
@@ -95,25 +97,24 @@ def test_steps_and_memory_are_those_of_serve() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--spot-policy", "hope"], "unknown policy for spot machines 'hope'"),
-        (["--spot-policy", ","], "--spot-policy"),
+        (["--policy", "hope"], "unknown policy for spot machines 'hope'"),
+        (["--policy", ","], "policy"),
         (["--notice", "soon"], "--notice"),
-        (["--tp", "2"], "--tp = 2: on spot machines the policies choose the layout"),
-        (["--slo", "ttft=1s"], "--slo"),
-        (["--max-num-seqs", "4"], "--max-num-seqs = 4: has no meaning with --spot"),
+        (["--tp", "2"], "--tp"),
+        (["--slo", "ttft=1s"], "--ttft"),
+        (["--max-num-seqs", "4"], "--max-num-seqs"),
         (["--router", "round-robin"], "--router"),
         (["--ep", "2"], "--ep"),
         (["--attain", "0.5"], "--attain"),
-        (["--no-prefix-caching"], "--prefix-caching = False"),
+        (["--no-prefix-caching"], "--no-prefix-caching"),
         (["--speed", "2"], "--speed"),
         (["--lose", "0@1s+1s"], "--lose"),
         (["--record", "r.jsonl"], "--record"),
-        (["--gpu-hour", "-1"], "--gpu-hour"),
-        (["--listen", "127.0.0.1:0"], "leave out the pool, --listen and --real"),
+        (["--gpu-hour", "-1"], "--price"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main([*ASKED, "--requests", "5", "--spot", _trace(tmp_path), *words]) == 2
+    assert main([*SPOT, _trace(tmp_path), *ASKED, "--requests", "5", *words]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -125,22 +126,23 @@ def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.Captu
         ("when,what\n1,2\n", "is no trace of spot machines"),
         ("time_s,event,node\n0,add,a\n5,remove,a\n9,remove,b\n", "more nodes go than there are"),
         ("minute,added,removed\n0,0,0\n", "no machine at any time"),
-        ("minute,added,removed\n0,4,0\n", "--cluster = 24: the trace has up to 4 machines of 8 GPUs"),
+        ("minute,added,removed\n0,4,0\n", "cluster = 24: the trace has up to 4 machines of 8 GPUs"),
     ],
 )
 def test_a_trace_that_cannot_be_played_is_one_line(
     text: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main([*ASKED, "--requests", "5", "--spot", _trace(tmp_path, text)]) == 2
+    assert main([*SPOT, _trace(tmp_path, text), *ASKED, "--requests", "5"]) == 2
     assert said in capsys.readouterr().err
-    assert main([*ASKED, "--requests", "5", "--spot", str(tmp_path / "none.csv")]) == 2
+    assert main([*SPOT, str(tmp_path / "none.csv"), *ASKED, "--requests", "5"]) == 2
     assert "none.csv" in capsys.readouterr().err
-    closed = [*ASKED[:-2], "--concurrency", "4", "--spot", _trace(tmp_path)]
+    closed = [*SPOT, _trace(tmp_path), *ASKED[:-2], "--concurrency", "4"]
     assert main(closed) == 2
-    assert "open loop" in capsys.readouterr().err
+    assert "--concurrency" in capsys.readouterr().err
 
 
 def test_a_model_that_fits_on_no_machine_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["serve", "llama-3.1-405b", "--cluster", "v100:16", "--prompt", "64", "--output", "8", "--rate", "1"]
-    assert main([*words, "--spot", _trace(tmp_path, "minute,added,removed\n0,2,0\n")]) == 2
+    words = ["--cluster", "v100:16", "--prompt", "64", "--output", "8", "--rate", "1"]
+    machines = _trace(tmp_path, "minute,added,removed\n0,2,0\n")
+    assert main(["serve", "spot", "llama-3.1-405b", machines, *words]) == 2
     assert "does not fit the 2 machines" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`windtunnel serve pool.yaml` with `weights:`: three systems beside each other, priced as `serve`; mistakes."""
+"""`windtunnel serve pool FILE` with `weights:`: three systems beside each other, priced as `serve`; mistakes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _file(folder: Path, **changes: Any) -> Path:
 
 
 def test_the_systems_stand_beside_each_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["serve", str(_file(tmp_path)), "--json"]) == 0
+    assert main(["serve", "pool", str(_file(tmp_path)), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["study"] == "serve pool"
     assert found["schema"].startswith("windtunnel.result/")
@@ -44,7 +44,7 @@ def test_the_systems_stand_beside_each_other(capsys: pytest.CaptureFixture[str],
     assert systems["fixed"]["loads"] == 0
     assert systems["pool"]["loads"] >= systems["pool"]["host_hits"] > 0
     assert systems["pool"]["e2e_s"]["mean"] < systems["cold"]["e2e_s"]["mean"]
-    assert main(["serve", str(_file(tmp_path, systems=["pool"]))]) == 0
+    assert main(["serve", "pool", str(_file(tmp_path, systems=["pool"]))]) == 0
     shown = capsys.readouterr().out
     assert "from the host" in shown
     assert "cold" not in shown
@@ -69,7 +69,7 @@ def test_a_request_alone_takes_its_load_and_the_steps_of_serve(tmp_path: Path) -
 def test_what_fixed_places_cannot_hold_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     many = {"chat": {"model": "llama-3.1-8b", "copies": 40}}
     path = _file(tmp_path, models=many, systems=["fixed", "pool"], workload={**LOAD, "requests": 20})
-    assert main(["serve", str(path)]) == 0
+    assert main(["serve", "pool", str(path)]) == 0
     assert "fixed: not possible" in capsys.readouterr().out
 
 
@@ -89,7 +89,7 @@ def test_what_fixed_places_cannot_hold_is_said(capsys: pytest.CaptureFixture[str
 def test_a_mistake_is_one_line(
     changes: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["serve", str(_file(tmp_path, **changes)), "--json"]) == 2
+    assert main(["serve", "pool", str(_file(tmp_path, **changes)), "--json"]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

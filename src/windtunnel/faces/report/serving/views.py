@@ -246,6 +246,27 @@ def _beside(title: str, names: Sequence[str], rows: Sequence[tuple[str, str, Seq
     return Table(title, [Column(""), *(Column(name, "") for name in names)], cells, most=len(cells), by_row=True)
 
 
+def policies_document(answer: Answer) -> Document:
+    """Batching policies and routers side by side. `answer`: answers of `serve` by policy."""
+    policies = answer["policies"]
+    those = list(policies.values())
+    rows: list[tuple[str, str, Sequence[float | None]]] = [
+        (f"{label} {mark}", "s", [None if one[key] is None else one[key][mark] for one in those])
+        for key, label in (("ttft_s", "first token"), ("tpot_s", "per token"), ("e2e_s", "end to end"))
+        for mark in ("mean", "p99")
+    ]
+    rows.append(("tokens/s", "", [one["output_tokens_per_s"] for one in those]))
+    rows.append(("preemptions", "count", [one["preemptions"] for one in those]))
+    if any(one["slo_attainment"] is not None for one in those):
+        rows.append(("within limits", "share", [one["slo_attainment"] for one in those]))
+    answered = [name for name in policies if policies[name]["e2e_s"] is not None]
+    best = min(answered, key=lambda name: policies[name]["e2e_s"]["mean"], default="")
+    verdict = f"{best} answers soonest." if best else "No request is answered."
+    number = Number(policies[best]["e2e_s"]["mean"], "s") if best else None
+    headline = Headline(verdict, "mean end to end", number)
+    return Document("batching policies", "Policies side by side", [headline, _beside("Policies", list(policies), rows)])
+
+
 def spot_serving_document(answer: Answer) -> Document:
     """A model on machines that are taken away. `answer`: `SpotServing.to_dict()`."""
     spec, machines, policies = answer["spec"], answer["spec"]["machines"], answer["policies"]

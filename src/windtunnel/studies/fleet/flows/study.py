@@ -7,12 +7,15 @@ the arrival.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import UnknownNameError
+from windtunnel.files.write import write_csv
 from windtunnel.physics.engine.coflows import MIB, Coflows, Finish, Queues, replay_coflows
+from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.flows.trace import Trace, of_trace
 
 PORT_BYTES_PER_S = 128 * MIB  # CoflowSim's port, 1,024 Mib/s
@@ -55,6 +58,38 @@ class FlowsAnswer:
             "clock": "exact",
             "policy": self.policy,
         }
+
+
+@dataclass(frozen=True)
+class FlowsStudy(Answer):
+    """One trace under each policy."""
+
+    trace: str
+    ports: int
+    answers: tuple[FlowsAnswer, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """Whose coflows they are."""
+        return {"flows": self.trace}
+
+    def to_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        policies = {one.policy: one.to_dict() for one in self.answers}
+        return {"trace": self.trace, "ports": self.ports, "policies": policies}
+
+    def write_rows(self, path: Path) -> None:
+        """Start and end of every coflow; with several policies one after the other, by name."""
+        several = len(self.answers) > 1
+        lines = []
+        for answer in self.answers:
+            for name, start, finish in zip(
+                answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), strict=True
+            ):
+                words = [name, "", ""] if start != start else [name, f"{start:.9f}", f"{finish:.9f}"]
+                lines.append([*([answer.policy] if several else []), *words])
+        write_csv(path, [*(["policy"] if several else []), "coflow", "start_s", "finish_s"], lines)
 
 
 def policy_named(name: str) -> str:

@@ -53,7 +53,7 @@ class Engine:
     """A fleet, its clock, and the requests that are on their way.
 
     `draw` gives the natural length of the next answer; None: answers are as long as their request says. `record` gets a
-    CSV line for each request, in the form that `windtunnel serve --requests` reads.
+    CSV line for each request, in the form that `windtunnel serve --workload` reads.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ def parsed_address(text: str) -> tuple[str, int]:
     """`127.0.0.1:8000`, `:8000` and `8000` (both loopback), `[::1]:8000`. Raises SpecError."""
     match = re.fullmatch(r"(?:(?P<host>\[[0-9a-fA-F:.%]+\]|[\w.-]*):)?(?P<port>\d{1,5})", text.strip())
     if match is None or int(match["port"]) > 65535:
-        raise SpecError("--listen", text, "write HOST:PORT, such as 127.0.0.1:8000")
+        raise SpecError("address", text, "write HOST:PORT, such as 127.0.0.1:8000")
     return (match["host"] or LOOPBACK[0]).strip("[]"), int(match["port"])
 
 
@@ -48,11 +48,11 @@ def parsed_losses(text: str | None, replicas: int) -> list[Loss]:
             continue
         match = re.fullmatch(r"\s*(\d+)@([^+]+)(?:\+(.+))?", part)
         if match is None:
-            raise SpecError("--lose", part, "write 0@30s, or 0@30s+10s for one that is back 10 s later")
+            raise SpecError("lose", part, "write 0@30s, or 0@30s+10s for one that is back 10 s later")
         if int(match[1]) >= replicas:
-            raise SpecError("--lose", part, f"replicas are 0 to {replicas - 1}")
-        at_ns = round(1e9 * parse_time(match[2].strip(), "--lose"))
-        back = None if match[3] is None else at_ns + round(1e9 * parse_time(match[3].strip(), "--lose"))
+            raise SpecError("lose", part, f"replicas are 0 to {replicas - 1}")
+        at_ns = round(1e9 * parse_time(match[2].strip(), "lose"))
+        back = None if match[3] is None else at_ns + round(1e9 * parse_time(match[3].strip(), "lose"))
         found.append(Loss(int(match[1]), at_ns, back))
     return found
 
@@ -104,19 +104,19 @@ def listen(
     try:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError:
-        raise UserError("--listen needs a server; install it with: pip install 'windtunnel[serve]'") from None
+        raise UserError("serve listen needs a server; install it with: pip install 'windtunnel[serve]'") from None
     if not 0.001 <= speed <= 1000.0:
-        raise SpecError("--speed", speed, "give 0.001 to 1000 simulated seconds per second")
+        raise SpecError("speed", speed, "give 0.001 to 1000 simulated seconds per second")
     if most_waiting < 1:
-        raise SpecError("--max-waiting", most_waiting, "give at least 1")
+        raise SpecError("max_waiting", most_waiting, "give at least 1")
     if not priced.fits:
-        raise UserError("the model does not fit: without --listen the answer says by how much")
+        raise UserError("the model does not fit: `windtunnel serve` says by how much")
     host, port = parsed_address(address)
     losses = parsed_losses(lose, replicas)
     rules = priced.rules
     warm_up(priced)
     fleet = Fleet(priced.replica, replicas, ROUTERS[router].make(), round(priced.profile.first_token_s * 1e9))
-    bound = bound_socket(host, port, "--listen")
+    bound = bound_socket(host, port, "address")
     try:
         file = None if record is None else open(record, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
     except OSError as error:

@@ -123,9 +123,7 @@ def low_affinity(pair: PairGoodput, choices: list[Layout], gpus_per_node: int, r
 def _best(tried: list[Candidate], what: str) -> tuple[Candidate, Candidate | None]:
     able = [one for one in tried if one.goodput_per_s > 0.0]
     if not able:
-        raise SpecError(
-            "placement", f"{len(tried)} candidates", f"no {what} holds the limits at any rate; loosen --slo"
-        )
+        raise SpecError("placement", f"{len(tried)} candidates", f"no {what} holds the limits at any rate; loosen them")
     ranked = sorted(able, key=lambda one: (-one.per_gpu, one.gpus))
     return ranked[0], ranked[1] if len(ranked) > 1 else None
 

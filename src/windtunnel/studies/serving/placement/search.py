@@ -1,4 +1,4 @@
-"""`--search distserve` on the serving core: layouts of a model on a cluster, each run, the best placed.
+"""DistServe's placement on the serving core: layouts of a model on a cluster, each run, the best placed.
 
 Where the cluster is one NVLink domain, pairs are searched together (algorithm 2, low affinity). Across domains the
 phases are searched apart (algorithm 1), which assumes that caches move fast between nodes. Every candidate runs the
@@ -46,7 +46,7 @@ class Question:
 def search_distserve(asked: Question) -> Placement:
     """The placement. Raises UserError where limits are missing, SpecError where nothing holds them."""
     if not {"ttft_s", "tpot_s"} <= set(asked.slo):
-        raise UserError("a search for two phases needs both limits: add --slo ttft=1s,tpot=50ms")
+        raise UserError("a search for two phases needs both limits: add --ttft 1s --tpot 50ms")
     if asked.workload.arrival_ns is None:
         raise SpecError("--concurrency", asked.workload.concurrency, "goodput is a rate: use an open loop")
     cluster = asked.cluster

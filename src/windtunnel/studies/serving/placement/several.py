@@ -1,4 +1,4 @@
-"""`--search alpaserve` and `--search muxserve` on the serving core's prices: several models, one cluster.
+"""Placements by AlpaServe and MuxServe on the serving core's prices: several models, one cluster.
 
 AlpaServe   a request is one job of its model's mean lengths, one at a time through a group's pipeline, rejected where
             it would end after its limit, ttft + tpot x (output - 1). Every uniform cut of the cluster into groups of
@@ -63,7 +63,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Grouping:
     """The best placement. `value` is the share that meets its limit (alpaserve) or requests/s (muxserve)."""
 
     search: str
@@ -89,10 +89,10 @@ class Answer:
         }
 
 
-def search_alpaserve(asked: Several) -> Answer:
+def search_alpaserve(asked: Several) -> Grouping:
     """Groups of one layout with models replicated over them. Raises UserError, SpecError."""
     if not {"ttft_s", "tpot_s"} <= set(asked.slo):
-        raise UserError("AlpaServe places by the share of requests in time: add --slo ttft=1s,tpot=50ms")
+        raise UserError("AlpaServe places by the share of requests in time: add --ttft 1s --tpot 50ms")
     prompt, output = _lengths(asked.workload)
     limit = asked.slo["ttft_s"] + asked.slo["tpot_s"] * (output - 1)
     requests = _requests(asked)
@@ -115,9 +115,9 @@ def search_alpaserve(asked: Several) -> Answer:
         results.append((found.attainment, -count * op * pp, words, groups))
     best = sorted(results, key=lambda one: (-one[0], one[1], one[2]))
     if not best or best[0][0] <= 0.0:
-        raise SpecError("placement", f"{tried} candidates", "no placement meets the limits; loosen --slo or add GPUs")
+        raise SpecError("placement", f"{tried} candidates", "no placement meets the limits; loosen them, or add GPUs")
     after = best[1] if len(best) > 1 else None
-    return Answer(
+    return Grouping(
         "alpaserve",
         best[0][3],
         best[0][0],
@@ -128,7 +128,7 @@ def search_alpaserve(asked: Several) -> Answer:
     )
 
 
-def search_muxserve(asked: Several) -> Answer:
+def search_muxserve(asked: Several) -> Grouping:
     """Meshes of 1, 2, 4, 8 GPUs and the models that share each. Raises SpecError."""
     prompt, output = _lengths(asked.workload)
     shared = [_shared(asked, model, rate, prompt, output) for model, rate in _pairs(asked)]
@@ -147,7 +147,7 @@ def search_muxserve(asked: Several) -> Answer:
         )
 
     next_value, next_meshes = found.runner_up or (None, ())
-    return Answer(
+    return Grouping(
         "muxserve",
         placed(found.meshes),
         found.throughput_per_s,

@@ -44,3 +44,19 @@ def whole(value: Any, where: str, least: int, most: int) -> int:
 def nanoseconds(value: Any, where: str) -> int:
     """A time as people write it. Raises SpecError."""
     return round(1e9 * parse_time(value, where))
+
+
+def parsed_slo(text: str | None) -> dict[str, float]:
+    """`ttft=1s,tpot=50ms` in seconds. Raises SpecError."""
+    found: dict[str, float] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, equals, value = part.partition("=")
+        key = f"{name.strip().lower()}_s"
+        if not equals or key not in ("ttft_s", "tpot_s"):
+            raise SpecError("slo", text, "write ttft=1s,tpot=50ms")
+        found[key] = parse_time(value.strip(), "slo")
+        if found[key] <= 0.0:
+            raise SpecError("slo", text, "a limit is above zero")
+    return found

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from windtunnel.questions.header import Answer
 from windtunnel.questions.typed import Plain, check_figures, plain, plain_fields
 from windtunnel.studies.serving.disaggregated.pools import Pools
 from windtunnel.studies.serving.disaggregated.units import replicas_of
 from windtunnel.studies.serving.measures import stamps_of
-from windtunnel.studies.serving.question import refusals
 from windtunnel.studies.serving.replica.sequence import NEVER
-from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import summarise
 from windtunnel.studies.serving.shared_pool.loop import Instance, Run, SharedPool
 from windtunnel.studies.serving.shared_pool.spec import Group, Pool, Served, read_pool
@@ -79,7 +79,7 @@ class GroupUse:
 
 
 @dataclass(frozen=True, eq=False)
-class PoolResult:
+class PoolResult(Answer):
     """One run of a pool. faces/report/serving shows it by `to_dict`."""
 
     models: Mapping[str, PooledModel]
@@ -88,7 +88,7 @@ class PoolResult:
     homeless: tuple[str, ...] = ()  # models with fewer replicas than asked for at all times, in words
 
     @property
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[str]:  # type: ignore[override]
         """Replicas that never found room, and requests that no replica can hold, by model."""
         words = [f"{name}: {text}" for name, one in self.models.items() for text in refusals(one.result)]
         return [*self.homeless, *words]

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from windtunnel.errors import SpecError
 from windtunnel.files.document import read_mapping
@@ -29,12 +29,15 @@ from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model
+from windtunnel.questions import read_part
+from windtunnel.questions.about import STRICT, OneOf
+from windtunnel.questions.serving import AsRecorded, Closed, Lengths, Open, Trace, check_load
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.pools import Pools, pools_in_words
-from windtunnel.studies.serving.question import made_or_read, parsed_slo
+from windtunnel.studies.serving.parts import workload_of as made_workload
 from windtunnel.studies.serving.routing import ROUTERS
-from windtunnel.studies.serving.shared_pool.fields import known_keys, mapping_at, nanoseconds, needed, whole
+from windtunnel.studies.serving.shared_pool.fields import known_keys, mapping_at, nanoseconds, needed, parsed_slo, whole
 from windtunnel.studies.serving.workload.requests import Workload
 from windtunnel.units import parse_number
 
@@ -46,6 +49,15 @@ LOAD = ("file", "prompt", "output", "rate", "requests", "cv", "seed", "length_ra
 SIZES = ("tp", "pp", "attn_dp", "moe_ep", "moe_tp")  # of one layout, which pools of their own have each
 LAYOUT = {"dp": "attn_dp", "ep": "moe_ep"}  # the command line's words for fields of a deployment
 DEPLOYMENT = {one.name for one in dataclasses.fields(Deployment)} | set(LAYOUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Requests, and how they come."""
+
+    __pydantic_config__: ClassVar = STRICT
+    requests: Annotated[Lengths | Trace, OneOf()]
+    load: Annotated[Open | Closed | AsRecorded, OneOf()] = field(default_factory=AsRecorded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,24 +207,21 @@ def _scaling(body: Any, where: str) -> Scaling:
 def workload_of(body: Mapping[str, Any], where: str, folder: Path) -> Workload:
     """The load of a file's `workload:`. Raises SpecError, InputFileError, UserError."""
     known_keys(body, LOAD, where)
-    file = None if body.get("file") is None else folder / str(body["file"])
-
-    def number(name: str) -> float | None:
-        return None if body.get(name) is None else parse_number(body[name], f"{where}.{name}")
-
-    def count(name: str) -> int | None:
-        return None if body.get(name) is None else whole(body[name], f"{where}.{name}", 0, 10_000_000)
-
-    cv, ratio, waves = number("cv"), number("length_ratio"), count("waves")
-    return made_or_read(
-        file,
-        count("requests"),
-        number("rate"),
-        1.0 if cv is None else cv,
-        count("prompt"),
-        count("output"),
-        1.0 if ratio is None else ratio,
-        count("concurrency"),
-        10 if waves is None else waves,
-        count("seed") or 0,
-    )
+    given: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None:
+            continue
+        if name == "file":
+            given["workload"] = str(folder / str(value))
+        elif name in ("rate", "cv", "length_ratio"):
+            given[name] = parse_number(value, f"{where}.{name}")
+        else:
+            given[name] = whole(value, f"{where}.{name}", 0, 10_000_000)
+    seed = given.pop("seed", 0)
+    load = {name: given.pop(name) for name in ("rate", "cv", "concurrency", "waves") if name in given}
+    try:
+        asked = read_part(Asked, {"requests": given, "load": load})
+    except SpecError as error:
+        raise SpecError(f"{where}.{error.field.rpartition('.')[2]}", error.value, error.remedy) from None
+    check_load(asked.requests, asked.load)
+    return made_workload(asked.requests, asked.load, seed)

@@ -11,15 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
+from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.catalogue import load_model
+from windtunnel.questions.header import Answer
 from windtunnel.questions.typed import Plain, check_figures, plain
+from windtunnel.studies.resilience.spot.trace import read_steps
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import QUANTILES
 from windtunnel.studies.serving.run import sources_of
@@ -127,13 +133,19 @@ class SpotSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class SpotServing:
+class SpotServing(Answer):
     """All policies on one question. faces/report/serving shows it by `to_dict`."""
 
     spec: SpotSpec
     policies: Mapping[Policy, SpotServed]
     sources: tuple[str, ...]
     warnings: tuple[str, ...]
+    trace: str = ""  # the file of machines
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        """Whose machines they are, and what prices steps."""
+        return {"machines": self.trace, "step times": list(self.sources)}
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON."""
@@ -164,7 +176,38 @@ def _served(played: Played, span_s: float, output: int, gpu_seconds: float, gpu_
     )
 
 
+@typed
 def serve_on_spot(
+    model: str | Model,
+    cluster: str | Cluster,
+    workload: Workload,
+    trace: Path | str,
+    policies: Sequence[str] = POLICIES,
+    *,
+    deployment: Deployment | None = None,
+    notice_s: float = 30.0,
+    usd_per_gpu_hour: float | None = None,
+) -> SpotServing:
+    """Serve on the machines of a trace (CSV, as `survive_spot` reads it) under each policy.
+
+    Machines of `cluster`'s kind; `cluster` says how many GPUs there are at most. Time begins with the trace's first
+    second; a machine that goes in it has its notice `notice_s` before. `deployment`: engine and number formats; layouts
+    are the policies' choice. Raises SpecError, UnknownNameError, InputFileError, UserError.
+    """
+    found = play_policies(
+        load_model(model) if isinstance(model, str) else model,
+        parse_cluster(cluster) if isinstance(cluster, str) else cluster,
+        Deployment() if deployment is None else deployment,
+        workload,
+        Availability(*read_steps(Path(trace))),
+        policies,
+        notice_s=notice_s,
+        usd_per_gpu_hour=usd_per_gpu_hour,
+    )
+    return replace(found, trace=str(trace))
+
+
+def play_policies(
     model: Model,
     cluster: Cluster,
     deployment: Deployment,
@@ -175,11 +218,7 @@ def serve_on_spot(
     notice_s: float = 30.0,
     usd_per_gpu_hour: float | None = None,
 ) -> SpotServing:
-    """Play the policies. `cluster`: the kind of machine, and at most how many GPUs there are at once.
-
-    `deployment`: engine and number formats; layouts are the policies' choice. Raises SpecError, UnknownNameError,
-    UserError.
-    """
+    """Play the policies on machines that come and go as `there` says."""
     names = _named(policies)
     arrivals, prompt, output, warnings = _requests(workload)
     _check(cluster, deployment, there, notice_s, usd_per_gpu_hour)
@@ -233,14 +272,14 @@ def _named(policies: Sequence[str]) -> list[Policy]:
         if known not in found:
             found.append(known)
     if not found:
-        raise SpecError("--spot-policy", ",".join(policies), f"name one or more of {', '.join(POLICIES)}")
+        raise SpecError("policy", ",".join(policies), f"name one or more of {', '.join(POLICIES)}")
     return found
 
 
 def _requests(workload: Workload) -> tuple[list[float], int, int, tuple[str, ...]]:
     """(arrivals in seconds, prompt, output, what to mind): batches here have one length."""
     if workload.arrival_ns is None or workload.concurrency is not None:
-        raise SpecError("--concurrency", workload.concurrency, "spot machines are played in an open loop: give --rate")
+        raise SpecError("concurrency", workload.concurrency, "spot machines are played in an open loop: give --rate")
     prompts, outputs = workload.input_tokens, workload.output_tokens
     prompt, output = max(1, round(float(prompts.mean()))), max(1, round(float(outputs.mean())))
     one_length = int(prompts.min()) == int(prompts.max()) and int(outputs.min()) == int(outputs.max())
@@ -253,18 +292,18 @@ def _check(cluster: Cluster, deployment: Deployment, there: Availability, notice
         if size != 1:
             raise SpecError(name, size, "on spot machines the policies choose the layout: leave it out")
     if not 0.0 <= notice_s <= 86_400.0:
-        raise SpecError("--notice", notice_s, "give 0 s to a day")
+        raise SpecError("notice", notice_s, "give 0 s to a day")
     if price is not None and not (math.isfinite(price) and price >= 0.0):
-        raise SpecError("--gpu-hour", price, "give dollars, zero or more")
+        raise SpecError("price", price, "give dollars, zero or more")
     most = max(there.counts)
     needed = most * cluster.gpus_per_node
     if most == 0:
         raise UserError("the trace has no machine at any time")
     if needed > cluster.n_gpus and most > 1:
         kind = f"the trace has up to {most} machines of {cluster.gpus_per_node} GPUs at once"
-        raise SpecError("--cluster", cluster.n_gpus, f"{kind}: give at least {needed} GPUs")
+        raise SpecError("cluster", cluster.n_gpus, f"{kind}: give at least {needed} GPUs")
     if needed > GPUS_MOST:
-        raise SpecError("--spot", needed, f"at most {GPUS_MOST} GPUs at once are played: use a part of the trace")
+        raise SpecError("machines", needed, f"at most {GPUS_MOST} GPUs at once are played: use a part of the trace")
 
 
 def _machine_seconds(first: int, changes: Sequence[Change], last_s: float) -> float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.catalogue import load_model
+from windtunnel.questions.header import Answer
 from windtunnel.questions.typed import Plain, check_figures, plain_fields
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
@@ -176,12 +177,21 @@ class WeightPoolSpec:
     requests: int
 
 
-@dataclass(frozen=True, slots=True)
-class WeightPoolResult:
+@dataclass(frozen=True)
+class WeightPoolResult(Answer):
     """Each system on the same requests. faces/report/serving shows it by `to_dict`."""
+
+    JSON_LEAVES_OUT: ClassVar = ("sources", "warnings")
 
     spec: WeightPoolSpec
     systems: Mapping[System, SystemServed | DoesNotFit]
+    sources: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def provenance(self) -> dict[str, list[str]]:
+        """What prices steps."""
+        return {"step times": list(self.sources)}
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON."""
@@ -208,6 +218,8 @@ def run_weight_pool(pool: WeightPool) -> WeightPoolResult:
     return WeightPoolResult(
         spec,
         {one: DoesNotFit(reason) if one == "fixed" and reason else _played(pool, one) for one in pool.systems},
+        pool.sources,
+        pool.warnings,
     )
 
 

@@ -1,35 +1,46 @@
-"""`windtunnel fleet --live JOBS.yaml`: a policy over real processes, and its simulation beside it."""
+"""Commands of a trace run here under one policy, and their simulation beside them."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.output import print_answer
+from windtunnel.questions.header import Answer
+from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.decision import Policy
+from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
+from windtunnel.studies.fleet.running import NS, Running
+from windtunnel.studies.fleet.site import Site
+from windtunnel.studies.fleet.work import Rigid
 
 BY_DURATION = ("sjf", "sjf-skip", "easy", "srtf")
 
-if TYPE_CHECKING:
-    from windtunnel.studies.fleet.decision import Policy
-    from windtunnel.studies.fleet.jobs.trace import Jobs
-    from windtunnel.studies.fleet.site import Site
+
+@dataclass(frozen=True)
+class LiveRun(Answer):
+    """What became of each job, real and simulated. Means are of the jobs that completed."""
+
+    policy: str
+    jct_mean_s: float | None
+    simulated_jct_mean_s: float | None
+    jobs: tuple[dict[str, Any], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {**vars(self), "jobs": list(self.jobs)}
 
 
-def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool, restart_s: float = 0.0) -> None:
-    """Run the jobs' commands under one policy, and print each job's JCT, real and simulated.
+def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: float = 0.0) -> LiveRun:
+    """Run the jobs' commands under one policy; each job's JCT, real and simulated.
 
     `restart_s`: of each `duration_s`, what a start takes; a job that is started again pays it again.
     """
-    import math
-
-    from windtunnel.studies.fleet.clock import Clock
-    from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
-    from windtunnel.studies.fleet.options import Options
-    from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
-    from windtunnel.studies.fleet.running import NS, Running
-    from windtunnel.studies.fleet.work import Rigid
-
     # Nobody knows how fast a command is on other GPUs.
     known = names_of(lambda traits: on_clock(traits) and not traits.sizes)
     if len(names) != 1 or names[0] not in known:
@@ -95,24 +106,9 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
     ]
     # Of the jobs that completed, real and simulated alike: what failed has no completion time.
     whole = [row for row in rows if row["state"] == "completed"]
-    mean, beside = _mean(whole, "jct_s"), _mean(whole, "simulated_jct_s")
-    document = {"policy": names[0], "jct_mean_s": mean, "simulated_jct_mean_s": beside, "jobs": rows}
-    if json:
-        print_answer("fleet --live", document)
-        return
-    for row in rows:
-        real, beside_s = (_seconds(row[name]) for name in ("jct_s", "simulated_jct_s"))
-        print(f"{row['job']:20} {row['state']:9} {real} s real {beside_s} s simulated")
-    if mean is None:
-        print("no job completed")
-        return
-    print(f"mean JCT {mean:.2f} s real" + (f", {beside:.2f} s simulated ({mean / beside - 1:+.1%})" if beside else ""))
+    return LiveRun(names[0], _mean(whole, "jct_s"), _mean(whole, "simulated_jct_s"), tuple(rows))
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float | None:
     values = [row[name] for row in rows if row[name] is not None]
     return round(sum(values) / len(values), 3) if values else None
-
-
-def _seconds(value: float | None) -> str:
-    return f"{'-' if value is None else f'{value:.2f}':>9}"

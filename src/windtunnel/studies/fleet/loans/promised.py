@@ -1,30 +1,24 @@
-"""`windtunnel fleet --serving POOL.yaml`: the serving study's attainment, handed to the fleet."""
+"""How a serving pool keeps its promises at each rate, by the serving study, handed to the fleet."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from windtunnel.studies.fleet.loans.run import Loans
+from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.physics.model.catalogue import load_model
+from windtunnel.studies.fleet.loans.pool_file import read_pool
+from windtunnel.studies.fleet.loans.run import Loans
+from windtunnel.studies.serving import Deployment, ServingResult, Workload, engine_of, serve_with
+from windtunnel.studies.serving.attainment import attained
+from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 
 REQUESTS = 4000  # that each rate is measured on: attainment to a quarter of a per mille
 
 
 def loans_of(serving: Path | None, elastic: float, seed: int) -> Loans:
     """How the site lends and scales. Raises UserError."""
-    from windtunnel.studies.fleet.loans.run import Loans
-
     if serving is None:
         return Loans(elastic=elastic)
-    from windtunnel.physics.hardware.catalogue import parse_cluster
-    from windtunnel.physics.model.catalogue import load_model
-    from windtunnel.studies.fleet.loans.pool_file import read_pool
-    from windtunnel.studies.serving import Deployment, Workload, engine_of, serve_with
-    from windtunnel.studies.serving.attainment import attained
-    from windtunnel.studies.serving.result import ServingResult
-    from windtunnel.studies.serving.workload.lengths import arrivals, lengths
-
     asked = read_pool(serving)
     machine = parse_cluster(f"{asked.gpu}:{asked.gpus_per_server}")
     engine = engine_of(load_model(asked.model), machine, Deployment(**asked.deployment))

@@ -1,0 +1,123 @@
+"""Questions as tools of the Model Context Protocol: `windtunnel mcp` speaks it over stdin and stdout.
+
+A tool is a row of the registry: its JSON schema is what it takes, its answer is the study's document. Nothing is
+written, and no file is read but those of a folder that is named (`--files`): arguments that lead elsewhere are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import chdir
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.questions import QUESTIONS, digest, plain, read, run, schema
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
+
+# Pure questions: they start no program and hold no port. The others of the registry do.
+TOOLS = {
+    verb.replace(" ", "_"): verb
+    for verb in (
+        *("predict", "plan", "survive", "survive spot"),
+        *("serve", "serve plan", "serve policies", "serve spot", "serve pool"),
+        *("fleet", "fleet when", "fleet pack", "fleet flows", "fleet lint"),
+    )
+}
+LONGEST = 1_000_000  # characters of one call's arguments
+PARTS = re.compile(r"[,=:;\s]+")  # between which a text may name a file
+
+
+def descriptions() -> list[dict[str, Any]]:
+    """Name, text and input schema of each tool."""
+    found = []
+    for name, verb in TOOLS.items():
+        takes = schema(verb)
+        takes["properties"].pop("question")
+        found.append({"name": name, "description": QUESTIONS[verb].text, "inputSchema": takes})
+    return found
+
+
+def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The answer of a tool; files are those of a folder. Raises UserError."""
+    if name not in TOOLS:
+        raise SpecError("tool", name, f"use one of {', '.join(TOOLS)}")
+    try:
+        size = len(json.dumps(arguments, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        raise SpecError("arguments", name, "give plain JSON") from None
+    if size > LONGEST:
+        raise SpecError("arguments", f"{size:,} characters", f"give at most {LONGEST:,}")
+    for text in _texts(arguments):
+        _check_path(text, folder)
+    question = read({**arguments, "question": TOOLS[name]})
+    with chdir(folder):
+        found = run(question)
+    document = found if isinstance(found, dict) else found.to_dict()
+    return {"question": plain(question), "hash": digest(question), "answer": document}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _check_path(text: str, folder: Path) -> None:
+    """Raises SpecError for a text that names a file outside of the folder."""
+    for part in PARTS.split(text):
+        leads_out = part.startswith(("/", "~")) or "\\" in part or "\0" in part or ".." in part.split("/")
+        if leads_out or not (folder / part).resolve().is_relative_to(folder.resolve()):
+            raise SpecError("arguments", text, "name a file of the folder that was given with --files, or none")
+
+
+def server(folder: Path) -> Server[Any]:
+    """The server. Raises UserError where the package is not installed."""
+    try:
+        from mcp.server.lowlevel import Server
+        from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+    except ModuleNotFoundError:
+        raise UserError("windtunnel mcp needs a package; install it with: pip install 'windtunnel[mcp]'") from None
+
+    async def list_tools(_context: Any, _request: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[Tool(**one) for one in descriptions()])
+
+    async def call_tool(_context: Any, request: Any) -> CallToolResult:
+        try:
+            found, wrong = answered(request.name, request.arguments or {}, folder), False
+        except UserError as error:
+            found, wrong = {"error": str(error)}, True
+        text = json.dumps(found)
+        return CallToolResult(
+            content=[TextContent(type="text", text=text)], structuredContent=json.loads(text), isError=wrong
+        )
+
+    return Server("windtunnel", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def speak(files: Path | None) -> None:
+    """Answer over stdin and stdout until the client goes. Raises UserError."""
+    if files is not None and not files.is_dir():
+        raise SpecError("--files", str(files), "give a folder that is there")
+    with TemporaryDirectory() as empty:
+        folder = Path(empty) if files is None else files.resolve()
+        speaker = server(folder)
+        import anyio
+        from mcp.server.stdio import stdio_server
+
+        async def talk() -> None:
+            async with stdio_server() as (coming, going):
+                await speaker.run(coming, going, speaker.create_initialization_options())
+
+        anyio.run(talk)

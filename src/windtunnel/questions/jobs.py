@@ -1,0 +1,53 @@
+"""Parts of questions about jobs: a trace, a cluster, policies, and what happens to nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from windtunnel.questions.about import STRICT, About
+
+SITE, NODES, BANDS = "Cluster", "Nodes that fail", "Bands"
+WHERE = About("Which lines: workload=1,load=1.0.", rare=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTrace:
+    """A trace of jobs, or some of its lines."""
+
+    __pydantic_config__: ClassVar = STRICT
+    positional: ClassVar[tuple[str, ...]] = ("trace",)
+    trace: Annotated[str, About("CSV, Parquet, YAML or `sacct -P` text.")]
+    where: Annotated[str, WHERE] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled(JobTrace):
+    """Jobs on a cluster under policies."""
+
+    cluster: Annotated[
+        str,
+        About("t4:64, t4:16x4 (nodes x GPUs), or a YAML file; by default as many GPUs as jobs held at once.", SITE),
+    ] = ""
+    policy: Annotated[
+        str,
+        About("One or several, separated by commas; a YAML file is one with its parameters (fifo)."),
+    ] = "fifo"
+    gpus_per_node: Annotated[
+        int | None, About("Where the usual node of that GPU is not meant.", SITE, least=1, rare=True)
+    ] = None
+    restart: Annotated[
+        float | None,
+        About("Without progress after each new allocation, such as 5min or 30 (seconds).", least=0, unit="time"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated(Scheduled):
+    """What a run of a trace takes beside its jobs and policies."""
+
+    tables: Annotated[str | None, About("Folder of measured throughputs.")] = None
+    placement: Annotated[
+        Literal["nodes", "pool"], About("nodes: gangs on real nodes; pool: GPUs are a count (nodes).", SITE)
+    ] = "nodes"
+    seed: Annotated[int, About("Of policies and clusters that draw (0).", least=0)] = 0

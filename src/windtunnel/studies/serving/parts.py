@@ -1,0 +1,51 @@
+"""Parts of a question made: the workload, and the deployment of a replica."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError
+from windtunnel.questions.serving import AsRecorded, Closed, Drafted, EngineName, Lengths, Open, Replicas, Trace
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.workload.files import read_workload
+from windtunnel.studies.serving.workload.lengths import arrivals, lengths
+from windtunnel.studies.serving.workload.requests import Workload
+
+MADE = 1000  # requests of an open loop that names no number
+
+
+def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, seed: int) -> Workload:
+    """The requests of a file, or made ones, as a loop sends them. Raises UserError."""
+    if isinstance(requests, Trace):
+        path = Path(requests.workload)
+        if not path.exists():
+            raise InputFileError(path, "is not there", "give a CSV or JSONL of requests")
+        return read_workload(
+            path,
+            rate_per_s=load.rate if isinstance(load, Open) else None,
+            cv=load.cv if isinstance(load, Open) else 1.0,
+            concurrency=load.concurrency if isinstance(load, Closed) else None,
+            requests=requests.requests,
+            seed=seed,
+        )
+    count = load.concurrency * load.waves if isinstance(load, Closed) else MADE
+    count = count if requests.requests is None else requests.requests
+    prompts, outputs = lengths(count, requests.prompt, requests.output, requests.length_ratio, seed)
+    name = f"{requests.prompt} in, {requests.output} out"
+    if isinstance(load, Closed):
+        return Workload(prompts, outputs, None, load.concurrency, name=name)
+    assert isinstance(load, Open)  # the question says when made requests come
+    return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name)
+
+
+def deployment_of(engine: EngineName, layout: Replicas | None = None) -> Deployment:
+    """One replica as a question says it; without a layout on one GPU."""
+    given: dict[str, Any] = {field.name: getattr(engine, field.name) for field in fields(engine)}
+    drafting = given.pop("drafting", None)
+    if isinstance(drafting, Drafted):
+        given |= {"speculative_tokens": drafting.speculative_tokens, "acceptance": drafting.acceptance}
+    if layout is not None:
+        given |= {"tp": layout.tp, "pp": layout.pp, "attn_dp": layout.dp, "moe_ep": layout.ep}
+    return Deployment(**given)

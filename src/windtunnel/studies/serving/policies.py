@@ -1,0 +1,99 @@
+"""`serve policies`: the same requests under each batching policy and each router.
+
+fcfs       the engine's own continuous batching, by its rules
+skip-join  FastServe's feedback queues: whole prompts, preempted requests' caches swapped to their part of the host's
+           memory over PCIe, half the price each way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.hardware.catalogue import cluster_of
+from windtunnel.physics.model.catalogue import model_of
+from windtunnel.questions.header import Answer
+from windtunnel.questions.serve_policies import ServePolicies
+from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
+from windtunnel.studies.serving.build import Engine
+from windtunnel.studies.serving.parts import workload_of
+from windtunnel.studies.serving.replica.replica import Replica
+from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
+from windtunnel.studies.serving.result import ServingResult, refusals
+from windtunnel.studies.serving.run import serve_with, sources_of
+from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, TICKS_PER_S
+from windtunnel.studies.serving.study import priced
+
+POLICIES = ("fcfs", "skip-join")
+
+
+@dataclass(frozen=True, eq=False)
+class Compared(Answer):
+    """What became of the requests, by policy and router."""
+
+    results: Mapping[str, ServingResult]
+    sources: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What prices steps."""
+        return {"step times": list(self.sources)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"policies": {name: one.to_dict() for name, one in self.results.items()}}
+
+
+def answer(question: ServePolicies) -> Compared:
+    """Serve the requests under each. Raises UserError."""
+    policies, routers = _names("policy", question.policy), _names("router", question.router)
+    for name in policies:
+        if name not in POLICIES:
+            raise UnknownNameError("batching policy", name, POLICIES)
+    if "skip-join" in policies and "prefix-aware" in routers:
+        raise SpecError("router", "prefix-aware", "skip-join keeps no prefixes: leave one of them out")
+    load = workload_of(question.requests, question.load, question.seed)
+    model, machine = model_of(question.model), cluster_of(question.cluster)
+    engine = priced(model, machine, question.engine, question.replicas)
+    longest = int(load.input_tokens.max())
+    results: dict[str, ServingResult] = {}
+    for policy in policies:
+        for router in routers:
+            results[policy if len(routers) == 1 else f"{policy}, {router}"] = serve_with(
+                engine,
+                load,
+                replicas=question.replicas.replicas,
+                router=router,
+                slo=question.limits.seconds(),
+                cost_per_gpu_hour=question.price,
+                make=lambda policy=policy: _replica(engine, policy, longest),  # type: ignore[misc]
+            )
+    said = tuple(f"{name}: {text}" for name, one in results.items() for text in refusals(one))
+    return Compared(results, sources_of(engine), said)
+
+
+def _names(field: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names):
+        raise SpecError(field, text, "name one or several, each once")
+    return names
+
+
+def _replica(engine: Engine, policy: str, longest: int) -> Replica | StepwiseReplica:
+    if policy == "fcfs":
+        return engine.replica()
+    host, deployment = engine.cluster.host, engine.deployment
+    block_bytes = engine.memory.kv_per_token * engine.rules.block_size  # on one GPU
+    swap_ticks = round(TICKS_PER_S * block_bytes / host.pcie_bandwidth_bytes_per_s / 2)
+    host_blocks = int(host.memory_bytes / engine.cluster.gpus_per_node / block_bytes) * deployment.attn_dp
+    batching = SkipJoinBatching(
+        lambda tokens: engine.times.mixed(0, 0, [(tokens, 0)], 1) // TICKS_PER_NS,
+        batch=engine.rules.max_num_seqs,
+        prompt_tokens=max(engine.rules.token_budget, longest),
+        host_blocks=host_blocks,
+    )
+    rules = replace(engine.rules, swap_ticks_per_block=swap_ticks)
+    return StepwiseReplica(engine.times, rules, engine.blocks, batching, host_blocks)

@@ -1,0 +1,228 @@
+"""Questions about served models, answered: parts of a question to engines, workloads and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.physics.hardware.catalogue import cluster_of
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.catalogue import load_model, model_of
+from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.serve import Serve
+from windtunnel.questions.serve_listen import OfTrace, ServeListen, UpTo
+from windtunnel.questions.serve_plan import ServePlan, Sought
+from windtunnel.questions.serve_pool import ServePool
+from windtunnel.questions.serve_spot import ServeSpot
+from windtunnel.questions.serving import Apart, AsRecorded, Engine, Lengths, Open, Replicas, Together
+from windtunnel.studies.serving.build import Engine as Priced
+from windtunnel.studies.serving.build import engine_of
+from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner, pools_in_words
+from windtunnel.studies.serving.engines.profile import load_engine
+from windtunnel.studies.serving.goodput import Curve, goodput_of, rate_curve, rate_of
+from windtunnel.studies.serving.parts import deployment_of, workload_of
+from windtunnel.studies.serving.result import ServingResult, refusals
+from windtunnel.studies.serving.run import serve_with
+from windtunnel.studies.serving.workload.files import read_workload
+from windtunnel.studies.serving.workload.requests import Workload
+
+ATTAIN = 0.99  # share of requests in time that a goodput has, where none is named
+Run = Callable[[Workload], ServingResult]
+
+
+@dataclass(frozen=True, eq=False)
+class Served(Answer):
+    """A deployment under a load, or at the highest rate that keeps its limits."""
+
+    result: ServingResult
+    curve: Curve | None  # latency over rate, where it was asked for
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return self.result.to_dict()
+
+    @property
+    def band(self) -> dict[str, Any] | None:
+        """Of mean TPOT."""
+        low_high = self.result.tpot_band_s
+        return None if low_high is None else band_entry("tpot_s.mean", *low_high)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What prices steps."""
+        return {"step times": list(self.result.sources)}
+
+
+def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> Served:
+    """What a deployment does to its users. `curve`, `timeline`: worked out as well. Raises UserError."""
+    workload = workload_of(question.requests, question.load, question.seed)
+    run, model = _runner(question, timeline)
+    return _served(run, run(workload), workload, model, curve)
+
+
+def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Any:
+    """The highest rate that keeps the limits (`Served`), or the best placement. Raises UserError."""
+    load = question.load
+    if isinstance(question.replicas, Sought):
+        return _placed(question, question.replicas.method)
+    if isinstance(question.requests, Lengths) and isinstance(load, AsRecorded):
+        load = Open(rate=1.0)  # the search scales it
+    workload = workload_of(question.requests, load, question.seed)
+    if not question.limits.seconds():
+        raise UserError("goodput needs limits: add --ttft 1s, --tpot 50ms or both")
+    run, model = _runner(question, timeline)
+    result = goodput_of(run, workload, ATTAIN if question.attain is None else question.attain)
+    return _served(run, result, workload, model, curve)
+
+
+def _placed(question: ServePlan, method: str) -> Any:
+    """The best placement (`Placed`)."""
+    from windtunnel.studies.serving.placement.answer import place_models, place_phases
+    from windtunnel.studies.serving.placement.search import Question
+
+    machine, deployment, limits = (
+        cluster_of(question.cluster),
+        deployment_of(question.engine),
+        question.limits.seconds(),
+    )
+    workload = workload_of(question.requests, question.load, question.seed)
+    rate = question.load.rate if isinstance(question.load, Open) else rate_of(workload)
+    if method != "distserve":
+        return place_models(method, question.model, rate, machine, deployment, workload, limits)
+    attain = ATTAIN if question.attain is None else question.attain
+    model = load_model(question.model)
+    return place_phases(Question(model, machine, deployment, workload, limits, attain, rate))
+
+
+def _served(run: Run, result: ServingResult, workload: Workload, model: Model, curve: bool) -> Served:
+    warnings = past_context(model, workload) if result.feasible else []
+    warnings += refusals(result)
+    if result.search is not None and result.search.warning:
+        warnings.append(result.search.warning)
+    drawn = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
+    return Served(result, drawn, tuple(warnings))
+
+
+def _runner(question: Serve | ServePlan, timeline: bool) -> tuple[Run, Model]:
+    """What runs a load on the deployment, and its model."""
+    model = load_model(question.model) if isinstance(question.model, str) else model_of(question.model)
+    machine = cluster_of(question.cluster)
+    layout = question.replicas
+    limits = question.limits.seconds()
+    if isinstance(layout, Apart):
+        words = (layout.prefill, layout.decode)
+        return pooled_runner(model, machine, deployment_of(question.engine), words, limits, question.price), model
+    assert isinstance(layout, Together)
+    engine = priced(model, machine, question.engine, layout)
+
+    def run(load: Workload) -> ServingResult:
+        return serve_with(
+            engine,
+            load,
+            replicas=layout.replicas,
+            router=layout.router,
+            slo=limits,
+            timeline=timeline,
+            cost_per_gpu_hour=question.price,
+        )
+
+    return run, model
+
+
+def answer_spot(question: ServeSpot) -> Any:
+    """A model on machines that come and go, under each policy (`SpotServing`). Raises UserError."""
+    from windtunnel.studies.serving.spot.study import serve_on_spot
+
+    return serve_on_spot(
+        model_of(question.model),
+        cluster_of(question.cluster),
+        workload_of(question.requests, question.load, question.seed),
+        question.machines,
+        [name.strip() for name in question.policy.split(",") if name.strip()],
+        deployment=deployment_of(question.engine),
+        notice_s=question.notice,
+        usd_per_gpu_hour=question.price,
+    )
+
+
+def answer_pool(question: ServePool) -> Any:
+    """Several models, on groups of machines or in a pool of weights, as the file says. Raises UserError."""
+    from windtunnel.files.document import read_mapping
+    from windtunnel.studies.serving.shared_pool.result import serve_pool
+    from windtunnel.studies.serving.weight_pool.study import read_weight_pool, run_weight_pool
+
+    path = Path(question.pool)
+    if "weights" in read_mapping(path, "give a pool in YAML, with `groups:` and `models:`"):
+        return run_weight_pool(read_weight_pool(path))
+    return serve_pool(path)
+
+
+def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
+    """Answer requests of OpenAI's API at the simulated times until interrupted. Raises UserError."""
+    from windtunnel.questions.header import product_version
+    from windtunnel.studies.serving.emulator.listen import drawn_lengths, listen
+
+    layout, answers = question.replicas, question.answers
+    model, machine = model_of(question.model), cluster_of(question.cluster)
+    engine: Priced | Pools
+    if isinstance(layout, Together):
+        engine = priced(model, machine, question.engine, layout)
+    else:
+        if layout.router == "prefix-aware" and layout.replicas > 1:
+            raise SpecError(
+                "router", layout.router, "looks into replicas that do both: use least-loaded or round-robin"
+            )
+        engine = pools_in_words(model, machine, deployment_of(question.engine), (layout.prefill, layout.decode))
+        _check_replicas(layout.replicas * engine.gpus, machine)
+    if isinstance(answers, UpTo):
+        draw = drawn_lengths(answers.output, answers.length_ratio, answers.seed, None)
+    else:
+        natural = read_workload(Path(answers.workload), concurrency=1) if isinstance(answers, OfTrace) else None
+        draw = drawn_lengths(None, 1.0, 0, natural)
+    listen(
+        engine,
+        tuple(dict.fromkeys((question.model.base or model.name, model.name))),
+        question.address,
+        replicas=layout.replicas,
+        router=layout.router,
+        speed=question.speed,
+        lose=question.lose,
+        draw=draw,
+        most_waiting=question.max_waiting,
+        record=None if question.record is None else Path(question.record),
+        version=product_version(),
+        told=told,
+    )
+
+
+def priced(model: Model, machine: Cluster, engine: Engine, layout: Replicas) -> Priced:
+    """The engine of each replica, by its own prices or by measured kernels that are given. Raises UserError."""
+    deployment = deployment_of(engine, layout)
+    _check_replicas(layout.replicas * deployment.gpus, machine)
+    if layout.kernels is None:
+        return engine_of(model, machine, deployment)
+    from windtunnel.studies.serving.step_time.given import given_prices
+
+    whose, kernels = load_engine(deployment.engine), Path(layout.kernels)
+    prices = given_prices(kernels, model, deployment, machine, whose.framework, whose.release)
+    return engine_of(model, machine, deployment, prices=prices, prices_from=f"given by {kernels}{prices.timed_on}")
+
+
+def _check_replicas(needed: int, machine: Cluster) -> None:
+    if needed > machine.n_gpus:
+        raise SpecError("replicas", needed, f"GPUs are more than the cluster's {machine.n_gpus}")
+
+
+def past_context(model: Model, workload: Workload) -> list[str]:
+    """A warning where requests have more tokens than the model was made for: they are answered all the same."""
+    longest = model.max_sequence_length
+    many = int(((workload.input_tokens + workload.output_tokens) > longest).sum())
+    those = (
+        f"{many:,} of {len(workload):,} requests pass the {longest:,} tokens that {model.name} is made for: a server"
+    )
+    return [f"{those} refuses them unless its configuration says otherwise"] if many else []

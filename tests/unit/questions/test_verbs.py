@@ -1,0 +1,50 @@
+"""Questions of serving and of a fleet: what help shows of them, and that their choices are those of the studies."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from windtunnel.errors import SpecError
+from windtunnel.physics.cost.inference.formats import WEIGHT_BYTES
+from windtunnel.questions import QUESTIONS, changed, question_class, read
+from windtunnel.questions.serving import Router, Weights
+from windtunnel.questions.words import flag_fields
+from windtunnel.studies.serving.routing import ROUTERS
+
+SERVED = {
+    "question": "serve",
+    "model": "m",
+    "cluster": "c",
+    "requests": {"prompt": 8, "output": 2},
+    "load": {"rate": 3},
+}
+
+
+@pytest.mark.parametrize("verb", [verb for verb in QUESTIONS if verb.split()[0] in ("serve", "fleet")])
+def test_help_shows_twenty_flags_at_most(verb: str) -> None:
+    flags = flag_fields(question_class(verb))
+    assert sum(not all(field.about.rare for field in meanings) for meanings in flags.values()) <= 20
+
+
+def test_choices_are_those_of_the_study() -> None:
+    assert set(get_args(Weights)) == set(WEIGHT_BYTES)
+    assert set(get_args(Router)) == set(ROUTERS)
+
+
+def test_a_change_turns_a_union_to_the_member_that_knows_it() -> None:
+    question = read(SERVED)
+    closed = changed(question, {"load.concurrency": 4})
+    assert (closed.load.kind, closed.load.concurrency) == ("closed", 4)
+    apart = changed(changed(question, {"replicas.tp": 2}), {"replicas.prefill": "1xtp1", "replicas.decode": "1xtp1"})
+    assert apart.replicas.kind == "apart"
+
+
+def test_what_must_stand_together_is_one_error() -> None:
+    with pytest.raises(SpecError, match="--rate R"):
+        read({**SERVED, "load": {"kind": "recorded"}})
+    with pytest.raises(SpecError, match="price"):
+        read({**SERVED, "question": "serve plan", "replicas": {"method": "distserve"}, "price": 2})
+    with pytest.raises(SpecError, match="lyra"):
+        read({"question": "fleet", "trace": "t.csv", "elastic": 0.1})
