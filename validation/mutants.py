@@ -7,8 +7,8 @@ min for max, a comparison that takes or leaves its edge, a condition turned roun
 is written to a copy of src/, and the test files nearest by imports are run on it until one fails: first those that
 import the module itself, then those that import what imports it. A module is as likely as it has places to change.
 
-A file whose test killed a mutant is run on the code as it is, once, and left out where it fails there too. What
-is ended by the time-out counts as a survivor.
+The tree must not change meanwhile: tests are run where they lie. A file whose test killed a mutant is run on the code
+as it is, once, and left out where it fails there too. What is ended by its limit of CPU time counts as a survivor.
 """
 
 from __future__ import annotations

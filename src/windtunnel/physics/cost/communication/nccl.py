@@ -69,9 +69,6 @@ class Fabric(NamedTuple):
     extra_steps: float
     nvls: Protocol | None
     nvls_fill_s: float
-    nvls_wide: float  # how much longer the switches of a domain of more than `FITTED_RANKS` take
-    nvls_tree_nics: float  # that an NVLS tree drives out of such a domain, at most
-    nvls_tree_rack_s: float  # more for each further one of them
     direct: tuple[Protocol, ...]  # hop_s is per peer
     direct_extra: float
     ep_base_s: float
@@ -86,6 +83,9 @@ class Fabric(NamedTuple):
     nvls_tree_most: float  # scale-up domains across which NVLS trees run, at most
     measured_up: bool  # False: no measurement of this generation on this link class
     measured_net: bool
+    nvls_wide: float = 1.0  # how much longer the switches of a domain of more than `FITTED_RANKS` take
+    nvls_tree_nics: float = math.inf  # that an NVLS tree drives out of such a domain, at most
+    nvls_tree_rack_s: float = 0.0  # more for each further one of them
 
 
 class Shape(NamedTuple):
