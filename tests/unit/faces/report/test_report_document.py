@@ -165,11 +165,13 @@ def test_schema_covers_the_document(result: Result) -> None:
     assert set(document) - set(schema["required"]) == {
         "advice",
         "advice_tried",
+        "band_reason",
         "class_names",
         "disturbed",
         "excerpt",
         "infeasible",
         "technique",
+        "tight",
         "traffic_bytes",
     }
     json.dumps(schema)
