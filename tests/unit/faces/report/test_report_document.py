@@ -170,6 +170,7 @@ def test_schema_covers_the_document(result: Result) -> None:
         "disturbed",
         "excerpt",
         "infeasible",
+        "memory_p95_bytes",
         "technique",
         "tight",
         "traffic_bytes",
