@@ -324,6 +324,8 @@ def read(data: Mapping[str, Any], where: str | None = None, verb: str | None = N
 
     Raises SpecError: the first mistake, in one line.
     """
+    if not isinstance(data, Mapping):
+        raise SpecError("question", data, "give a mapping of its fields", where)
     asked, _, version = str(data.get("question", verb or "")).partition("/")
     kind, latest = question_class(asked), QUESTIONS[asked].version
     if version and version != str(latest):
