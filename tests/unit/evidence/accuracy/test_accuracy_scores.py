@@ -206,7 +206,7 @@ def test_every_row_of_the_table_has_its_line(tmp_path: Path) -> None:
     assert lines[0]["step_time_s"] == "2.5"
     assert all(line["reason"] for line in lines[1:])
     with pytest.raises(InputFileError):
-        report.write_rows(tmp_path / "no" / "such" / "folder.csv")
+        report.write_rows(table / "folder.csv")
 
 
 def test_levels_are_scored_apart(tmp_path: Path) -> None:
