@@ -92,7 +92,8 @@ def plan(
     is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
     `head_room`: share of a device's memory that a plan leaves free. `told` is called with each plan that is replayed,
     while the search runs. `exact`: who measures and replays single plans; this process if not given
-    (`planning/ahead.py`). Raises UserError on a question that cannot be; where nothing fits the answer has no plans, but the nearest ones and what makes one fit.
+    (`planning/ahead.py`). Raises UserError on a question that cannot be; where nothing fits the answer has no plans,
+    but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):
