@@ -96,7 +96,7 @@ class RunList:
             and all(word in f"{run.words} {' '.join(tags.get(run.name, ())).lower()}" for word in words)
         ]
 
-    def one(self, name: str) -> Run:
+    def find_run(self, name: str) -> Run:
         """One line of the list. InputFileError where there is none of this name."""
         return self._run(self.result_path(name).parent)
 

@@ -114,7 +114,7 @@ class Calibration:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def told(self) -> dict[str, Any]:
+    def summary_dict(self) -> dict[str, Any]:
         """What it is, in a few words and a digest of the rest."""
         found: dict[str, Any] = {"device": self.device, "date": self.date, "software": dict(self.software)}
         points = sum(len(rows.seconds) for rows in (*self.points.values(), *self.collectives.values()))

@@ -37,11 +37,11 @@ class MixedCluster:
         """`h100-sxm:32+a100-80gb:32`."""
         return JOINED.join(f"{part.gpu.name}:{part.n_gpus}" for part in self.parts)
 
-    def own(self) -> tuple[Cluster, ...]:
+    def clusters_on_own_network(self) -> tuple[Cluster, ...]:
         """For each type, all GPUs as if they were of it, on its own network: for jobs whose groups lie on one type."""
         return tuple(cluster_with(part, n_gpus=self.n_gpus) for part in self.parts)
 
-    def alike(self) -> tuple[Cluster, ...]:
+    def clusters_on_slowest_network(self) -> tuple[Cluster, ...]:
         """For each type, all GPUs as if they were of it, on the slowest network of all: what its ranks live through."""
         slowest = min((part.scale_out for part in self.parts), key=lambda link: link.bandwidth_bytes_per_s)
         oversubscription = max(part.oversubscription for part in self.parts)

@@ -77,7 +77,7 @@ class Progress:
     _best: tuple[float, int] | None = None
 
     @classmethod
-    def of(cls, curve: Curve, rates: Rates) -> Progress:
+    def start(cls, curve: Curve, rates: Rates) -> Progress:
         """No points yet."""
         kind = KINDS[curve.kind]
         shapes = list(kind.shapes())

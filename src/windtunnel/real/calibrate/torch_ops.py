@@ -53,7 +53,7 @@ class Pool:
         """As `numbers`, wanting a gradient."""
         return self.numbers(*shape).detach().requires_grad_()
 
-    def own(self, *shape: int) -> Any:
+    def writable(self, *shape: int) -> Any:
         """A tensor of its own that may be written to."""
         return self.numbers(*shape).clone()
 
@@ -210,7 +210,7 @@ def _scatter_add_rows(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -
     rows = pool.numbers(*shape)
     if phase == "backward":  # the gradient of the rows: they are gathered
         return lambda: rows.index_select(0, indices)
-    total = pool.own(*shape)
+    total = pool.writable(*shape)
     return lambda: total.index_add_(0, indices, rows)
 
 
@@ -218,8 +218,8 @@ def _parameters(torch: ModuleType, pool: Pool, count: int, most: int = TENSOR_EL
     whole, rest = divmod(count, most)
     parameters = []
     for elements in [most] * whole + [rest] * bool(rest):
-        parameter = torch.nn.Parameter(pool.own(elements))
-        parameter.grad = pool.own(elements)
+        parameter = torch.nn.Parameter(pool.writable(elements))
+        parameter.grad = pool.writable(elements)
         parameters.append(parameter)
     return parameters
 
@@ -246,13 +246,13 @@ def _clip_norm(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
 
 def _copy(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     count = shape[0] // pool.dtype.itemsize
-    source, target = pool.numbers(count), pool.own(count)
+    source, target = pool.numbers(count), pool.writable(count)
     return lambda: target.copy_(source)
 
 
 def _h2d(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     count = shape[0] // pool.dtype.itemsize
-    target, source = pool.own(count), _on_host(pool.numbers(count), phase)
+    target, source = pool.writable(count), _on_host(pool.numbers(count), phase)
     return lambda: target.copy_(source, non_blocking=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 Context = Callable[[], AbstractContextManager[object]]
 
 
-def within(context: Context, function: Callable[..., object]) -> Callable[..., object]:
+def in_context(context: Context, function: Callable[..., object]) -> Callable[..., object]:
     """A function every call of which is in a context of its own."""
 
     @functools.wraps(function)

@@ -154,7 +154,7 @@ class Yardstick:
         return found
 
 
-def fitted(steps: Sequence[Step]) -> tuple[MeasuredPrices, float]:
+def fit_prices(steps: Sequence[Step]) -> tuple[MeasuredPrices, float]:
     """Prices, and the mean relative error of the steps they were fitted to."""
     rows = []
     for one in steps:

@@ -106,7 +106,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    decider = options.decider or traits.made(site, options)
+    decider = options.decider or traits.make_policy(site, options)
     if options.changes is None:
         return Clock(running, nodes, decider)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)

@@ -74,7 +74,7 @@ class Outcome:
         """Jobs in a state."""
         return np.flatnonzero(self.state == STATES.index(state))
 
-    def ran(self) -> NDArray[np.int64]:
+    def ended_jobs(self) -> NDArray[np.int64]:
         """Jobs that came to an end, whichever, or to the end of the log that they are from."""
         ended = [STATES.index(state) for state in (COMPLETED, FAILED, CANCELLED, UNFINISHED)]
         return np.flatnonzero(np.isin(self.state, ended) & ~np.isnan(self.end_s))
@@ -137,7 +137,7 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     held = np.where(jobs.gpus > 0, outcome.gpu_seconds / np.maximum(jobs.gpus, 1), 0)[done]
     rigid = not np.isnan(jobs.duration_s[done]).any()
     result["total_wait_mean_s"] = _mean(np.maximum(jct - held, 0)) if rigid else None
-    ran = outcome.ran()
+    ran = outcome.ended_jobs()
     if len(ran):
         stay = (outcome.end_s - jobs.submit_s)[ran]
         first, last = float(jobs.submit_s.min()), float(outcome.end_s[ran].max())

@@ -23,7 +23,7 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, held_at_once
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
-from windtunnel.studies.fleet.policies.own import named, title
+from windtunnel.studies.fleet.policies.own import policy_of_text, title
 from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
@@ -149,7 +149,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         elastic = ELASTIC if question.elastic is None else question.elastic
         serving = None if question.serving is None else Path(question.serving)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
-    outcomes = tuple(simulate(jobs, site, named(name), options) for name in names)
+    outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
     warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
     points: tuple[Mapping[str, float], ...] = ()
     if frontier and question.serving is not None and "lyra" in names:

@@ -60,14 +60,14 @@ def changes_of(base: Layout) -> list[Change]:
     seen = {_key(base)}
     found = []
     for name, value in _values(base):
-        change = changed(base, {name: value})
+        change = change_fields(base, {name: value})
         if change is not None and _key(change.layout) not in seen:
             seen.add(_key(change.layout))
             found.append(change)
     return found
 
 
-def changed(base: Layout, fields: Mapping[str, Any]) -> Change | None:
+def change_fields(base: Layout, fields: Mapping[str, Any]) -> Change | None:
     """The plan with these fields, and with what they take with them; None where that cannot be."""
     for extra in ({}, *_companions(base, fields)):
         every = {**fields, **extra}

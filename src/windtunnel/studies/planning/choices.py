@@ -53,7 +53,7 @@ def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
     """
     if not search.listed:
         return ()
-    nodes = sorted(search.left())
+    nodes = sorted(search.open_nodes())
     least: dict[tuple[str, Any], tuple[float, bool]] = {}
     seen: dict[Hashable, object] = {}
     for node in nodes:

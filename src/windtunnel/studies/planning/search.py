@@ -201,7 +201,7 @@ class Search:
             found.append(one)
         return sorted(found, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
 
-    def left(self) -> list[Node]:
+    def open_nodes(self) -> list[Node]:
         """After a run: what every legal plan that fits is in, or lies under."""
         return [*self._told, *self._heap]
 

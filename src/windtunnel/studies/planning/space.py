@@ -183,7 +183,7 @@ def _check_placed(space: Space, layout: Layout) -> None:
         check_lies_on_one(layout, space.mixed)
         return
     stages_of(layout, space.mixed)
-    for other in space.mixed.own()[1:]:
+    for other in space.mixed.clusters_on_own_network()[1:]:
         laid_out(space.model, other, layout.asked)
 
 

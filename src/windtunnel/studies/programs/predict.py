@@ -304,7 +304,7 @@ def _spec(priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemor
     return {
         "version": product_version(),
         "model": {"name": Path(script).name},
-        "cluster": priced.places.cluster.told(),
+        "cluster": priced.places.cluster.summary_dict(),
         "plan": {**_degrees(job), "precision": dtype, "framework": "captured script"},
         "captured": {
             "source": job.source,

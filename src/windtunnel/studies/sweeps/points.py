@@ -207,7 +207,7 @@ def _drawn(draw: random.Random, values: Any) -> Any:
     return draw.uniform(float(low), float(high))
 
 
-def nested(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def nest_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`{"plan.tp": 4}` as `{"plan": {"tp": 4}}`. Raises SpecError where a name is both a value and a mapping."""
     found: dict[str, Any] = {}
     for name, value in deepcopy(dict(inputs)).items():  # what is written into here may be shared by other points

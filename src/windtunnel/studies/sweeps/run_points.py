@@ -14,7 +14,7 @@ from windtunnel.files.document import read_mapping
 from windtunnel.questions import question_class, read, run
 from windtunnel.questions.question import set_paths
 from windtunnel.questions.words import parts_from_files
-from windtunnel.studies.sweeps.points import nested
+from windtunnel.studies.sweeps.points import nest_inputs
 
 QUESTION = "question"  # in place of a module
 Row = dict[str, Any]  # status, reason, outputs
@@ -41,7 +41,7 @@ def _answer(verb: str, inputs: Mapping[str, Any]) -> Any:
 
 
 def _call(called: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    asked = nested(inputs)
+    asked = nest_inputs(inputs)
     unmet = _unmet(called, asked)
     if unmet:
         raise UserError(unmet)

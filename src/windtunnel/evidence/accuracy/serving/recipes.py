@@ -98,7 +98,7 @@ def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[Any, ...], frozenset[Reci
     for row in rows:
         if row.text("spec_level") != "A" or DRAFTING in row.text("model").lower() or not row.text("measured"):
             continue
-        workers = tuple(row.whole(f"{side}_num_workers", 1) for side in ("prefill", "decode"))
+        workers = tuple(row.whole_number(f"{side}_num_workers", 1) for side in ("prefill", "decode"))
         same = [
             one
             for one in recipes_of(row)
@@ -121,7 +121,12 @@ def point_of(row: ServingRow) -> tuple[Any, ...]:
     engine = "trtllm" if "trt" in row.text("engine").lower() else row.text("engine").lower()
     gpu = row.text("gpu").lower().partition("_")[0]
     names = (MODELS.get(family, family), gpu, engine, precision, row.disaggregated)
-    return (*names, row.whole("isl", 1), row.whole("osl", 1), None if concurrency is None else round(concurrency))
+    return (
+        *names,
+        row.whole_number("isl", 1),
+        row.whole_number("osl", 1),
+        None if concurrency is None else round(concurrency),
+    )
 
 
 def _sizes(fields: dict[str, Any]) -> tuple[int, int]:

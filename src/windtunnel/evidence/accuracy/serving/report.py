@@ -128,9 +128,9 @@ def _naive(rows: Sequence[ServingRow]) -> tuple[float | None, float | None, int]
             continue
         ttft, tpot = found
         tpots.append(abs(tpot / (measured * 1e-3) - 1.0))
-        rate, osl = row.number("d_output_tokens_per_s"), row.whole("osl", 1)
+        rate, osl = row.number("d_output_tokens_per_s"), row.whole_number("osl", 1)
         if rate:
-            tokens.append(abs(row.whole("concurrency", 1) * osl / (ttft + (osl - 1) * tpot) / rate - 1.0))
+            tokens.append(abs(row.whole_number("concurrency", 1) * osl / (ttft + (osl - 1) * tpot) / rate - 1.0))
     return _mean(tpots), _mean(tokens), len(tpots)
 
 

@@ -46,7 +46,7 @@ def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
     return flat if spec else {}
 
 
-def shown(value: Any) -> str:
+def value_words(value: Any) -> str:
     """One value of a spec as a person writes it."""
     if value is None:
         return "-"
@@ -57,14 +57,14 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.12g}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return plain(", ".join(shown(item) for item in value)) or "-"
+        return plain(", ".join(value_words(item) for item in value)) or "-"
     return plain(value) or "-"
 
 
 def difference_words(field: str, a: Any, b: Any) -> tuple[str, str]:
     """A field and how it changes, as a person writes both: `slow`, `gpu=1037:1.15 → none`."""
     name = plain(field)
-    write: Callable[[Any], str] = shown
+    write: Callable[[Any], str] = value_words
     measured = _UNIT.search(field)
     if measured and all(value is None or _is_number(value) for value in (a, b)):
         in_units = _UNITS[measured[1]]
@@ -139,7 +139,7 @@ def layout(result: Result) -> tuple[tuple[str, str], ...]:
     if not isinstance(plan, Mapping):
         return ()
     pairs = [
-        (_LAYOUT_NAMES.get(key, key), shown(plan[key]))
+        (_LAYOUT_NAMES.get(key, key), value_words(plan[key]))
         for key in _LAYOUT
         if plan.get(key) is not None and (plan[key] != 1 or key == "tp")
     ]
@@ -153,9 +153,9 @@ def layout(result: Result) -> tuple[tuple[str, str], ...]:
         ("framework", ""),
     ):
         if plan.get(key) is not None:
-            pairs.append((name, shown(plan[key])))
+            pairs.append((name, value_words(plan[key])))
     if plan.get("recompute") not in (None, "none"):
-        pairs.append(("recompute", shown(plan["recompute"])))
+        pairs.append(("recompute", value_words(plan["recompute"])))
     return tuple(pairs)
 
 

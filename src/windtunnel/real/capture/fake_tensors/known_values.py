@@ -126,7 +126,7 @@ class KnownValues:
 
     # ---- ops
 
-    def after(
+    def follow_op(
         self,
         func: OpOverload,
         short: str,

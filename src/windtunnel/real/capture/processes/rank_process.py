@@ -56,7 +56,7 @@ def play(task: Mapping[str, Any]) -> int:
     except BaseException as error:  # whatever a script can do
         outcome = {"status": "error", **_told(error)}
     outcome["seconds"] = time.monotonic() - begun
-    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = used()
+    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = resources_used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
     return 0 if outcome["status"] == "ok" else 1
 
@@ -310,7 +310,7 @@ def _foreign_folders() -> tuple[str, ...]:
     return (*installed, _OURS)
 
 
-def used() -> tuple[float, int]:
+def resources_used() -> tuple[float, int]:
     """Seconds on a core, and the most memory at once, of this process."""
     import resource
 

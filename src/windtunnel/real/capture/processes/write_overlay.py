@@ -121,7 +121,7 @@ class _Overlay:
         whole = os.path.abspath(os.fsdecode(path))
         return not any(whole == one or whole.startswith(one + os.sep) for one in self.as_they_are)
 
-    def whole(self, path: Any, follow: bool = True) -> str:
+    def real_path(self, path: Any, follow: bool = True) -> str:
         """The one name of a file, links on the way to it followed."""
         todo = os.path.abspath(os.fsdecode(path)).split(os.sep)[:0:-1]
         found, links = "", 0
@@ -172,7 +172,7 @@ class _Overlay:
         """Where to read a path."""
         if not self.follows(path):
             return path
-        whole = self.whole(path, follow)
+        whole = self.real_path(path, follow)
         return self._place(whole, path) if self.follows(whole) else whole
 
     def exists(self, path: Any, follow: bool = True) -> bool:
@@ -193,7 +193,7 @@ class _Overlay:
         """Where to write a path; `keep`: with what is there now."""
         if not self.follows(path):
             return path
-        whole = self.whole(path, follow)
+        whole = self.real_path(path, follow)
         if not self.follows(whole):
             return whole
         target, parent = self.root + whole, os.path.dirname(whole)
@@ -228,7 +228,7 @@ class _Overlay:
 
     def names(self, path: Any) -> list[str]:
         """What a folder holds, as the script sees it."""
-        whole = self.whole(path)
+        whole = self.real_path(path)
         here = self.to_read(whole)
         found = set(_listdir(here))  # raises what it should
         if here != whole and not self.is_removed(whole):
@@ -245,7 +245,7 @@ class _Overlay:
     def forget(self, path: Any, take: Callable[[str], None], folder: bool) -> None:
         """Remove a file or an empty folder, for the script."""
         self.moved = True
-        whole = self.whole(path, False)
+        whole = self.real_path(path, False)
         here = self._place(whole, path)
         is_folder = stat.S_ISDIR(_lstat(here).st_mode)
         if is_folder != folder:
@@ -306,7 +306,7 @@ def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[
 def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
     real = {name: getattr(os, name) for name in dir(os)}
 
-    def opened(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
+    def open_file(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
         if keywords.get("opener") is None and over.follows(file):  # an opener asks os.open
             writes = any(letter in mode for letter in "wax+")
             if "x" in mode and over.exists(file, False):
@@ -327,12 +327,12 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         descriptor: int = real["open"](path, flags, mode, dir_fd=dir_fd)
         return descriptor
 
-    def moved(source: Any, target: Any, **keywords: Any) -> None:
+    def move_name(source: Any, target: Any, **keywords: Any) -> None:
         if not over.follows(source) and not over.follows(target):
             return _replace(source, target, **keywords)
         over.moved = True
         if over.follows(source):
-            whole = over.whole(source, False)
+            whole = over.real_path(source, False)
             if over.to_read(source, False) == whole:
                 if stat.S_ISDIR(_lstat(whole).st_mode):
                     shutil.copytree(whole, over.to_write(source, follow=False), symlinks=True)
@@ -427,14 +427,14 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
 
     real["symlink_at"] = lambda target, source, *more, **keywords: _symlink(source, target, *more, **keywords)
     for module in (builtins, io):
-        replaced.set(module, "open", opened)
-    replaced.set(bz2, "_builtin_open", opened)  # they have taken their own reference
-    replaced.set(tarfile, "bltn_open", opened)
+        replaced.set(module, "open", open_file)
+    replaced.set(bz2, "_builtin_open", open_file)  # they have taken their own reference
+    replaced.set(tarfile, "bltn_open", open_file)
     whole_functions = (os_open, symlink, link, access, chdir, getcwd, listdir, scandir)
     for function in whole_functions:
         replaced.set(os, function.__name__.removeprefix("os_"), function)
     for made, names in {
-        moved: ("rename", "replace"),
+        move_name: ("rename", "replace"),
         making: ("mkdir", "mkfifo", "mknod"),
         removing: ("remove", "unlink", "rmdir"),
         reading: ("stat", "lstat", "readlink", "statvfs", "getxattr", "listxattr"),
@@ -442,6 +442,6 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
     }.items():
         for name in names:
             if name in real:
-                replaced.set(os, name, moved if made is moved else made(name))  # type: ignore[operator]
+                replaced.set(os, name, move_name if made is move_name else made(name))  # type: ignore[operator]
     replaced.set(shutil, "_use_fd_functions", False)  # else whole trees are removed by descriptor, past all of this
     replaced.set(tempfile, "tempdir", None)

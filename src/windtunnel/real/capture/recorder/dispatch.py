@@ -79,7 +79,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         if fakes is None:
             return self._ran(func, facts, args, kwargs, func(*args, **kwargs))
         out = fakes.run(func, types, args, kwargs)
-        inputs = fakes.taken()
+        inputs = fakes.take_inputs()
         if facts.view:
             return out
         entry = fakes.entry
@@ -91,7 +91,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             return self._ran(func, facts, args, kwargs, out, entry)
         numbers, positions = seen
         written = [inputs[i] for i in positions] if positions else []
-        self._reader.values.after(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
+        self._reader.values.follow_op(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
         return out
 
     def _ran(
@@ -111,12 +111,12 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             for tensor in outputs:
                 number(tensor)
             if fakes is not None:
-                values.after(func, facts.short, args, kwargs, inputs, outputs, [])
+                values.follow_op(func, facts.short, args, kwargs, inputs, outputs, [])
             return out
         numbers, positions = self._rows.write(facts, args, kwargs, inputs, outputs, out, entry)
         if fakes is not None:
             written = [inputs[i] for i in positions]
-            values.after(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
+            values.follow_op(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
         return out
 
     def run(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
@@ -124,7 +124,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         if self._fakes is None:
             return func(*args, **kwargs)
         out = self._fakes.run(func, (), args, kwargs)
-        self._fakes.taken()
+        self._fakes.take_inputs()
         return out
 
     def _special(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> Any:
@@ -160,7 +160,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         if self.real_integers:
             out = reader.with_real_integers(func, facts, args, kwargs)
         elif facts.shaped_by_data:
-            out = reader.shaped(func, facts, args, kwargs, tensors_of(args, kwargs))
+            out = reader.run_data_dependent(func, facts, args, kwargs, tensors_of(args, kwargs))
         else:
             out = self.run(func, args, kwargs)
         out = self._ran(func, facts, args, kwargs, out)

@@ -48,13 +48,13 @@ class Exchanges:
             self._issued[id(call)] = (call, index)
         return None if self.before is None else self.before.begin(call)
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         """The script waited for one."""
         found = self._issued.pop(id(call), None)
         if found is not None:
             self._recorder.rows.note("wait", "wait", {found[1]})
         if self.before is not None:
-            self.before.waited(call)
+            self.before.on_wait(call)
 
     def forget(self, before: int) -> None:
         """Calls that ops before this one made are not waited for any more: the reducer of DDP waits on futures."""
@@ -118,13 +118,13 @@ class Exchanges:
             return func(*args, **kwargs)
         answer = recorder.world.answer
         if inputs and not recorder.reader.holds_nothing(inputs):
-            return recorder.reader.done(answer, (func, args, kwargs), {})
+            return recorder.reader.run_outside(answer, (func, args, kwargs), {})
         return answer(func, args, kwargs)
 
     def _place(self, inputs: list[Any], after: set[int], received: bool) -> Place:
         """Outside all modules: that of what is sent."""
         recorder = self._recorder
-        place = recorder.where.here(inputs)
+        place = recorder.where.place_of(inputs)
         if place.module or place.phase not in ("other", "forward") or received:
             return place
         base, rows = recorder.rows.base, recorder.rows.rows

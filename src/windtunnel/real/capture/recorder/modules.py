@@ -187,7 +187,7 @@ class Whereabouts:
 
     # ---- ops
 
-    def here(self, inputs: Iterable[Any]) -> Place:
+    def place_of(self, inputs: Iterable[Any]) -> Place:
         """Of the op that runs now and takes `inputs`."""
         place = self._here(inputs)
         return place._replace(compiled=0) if self._hooks_depth else place

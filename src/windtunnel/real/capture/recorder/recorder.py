@@ -93,7 +93,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         with ExitStack() as opening:
             opening.enter_context(self.where)
-            self.where.stream = self.rows.streams.now
+            self.where.stream = self.rows.streams.current_stream
             opening.callback(compat.watch_resize(self.ledger.resized))
             opening.callback(compat.around_sharding_propagation(_Depth(self._mode, "unseen")))
             if compat.fake_mode() is not None:
@@ -266,7 +266,7 @@ class Recorder:
 
     def read(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
         """An op that gives Python a value: what it is told; the host waits for the device."""
-        value = self.reader.told(func, facts, args, kwargs, inputs)
+        value = self.reader.read_value(func, facts, args, kwargs, inputs)
         on_device = [t for t in inputs if t.device.type == self.device]
         if on_device:
             self.rows.sync(self.rows.writers(on_device), tuple(self.rows.spec(t)[0] for t in inputs))
@@ -274,7 +274,7 @@ class Recorder:
             self.where.graph_breaks()
         return value
 
-    def answered(self, what: str, told: object, where: str) -> None:
+    def record_answer(self, what: str, told: object, where: str) -> None:
         """Python was told something that nobody computed."""
         self._answers.append(Answer(self.rows.count(), what, str(told), where))
 

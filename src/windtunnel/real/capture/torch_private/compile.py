@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.real.capture.replacements import Context, Replacements, within
+from windtunnel.real.capture.replacements import Context, Replacements, in_context
 
 
 def reading_breaks() -> bool:
@@ -58,7 +58,7 @@ def _around_made(made_by: Any, wanted: Callable[[Any, Any, Any], bool], context:
 
     def called(self: Any, function: Any) -> object:
         made = old(self, function)
-        return within(context, made) if wanted(self, function, made) else made
+        return in_context(context, made) if wanted(self, function, made) else made
 
     return Replacements((made_by, "__call__", called)).undo
 

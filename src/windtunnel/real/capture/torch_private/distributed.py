@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.real.capture.replacements import Replacements, within
+from windtunnel.real.capture.replacements import Replacements, in_context
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError, UntriedTorchError
 
 if TYPE_CHECKING:
@@ -291,4 +291,4 @@ def ddp_outside_modes() -> Replacements:
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that no dispatch mode sees."""
-    return within(outside_modes, function)
+    return in_context(outside_modes, function)

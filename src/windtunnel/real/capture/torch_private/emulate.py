@@ -26,7 +26,7 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
     said: list[bool] = []
 
     @functools.wraps(init)
-    def alone(self: Any, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
+    def init_alone(self: Any, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
         if use_dist and not said:
             said.append(True)
             told("checkpoints hold the real rank's part only: they resume here, not on a cluster")
@@ -35,7 +35,7 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
     def partial_is_fine(*_: object, **__: object) -> list[str]:
         return []
 
-    replacements.set(wrapper, "__init__", alone)
+    replacements.set(wrapper, "__init__", init_alone)
     replacements.set(default_planner, "_validate_global_plan", partial_is_fine)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from windtunnel.real.capture.replacements import Context, Replacements, within
+from windtunnel.real.capture.replacements import Context, Replacements, in_context
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -43,10 +43,10 @@ def on_recompute(context: Context) -> Callable[[], None]:
     old_init, old_backward = frame.__init__, reentrant.backward
 
     def init(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        old_init(self, within(context, recompute_fn), *args, **kwargs)
+        old_init(self, in_context(context, recompute_fn), *args, **kwargs)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.run_function = within(context, ctx.run_function)
+        ctx.run_function = in_context(context, ctx.run_function)
         return old_backward(ctx, *grads)
 
     return Replacements((frame, "__init__", init), (reentrant, "backward", staticmethod(backward))).undo
@@ -59,7 +59,7 @@ def on_sharding_hooks(context: Context) -> Callable[[], None]:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     methods = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
-    return Replacements(*((FSDPParamGroup, name, within(context, method)) for name, method in methods.items())).undo
+    return Replacements(*((FSDPParamGroup, name, in_context(context, method)) for name, method in methods.items())).undo
 
 
 def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
@@ -114,7 +114,7 @@ def no_dispatch_rules() -> Callable[[], None]:
     asked, holder = simple_registry.find_torch_dispatch_rule, simple_registry.GenericTorchDispatchRuleHolder
     code, register = asked.__code__, holder.register
 
-    def none(op: Any, torch_dispatch_class: Any) -> None:
+    def no_rule(op: Any, torch_dispatch_class: Any) -> None:
         return None
 
     def undo() -> None:
@@ -126,7 +126,7 @@ def no_dispatch_rules() -> Callable[[], None]:
         return register(self, *args, **kwargs)
 
     if not any(entry.torch_dispatch_rules._data for entry in simple_registry.singleton._data.values()):
-        asked.__code__ = none.__code__
+        asked.__code__ = no_rule.__code__
         holder.register = registered
     return undo
 

@@ -215,7 +215,7 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
         world.group_of(group).start_batch()
 
     def end_coalescing(group: dist.ProcessGroup | None, _device: Any) -> Any:
-        return world.works.joined(world.group_of(group).end_batch())
+        return world.works.join(world.group_of(group).end_batch())
 
     patches.set(cls, "barrier", barrier_on_host)
     patches.set(cls, "_start_coalescing", start_coalescing)
@@ -239,13 +239,13 @@ def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:
     make = mesh_class.__init__
 
     @functools.wraps(make)
-    def noted(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+    def init_mesh(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
         make(mesh, *args, **kwargs)
         coordinate = mesh.get_coordinate() if mesh._root_mesh is None else None
         if coordinate is not None:
             world.note_mesh(tuple(mesh.mesh_dim_names or ()), tuple(mesh.shape), tuple(coordinate))
 
-    patches.set(mesh_class, "__init__", noted)
+    patches.set(mesh_class, "__init__", init_mesh)
     scatter = compat.modules_that_scatter_meshes()[0].mesh_scatter
 
     @functools.wraps(scatter)

@@ -62,10 +62,10 @@ class Messages:
         self._numbers[path] = number + 1
         return f"{path}/{number}"
 
-    def put(self, key: str, data: bytes) -> None:
+    def post(self, key: str, data: bytes) -> None:
         """Leave a message, where there is a mailbox."""
         if self._mailbox is not None:
-            self._mailbox.put(key, data)
+            self._mailbox.post(key, data)
 
     def get(self, key: str, what: str, sender: int) -> bytes:
         """Wait for a message; `what` is for the user to read."""
@@ -87,7 +87,7 @@ class Messages:
             return self._deliver_to_self(exchange)
         if call.kind == "send":
             if call.is_control and self.is_open:
-                self.put(
+                self.post(
                     self.key(group, self._world.rank, call.peer, f"tag {call.tag}"), self._encoded(exchange.inputs)
                 )
             return True

@@ -93,7 +93,7 @@ class ObjectCalls:
         key = self._messages.key(ours, sender, sender, "broadcast")
         if root == ours.position:
             if ours.size > 1:
-                self._messages.put(key, data)
+                self._messages.post(key, data)
         elif any(map(_is_placeholder, object_list)) or self._messages.named_among((sender,)):
             if self._messages.is_open:
                 object_list[:] = loads(self._messages.get(key, "broadcast_object_list", sender))
@@ -119,7 +119,7 @@ class ObjectCalls:
             parts = [dumps(part) for part in inputs]
             self._call(ours, "scatter", sum(map(len, parts)), root)
             if ours.size > 1:  # one message, as nobody knows yet who will ask for it
-                messages.put(messages.key(ours, sender, sender, "scatter"), pickle.dumps(parts))
+                messages.post(messages.key(ours, sender, sender, "scatter"), pickle.dumps(parts))
             scatter_object_output_list[0] = loads(parts[root])
             return
         self._call(ours, "scatter", 0, root)
@@ -139,7 +139,7 @@ class ObjectCalls:
         self._call(ours, "send", len(data), receiver)
         messages, to = self._messages, ours.members[receiver]
         if messages.is_open:
-            messages.put(messages.key(ours, self._world.rank, to, "objects"), data)
+            messages.post(messages.key(ours, self._world.rank, to, "objects"), data)
 
     def recv_object_list(
         self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: Any
@@ -162,7 +162,7 @@ class ObjectCalls:
         if running and (root < 0 or group.members[root] != rank):
             receivers = running if root < 0 else [group.members[root]]
             for receiver in receivers:
-                messages.put(messages.key(group, rank, receiver, kind), data)
+                messages.post(messages.key(group, rank, receiver, kind), data)
         if output is None:
             return
         if len(data) * group.size <= COPIED_BYTES:

@@ -67,7 +67,7 @@ def noise(exchange: Exchange) -> None:
         exchange.noise(output)
 
 
-def recorded(tape: Callable[[Exchange], bool], otherwise: Fill = like_me) -> Fill:
+def fill_from_tape(tape: Callable[[Exchange], bool], otherwise: Fill = like_me) -> Fill:
     """A tape fills the outputs and says True, or says False: then `otherwise` does."""
 
     def fill(exchange: Exchange) -> None:

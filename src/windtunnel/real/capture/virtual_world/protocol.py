@@ -25,7 +25,7 @@ class Mailbox(Protocol):
     is taken out, several may read the same message (a broadcast).
     """
 
-    def put(self, key: str, data: bytes) -> None:
+    def post(self, key: str, data: bytes) -> None:
         """Leave a message."""
 
     def get(self, key: str, timeout_s: float) -> bytes:

@@ -34,10 +34,10 @@ KEPT_WAITED = 4_096  # the same, of those that were waited for
 class Completion(Protocol):
     """When a call is done, where that is found out while the script goes on."""
 
-    def known(self) -> float | None:
+    def end_s(self) -> float | None:
         """The time, on `time.perf_counter`'s clock; None: not known yet."""
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until then, asked by a thread that waits; while that is not known, seconds until it asks again."""
 
 
@@ -54,13 +54,13 @@ def wait_until(due: Due) -> None:
 def _left(due: Due) -> float:
     if due is None:
         return 0.0
-    return due - time.perf_counter() if isinstance(due, float) else due.left()
+    return due - time.perf_counter() if isinstance(due, float) else due.seconds_left()
 
 
 def _is_over(due: Due) -> bool:
     if due is None or isinstance(due, float):
         return due is None or time.perf_counter() >= due
-    at = due.known()
+    at = due.end_s()
     return at is not None and time.perf_counter() >= at
 
 
@@ -70,11 +70,11 @@ class _AllOf:
 
     dues: tuple[Due, ...]
 
-    def known(self) -> float | None:
-        times = [due if isinstance(due, float) else due.known() for due in self.dues if due is not None]
+    def end_s(self) -> float | None:
+        times = [due if isinstance(due, float) else due.end_s() for due in self.dues if due is not None]
         return None if None in times else max(times, default=-math.inf)  # type: ignore[type-var]
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return max(map(_left, self.dues))
 
 
@@ -152,7 +152,7 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         if not self._waited:
             self._waited = True
             for call in self.calls:
-                self._works.waited(call)
+                self._works.on_wait(call)
         return True
 
     def synchronize(self) -> None:
@@ -230,9 +230,9 @@ def _completion(future: Any, outputs: list[Any], ending: Callable[[], None] | No
 class Works:
     """All works of a world: keeps those that nobody waited for, and passes waits on."""
 
-    def __init__(self, waited: Callable[[Communication], None]) -> None:
+    def __init__(self, on_wait: Callable[[Communication], None]) -> None:
         self.timer = Timer()
-        self.waited = waited
+        self.on_wait = on_wait
         self.closing = False  # nobody is waited for any more
         self._kept: dict[int, VirtualWork] = {}
         self._waited: deque[VirtualWork] = deque(maxlen=KEPT_WAITED)
@@ -248,7 +248,7 @@ class Works:
         if self._kept.pop(id(work), None) is not None:
             self._waited.append(work)
 
-    def joined(self, works: Sequence[VirtualWork]) -> VirtualWork:
+    def join(self, works: Sequence[VirtualWork]) -> VirtualWork:
         """One work that is done when all are."""
         for work in works:
             self.settle(work)

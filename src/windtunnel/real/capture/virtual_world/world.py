@@ -41,7 +41,7 @@ class Listener(Protocol):
     def begin(self, call: Communication) -> Due:
         """A call is made now; when does it complete? None: at once."""
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         """The host has waited for it, and goes on."""
 
 
@@ -244,7 +244,7 @@ class World:
 
     def _waited(self, call: Communication) -> None:
         if self.listener is not None:
-            self.listener.waited(call)
+            self.listener.on_wait(call)
 
     def wait_for(self, call: Communication, due: Due) -> None:
         """Block until a call of this thread is done that has no `Work`."""

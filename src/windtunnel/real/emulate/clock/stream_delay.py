@@ -134,7 +134,7 @@ class StreamDelay:
             if self._step is not None:
                 self._step.held.append(held)
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         """The current stream waits for it, and the tensors are the script's alone again."""
         with self._lock:
             held = self._open.pop(identity(call), None)
@@ -189,7 +189,7 @@ class StreamDelay:
             while len(self._past) > BEHIND:
                 seen = self._read(self._past.popleft())
                 if seen is not None and self._on_step is not None:
-                    self.plan = planned(self._on_step(seen))
+                    self.plan = stream_holds(self._on_step(seen))
 
     def _planned(self, call: Communication) -> float:
         place, self._place = self._place, self._place + 1
@@ -223,7 +223,7 @@ class StreamDelay:
                 observer.begin(step.held[place].call, when)
                 observer.due(len(observer.calls) - 1, left)
             elif which == 1:
-                observer.waited(step.held[place].call, when, left)
+                observer.on_wait(step.held[place].call, when, left)
             else:
                 observer.optimizer(when)
         return observer.end(ended)
@@ -233,7 +233,7 @@ class _NotYetError(Exception):
     """An event has not passed."""
 
 
-def planned(replayed: Sequence[Watched]) -> list[tuple[Communication, float]]:
+def stream_holds(replayed: Sequence[Watched]) -> list[tuple[Communication, float]]:
     """How long each communication holds its stream, from the real rank's part of a replay of one step."""
     free: dict[str, float] = {}
     found = []

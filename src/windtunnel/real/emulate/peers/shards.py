@@ -79,7 +79,7 @@ class TiedShards:
         pairs = zip(exchange.inputs, exchange.outputs, strict=True)
         return all(_is_plain(out) and own.numel() == n * out.numel() for own, out in pairs)
 
-    def spread(self, rows: Any, own: Any, first: int, last: int) -> None:
+    def spread_parts(self, rows: Any, own: Any, first: int, last: int) -> None:
         """Parts `first` to `last` of a gathered parameter become the own one with signs flipped."""
         import torch
 
@@ -124,7 +124,7 @@ class TiedShards:
         for own, whole in zip(exchange.inputs, exchange.outputs, strict=True):
             for first, last in ((0, place), (place + 1, n)):
                 if last > first:
-                    self.spread(whole.view(n, -1), own.view(-1), first, last)
+                    self.spread_parts(whole.view(n, -1), own.view(-1), first, last)
         return True
 
     def _scatter(self, exchange: Exchange) -> bool:

@@ -132,7 +132,7 @@ class RealGroups:
             backends["cuda"] = self._nccl(f"{group.key}/cuda", number, count)
         self._among[group.name] = Among(group, proxies, backends)
 
-    def of(self, group: Group) -> Among | None:
+    def members_of(self, group: Group) -> Among | None:
         """The real members of a group that has several."""
         return self._among.get(group.name)
 

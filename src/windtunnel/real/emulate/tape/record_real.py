@@ -156,12 +156,12 @@ class KeptWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """torch's own, with the outputs kept before whatever is chained to it."""
 
-        def kept(future: Any) -> Any:
+        def keep_outputs(future: Any) -> Any:
             value = future.value()
             self._keep()
             return value
 
-        return self._work.get_future().then(kept)
+        return self._work.get_future().then(keep_outputs)
 
 
 def _kernel(op: str, device: str) -> Any:

@@ -32,7 +32,7 @@ class Recorder:
         self._writer.close()
 
 
-def answered(path: Path, pieces: Sequence[Any]) -> None:
+def fill_pieces(path: Path, pieces: Sequence[Any]) -> None:
     """Fill the pieces with what the tape has in their order.
 
     Raises InputFileError for a damaged tape; ValueError where the iteration is not the one that was recorded.

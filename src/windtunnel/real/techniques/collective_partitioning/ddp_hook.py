@@ -33,7 +33,7 @@ class Partitioned:
     underway: list["_Bucket"] = field(default_factory=list)
 
     @classmethod
-    def of(cls, plan: PartitionPlan, local: int, group: dist.ProcessGroup | None = None) -> "Partitioned":
+    def from_plan(cls, plan: PartitionPlan, local: int, group: dist.ProcessGroup | None = None) -> "Partitioned":
         """Groups for nodes of `local` ranks. A collective of all ranks. Raises LayoutError.
 
         By group if the plan says so, or leaves it open and several nodes hold several ranks each.

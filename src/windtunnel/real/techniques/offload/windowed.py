@@ -149,15 +149,15 @@ class Windowed:
             if self._left[number] == 0:
                 self._after_backward(number)
 
-        def refused(*_: Any) -> None:  # memory that has been given back would be read or written
+        def refuse(*_: Any) -> None:  # memory that has been given back would be read or written
             raise RuntimeError(
                 "parameters of this model are on the host: use the window's state_dict(), load_state_dict() or"
                 " whole_parameters(), or close() it first"
             )
 
         return [
-            hosted.layer.register_state_dict_pre_hook(refused),
-            hosted.layer.register_load_state_dict_pre_hook(refused),
+            hosted.layer.register_state_dict_pre_hook(refuse),
+            hosted.layer.register_load_state_dict_pre_hook(refuse),
             hosted.layer.register_forward_pre_hook(lambda module, args: self._before_forward(number)),
             hosted.layer.register_forward_hook(lambda module, args, out: self._after_forward(number, out)),
             *(parameter.register_post_accumulate_grad_hook(accumulated) for parameter in taught),

@@ -58,7 +58,7 @@ def hybrid_jobs(jobs: Jobs, clouds: Clouds) -> list[HybridJob]:
     made = []
     for index in range(len(jobs)):
         where = jobs.where(index)
-        at = clouds.named(places[index]) if places[index] else 0
+        at = clouds.position_of(places[index]) if places[index] else 0
         if at is None:
             known = ", ".join(cloud.name for cloud in clouds.pools)
             raise SpecError("data_at", places[index], f"name a pool: {known}", where)

@@ -61,7 +61,7 @@ def decision(
     result: dict[int, Placement] = {}
     for job in snapshot.jobs:
         want = chosen.get(job.index)
-        if want and job.placement and (kinds[job.placement[0][0]], job.held) == want:
+        if want and job.placement and (kinds[job.placement[0][0]], job.held_gpus) == want:
             result[job.index] = job.placement
             for node, count in job.placement:
                 free[node] -= count

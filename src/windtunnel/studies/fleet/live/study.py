@@ -76,7 +76,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: 
     nodes = (site.per_node,) * site.nodes
 
     def policy() -> Policy:
-        return POLICIES[names[0]].made(site, Options())
+        return POLICIES[names[0]].make_policy(site, Options())
 
     Scheduler(made, nodes, policy(), folder, restart_s).run()
     simulated: dict[int, float] = {}

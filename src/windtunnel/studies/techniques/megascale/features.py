@@ -81,7 +81,7 @@ class MegaScalePlan(Parameters):
         return tuple(name for name in FEATURES if name in names)
 
 
-def without(plan: Plan, features: tuple[str, ...]) -> Plan:
+def without_features(plan: Plan, features: tuple[str, ...]) -> Plan:
     """The plan with these features off, unless it asks for one itself."""
     changes = {key: value for name in features for key, value in _WITHOUT.get(name, {}).items()}
     if plan.attention_impl != "flash":
