@@ -201,7 +201,7 @@ def _notes(given: object) -> tuple[str, ...]:
     return tuple(map(str, notes))
 
 
-def calibration_to_document(calibration: Calibration) -> dict[str, Any]:
+def calibration_to_document(calibration: Calibration) -> dict[str, object]:
     """Plain mappings, lists and numbers, ready for YAML or JSON; `calibration_from_document` reads them back."""
     points: dict[str, dict[str, list[list[float]]]] = {}
     for (op, dtype), measured in sorted(calibration.points.items()):

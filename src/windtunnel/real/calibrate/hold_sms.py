@@ -80,7 +80,7 @@ def sm_holder(torch: ModuleType, wait: DeviceWait) -> tuple[SmHolder | None, str
     return holder, ""
 
 
-def _one_more(cuda: Any, holder: SmHolder, sms: int) -> float:
+def _one_more(cuda: ModuleType, holder: SmHolder, sms: int) -> float:
     """Time of one block more than there are SMs over that of as many as there are."""
     seconds = []
     for blocks in (sms, sms, sms + 1):  # the first one loads the kernel

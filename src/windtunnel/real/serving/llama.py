@@ -149,17 +149,17 @@ class Llama:
         return found[0].transpose(0, 1).reshape(n, -1)
 
 
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> Any:
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: object) -> Any:
     import torch
 
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **more)
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor) -> Any:
+def _norm(x: torch.Tensor, weight: torch.Tensor) -> object:
     return x * (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight
 
 
-def _half_turn(x: torch.Tensor) -> Any:
+def _half_turn(x: torch.Tensor) -> object:
     import torch
 
     half = x.shape[-1] // 2

@@ -19,7 +19,7 @@ SYNC_S = 1.0
 HELD_S = 2.0  # children of a process that was killed hold its files a little longer
 
 
-def read_journal(path: Path) -> dict[str, dict[str, Any]]:
+def read_journal(path: Path) -> dict[str, dict[str, object]]:
     """Rows by key. Reading stops at the first line that is not whole."""
     found: dict[str, dict[str, Any]] = {}
     if not path.exists():
@@ -80,7 +80,7 @@ class Journal:
             self._path.unlink(missing_ok=True)
         self._file.close()
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: dict[str, object]) -> None:
         """One row."""
         self._file.write(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
         self._file.flush()

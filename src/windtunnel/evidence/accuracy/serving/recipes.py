@@ -89,7 +89,7 @@ def drafted_not_yet(row: ServingRow) -> bool:
     return "" < row.text("measured") < DRAFTING_SINCE
 
 
-def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[Any, ...], frozenset[Recipe]]:
+def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[object, ...], frozenset[Recipe]]:
     """By point and date: the recipes without drafting whose runs some row states in full.
 
     The dump that states workers lists runs without drafting, under the name of the base model.
@@ -130,7 +130,7 @@ def _sizes(fields: dict[str, Any]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def _listed() -> dict[tuple[Any, ...], list[Recipe]]:
+def _listed() -> dict[tuple[object, ...], list[Recipe]]:
     listed: dict[tuple[Any, ...], list[Recipe]] = {}
     for _, line in read_table(FILE).rows():
         n_prefill, _, prefill = (line["prefill"] or "0 x ").partition(" x ")

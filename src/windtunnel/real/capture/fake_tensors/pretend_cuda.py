@@ -121,7 +121,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
         def synchronize(self) -> None:
             state.synchronise("event", self.moment)
 
-        def elapsed_time(self, _end: Any) -> float:
+        def elapsed_time(self, _end: object) -> float:
             return 1.0
 
     class OnStream:

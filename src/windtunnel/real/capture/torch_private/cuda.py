@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def replace_torch_cuda(
-    stack: ExitStack, state: PretendedCuda, classes: tuple[type, type, type], refuse: Callable[..., Any]
+    stack: ExitStack, state: PretendedCuda, classes: tuple[type, type, type], refuse: Callable[..., object]
 ) -> None:
     """Make `torch.cuda` answer for `state`; `stack` puts everything back."""
 
@@ -38,7 +38,7 @@ def replace_torch_cuda(
     _one_kernel_on_a_gpu(stack)
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def nothing(*_: object, **__: object) -> None:
     """What a driver would have to do."""
 
 
@@ -277,7 +277,7 @@ def _memory(patches: Replacements, state: PretendedCuda) -> None:
 def _random(patches: Replacements) -> None:
     cuda = torch.cuda
 
-    def real_state(device: torch.device = "cuda") -> Any:
+    def real_state(device: torch.device = "cuda") -> object:
         from torch.utils._python_dispatch import _disable_current_modes
 
         with _disable_current_modes():  # read back as integers by DTensor: must hold data
@@ -308,7 +308,7 @@ def _random(patches: Replacements) -> None:
 # ---- what cannot be
 
 
-def _graphs(patches: Replacements, refuse: Callable[..., Any]) -> None:
+def _graphs(patches: Replacements, refuse: Callable[..., object]) -> None:
     cuda = torch.cuda
     for name in ("CUDAGraph", "graph"):  # classes: libraries name them in type annotations
         refused = type(name, (), {"__new__": lambda cls, *args, **kwargs: refuse(*args, **kwargs)})
@@ -358,7 +358,7 @@ def _one_kernel_on_a_gpu(stack: ExitStack) -> None:
     library = torch.library.Library("aten", "IMPL")
     stack.callback(library._destroy)  # private: otherwise it goes when it is collected
 
-    def never_run(*_: Any, **__: Any) -> Any:
+    def never_run(*_: object, **__: object) -> object:
         raise RuntimeError("a pretended GPU was asked for numbers: a tensor on it was made outside fake_tensors()")
 
     for name in _ONE_KERNEL:

@@ -49,7 +49,7 @@ def c10d() -> Any:
     return module
 
 
-def modules_that_name_group_functions() -> tuple[Any, ...]:
+def modules_that_name_group_functions() -> tuple[object, ...]:
     """Who imported `init_process_group`, `split_group` and object collectives by name: each has its own reference."""
     import torch.distributed as dist
     import torch.distributed.device_mesh as device_mesh
@@ -95,7 +95,7 @@ def name_backend(pg: dist.ProcessGroup, name: str, desc: str) -> None:
     pg._set_group_desc(desc)
 
 
-def register_backend(pg: dist.ProcessGroup, devices: Iterable[str], backend: Any) -> None:
+def register_backend(pg: dist.ProcessGroup, devices: Iterable[str], backend: object) -> None:
     """Attach a backend for these device types, as one of none of torch's own kinds.
 
     C++ (DDP's logger) casts a group that calls itself gloo or nccl to that class, and crashes where it is not.
@@ -117,7 +117,7 @@ def unboxed_group(boxed: Any) -> Any:
     return c10d()._resolve_process_group(boxed) if isinstance(boxed, str) else boxed
 
 
-def boxed_work(work: Any) -> Any:
+def boxed_work(work: dist.Work) -> Any:
     """A `Work` as the dispatcher hands it from a Python kernel to C++ callers."""
     return work.boxed()
 
@@ -151,7 +151,7 @@ def known_value(tensor: torch.Tensor) -> Any:
     return getattr(tensor, "constant", None) if isinstance(tensor, fake_tensor_class()) else tensor
 
 
-def set_known_value(tensor: torch.Tensor, value: Any) -> None:
+def set_known_value(tensor: torch.Tensor, value: object) -> None:
     """Let a fake tensor hold a value: `.item()` then answers it, and small arithmetic carries it on."""
     tensor.constant = value
     tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
@@ -191,7 +191,7 @@ class _Chunks:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> object:
         size = self._tensor.size(self._dim)
         each = -(-size // self._count)
         start = range(self._count)[number] * each
@@ -206,7 +206,7 @@ def shard_lazily(patches: Replacements) -> None:
 
     original = fsdp_param._chunk_with_empty
 
-    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> object:
         return _Chunks(tensor, num_chunks, dim) if tensor.size(dim) else original(tensor, num_chunks, dim)
 
     patches.set(fsdp_param, "_chunk_with_empty", chunk_with_empty)
@@ -222,7 +222,7 @@ _MESH_FUNCTIONS = ("_concatenate", "_get_mesh_tensor_from_full_mesh", "from_grou
 
 
 @contextmanager
-def real_device_meshes(value_of: Callable[[Any], Any] = known_value) -> Iterator[None]:
+def real_device_meshes(value_of: Callable[[object], object] = known_value) -> Iterator[None]:
     """`DeviceMesh` does small integer arithmetic and reads it back, at construction and look-up: outside all modes.
 
     A mesh that the script laid out itself, under fake tensors, is looked up with `value_of` (`World.known_value`).
@@ -248,9 +248,9 @@ def real_device_meshes(value_of: Callable[[Any], Any] = known_value) -> Iterator
         yield
 
 
-def _with_real_ranks(make: Callable[..., Any], value_of: Callable[[Any], Any]) -> Callable[..., Any]:
+def _with_real_ranks(make: Callable[..., object], value_of: Callable[[object], object]) -> Callable[..., object]:
     @functools.wraps(make)
-    def init(mesh: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> Any:
+    def init(mesh: DeviceMesh, device_type: str, *args: object, **kwargs: object) -> Any:
         import torch
 
         def real(ranks: Any, what: str) -> Any:

@@ -26,7 +26,7 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
     said: list[bool] = []
 
     @functools.wraps(init)
-    def alone(self: Any, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
+    def alone(self: object, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
         if use_dist and not said:
             said.append(True)
             told("checkpoints hold the real rank's part only: they resume here, not on a cluster")

@@ -28,6 +28,9 @@ from windtunnel.real.capture.torch_private.distributed import outside_modes, set
 
 if TYPE_CHECKING:
     import torch
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 FEW = 4096  # elements that are read one by one: each may have a value that is known
 
@@ -88,7 +91,7 @@ def one_cpu() -> Replacements:
 
     otherwise = FakeTensor._normalize_fake_device
 
-    def normalised(device: torch.device) -> Any:
+    def normalised(device: torch.device) -> object:
         return torch.device("cpu") if device.type == "cpu" else otherwise(device)
 
     return Replacements((FakeTensor, "_normalize_fake_device", staticmethod(normalised)))
@@ -102,16 +105,16 @@ def tensors_of_fakes() -> Iterator[None]:
 
     make = torch.tensor
 
-    def holds(data: Any) -> bool:
+    def holds(data: object) -> bool:
         return isinstance(data, FakeTensor) or (isinstance(data, list | tuple) and any(holds(one) for one in data))
 
-    def read(data: Any) -> Any:
+    def read(data: object) -> Any:
         if isinstance(data, FakeTensor):
             return data.tolist()
         return [read(one) for one in data] if isinstance(data, list | tuple) else data
 
     @functools.wraps(make)
-    def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+    def tensor(data: object, *args: object, **kwargs: object) -> Any:
         if isinstance(data, list | tuple) and holds(data):
             data = read(data)
         device = kwargs.get("device")
@@ -168,7 +171,9 @@ def addresses_looked_at() -> Replacements:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class UsedMap(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: OpOverload, types: object, args: Arguments = (), kwargs: Keywords | None = None
+        ) -> object:
             kwargs = kwargs or {}
             if func is torch.ops.aten.zeros.default and kwargs.get("dtype") == torch.int32:
                 with outside_modes():
@@ -201,7 +206,7 @@ def random_dtensors() -> Replacements:
     from torch.distributed.tensor import _random
 
     @contextmanager
-    def region(self: Any, *_: Any, **__: Any) -> Iterator[None]:
+    def region(self: object, *_: object, **__: object) -> Iterator[None]:
         yield
 
     def state(self: Any) -> Any:

@@ -29,7 +29,7 @@ def uncompiled_internals() -> Iterator[None]:
 
     wrap, met = torch._dynamo.disable, []
 
-    def disable(fn: Any = None, recursive: bool = True, *, reason: Any = None, wrapping: bool = True) -> Any:
+    def disable(fn: object = None, recursive: bool = True, *, reason: object = None, wrapping: bool = True) -> object:
         if wrapping or fn is None:
             return wrap(fn, recursive, reason=reason, wrapping=wrapping)
         met.append(fn)

@@ -8,7 +8,7 @@ waits for by the storage.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.collectives import Answers, bytes_of, uneven_rows
@@ -17,6 +17,10 @@ from windtunnel.real.capture.virtual_world.peer_data import Exchange
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError
 from windtunnel.studies.programs.communication import MESSAGES
+
+if TYPE_CHECKING:
+    import torch
+    from torch._ops import OpOverload
 
 _KINDS = {
     "all_reduce": "all_reduce",
@@ -37,7 +41,7 @@ class Functional:
         # by storage: an output, and the work that fills it
         self._unwaited: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
-    def answer(self, func: Any, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def answer(self, func: OpOverload, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Outputs of the right shape, and a work for `wait_tensor`; with data, torch's own."""
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         inputs = _listed(given.get("input", given.get("inputs", given.get("tensor", given.get("tensors")))))
@@ -60,7 +64,9 @@ class Functional:
             self._single(group, name, given, inputs, _listed(output))
         return output
 
-    def _single(self, group: Group, name: str, given: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> None:
+    def _single(
+        self, group: Group, name: str, given: dict[str, Any], inputs: list[Any], outputs: list[torch.Tensor]
+    ) -> None:
         kind = _KINDS.get(name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced"))
         if kind is None:
             raise UnsupportedCommunicationError(
@@ -107,5 +113,5 @@ class Functional:
             found[1].wait()
 
 
-def _listed(tensors: Any) -> list[object]:
+def _listed(tensors: object) -> list[object]:
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

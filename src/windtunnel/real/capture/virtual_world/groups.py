@@ -17,6 +17,9 @@ from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.studies.programs.communication import MESSAGES
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import torch
     import torch.distributed as dist
 
 
@@ -73,10 +76,10 @@ def make_process_group(
     name: str,
     *,
     desc: str | None,
-    timeout: Any,
-    device_id: Any,
+    timeout: timedelta | None,
+    device_id: torch.device | int | None,
     extra_devices: tuple[str, ...],
-) -> tuple[Any, Any]:
+) -> tuple[object, object]:
     """torch's `ProcessGroup`, and its backend: one that does nothing, for each device that the asked one serves."""
     c10d, fake = compat.c10d(), compat.fake_backend()
     group = c10d.ProcessGroup(store, position, len(members))

@@ -33,6 +33,7 @@ from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 BEHIND = 2  # steps after which events are read: they have long passed, so that reading waits for nothing
 SHORTEST_S = 2e-6  # less is what launching the kernel takes anyway
@@ -59,14 +60,14 @@ class Device(Protocol):
     def spin(self, stream: torch.cuda.Stream, seconds: float) -> None:
         """Hold the stream for so long, from when it gets there."""
 
-    def seconds(self, first: Any, then: Any) -> float | None:
+    def seconds(self, first: object, then: object) -> float | None:
         """Between two events; None while they have not both passed."""
 
 
 @dataclass(slots=True)
 class _Held:
     call: Communication
-    arrived: Any  # event on the issuing stream
+    arrived: torch.cuda.Event  # event on the issuing stream
     done: Any  # event on the group's stream
     waits: list[tuple[Any, Any]] = field(default_factory=list)  # before and after a stream waited
     kept: tuple[Any, ...] = ()
@@ -156,7 +157,7 @@ class StreamDelay:
         """Futures of a class of works are completed in the order of their group's stream; the result undoes that."""
         original = works.get_future
 
-        def get_future(work: Any) -> Any:
+        def get_future(work: dist.Work) -> Any:
             with self.completing(work.calls[0]):
                 return original(work)
 

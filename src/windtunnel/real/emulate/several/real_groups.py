@@ -151,7 +151,7 @@ class RealGroups:
         return c10d.ProcessGroupNCCL(dist.PrefixStore(name, self._store), number, count, options)
 
 
-def _options(kind: str, **given: Any) -> Any:
+def _options(kind: str, **given: object) -> Any:
     options = getattr(compat.c10d(), f"{kind}Options")()
     for name, value in given.items():
         setattr(options, name, value)

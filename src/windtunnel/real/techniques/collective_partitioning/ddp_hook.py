@@ -28,7 +28,7 @@ class Partitioned:
     """What the hook keeps: the groups, and the buckets under way in this backward pass."""
 
     inside: Any
-    across: Any  # None: by primitive
+    across: object  # None: by primitive
     world: int
     underway: list["_Bucket"] = field(default_factory=list)
 

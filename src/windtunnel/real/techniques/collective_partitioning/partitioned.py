@@ -38,7 +38,7 @@ def _scatter(
     return call(output, whole, group=group, async_op=async_op)
 
 
-def two_levels(local: int, world: int | None = None) -> tuple[Any, Any]:
+def two_levels(local: int, world: int | None = None) -> tuple[object, object]:
     """(inside, across) of this rank, nodes of `local` neighbouring ranks. A collective of all ranks."""
     world = dist.get_world_size() if world is None else world
     if local < 1 or world % local:
@@ -58,7 +58,7 @@ def all_reduce_by_primitive(x: torch.Tensor, group: dist.ProcessGroup | None = N
     return all_reduce_by_group(x, group, None)
 
 
-def all_reduce_by_group(x: torch.Tensor, inside: Any, across: Any) -> torch.Tensor:
+def all_reduce_by_group(x: torch.Tensor, inside: object, across: object) -> torch.Tensor:
     """The sum over all ranks: 2 (n - 1) / n b on the links inside a node, 2 (m - 1) / m b / n on those across.
 
     `across`: None where `inside` has all ranks.

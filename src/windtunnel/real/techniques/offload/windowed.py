@@ -366,7 +366,7 @@ def _layers_of(model: nn.Module) -> list[nn.Module]:
     return list(longest)
 
 
-def _first_tensor(out: Any) -> torch.Tensor | None:
+def _first_tensor(out: object) -> torch.Tensor | None:
     if isinstance(out, torch.Tensor):
         return out
     if isinstance(out, tuple | list):

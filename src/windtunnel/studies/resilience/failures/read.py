@@ -116,7 +116,7 @@ def read_failures(word: str | Path) -> FailureProcess:
     return _built(read_form(text, SHAPE), text)
 
 
-def _built(document: Mapping[str, Any], where: str) -> FailureProcess:
+def _built(document: Mapping[str, object], where: str) -> FailureProcess:
     try:
         form = _File.model_validate(document)
     except ValidationError as error:
