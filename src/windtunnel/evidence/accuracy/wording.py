@@ -6,7 +6,6 @@ Every rule is explicit. A word that no rule knows makes the row `UnreadableError
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from windtunnel.evidence.accuracy.table import Row
 
@@ -124,7 +123,7 @@ def adapters_of(row: Row) -> tuple[dict[str, object], list[str]]:
     if row.task.lower() != "lora":
         return {}, []
     source = row.source.lower()
-    fields: dict[str, Any] = {"lora_rank": 16, "lora_targets": "all"}
+    fields: dict[str, object] = {"lora_rank": 16, "lora_targets": "all"}
     if "mlperf" in source:
         fields |= {"lora_targets": "attention"}
         if row.precision.lower().startswith("fp8"):  # 96 GB hold both copies, and do
@@ -266,7 +265,7 @@ def formats_of(row: Row) -> dict[str, object]:
 
     Megatron-Core with `reuse_grad_buf_for_mxfp8_param_ag` gathers mxfp8 parameters as bf16, two bytes each.
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if row.grad_reduce_dtype:
         if row.grad_reduce_dtype not in ("bf16", "fp32"):
             raise UnreadableError(f"grad_reduce_dtype {row.grad_reduce_dtype!r} is not modelled")
@@ -310,7 +309,7 @@ def offloaded_layers(row: Row) -> int:
 
 def fields_of_notes(row: Row) -> dict[str, object]:
     """Plan fields that the notes settle; what they do not mention stays with the framework's habit."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for note in (part.strip().lower() for part in row.notes.split(";")):
         if note.startswith("cuda graphs"):
             # TransformerEngine's graphs hold attention and router; the experts, which are most launches, stay outside.

@@ -116,7 +116,7 @@ class Calibration:
 
     def told(self) -> dict[str, Any]:
         """What it is, in a few words and a digest of the rest."""
-        found: dict[str, Any] = {"device": self.device, "date": self.date, "software": dict(self.software)}
+        found: dict[str, object] = {"device": self.device, "date": self.date, "software": dict(self.software)}
         points = sum(len(rows.seconds) for rows in (*self.points.values(), *self.collectives.values()))
         return {**found, "threads": self.threads, "points": points, "digest": self.digest}
 

@@ -221,7 +221,7 @@ def _canonical(kind: str, name: str) -> str | None:
 @cache
 def _raw(kind: str, stem: str) -> dict[str, Any]:
     path = _HERE / kind / f"{stem}.yaml"
-    found: dict[str, Any] = form_of(path.read_text(encoding="utf-8"), str(path), own=True)
+    found: dict[str, object] = form_of(path.read_text(encoding="utf-8"), str(path), own=True)
     return found
 
 

@@ -127,7 +127,7 @@ def given_of(kind: type, given: object, place: Place) -> tuple[dict[str, Any], d
         raise here.error(place.prefix.rstrip(".") or "cluster", given, "must be `key: value` lines, or nothing")
     known = keys_of(kind)
     written = {name: name for name in known}
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for key, value in given.items():
         field = _SHORT[kind].get(key, key) if isinstance(key, str) else str(key)
         if field not in known:

@@ -216,7 +216,7 @@ def write_jobs(outcomes: list[Outcome], path: Any) -> None:
 
     parts = []
     for outcome in outcomes:
-        columns: dict[str, Any] = (
+        columns: dict[str, object] = (
             {"policy": pa.array([outcome.policy] * len(outcome.jobs))} if len(outcomes) > 1 else {}
         )
         columns["job"] = pa.array(list(outcome.jobs.name), pa.string())

@@ -22,7 +22,7 @@ def one_seed(*, question: Mapping[str, object]) -> dict[str, object]:
     return answer(read(question)).figures[0]
 
 
-def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: str) -> list[dict[str, Any]]:
+def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: str) -> list[dict[str, object]]:
     """For each policy the mean of each figure, its `bands` (5, 50, 95 %) over seeds, and `seeds`. Raises UserError."""
     from windtunnel.studies.sweeps.executors import rows_of
 

@@ -54,7 +54,7 @@ def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
     if not search.listed:
         return ()
     nodes = sorted(search.left())
-    least: dict[tuple[str, Any], tuple[float, bool]] = {}
+    least: dict[tuple[str, object], tuple[float, bool]] = {}
     seen: dict[Hashable, object] = {}
     for node in nodes:
         if node.key > (1.0 + DISTANT) * best.score_ns:

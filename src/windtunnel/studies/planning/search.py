@@ -111,7 +111,7 @@ class Node:
     level: int
     number: int
     layout: Layout = field(compare=False)
-    saving: dict[str, Any] = field(compare=False, default_factory=dict)
+    saving: dict[str, object] = field(compare=False, default_factory=dict)
     found: Found | None = field(compare=False, default=None)
     needed_bytes: int = field(compare=False, default=0)  # of one plan: switches leave memory as it is
     family: Family | None = field(compare=False, default=None)
@@ -145,7 +145,7 @@ class Search:
         self._told: list[Node] = []  # replayed plans that have come up
         self.counts = Counts()
         self._shortest_s = inf
-        best: dict[tuple[Any, ...], Found] = {}
+        best: dict[tuple[object, ...], Found] = {}
         answers: list[Found] = []
         listing: Iterator[Family] = families(self.space)
         unlisted: Family | None = None
@@ -228,7 +228,7 @@ class Search:
                 return next(listing, None)
         return None
 
-    def _take(self, node: Node, best: dict[tuple[Any, ...], Found]) -> None:
+    def _take(self, node: Node, best: dict[tuple[object, ...], Found]) -> None:
         """Look at a node, and remember the best plan of each kind."""
         for found in self._looked_at(node):
             key = _kind(self.space, found.layout)

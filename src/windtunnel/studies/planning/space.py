@@ -209,7 +209,7 @@ def _read(given: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-Shape = tuple[dict[str, int], dict[str, tuple[Any, ...]], tuple[Pipeline, ...]]
+Shape = tuple[dict[str, int], dict[str, tuple[object, ...]], tuple[Pipeline, ...]]
 
 
 def _candidates(shapes: Iterable[Shape]) -> Iterator[tuple[dict[str, object], tuple[Pipeline, ...]]]:

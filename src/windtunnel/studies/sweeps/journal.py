@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Any
 
 from windtunnel.errors import InputFileError
 
@@ -21,7 +20,7 @@ HELD_S = 2.0  # children of a process that was killed hold its files a little lo
 
 def read_journal(path: Path) -> dict[str, dict[str, object]]:
     """Rows by key. Reading stops at the first line that is not whole."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, object]] = {}
     if not path.exists():
         return found
     for line in path.read_bytes().split(b"\n")[:-1]:  # behind the last newline is nothing, or a torn line

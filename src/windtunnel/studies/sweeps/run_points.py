@@ -40,7 +40,7 @@ def _answer(verb: str, inputs: Mapping[str, Any]) -> object:
     return run(read({"question": verb, **data}))
 
 
-def _call(called: Callable[..., object], inputs: Mapping[str, object]) -> Any:
+def _call(called: Callable[..., object], inputs: Mapping[str, object]) -> object:
     asked = nested(inputs)
     unmet = _unmet(called, asked)
     if unmet:
@@ -74,7 +74,7 @@ def _unmet(called: Any, asked: Mapping[str, object]) -> str:
     return ""
 
 
-def scalars(answer: Any) -> dict[str, Any]:
+def scalars(answer: Any) -> dict[str, object]:
     """The numbers, words and truths of an answer, and of the first plan where it ranks plans.
 
     Of a Result also its step in seconds and its peak memory.

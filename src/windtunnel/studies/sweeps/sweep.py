@@ -207,7 +207,7 @@ def _trials(
     search = optuna.create_study(direction="minimize", sampler=sampler)
     target, count, ran = str(asked.get("minimise", "step_time_s")), asked.get("trials", 20), 0
     known = {point.key for point in points}
-    best: tuple[float, Mapping[str, Any]] | None = None
+    best: tuple[float, Mapping[str, object]] | None = None
     for number in range(count):
         trial = search.ask()
         point = study.point({name: _suggested(trial, name, over) for name, over in asked.get("over", {}).items()})

@@ -95,7 +95,7 @@ def best_at_each(table: Path, show: str) -> list[dict[str, object]]:
     for name in (x, y):
         if data and name not in data[0]:
             raise SpecError("--show", show, f"no column {name}; there are {', '.join(data[0])}")
-    best: dict[Any, dict[str, Any]] = {}
+    best: dict[object, dict[str, object]] = {}
     for row in data:
         if row["status"] != "ok" or row[x] is None or row[y] is None:
             continue

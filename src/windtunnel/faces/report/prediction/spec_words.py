@@ -30,7 +30,7 @@ _LAYOUT_NAMES = {"virtual_stages": "vpp"}
 
 def flatten(spec: Mapping[str, object]) -> dict[str, object]:
     """Nested mappings as `plan.tp`-like keys, sorted; lists of mappings are numbered, other lists stay whole."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
 
     def visit(prefix: str, value: object) -> None:
         if isinstance(value, Mapping) and value:

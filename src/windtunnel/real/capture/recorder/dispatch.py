@@ -55,7 +55,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._fakes = fakes
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: Arguments = (), kwargs: Keywords | None = None
+        self, func: OpOverload, types: tuple[type, ...], args: Arguments = (), kwargs: Keywords | None = None
     ) -> object:
         if func is _DEVICE_QUERY and type(args[0]) is self._fake:
             return args[0]._fake_device

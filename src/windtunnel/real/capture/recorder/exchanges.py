@@ -122,7 +122,7 @@ class Exchanges:
             return recorder.reader.done(answer, (func, args, kwargs), {})
         return answer(func, args, kwargs)
 
-    def _place(self, inputs: list[Any], after: set[int], received: bool) -> Place:
+    def _place(self, inputs: list[torch.Tensor], after: set[int], received: bool) -> Place:
         """Outside all modules: that of what is sent."""
         recorder = self._recorder
         place = recorder.where.here(inputs)

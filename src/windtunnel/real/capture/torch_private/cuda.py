@@ -42,7 +42,7 @@ def nothing(*_: object, **__: object) -> None:
     """What a driver would have to do."""
 
 
-def _both(patches: Replacements, modules: tuple[Any, ...], name: str, value: Any) -> None:
+def _both(patches: Replacements, modules: tuple[Any, ...], name: str, value: torch.Tensor) -> None:
     for module in modules:
         if name in vars(module):
             patches.set(module, name, value)
@@ -153,12 +153,12 @@ def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, t
     cuda = torch.cuda
     known: dict[int, Any] = {}
 
-    def current(device: torch.device = None) -> Any:
+    def current(device: torch.device = None) -> torch.cuda.Stream:
         if state.stream not in known:
             known[state.stream] = stream_class(device=state.device, stream_id=state.stream)
         return known[state.stream]
 
-    def default(device: torch.device = None) -> Any:
+    def default(device: torch.device = None) -> torch.cuda.Stream:
         return stream_class(device=state.device, stream_id=0)
 
     def set_stream(stream: torch.cuda.Stream) -> None:
@@ -380,9 +380,9 @@ def _attention(stack: ExitStack, state: PretendedCuda) -> None:
 
     def attention(
         query: torch.Tensor,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         *,
@@ -419,7 +419,12 @@ def _attention(stack: ExitStack, state: PretendedCuda) -> None:
 
 
 def _kernel(
-    query: torch.Tensor, key: Any, value: Any, mask: torch.Tensor, gqa: bool, capability: tuple[int, int]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    gqa: bool,
+    capability: tuple[int, int],
 ) -> str:
     backends = torch.backends.cuda
     same = query.shape[1] == key.shape[1] == value.shape[1] if query.dim() == 4 else False

@@ -17,6 +17,8 @@ from windtunnel.real.capture.replacements import Replacements, within
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError, UntriedTorchError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
     import torch.distributed as dist
     from torch.distributed import DeviceMesh
@@ -42,10 +44,11 @@ def require_tried_torch() -> None:
 # Names, and why each is needed
 
 
-def c10d() -> Any:
+def c10d() -> ModuleType:
     """The module behind `torch.distributed`: its functions look each other up here, so replacing one reaches all."""
-    import torch.distributed.distributed_c10d as module
+    import torch.distributed.distributed_c10d
 
+    module: ModuleType = torch.distributed.distributed_c10d
     return module
 
 
@@ -108,7 +111,7 @@ def register_backend(pg: dist.ProcessGroup, devices: Iterable[str], backend: obj
     pg._set_default_backend(kind)
 
 
-def unboxed_group(boxed: Any) -> Any:
+def unboxed_group(boxed: torch.ScriptObject) -> dist.ProcessGroup:
     """The process group that a dispatcher op was given: a script object, a group, or the name of one."""
     import torch
 
@@ -117,7 +120,7 @@ def unboxed_group(boxed: Any) -> Any:
     return c10d()._resolve_process_group(boxed) if isinstance(boxed, str) else boxed
 
 
-def boxed_work(work: dist.Work) -> Any:
+def boxed_work(work: dist.Work) -> torch.ScriptObject:
     """A `Work` as the dispatcher hands it from a Python kernel to C++ callers."""
     return work.boxed()
 
@@ -146,7 +149,7 @@ def fake_tensor_class() -> Any:
     return FakeTensor
 
 
-def known_value(tensor: torch.Tensor) -> Any:
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """What a fake tensor is known to hold (`torch.tensor(3)` under fake tensors), as a real tensor; else None."""
     return getattr(tensor, "constant", None) if isinstance(tensor, fake_tensor_class()) else tensor
 
@@ -170,14 +173,14 @@ def dispatcher_ops(namespace: str) -> list[str]:
     return sorted({name.split("::")[1].split(".")[0] for name in names if name.startswith(f"{namespace}::")})
 
 
-def kernel_library(namespace: str) -> Any:
+def kernel_library(namespace: str) -> torch.library.Library:
     """A library of kernels that replace torch's own; `destroy_library` brings those back."""
     import torch
 
     return torch.library.Library(namespace, "IMPL")
 
 
-def destroy_library(library: Any) -> None:
+def destroy_library(library: torch.library.Library) -> None:
     """Take our kernels out again. Waiting for the garbage collector would leave them in for an unknown time."""
     library._destroy()
 

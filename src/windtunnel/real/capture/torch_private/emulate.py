@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
 
@@ -39,7 +39,7 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
     replacements.set(default_planner, "_validate_global_plan", partial_is_fine)
 
 
-def backend_of(group: Any, device: str) -> object:
+def backend_of(group: dist.ProcessGroup, device: str) -> object:
     """The real backend that a group has for a device: `_get_backend`. Its methods let Python's lock go, ops do not."""
     import torch
 

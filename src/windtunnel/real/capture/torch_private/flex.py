@@ -31,8 +31,8 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
 
     def kernel(
         query: torch.Tensor,
-        key: Any,
-        value: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
         score_mod: object,
         block_mask: Any,
         scale: object,

@@ -66,7 +66,7 @@ class Answers:
         group: Group,
         kind: str,
         bytes_total: int,
-        tensors: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
         *,
         position: int = -1,
         is_async: bool = True,
@@ -91,13 +91,13 @@ class Answers:
 
     def _do(
         self,
-        boxed: Any,
+        boxed: torch.ScriptObject,
         kind: str,
         bytes_total: int,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
         *,
-        op: Any = None,
+        op: dist.ReduceOp | None = None,
         send_rows: Sequence[int] = (),
         receive_rows: Sequence[int] = (),
         **more: Any,
@@ -122,7 +122,7 @@ class Answers:
                 raise WorldError(f"{what} among {size} ranks was given a list of {len(tensors)} tensors: give {size}")
         return [tensor for tensors in lists for tensor in tensors]
 
-    def _check_whole(self, group: dist.ProcessGroup | None, what: str, whole: Any, part: Any) -> None:
+    def _check_whole(self, group: dist.ProcessGroup | None, what: str, whole: torch.Tensor, part: torch.Tensor) -> None:
         size = self._world.group_of(group).size
         if whole.numel() != size * part.numel():
             raise WorldError(
@@ -210,7 +210,13 @@ class Answers:
         return self._do(group, "all_gather", bytes_of(outputs), inputs, outputs, is_async=is_async)
 
     def reduce_scatter_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: object
+        self,
+        outputs: Any,
+        inputs: Any,
+        group: dist.ProcessGroup | None,
+        op: dist.ReduceOp | None,
+        is_async: bool = True,
+        *_: object,
     ) -> Any:
         """A tensor for each member."""
         flat = self._one_each(group, "reduce-scatter", inputs)
@@ -230,7 +236,13 @@ class Answers:
         return output, work
 
     def reduce_scatter_tensor_coalesced_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: object
+        self,
+        outputs: Any,
+        inputs: Any,
+        group: dist.ProcessGroup | None,
+        op: dist.ReduceOp | None,
+        is_async: bool = True,
+        *_: object,
     ) -> Any:
         """Several, each from one tensor."""
         return self._do(group, "reduce_scatter", bytes_of(inputs), inputs, outputs, op=op, is_async=is_async)
@@ -252,7 +264,7 @@ class Answers:
         return outputs, self._do(group, "scatter", total, flat, outputs, position=root, is_async=is_async)
 
     def alltoall_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: Any
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: object
     ) -> Any:
         """A tensor to and from each member."""
         self._one_each(group, "all-to-all", (inputs, outputs))
@@ -264,8 +276,8 @@ class Answers:
 
     def alltoall_base_(
         self,
-        output: Any,
-        own: Any,
+        output: torch.Tensor,
+        own: torch.Tensor,
         group: dist.ProcessGroup | None,
         receive_rows: Sequence[int],
         send_rows: Sequence[int],
@@ -308,7 +320,7 @@ class Answers:
 
 
 def uneven_rows(
-    own: Any, output: Any, send_rows: Sequence[int], receive_rows: Sequence[int], size: int
+    own: torch.Tensor, output: torch.Tensor, send_rows: Sequence[int], receive_rows: Sequence[int], size: int
 ) -> dict[str, Any]:
     """Bytes to and from each member where the splits of an all-to-all differ; nothing where they do not."""
     if not send_rows and not receive_rows:

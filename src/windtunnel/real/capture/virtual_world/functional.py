@@ -20,6 +20,7 @@ from windtunnel.studies.programs.communication import MESSAGES
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
     from torch._ops import OpOverload
 
 _KINDS = {
@@ -65,7 +66,7 @@ class Functional:
         return output
 
     def _single(
-        self, group: Group, name: str, given: dict[str, Any], inputs: list[Any], outputs: list[torch.Tensor]
+        self, group: Group, name: str, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> None:
         kind = _KINDS.get(name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced"))
         if kind is None:
@@ -91,7 +92,9 @@ class Functional:
             self._world.carry_known(exchange, fresh=not name.endswith(("_", "_out")))
         self._remember(outputs if kind != "send" else inputs, call, group)
 
-    def _batch(self, group: Group, given: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> None:
+    def _batch(
+        self, group: Group, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
         group.start_batch()
         ends = zip(given["op_list"], given["peer_list"], given["tag_list"], inputs, outputs, strict=True)
         for op, peer, tag, own, output in ends:
@@ -100,14 +103,14 @@ class Functional:
             self._remember([output], call, group)
         group.end_batch()
 
-    def _remember(self, outputs: list[object], call: Any, group: Group) -> None:
+    def _remember(self, outputs: list[object], call: dist.Work, group: Group) -> None:
         work = self._world.work((call,), self._world.begin(call), outputs, group, -1)
         if len(self._unwaited) > 4096:
             self._unwaited = {key: entry for key, entry in self._unwaited.items() if entry[0]() is not None}
         for output in outputs:
             self._unwaited[compat.storage_key(output)] = (weakref.ref(output), work)
 
-    def _wait(self, tensor: Any) -> None:
+    def _wait(self, tensor: torch.Tensor) -> None:
         found = self._unwaited.pop(compat.storage_key(tensor), None)
         if found is not None and found[0]() is not None:
             found[1].wait()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.studies.programs.communication import MESSAGES
@@ -32,11 +32,11 @@ class Group:
     position: int  # of this rank
     asked: str  # the backend that the script asked for
     ordinal: int  # of the groups with these members, in the order in which they were made
-    handle: Any = None  # torch's ProcessGroup
+    handle: dist.ProcessGroup = None  # torch's ProcessGroup
     collectives: int = 0
     messages: dict[tuple[str, int], int] = field(default_factory=dict)
     batches: int = 0
-    batch: list[Any] | None = None  # works issued since a coalescing manager was entered
+    batch: list[dist.Work] | None = None  # works issued since a coalescing manager was entered
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ class Group:
         self.batches += 1
         self.batch = []
 
-    def end_batch(self) -> list[Any]:
+    def end_batch(self) -> list[dist.Work]:
         """The works that were issued."""
         works, self.batch = self.batch or [], None
         return works

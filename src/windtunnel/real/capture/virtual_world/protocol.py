@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from windtunnel.real.capture.virtual_world.groups import Group
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
@@ -39,7 +39,7 @@ class AnsweringWorld(Protocol):
     size: int
     is_open: bool
     devices: tuple[str, ...]
-    device_id: Any
+    device_id: torch.device | int | None
     notes: list[str]
     peers: PeerPolicy
     works: Works

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -183,11 +183,11 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
-    def result(self) -> list[Any]:
+    def result(self) -> list[torch.Tensor]:
         """The output tensors that are still there."""
         return [tensor for tensor in (output() for output in self._outputs) if tensor is not None]
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future:
         """A future of the output tensors. Callbacks run on the timer's thread, as elsewhere on the backend's."""
         outputs = self.result()
         devices = sorted({tensor.device for tensor in outputs if tensor.device.type == "cuda"}, key=str)

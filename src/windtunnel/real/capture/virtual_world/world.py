@@ -95,7 +95,7 @@ class World:
             tuple[tuple[str, ...], tuple[int, ...]]
         ] = []  # names and sizes of the script's own, each once
         self.coordinates: list[tuple[int, ...]] = []  # of this rank in each
-        self.device_id: Any = None
+        self.device_id: torch.device | int | None = None
         self.is_open = False
         self._groups: dict[str, Group] = {}
         self._made: dict[tuple[int, ...], int] = {}
@@ -103,7 +103,7 @@ class World:
         self._generators: dict[object, object] = {}
         self._thread = threading.local()
         self._patches = Replacements()
-        self._library: Any = None
+        self._library: torch.library.Library | None = None
         self._around = around or (lambda kernel: kernel)
 
     # ------------------------------------------------------------------------------------------------- open and close
@@ -192,7 +192,7 @@ class World:
         *,
         desc: Any,
         timeout: Any,
-        device_id: Any,
+        device_id: torch.device | int | None,
     ) -> Group:
         """A group that this rank is in; no members: all ranks."""
         import torch
@@ -219,7 +219,7 @@ class World:
             self.real_peers.join(group)
         return group
 
-    def group_of(self, boxed: Any) -> Group:
+    def group_of(self, boxed: torch.ScriptObject) -> Group:
         """Ours, of what a dispatcher op or a script calls the group."""
         return self._groups[compat.unboxed_group(boxed).group_name]
 
@@ -296,7 +296,7 @@ class World:
         for number, output in enumerate(exchange.outputs):
             self.let_know(output, None if known is None else known.outputs[number])
 
-    def is_fake(self, tensors: Sequence[Any]) -> bool:
+    def is_fake(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of the tensors holds no data."""
         fake = compat.fake_tensor_class()
         return any(isinstance(tensor, fake) or tensor.device.type == "meta" for tensor in tensors)
@@ -305,7 +305,7 @@ class World:
         """What an op gives on fake tensors. A recorder may be quicker: replace it."""
         return func(*args, **kwargs)
 
-    def known_value(self, tensor: torch.Tensor) -> Any:
+    def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real tensor with a tensor's values; None where nobody knows them. A recorder may know more: replace it."""
         return compat.known_value(tensor) if tensor.device.type != "meta" else None
 

@@ -40,7 +40,7 @@ class Recording:
         self._tape, self._devices, self._heard = tape, devices, heard
         self._numbering = Numbering()
         self._asking = _Asking()
-        self._libraries: list[Any] = []
+        self._libraries: list[torch.library.Library] = []
         self._works: set[KeptWork] = set()
         self._lock = threading.Lock()
 
@@ -93,7 +93,7 @@ class Recording:
 
         return kernel
 
-    def keep(self, work: KeptWork, key: Key, tensors: Sequence[Any]) -> None:
+    def keep(self, work: KeptWork, key: Key, tensors: Sequence[torch.Tensor]) -> None:
         """Its outputs are there."""
         data = [bytes_of(tensor) for tensor in tensors]
         with self._lock:
@@ -109,7 +109,7 @@ class Recording:
 class KeptWork(dist.Work):  # type: ignore[misc]
     """torch's own `Work`, whose outputs are kept as soon as they are there."""
 
-    def __init__(self, work: Any, outputs: Sequence[Any], recording: Recording, key: Key) -> None:
+    def __init__(self, work: dist.Work, outputs: Sequence[torch.Tensor], recording: Recording, key: Key) -> None:
         super().__init__()
         self._work, self._outputs, self._recording, self._key = work, list(outputs), recording, key
         self._done = False
@@ -156,7 +156,7 @@ class KeptWork(dist.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future:
         """torch's own, with the outputs kept before whatever is chained to it."""
 
         def kept(future: torch.futures.Future) -> Any:

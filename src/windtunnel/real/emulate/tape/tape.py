@@ -160,7 +160,7 @@ def player(tape: Tape, behind: Callable[[str], None]) -> Callable[[Exchange], bo
     return play
 
 
-def _fill(output: Any, data: bytes) -> None:
+def _fill(output: torch.Tensor, data: bytes) -> None:
     import torch
 
     if data:
