@@ -70,7 +70,7 @@ class Report:
         write_csv(path, ROW_FIELDS, (row_of(outcome) for outcome in self.outcomes))
 
 
-def row_of(outcome: Outcome) -> dict[str, Any]:
+def row_of(outcome: Outcome) -> dict[str, object]:
     """The fields of `--rows`; numbers rounded to what they can bear."""
     return {
         "id": outcome.row.id,

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import read_form
@@ -66,7 +65,7 @@ def parse_mixed(spec: object) -> MixedCluster | None:
     return _of(text.split(JOINED)) if JOINED in text and os.sep not in text else None
 
 
-def _of_mapping(given: Mapping[str, Any]) -> MixedCluster | None:
+def _of_mapping(given: Mapping[str, object]) -> MixedCluster | None:
     if "groups" not in given:
         return None
     for name in given:
@@ -75,7 +74,7 @@ def _of_mapping(given: Mapping[str, Any]) -> MixedCluster | None:
     return _of(given["groups"])
 
 
-def _of(groups: Any) -> MixedCluster:
+def _of(groups: object) -> MixedCluster:
     if not isinstance(groups, list | tuple) or len(groups) < 2:
         raise SpecError("groups", groups, "give two types or more, each as name:count or as a cluster of its own")
     return MixedCluster(tuple(parse_cluster(one.strip() if isinstance(one, str) else one) for one in groups))

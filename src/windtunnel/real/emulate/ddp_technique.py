@@ -81,7 +81,7 @@ class Applied:
             told["share_sent"] = sum(state.sent for state in self.states) / dense if dense else 1.0
         return told
 
-    def hook_for(self, module: torch.nn.Module) -> tuple[Any, Any]:
+    def hook_for(self, module: torch.nn.Module) -> tuple[object, object]:
         """State and hook for a DistributedDataParallel."""
         state: Any
         if isinstance(self.plan, SparsePlan):
@@ -117,15 +117,15 @@ def applied(text: str, local_world_size: int) -> Iterator[Applied]:
     init, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
 
     @functools.wraps(init)
-    def with_hook(self: Any, *args: Any, **named: Any) -> None:
+    def with_hook(self: object, *args: object, **named: object) -> None:
         init(self, *args, **named)
         register(self, *made.hook_for(self))
 
-    def refuse_hook(self: Any, state: object, hook: Any) -> None:
+    def refuse_hook(self: object, state: object, hook: object) -> None:
         remedy = "leave one of them out: a module has one"
         raise LayoutError(f"the script registers a communication hook, and so does --technique {made.name}", remedy)
 
-    def before_step(optimizer: torch.optim.Optimizer, args: Arguments, named: Mapping[str, Any]) -> None:
+    def before_step(optimizer: torch.optim.Optimizer, args: Arguments, named: Mapping[str, object]) -> None:
         if not made.states:
             raise made.missing()
 

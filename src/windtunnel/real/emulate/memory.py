@@ -224,7 +224,7 @@ def _thin(timeline: Sequence[tuple[float, int]], most: int = 400) -> tuple[tuple
 # ----------------------------------------------------------------------------------------------------- with PyTorch
 
 
-def live_tensors(optimizers: Iterable[Any]) -> tuple[int, dict[str, dict[int, int]]]:
+def live_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[int, dict[str, dict[int, int]]]:
     """Bytes of all storages on the CPU that Python can reach, and by category their addresses and sizes."""
     import gc
     import warnings
@@ -262,7 +262,7 @@ def live_tensors(optimizers: Iterable[Any]) -> tuple[int, dict[str, dict[int, in
     return sum(seen.values()), {category: found for category, found in owned.items() if found}
 
 
-def gradient_addresses(optimizers: Iterable[Any]) -> set[int]:
+def gradient_addresses(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     """Where gradients lie now."""
     found = set()
     for optimizer in optimizers:

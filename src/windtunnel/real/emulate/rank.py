@@ -48,7 +48,7 @@ class Journal:
         self.last: ObservedStep | None = None
         self.memory: Peak | None = None
         self.notes: list[str] = []
-        self.optimizers: list[Any] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
         self._watch: Any = None
         self._may_watch = bool(task["memory"])
         self.conductor: Conductor | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -169,7 +168,7 @@ def _compare(device: str, requests: int, rate: float | None, cv: float, seed: in
     return Compared(device, rate, requests, error, len(steps), rows, swapped, slower, step_s, wall_s)
 
 
-def _capacity(times: StepTimes, prompts: Any, answers: Any) -> float:
+def _capacity(times: StepTimes, prompts: np.ndarray, answers: np.ndarray) -> float:
     """Requests per second where all are there at once, predicted."""
     load = Workload(prompts, answers, np.zeros(len(prompts), np.int64))
     replica = StepwiseReplica(times, _rules("fcfs"), BLOCKS, ContinuousBatching())

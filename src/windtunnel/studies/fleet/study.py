@@ -99,7 +99,7 @@ def fleet(
 class FleetAnswer(Answer):
     """Each policy's figures, of one run or as bands over seeds, and what they are of."""
 
-    named: Mapping[str, Any]  # trace, lines, cluster
+    named: Mapping[str, object]  # trace, lines, cluster
     figures: tuple[dict[str, Any], ...]
     outcomes: tuple[Outcome, ...] = ()  # none where the figures are bands
     warnings: tuple[str, ...] = ()
@@ -116,18 +116,18 @@ class FleetAnswer(Answer):
         return document
 
     @property
-    def band(self) -> dict[str, Any] | None:
+    def band(self) -> dict[str, object] | None:
         """Of the mean completion time of a single policy over seeds."""
         bands = self.figures[0].get("bands", {}).get("jct_mean_s") if len(self.figures) == 1 else None
         return None if bands is None else band_entry("jct_mean_s", bands[0], bands[-1])
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Whose jobs they are."""
         return {"jobs": self.named["trace"]}
 
 
-def by_policy(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
     """Figures by policy, and those of a single policy at the top too."""
     only = figures[0] if len(figures) == 1 else {}
     return {**only, "policies": {each["policy"]: each for each in figures}}
@@ -206,7 +206,7 @@ class PackAnswer(Answer):
 
     jobs: Jobs
     cluster: str
-    packings: tuple[dict[str, Any], ...]
+    packings: tuple[dict[str, object], ...]
     warnings: tuple[str, ...]
 
     @property
@@ -215,7 +215,7 @@ class PackAnswer(Answer):
         return [{key: value for key, value in each.items() if key != "runs"} for each in self.packings]
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Whose pods they are."""
         return {"jobs": self.jobs.source}
 

@@ -67,9 +67,9 @@ class _Tried:
 
 
 def advise(
-    model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | str | Path | Mapping[str, Any],
-    plan: Plan | str | Path | Mapping[str, Any],
+    model: Model | str | Path | Mapping[str, object],
+    cluster: Cluster | str | Path | Mapping[str, object],
+    plan: Plan | str | Path | Mapping[str, object],
 ) -> tuple[Advice, ...]:
     """Changes of one field of a plan that make its step shorter, or that make it fit, best first; each was predicted.
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UserError
@@ -61,9 +60,9 @@ LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 
 @typed("slow", "techniques", "pareto")
 def plan(
-    model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
-    plan: Plan | str | Path | Mapping[str, Any] | None = None,
+    model: Model | str | Path | Mapping[str, object],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, object],
+    plan: Plan | str | Path | Mapping[str, object] | None = None,
     *,
     top: int = TOP,
     within_s: float | None = WITHIN_S,
@@ -79,7 +78,7 @@ def plan(
     named: Named | None = None,
     told: Callable[[Layout, Replayed], None] | None = None,
     exact: Exact | None = None,
-    **fields: Any,
+    **fields: object,
 ) -> Plans:
     """The best plans, proven inside the space that `planning/space.py` states.
 
@@ -269,7 +268,7 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
     return Budget(LOOKS, float("inf") if ends_s is None else ends_s)
 
 
-def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _given(plan: Plan | str | Path | Mapping[str, object] | None, fields: Mapping[str, object]) -> dict[str, object]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
     if plan is not None and not isinstance(plan, Mapping):
         plan = plan.stated() if isinstance(plan, Plan) else read_mapping(plan, PLAN_FILE)

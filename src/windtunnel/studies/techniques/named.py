@@ -112,7 +112,7 @@ def parse_technique(text: str) -> tuple[Named, Any]:
     return technique, with_values(technique, given)
 
 
-def with_values(technique: Named, given: dict[str, str]) -> Any:
+def with_values(technique: Named, given: dict[str, str]) -> object:
     """The parameters of a technique from words. Raises UnknownNameError and SpecError."""
     fields = {one.name: one for one in dataclasses.fields(technique.takes)}
     hints = get_type_hints(technique.takes)
@@ -125,7 +125,7 @@ def with_values(technique: Named, given: dict[str, str]) -> Any:
     return technique.takes(**values)
 
 
-def _value(technique: str, name: str, word: str, hint: Any, metadata: Any) -> Any:
+def _value(technique: str, name: str, word: str, hint: object, metadata: Any) -> object:
     shown = f"{technique}:{name}"
     optional = get_origin(hint) in (Union, types.UnionType)
     kinds = [one for one in get_args(hint) if one is not type(None)] if optional else [hint]

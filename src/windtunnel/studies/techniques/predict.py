@@ -66,7 +66,7 @@ class _Work:
 
 @typed("techniques")
 def predict_with(
-    model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any],
+    model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, object],
     techniques: Sequence[str], *, scenario: Scenario = CALM, **parts: Unpack[Parts],
 ) -> Result:  # fmt: skip
     """The step with `techniques` (`NAME[:key=value,...]` each), and what they gain (`Result.technique`).
@@ -87,7 +87,7 @@ def predict_with(
 def gains(
     model: Model | str | Path,
     cluster: Cluster | str | Path,
-    plan: Plan | str | Path | Mapping[str, Any],
+    plan: Plan | str | Path | Mapping[str, object],
     scenario: Scenario = CALM,
 ) -> dict[str, TechniqueGain | str]:
     """What each technique brings to a plan, with its defaults; where it does not apply, the reason."""

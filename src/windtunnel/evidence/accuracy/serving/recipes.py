@@ -89,12 +89,12 @@ def drafted_not_yet(row: ServingRow) -> bool:
     return "" < row.text("measured") < DRAFTING_SINCE
 
 
-def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[Any, ...], frozenset[Recipe]]:
+def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[object, ...], frozenset[Recipe]]:
     """By point and date: the recipes without drafting whose runs some row states in full.
 
     The dump that states workers lists runs without drafting, under the name of the base model.
     """
-    taken: dict[tuple[Any, ...], set[Recipe]] = {}
+    taken: dict[tuple[object, ...], set[Recipe]] = {}
     for row in rows:
         if row.text("spec_level") != "A" or DRAFTING in row.text("model").lower() or not row.text("measured"):
             continue
@@ -108,7 +108,7 @@ def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[Any, ...], frozenset[Reci
     return {key: frozenset(found) for key, found in taken.items()}
 
 
-def when(row: ServingRow) -> tuple[Any, ...]:
+def when(row: ServingRow) -> tuple[object, ...]:
     """What `taken_by` goes by."""
     return (*point_of(row), row.text("measured"))
 
@@ -135,8 +135,8 @@ def _sizes(fields: dict[str, Any]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def _listed() -> dict[tuple[Any, ...], list[Recipe]]:
-    listed: dict[tuple[Any, ...], list[Recipe]] = {}
+def _listed() -> dict[tuple[object, ...], list[Recipe]]:
+    listed: dict[tuple[object, ...], list[Recipe]] = {}
     for _, line in read_table(FILE).rows():
         n_prefill, _, prefill = (line["prefill"] or "0 x ").partition(" x ")
         n_decode, _, decode = line["decode"].partition(" x ")

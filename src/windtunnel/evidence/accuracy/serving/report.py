@@ -147,5 +147,5 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> object:
     return f"{value:.9g}" if isinstance(value, float) else value

@@ -28,11 +28,11 @@ _UNIT = re.compile(r"(_bytes_per_s|_bytes|(?<=flops)_per_s(?=\.|$)|_s)(?=\.\w+$|
 _LAYOUT_NAMES = {"virtual_stages": "vpp"}
 
 
-def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(spec: Mapping[str, object]) -> dict[str, object]:
     """Nested mappings as `plan.tp`-like keys, sorted; lists of mappings are numbered, other lists stay whole."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
 
-    def visit(prefix: str, value: Any) -> None:
+    def visit(prefix: str, value: object) -> None:
         if isinstance(value, Mapping) and value:
             for key in sorted(value, key=str):
                 visit(f"{prefix}.{key}" if prefix else str(key), value[key])
@@ -46,7 +46,7 @@ def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
     return flat if spec else {}
 
 
-def value_words(value: Any) -> str:
+def value_words(value: object) -> str:
     """One value of a spec as a person writes it."""
     if value is None:
         return "-"
@@ -75,7 +75,7 @@ def difference_words(field: str, a: Any, b: Any) -> tuple[str, str]:
     return name, f"{before} → {after}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -108,12 +108,12 @@ def calibrated_words(result: Result) -> str:
     return f"{share:.0%} rests on {points:,} points measured on {where}"
 
 
-def _first(spec: Mapping[str, Any], places: Sequence[str]) -> str:
+def _first(spec: Mapping[str, object], places: Sequence[str]) -> str:
     named = (_at(spec, place) for place in places)
     return next((plain(value) for value in named if isinstance(value, str) and value.strip()), "")
 
 
-def _at(spec: Any, place: str) -> Any:
+def _at(spec: object, place: str) -> object:
     """What lies at `gpu.name`; None where nothing does."""
     for key in place.split("."):
         spec = spec.get(key) if isinstance(spec, Mapping) else None
@@ -159,7 +159,7 @@ def layout(result: Result) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def disturbing(result: Result) -> dict[str, Any]:
+def disturbing(result: Result) -> dict[str, object]:
     """`slow` as a list of texts, the others as their text; what the question does not say is not there."""
     try:
         question = question_of({"question": result.question, "reproduce": result.reproduce})

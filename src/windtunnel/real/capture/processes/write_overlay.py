@@ -168,7 +168,7 @@ class _Overlay:
             raise _error(errno.ENOENT, path)
         return whole
 
-    def to_read(self, path: Any, follow: bool = True) -> Any:
+    def to_read(self, path: object, follow: bool = True) -> Any:
         """Where to read a path."""
         if not self.follows(path):
             return path
@@ -211,7 +211,7 @@ class _Overlay:
                     shutil.copyfileobj(source, copy)
         return target
 
-    def file_to_write(self, path: Any, *, keep: bool) -> Any:
+    def file_to_write(self, path: object, *, keep: bool) -> object:
         """`to_write` of what must be no folder."""
         if self.follows(path) and self.is_folder(path):
             raise _error(errno.EISDIR, path)
@@ -242,7 +242,7 @@ class _Overlay:
         if self._is_there(whole):
             self.removed.add(whole)
 
-    def forget(self, path: Any, take: Callable[[str], None], folder: bool) -> None:
+    def forget(self, path: object, take: Callable[[str], None], folder: bool) -> None:
         """Remove a file or an empty folder, for the script."""
         self.moved = True
         whole = self.real_path(path, False)
@@ -314,7 +314,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
             file = over.file_to_write(file, keep="a" in mode or "r" in mode) if writes else over.to_read(file)
         return _open(file, mode, *more, **keywords)
 
-    def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def os_open(path: object, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is None and over.follows(path):
             if flags & _WRITES:
                 if flags & os.O_EXCL and over.exists(path, False):
@@ -327,7 +327,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         descriptor: int = real["open"](path, flags, mode, dir_fd=dir_fd)
         return descriptor
 
-    def move_name(source: Any, target: Any, **keywords: Any) -> None:
+    def move_name(source: Any, target: object, **keywords: object) -> None:
         if not over.follows(source) and not over.follows(target):
             return _replace(source, target, **keywords)
         over.moved = True
@@ -344,7 +344,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         return None
 
     def making(name: str) -> Callable[..., None]:
-        def make(path: Any, *more: Any, dir_fd: int | None = None, **keywords: Any) -> None:
+        def make(path: object, *more: object, dir_fd: int | None = None, **keywords: object) -> None:
             if dir_fd is not None:
                 return real[name](path, *more, dir_fd=dir_fd, **keywords)  # type: ignore[no-any-return]
             if over.follows(path) and over.exists(path, False):
@@ -354,7 +354,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         return make
 
     def removing(name: str) -> Callable[..., None]:
-        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+        def remove(path: object, *, dir_fd: int | None = None) -> None:
             if dir_fd is None and over.follows(path):
                 over.forget(path, real[name], name == "rmdir")
             else:
@@ -362,15 +362,15 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
 
         return remove
 
-    def reading(name: str) -> Callable[..., Any]:
-        def read(path: Any, *more: Any, **keywords: Any) -> Any:
+    def reading(name: str) -> Callable[..., object]:
+        def read(path: Any, *more: object, **keywords: Any) -> Any:
             if keywords.get("dir_fd") is None:
                 path = over.to_read(path, name not in ("lstat", "readlink") and keywords.get("follow_symlinks", True))
             return real[name](path, *more, **keywords)
 
         return read
 
-    def writing(name: str) -> Callable[..., Any]:
+    def writing(name: str) -> Callable[..., object]:
         def write(path: Any, *more: Any, **keywords: Any) -> Any:
             if keywords.get("dir_fd") is None and over.follows(path):
                 follow = name != "lchown" and keywords.get("follow_symlinks", True)
@@ -384,11 +384,11 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
 
         return write
 
-    def symlink(source: Any, target: Any, *more: Any, **keywords: Any) -> None:
+    def symlink(source: object, target: object, *more: object, **keywords: object) -> None:
         over.moved = True
         making("symlink_at")(target, source, *more, **keywords)
 
-    def link(source: Any, target: Any, **keywords: Any) -> None:
+    def link(source: object, target: object, **keywords: object) -> None:
         if over.follows(source) and not over.exists(source, False):
             raise _error(errno.ENOENT, source)
         if over.follows(target) and over.exists(target, False):
@@ -398,13 +398,13 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         one = over.to_write(source, keep=True, follow=False)  # what is written under either name is not the user's
         real["link"](one, over.to_write(target, follow=False), **keywords)
 
-    def access(path: Any, mode: int, **keywords: Any) -> bool:
+    def access(path: object, mode: int, **keywords: object) -> bool:
         try:
             return bool(real["access"](over.to_read(path), mode, **keywords))
         except OSError:
             return False
 
-    def chdir(path: Any) -> None:
+    def chdir(path: object) -> None:
         if over.follows(path) and over.exists(path) and not over.is_folder(path):
             raise _error(errno.ENOTDIR, path)
         real["chdir"](over.to_read(path))

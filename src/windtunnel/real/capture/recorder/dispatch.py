@@ -46,7 +46,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._fake = world_compat.fake_tensor_class()
         self._fakes: FastFakes | None = None
         self._facts: dict[int, tuple[OpFacts, Any]] = {}  # by identity, which the op beside them keeps its own
-        self._sugar: dict[Any, bool] = {}
+        self._sugar: dict[object, bool] = {}
         self.unseen = 0  # depth of what is not the script's work
         self.real_integers = 0  # depth of C++ that reads integers it has made
 
@@ -54,7 +54,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Tensors hold no data: this makes them."""
         self._fakes = fakes
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: tuple[type, ...], args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         if func is _DEVICE_QUERY and type(args[0]) is self._fake:
             return args[0]._fake_device
         sugar = self._sugar.get(types)
@@ -95,8 +97,14 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _ran(
-        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, out: Any, entry: Entry | None = None
-    ) -> Any:
+        self,
+        func: OpOverload,
+        facts: OpFacts,
+        args: Arguments,
+        kwargs: Keywords,
+        out: object,
+        entry: Entry | None = None,
+    ) -> object:
         """Write down an op that has run; `entry`: what is kept of this very call."""
         if facts.view:
             return out
@@ -127,7 +135,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._fakes.take_inputs()
         return out
 
-    def _special(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> Any:
+    def _special(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> object:
         """An op that does not simply run."""
         recorder, reader, fake = self._recorder, self._reader, self._fakes is not None
         if facts.view and not facts.communication:
@@ -169,5 +177,5 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         return out
 
 
-def _is_integer(kwargs: dict[str, Any]) -> bool:
+def _is_integer(kwargs: dict[str, object]) -> bool:
     return kwargs.get("dtype") is torch.int32

@@ -233,7 +233,7 @@ class Recorder:
 
     # ---- optimizers
 
-    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.where.optimizers += 1
         if self.where.optimizers == 1:
             self.where.steps_in_backward = compat.in_backward()
@@ -244,7 +244,7 @@ class Recorder:
             self.ledger.mark((local_part(p) for p in parameters), "parameter")
             self.ledger.mark((local_part(p.grad) for p in parameters if p.grad is not None), "gradient")
 
-    def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         states = (v for state in optimizer.state.values() if isinstance(state, dict) for v in state.values())
         self.ledger.mark((local_part(v) for v in states if isinstance(v, torch.Tensor)), "optimizer")
         gradients = (
@@ -264,7 +264,9 @@ class Recorder:
 
     # ---- what Python reads
 
-    def read(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
+    def read(
+        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]
+    ) -> Any:
         """An op that gives Python a value: what it is told; the host waits for the device."""
         value = self.reader.read_value(func, facts, args, kwargs, inputs)
         on_device = [t for t in inputs if t.device.type == self.device]

@@ -191,7 +191,7 @@ class Rows:
         read: float,
         wrote: float,
         scalars: tuple[object, ...],
-        inputs: list[Any],
+        inputs: list[torch.Tensor],
         numbers: list[int],
         sizes: list[int],
         positions: list[int],

@@ -17,13 +17,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.studies.programs.communication import Communication
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 SPIN_S = 300e-6  # `time.sleep` comes back up to this late; the rest is spun
 TIMER_SPIN_S = 80e-6  # less on the timer thread: while it spins nobody else runs Python
@@ -130,7 +133,7 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         self,
         calls: tuple[Communication, ...],
         due: Due,
-        outputs: Iterable[Any],
+        outputs: Iterable[torch.Tensor],
         works: Works,
         source: int = -1,
         ending: Callable[[], None] | None = None,
@@ -143,7 +146,7 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         self.ending = Once(ending) if ending is not None else None
         works.keep(self)
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it is done, then tell the listener, once."""
         wait_until(self.due)
         if self.ending is not None:
@@ -180,11 +183,11 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
-    def result(self) -> list[Any]:
+    def result(self) -> list[torch.Tensor]:
         """The output tensors that are still there."""
         return [tensor for tensor in (output() for output in self._outputs) if tensor is not None]
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future:
         """A future of the output tensors. Callbacks run on the timer's thread, as elsewhere on the backend's."""
         outputs = self.result()
         devices = sorted({tensor.device for tensor in outputs if tensor.device.type == "cuda"}, key=str)
@@ -213,7 +216,9 @@ class Once:
                 what()
 
 
-def _completion(future: Any, outputs: list[Any], ending: Callable[[], None] | None, works: Works) -> Callable[[], None]:
+def _completion(
+    future: torch.futures.Future, outputs: list[torch.Tensor], ending: Callable[[], None] | None, works: Works
+) -> Callable[[], None]:
     def complete() -> None:
         if ending is not None and not works.closing:
             try:

@@ -166,7 +166,7 @@ def train(
     return _Member(place, progress, loss, steps, seed, on_step, saving).run()
 
 
-def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> list[Any]:
+def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> list[torch.Tensor]:
     """This rank's gradients, rank 0's buffers, and the loss as flat pieces; the last one ends with the loss and a place
     for a vote.
 
@@ -190,7 +190,7 @@ def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> 
     return list(flat.split(BUCKET_BYTES // flat.element_size()))
 
 
-def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
+def _commit(progress: Progress, pieces: list[torch.Tensor], world: int) -> None:
     """Nothing before this changes what a member would hand over."""
     import torch
 
@@ -213,13 +213,13 @@ def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
     progress.step += 1
 
 
-def _averages(model: torch.nn.Module) -> list[Any]:
+def _averages(model: torch.nn.Module) -> list[torch.Tensor]:
     """Buffers that a forward pass may change: what layers with running statistics keep."""
     layers = [one for one in model.modules() if getattr(one, "track_running_stats", False)]
     return [buffer for one in layers for buffer in one.buffers(recurse=False)]
 
 
-def _trained(model: torch.nn.Module) -> list[Any]:
+def _trained(model: torch.nn.Module) -> list[torch.Tensor]:
     return [one for one in model.parameters() if one.requires_grad]
 
 

@@ -9,7 +9,6 @@ private_outside      of these with the label private: none, by the filter
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -120,7 +119,7 @@ def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[Placed | N
     return result
 
 
-def figures_of(placed: list[Placed | None], work: list[HybridJob], clouds: Clouds) -> dict[str, Any]:
+def figures_of(placed: list[Placed | None], work: list[HybridJob], clouds: Clouds) -> dict[str, object]:
     """The measures of the strategies."""
     there = [each for each in placed if each is not None]
     label = {job.index: job.label for job in work}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.studies.fleet.board import Board
 from windtunnel.studies.fleet.decision import Decision, Placement, Snapshot
@@ -51,7 +50,7 @@ def decision(
     chosen: Mapping[int, tuple[str, int]],
     kinds: Sequence[str],
     per_node: int,
-    memory: Any = None,
+    memory: object = None,
 ) -> Decision:
     """(kind, GPUs) of each job on nodes: who keeps both keeps its nodes; the others by falling size, then in order.
 

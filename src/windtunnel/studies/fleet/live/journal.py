@@ -47,7 +47,7 @@ class Journal:
         self._file.truncate(whole)  # or the next entry would stand on that line, and be lost with it
         return found
 
-    def write(self, **entry: Any) -> None:
+    def write(self, **entry: object) -> None:
         """One entry, on disk when this returns."""
         self._file.write(json.dumps(entry, sort_keys=True) + "\n")
         self._file.flush()

@@ -92,7 +92,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: 
         ]
         Clock(running, nodes, policy()).run()
         simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
-    rows: list[dict[str, Any]] = [
+    rows: list[dict[str, object]] = [
         {
             "job": job.name,
             "jct_s": None if job.end_s is None else round(job.end_s - job.submit_s, 3),

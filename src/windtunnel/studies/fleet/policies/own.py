@@ -96,7 +96,7 @@ def _with(policy: Any, parameters: Mapping[str, Any], name: str) -> Any:
     return rounds
 
 
-def _as(example: Any, value: Any, key: str) -> Any:
+def _as(example: object, value: object, key: str) -> Any:
     """The value, of the kind of the parameter's own. Raises SpecError."""
     if isinstance(example, bool):
         if isinstance(value, bool):

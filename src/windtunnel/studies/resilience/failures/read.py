@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -116,7 +116,7 @@ def read_failures(word: str | Path) -> FailureProcess:
     return _built(read_form(text, SHAPE), text)
 
 
-def _built(document: Mapping[str, Any], where: str) -> FailureProcess:
+def _built(document: Mapping[str, object], where: str) -> FailureProcess:
     try:
         form = _File.model_validate(document)
     except ValidationError as error:
@@ -158,7 +158,7 @@ def process_to_yaml(process: FailureProcess) -> str:
     causes = [
         {**{key: getattr(one, key) for key in named}, "per_day": one.rate_per_s * DAY_S} for one in process.causes
     ]
-    document: dict[str, Any] = {"name": process.name, "source": process.source, "causes": causes}
+    document: dict[str, object] = {"name": process.name, "source": process.source, "causes": causes}
     if lemons.share_of_hosts:
         document["lemons"] = asdict(lemons)
     if bursts.share:
