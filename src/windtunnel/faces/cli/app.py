@@ -43,8 +43,9 @@ def build(asked: str = "", *, everything: bool = False) -> App:
     if asked in VERBS:
         app.command(made(asked, everything=everything), name=asked)
         return app
+    completes = asked == "--install-completion"  # with the flags of all verbs
     for verb in VERBS:
-        app.command(named(verb) if verb in QUESTIONS else made(verb), name=verb)
+        app.command(named(verb) if verb in QUESTIONS and not completes else made(verb), name=verb)
     app.register_install_completion_command()
     return app
 

@@ -280,10 +280,10 @@ def test_a_sweep_of_a_fleet_has_its_figures(tmp_path: Path) -> None:
     study = {
         "verb": "fleet",
         "fixed": {"trace": str(trace), "cluster": "v100:8"},
-        "grid": {"policies": ["fifo", "sjf", "none such"], "seed": [0, 1]},
+        "grid": {"policy": ["fifo", "sjf", "none such"], "seed": [0, 1]},
     }
     sweep(study, out=tmp_path / "t.parquet", executor="serial")
-    rows = {(row["policies"], row["seed"]): row for row in pq.read_table(tmp_path / "t.parquet").to_pylist()}
+    rows = {(row["policy"], row["seed"]): row for row in pq.read_table(tmp_path / "t.parquet").to_pylist()}
     assert rows["fifo", 0]["mean_jct_s"] == rows["fifo", 1]["mean_jct_s"] == 125.0
     assert rows["sjf", 0]["mean_jct_s"] == 100.0
     assert rows["none such", 0]["status"] == "refused"
