@@ -53,7 +53,7 @@ class Report:
     unread: tuple[str, ...] = ()  # columns of the table that nothing reads
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """The report as JSON-able data."""
         groups = {name: [asdict(one) for one in getattr(self, name)] for name in GROUPS}
         for shown, one in zip(groups["feasibility"], self.feasibility, strict=True):
             shown |= {"recall": one.recall, "false_alarm_share": one.false_alarm_share}

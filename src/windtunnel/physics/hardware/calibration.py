@@ -104,7 +104,7 @@ class Calibration:
 
     @cached_property
     def digest(self) -> str:
-        """Of the whole content."""
+        """Digest of the whole content."""
         text = json.dumps(calibration_to_document(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 

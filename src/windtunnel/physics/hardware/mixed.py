@@ -28,12 +28,12 @@ class MixedCluster:
 
     @property
     def n_gpus(self) -> int:
-        """All of them."""
+        """GPUs of all types."""
         return sum(part.n_gpus for part in self.parts)
 
     @property
     def name(self) -> str:
-        """`h100-sxm:32+a100-80gb:32`."""
+        """The parts' names and sizes: `h100-sxm:32+a100-80gb:32`."""
         return JOINED.join(f"{part.gpu.name}:{part.n_gpus}" for part in self.parts)
 
     def clusters_on_own_network(self) -> tuple[Cluster, ...]:

@@ -78,7 +78,7 @@ class Progress:
 
     @classmethod
     def start(cls, curve: Curve, rates: Rates) -> Progress:
-        """No points yet."""
+        """The progress of a curve with no points yet."""
         kind = KINDS[curve.kind]
         shapes = list(kind.shapes())
         return cls(

@@ -371,7 +371,7 @@ class _Done:
     """A rank that takes no part."""
 
     def wait(self) -> None:
-        """At once."""
+        """The work is done: return at once."""
 
 
 def _start(torch: ModuleType, kind: str, size: int, rank: int, world_size: int, device: str) -> Start:

@@ -39,7 +39,7 @@ _CONTEXT_BYTES = 1 << 30  # what a context takes at most, where its own size is 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What `describe` found."""
+    """A device as `describe` found it."""
 
     spec: str  # "cpu" or "cuda:0"
     kind: str  # "cpu" or "cuda"

@@ -118,7 +118,7 @@ class Session:
 
     @property
     def spent_s(self) -> float:
-        """Of the budget, earlier runs included."""
+        """Seconds of the budget that are spent, by earlier runs too."""
         return self.spent_before_s + time.monotonic() - self.begun
 
     def note(self, text: str) -> None:

@@ -51,7 +51,7 @@ class Pool:
         return self._numbers[start : start + count].view(shape)
 
     def leaf(self, *shape: int) -> Tensor:
-        """As `numbers`, wanting a gradient."""
+        """A tensor as of `numbers`, which wants a gradient."""
         return self.numbers(*shape).detach().requires_grad_()
 
     def writable(self, *shape: int) -> Tensor:

@@ -47,7 +47,7 @@ class Peak:
     timeline: tuple[tuple[float, int], ...] = ()  # seconds from the step's begin, bytes; thinned
 
     def to_dict(self) -> dict[str, object]:
-        """JSON-able."""
+        """The peak as JSON-able data."""
         return asdict(self)
 
 
@@ -80,7 +80,7 @@ class Log:
 
 
 def read_log(document: Mapping[str, Any]) -> Log:
-    """From the profiler's Chrome trace."""
+    """The log in the profiler's Chrome trace."""
     log = Log()
     for event in document.get("traceEvents", ()):
         name, phase = str(event.get("name", "")), event.get("ph")

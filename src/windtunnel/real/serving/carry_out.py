@@ -32,7 +32,7 @@ class Timed:
         self.asked_ns = 0
 
     def plan(self, state: State) -> Plan:
-        """The policy's."""
+        """The plan of the policy."""
         self.asked_ns = self._now_ns()
         return self.policy.plan(state)
 

@@ -53,7 +53,7 @@ class Side:
     preemptions: int
 
     def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """The side as JSON-able data."""
         return {
             "ttft_s": dict(self.ttft), "tpot_s": dict(self.tpot), "e2e_s": dict(self.e2e),
             "output_tokens_per_s": self.tokens_per_s, "steps": self.steps, "preemptions": self.preemptions,
@@ -62,7 +62,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Compared(Answer):
-    """All policies."""
+    """The comparison of all policies."""
 
     device: str
     rate_per_s: float
@@ -76,7 +76,7 @@ class Compared(Answer):
     wall_s: Mapping[str, float]
 
     def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """The comparison as JSON-able data."""
         return {
             "device": self.device,
             "rate_per_s": self.rate_per_s,

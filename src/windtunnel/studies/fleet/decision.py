@@ -117,7 +117,7 @@ class Rounds:
     interval_s: float
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """As the inner policy does."""
+        """The decision of the inner policy."""
         return self.inner.decide(snapshot)
 
 

@@ -20,7 +20,7 @@ class Moment:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One job's state."""
+    """The state of one job."""
 
     index: int
     submit_ns: int

@@ -109,7 +109,7 @@ class Chain:
 
 
 def chain_of_work(kinds: tuple[int, ...], work: Mapping[tuple[int, int], int]) -> Chain:
-    """Of kernels alone."""
+    """Chain of a step's kernels alone."""
     own, of_block = _own(kinds)
     zero = np.zeros(len(of_block))
     total, begin = [], []
@@ -407,7 +407,7 @@ class Bounds:
         return chain, self._ranks[chain]
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Of the fullest rank, at least."""
+        """Memory of the fullest rank, at least."""
         chain, ranks = self._held_by_ranks(layout)
         in_flight = (*chain, layout.micro_batches, layout.plan.recompute, layout.plan.offload_activations)
         if in_flight not in self._in_flight:

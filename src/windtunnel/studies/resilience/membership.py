@@ -20,7 +20,7 @@ MOST_STARTS_WITHOUT_PROGRESS = 10  # in a row, beyond those that the job began w
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Members by rank."""
+    """A view: members by rank."""
 
     generation: int
     members: tuple[str, ...]

@@ -80,7 +80,7 @@ class Journal:
         self._file.close()
 
     def add(self, row: dict[str, object]) -> None:
-        """One row."""
+        """Add one row."""
         self._file.write(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
         if monotonic() - self._synced_s > SYNC_S:

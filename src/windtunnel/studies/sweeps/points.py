@@ -52,7 +52,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is swept."""
+    """A study: what is swept."""
 
     verb: str
     points: tuple[Point, ...]  # known beforehand

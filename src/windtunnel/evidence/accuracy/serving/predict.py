@@ -120,7 +120,7 @@ def _middle(values: list[float]) -> float:
 
 
 def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
-    """The row's client."""
+    """The workload of the row's client."""
     for name in ("isl", "osl"):
         if not (row.number(name) or 0.0) >= 1.0:
             raise UserError(f"{name} = {row.text(name)!r}: a deployment without lengths is no question")

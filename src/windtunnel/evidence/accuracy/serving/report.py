@@ -70,7 +70,7 @@ class ServingReport:
         write_csv(path, names, rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The report as JSON-able data."""
         return {
             "table": self.source,
             "rows": len(self.rows),

@@ -52,7 +52,7 @@ class ServingRow:
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """The row's name."""
         return self.fields["id"]
 
     def text(self, name: str) -> str:

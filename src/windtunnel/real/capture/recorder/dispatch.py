@@ -30,7 +30,7 @@ _DEVICE_QUERY = torch.ops.prim.device.default  # C++ asks a fake tensor for its 
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Of one recorder."""
+    """The dispatch mode of one recorder."""
 
     supports_higher_order_operators = True
 

@@ -29,7 +29,7 @@ _OUTER = ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModul
 
 
 class Place(NamedTuple):
-    """Of an op."""
+    """The place of an op in the model."""
 
     module: str
     phase: str
@@ -121,7 +121,7 @@ class Whereabouts:
         self._micro_batch = count
 
     def name_of(self, module: torch.nn.Module) -> str:
-        """As ops of it are named."""
+        """The name of a module, as its ops carry it."""
         return self._names.get(module, type(module).__name__)
 
     # ---- recomputation
@@ -188,7 +188,7 @@ class Whereabouts:
     # ---- ops
 
     def place_of(self, inputs: Iterable[torch.Tensor]) -> Place:
-        """Of the op that runs now and takes `inputs`."""
+        """The place of the op that runs now and takes `inputs`."""
         place = self._here(inputs)
         return place._replace(compiled=0) if self._hooks_depth else place
 

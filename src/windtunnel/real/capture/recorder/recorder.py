@@ -140,7 +140,7 @@ class Recorder:
 
     @property
     def program(self) -> RankProgram:
-        """Of the last finished step."""
+        """The program of the last finished step."""
         if not self.programs:
             raise LookupError("no step was finished: the script stepped no optimizer, nor was end_step called")
         return self.programs[-1]

@@ -73,7 +73,7 @@ class Note:
 
 
 class Rows:
-    """Of one recorder."""
+    """The rows of one recorder."""
 
     def __init__(self, ledger: Ledger, where: Whereabouts, device: str) -> None:
         self.ledger, self.where, self.device = ledger, where, device
@@ -93,7 +93,7 @@ class Rows:
         self.base = base
 
     def spec(self, tensor: torch.Tensor) -> tuple[TensorSpec, int]:
-        """Of a tensor, and its bytes."""
+        """The spec of a tensor, and its bytes."""
         key = (tensor.shape, tensor.dtype, tensor.device.type)
         found = self._specs.get(key)
         if found is None:

@@ -142,5 +142,5 @@ class _Constants:
         self._words[number] = value
 
     def address(self, number: int) -> int:
-        """Of its code."""
+        """The address of its code."""
         return self._at + 64 * number

@@ -141,7 +141,7 @@ class Answers:
         is_async: bool = True,
         *_: object,
     ) -> object:
-        """One tensor."""
+        """All-reduce of one tensor."""
         work = self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
         return tensors, work
 
@@ -165,7 +165,7 @@ class Answers:
         is_async: bool = True,
         *_: object,
     ) -> object:
-        """From the root."""
+        """Broadcast from the root."""
         work = self._do(group, "broadcast", bytes_of(tensors), tensors, tensors, position=root, is_async=is_async)
         return tensors, work
 
@@ -179,7 +179,7 @@ class Answers:
         is_async: bool = True,
         *_: object,
     ) -> object:
-        """To the root."""
+        """Reduce to the root."""
         return self._do(group, "reduce", bytes_of(tensors), tensors, tensors, op=op, position=root, is_async=is_async)
 
     def allgather_(
@@ -250,7 +250,7 @@ class Answers:
     def gather_(
         self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: object
     ) -> Any:
-        """To the root."""
+        """Gather to the root."""
         flat = self._one_each(group, "gather", outputs)
         total = bytes_of(flat) or bytes_of(inputs) * self._world.group_of(group).size
         return self._do(group, "gather", total, inputs, flat, position=root, is_async=is_async)
@@ -258,7 +258,7 @@ class Answers:
     def scatter_(
         self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: object
     ) -> Any:
-        """From the root."""
+        """Scatter from the root."""
         flat = self._one_each(group, "scatter", inputs)
         total = bytes_of(flat) or bytes_of(outputs) * self._world.group_of(group).size
         return outputs, self._do(group, "scatter", total, flat, outputs, position=root, is_async=is_async)
@@ -296,7 +296,7 @@ class Answers:
     def barrier(
         self, _tensor: object, group: dist.ProcessGroup | None, _devices: object, is_async: bool = True, *_: object
     ) -> Any:
-        """No data."""
+        """Barrier: moves no data."""
         return self._do(group, "barrier", 0, (), (), is_async=is_async)
 
     def monitored_barrier_(self, _tensor: object, group: dist.ProcessGroup | None, *_: object) -> None:
@@ -307,15 +307,15 @@ class Answers:
     # -------------------------------------------------------------------------------------------------------- messages
 
     def send(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, to: int, tag: int) -> Any:
-        """To one member."""
+        """Send to one member."""
         return self._do(group, "send", bytes_of(tensors), tensors, (), position=to, tag=tag)
 
     def recv_(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, source: int, tag: int) -> object:
-        """From one member."""
+        """Receive from one member."""
         return self._do(group, "recv", bytes_of(tensors), (), tensors, position=source, tag=tag)
 
     def recv_any_source_(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, tag: int) -> object:
-        """From whoever sends."""
+        """Receive from whoever sends."""
         return self._do(group, "recv", bytes_of(tensors), (), tensors, tag=tag)
 
 

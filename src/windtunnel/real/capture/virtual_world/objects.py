@@ -242,5 +242,5 @@ def dumps(obj: object) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The objects again."""
+    """The objects of pickled data."""
     return pickle.loads(data)

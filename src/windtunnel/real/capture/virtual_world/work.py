@@ -159,11 +159,11 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """The same as `wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As `wait`."""
+        """The same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:

@@ -126,7 +126,7 @@ class NcclMemory:
         return True
 
     def release(self) -> None:
-        """Give it back."""
+        """Give the memory back."""
         library = _cudart()
         for pointer in self._held:
             if library is not None:

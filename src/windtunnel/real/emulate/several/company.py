@@ -33,7 +33,7 @@ _LOOK_S = 0.01
 
 
 class Company:
-    """Of one real rank."""
+    """The other real ranks, for one real rank."""
 
     def __init__(
         self,

@@ -239,7 +239,7 @@ class _Reduction:
             self.given = torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
     def end(self) -> None:
-        """Scale it."""
+        """Scale the result."""
         proxies = self._proxies
         if self.op != "sum":
             return

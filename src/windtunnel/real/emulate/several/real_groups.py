@@ -56,55 +56,55 @@ class Among:
         return self.proxies.real.index(place) if place in self.proxies.real else None
 
     def backend(self, tensors: Sequence[torch.Tensor]) -> torch._C._distributed_c10d.Backend:
-        """For these tensors."""
+        """The backend for these tensors."""
         device = tensors[0].device.type if tensors else "cpu"
         return self._backends.get(device) or self._backends["cpu"]
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> Lent:
-        """In place, over the real members; the work."""
+        """All-reduce in place, over the real members; the work."""
         options = _options("Allreduce", reduceOp=_OPS[op])
         return Lent(lambda lent: self.backend((tensor,)).allreduce([lent], options), tensor)
 
     def reduce(self, tensor: torch.Tensor, to: int, op: str = "sum") -> Lent:
-        """To one of them; elsewhere the tensor is used up."""
+        """Reduce to one of them; elsewhere the tensor is used up."""
         options = _options("Reduce", reduceOp=_OPS[op], rootRank=to)
         return Lent(lambda lent: self.backend((tensor,)).reduce([lent], options), tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Lent:
-        """From one of them."""
+        """Broadcast from one of them."""
         options = _options("Broadcast", rootRank=source)
         return Lent(lambda lent: self.backend((tensor,)).broadcast([lent], options), tensor)
 
     def exchange(
         self, received: torch.Tensor, sent: torch.Tensor, receive_rows: list[int], send_rows: list[int]
     ) -> Lent:
-        """All to all, in rows of two flat tensors."""
+        """Exchange all to all, in rows of two flat tensors."""
         options = _options("AllToAll")
         ask = self.backend((sent,)).alltoall_base
         return Lent(lambda into, out: ask(into, out, receive_rows, send_rows, options), received, sent)
 
     def gather(self, parts: list[torch.Tensor], own: torch.Tensor, to: int) -> Lent:
-        """Parts of all on one of them."""
+        """Gather the parts of all on one of them."""
         options = _options("Gather", rootRank=to)
         ask, mine = self.backend((own,)).gather, self.me == to
         return Lent(lambda one, *rest: ask([list(rest)] if mine else [], [one], options), own, *parts)
 
     def scatter(self, own: torch.Tensor, parts: list[torch.Tensor], source: int) -> Lent:
-        """Parts from one of them."""
+        """Scatter parts from one of them."""
         options = _options("Scatter", rootRank=source)
         ask, mine = self.backend((own,)).scatter, self.me == source
         return Lent(lambda one, *rest: ask([one], [list(rest)] if mine else [], options), own, *parts)
 
     def barrier(self) -> dist.Work:
-        """No data."""
+        """Barrier: moves no data."""
         return self._backends["cpu"].barrier(compat.c10d().BarrierOptions())
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> Lent:
-        """To one of them."""
+        """Send to one of them."""
         return Lent(lambda *lent: self.backend(tensors).send(list(lent), to, tag), *tensors)
 
     def receive(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Lent:
-        """From one of them; -1: from whoever sends."""
+        """Receive from one of them; -1: from whoever sends."""
         backend = self.backend(tensors)
         if source < 0:
             return Lent(lambda *lent: backend.recv_anysource(list(lent), tag), *tensors)
@@ -112,7 +112,7 @@ class Among:
 
 
 class RealGroups:
-    """Of one real rank."""
+    """The groups of one real rank."""
 
     def __init__(self, rank: int, real: Sequence[int], folder: Path) -> None:
         self.rank, self.real = rank, tuple(sorted(real))

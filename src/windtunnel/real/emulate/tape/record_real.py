@@ -94,7 +94,7 @@ class Recording:
         return kernel
 
     def keep(self, work: KeptWork, key: Key, tensors: Sequence[torch.Tensor]) -> None:
-        """Its outputs are there."""
+        """Keep the outputs of a communication that is done."""
         data = [bytes_of(tensor) for tensor in tensors]
         with self._lock:
             self._works.discard(work)
@@ -121,17 +121,17 @@ class KeptWork(dist.Work):  # type: ignore[misc]
             self._recording.keep(self, self._key, outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As torch's, then keep."""
+        """Wait as torch's work does, then keep the outputs."""
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         self._keep()
         return done
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """The same as `wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As `wait`."""
+        """The same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:

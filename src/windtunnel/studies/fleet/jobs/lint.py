@@ -31,7 +31,7 @@ class Finding:
     jobs: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The finding as JSON-able data."""
         return asdict(self)
 
 

@@ -24,7 +24,7 @@ class Typed:
     phases: int = 1
 
     def phase_end(self, phase: int) -> float:
-        """All steps."""
+        """Units of all steps."""
         return self.steps
 
     def rate(self, placement: Placement, phase: int) -> float:

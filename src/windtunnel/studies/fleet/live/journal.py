@@ -54,5 +54,5 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let others in."""
+        """Close the file, which lets others in."""
         self._file.close()

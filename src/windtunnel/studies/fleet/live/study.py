@@ -32,7 +32,7 @@ class LiveRun(Answer):
     jobs: tuple[dict[str, Any], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The run as JSON-able data."""
         return {**vars(self), "jobs": list(self.jobs)}
 
 

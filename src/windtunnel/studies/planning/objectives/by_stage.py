@@ -62,7 +62,7 @@ class ByStage(Bounds):
         return forward, backward
 
     def work_ns(self, layout: Layout) -> float:
-        """By kernels alone."""
+        """Time of the kernels alone."""
         pairs = zip(self.of_type, self.layouts(layout), strict=True)
         parts = [own.works(one).passes(*spans(layout.virtual_layers)) for own, one in pairs]
         return self._busy(layout, *self._mixed(layout, parts))

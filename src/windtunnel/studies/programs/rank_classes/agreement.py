@@ -53,7 +53,7 @@ class Book:
     meetings: dict[object, list[Meeting]] = field(default_factory=dict)  # by kind of group
 
     def calls_of(self, program: int, kind: object) -> list[Call]:
-        """In order."""
+        """The calls of a program of one kind, in order."""
         return self.calls.get((program, kind), [])
 
 
