@@ -103,14 +103,14 @@ def _rows(path: Path | None, question: Search) -> Iterator[Callable[[Layout, Rep
     if path is None:
         yield None
         return
-    from windtunnel.studies.planning.plan import sized
+    from windtunnel.studies.planning.plan import cluster_of_size
     from windtunnel.studies.sweeps.journal import Journal
 
     with Journal(path) as journal:
 
         def told(layout: Layout, replay: Replayed) -> None:
             seconds, gpus = replay.step_ns / 1e9, layout.cluster.n_gpus
-            inputs = {"model": question.model.base, "cluster": sized(question.cluster, gpus).base}
+            inputs = {"model": question.model.base, "cluster": cluster_of_size(question.cluster, gpus).base}
             outputs = {
                 "step_time_s": seconds,
                 "tokens_per_s": layout.plan.global_batch * layout.plan.seq_len / seconds,

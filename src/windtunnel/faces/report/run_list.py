@@ -61,7 +61,7 @@ class RunList:
         self._lock = Lock()
 
     def all(self) -> list[Run]:
-        """Newest first."""
+        """All runs, newest first."""
         return self.newest(None)[0]
 
     def newest(self, most: int | None) -> tuple[list[Run], int]:
@@ -82,7 +82,7 @@ class RunList:
         return found, len(saved)
 
     def names(self) -> list[str]:
-        """Of all runs; none is read."""
+        """Names of all runs; no run is read."""
         folders = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(one.name for one in folders if NAME.fullmatch(one.name) and (one / RESULT_FILE).is_file())
 
@@ -96,7 +96,7 @@ class RunList:
             and all(word in f"{run.words} {' '.join(tags.get(run.name, ())).lower()}" for word in words)
         ]
 
-    def one(self, name: str) -> Run:
+    def find_run(self, name: str) -> Run:
         """One line of the list. InputFileError where there is none of this name."""
         return self._run(self.result_path(name).parent)
 

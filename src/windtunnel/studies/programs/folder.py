@@ -61,7 +61,7 @@ def check_place(out: Path) -> None:
         raise InputFileError(out, "is a folder with other things in it", "give --out a new folder")
 
 
-def publish(out: Path, document: Mapping[str, Any], programs: Mapping[int, Path]) -> None:
+def publish(out: Path, document: Mapping[str, object], programs: Mapping[int, Path]) -> None:
     """Put the folder in place of an earlier one. `programs`: files to copy, by rank."""
     out = Path(os.path.abspath(out))
     check_place(out)
@@ -107,7 +107,7 @@ def _staging(out: Path) -> str:
     return f".{out.name}.windtunnel-"
 
 
-def content_hash(folder: Path, document: Mapping[str, Any]) -> str:
+def content_hash(folder: Path, document: Mapping[str, object]) -> str:
     """Of the programs and of who runs them."""
     text = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(folder).glob("rank_*.jsonl.gz")):
@@ -118,7 +118,7 @@ def content_hash(folder: Path, document: Mapping[str, Any]) -> str:
     return text.hexdigest()
 
 
-def table_document(table: Table) -> dict[str, Any]:
+def table_document(table: Table) -> dict[str, object]:
     """The table as plain data."""
     layout = table.layout
     return {
@@ -131,7 +131,7 @@ def table_document(table: Table) -> dict[str, Any]:
     }
 
 
-def runs_document(grid: Grid, representatives: Sequence[int]) -> dict[str, Any]:
+def runs_document(grid: Grid, representatives: Sequence[int]) -> dict[str, object]:
     """Every rank's representative, where all ranks were run."""
     runs: list[list[int]] = []
     for representative in representatives:

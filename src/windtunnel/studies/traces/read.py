@@ -62,7 +62,7 @@ def _read(paths: Sequence[Path]) -> Trace:
 
 
 def _json(paths: Sequence[Path]) -> Trace:
-    from windtunnel.studies.traces.joined import joined
+    from windtunnel.studies.traces.joined import join_ranks
     from windtunnel.studies.traces.kineto.file import read_json_trace
     from windtunnel.studies.traces.kineto.rank import kineto_ops, rank_of
 
@@ -93,7 +93,7 @@ def _json(paths: Sequence[Path]) -> Trace:
         next(iter(ranks.values())).notes.append(
             f"the files say different numbers of ranks ({differing}): are they of one job?"
         )
-    return joined("Kineto", list(ranks.values()))
+    return join_ranks("Kineto", list(ranks.values()))
 
 
 def _format(path: Path) -> str:

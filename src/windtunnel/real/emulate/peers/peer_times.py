@@ -123,5 +123,5 @@ def _check_calls(path: Path, program: HostProgram, communications: Sequence[Comm
         )
 
 
-def _tuple(value: Any) -> Any:
+def _tuple(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else value
