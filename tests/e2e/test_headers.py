@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sweep study.yaml --executor serial", "sweep", {"executor": "serial"}),
         ("sweep sweep.parquet --show time_vs_plan.tp", "sweep --show", {"show": "time_vs_plan.tp"}),
         (SERVE, "serve", {}),
-        ("runs", "runs", {}),
+        ("runs", "runs list", {}),
     ],
 )
 def test_the_question_and_the_command_stand_in_the_answer(

@@ -23,12 +23,16 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What asks and answers a verb, both as `module:name`; a line of help; the version of its plain form."""
+    """What asks and answers a verb, both as `module:name`; a line of help; the version of its plain form.
+
+    A `pure` one only answers: it writes no file, runs no program and looks at no clock, so it may stand in a file.
+    """
 
     question: str
     answer: str
     text: str
     version: int = 1
+    pure: bool = True
 
 
 QUESTIONS: Mapping[str, Verb] = {
@@ -84,11 +88,13 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.serve_real:ServeReal",
         "windtunnel.real.serving.compare:answer",
         "Serve a small real model on this machine under each policy, measured beside predicted.",
+        pure=False,
     ),
     "serve listen": Verb(
         "windtunnel.questions.serve_listen:ServeListen",
         "",
         "Answer requests of OpenAI's API in simulated time.",
+        pure=False,
     ),
     "fleet": Verb(
         "windtunnel.questions.fleet:Fleet",
@@ -119,6 +125,50 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.fleet_live:FleetLive",
         "",
         "Run the commands of a trace here under one policy, beside their simulation.",
+        pure=False,
+    ),
+    "explain": Verb(
+        "windtunnel.questions.explain:Explain",
+        "windtunnel.studies.traces.explain:answer",
+        "Say why a real job is slower than it should be: which worker, stage or kind of op, and what mending it gives.",
+    ),
+    "watch": Verb(
+        "windtunnel.questions.explain:Watch",
+        "windtunnel.real.survive.watch.verdict:answer",
+        "Name the rank that makes all others wait, or that is slow, from the logs that ranks write while they run.",
+        pure=False,
+    ),
+    "compare": Verb(
+        "windtunnel.questions.saved:Compare",
+        "windtunnel.faces.report.comparison.compare:answer",
+        "Show where two runs differ, and what explains it.",
+    ),
+    "launch": Verb(
+        "windtunnel.questions.saved:Launch",
+        "windtunnel.faces.report.run_list:answer_launch",
+        "Print what a framework is launched with for the plan of a run.",
+    ),
+    "runs list": Verb(
+        "windtunnel.questions.saved:RunsList",
+        "windtunnel.faces.report.run_list:answer",
+        "List saved runs, newest first, or search them.",
+    ),
+    "runs tag": Verb(
+        "windtunnel.questions.saved:RunsTag",
+        "windtunnel.faces.report.run_list:answer_tag",
+        "Give runs tags in place of those that they have.",
+        pure=False,
+    ),
+    "runs delete": Verb(
+        "windtunnel.questions.saved:RunsDelete",
+        "windtunnel.faces.report.run_list:answer_delete",
+        "Delete run folders.",
+        pure=False,
+    ),
+    "validate": Verb(
+        "windtunnel.questions.validate:Validate",
+        "windtunnel.evidence.accuracy.study:answer",
+        "Predict every run of a table of measured runs, and show how far off that is, source by source.",
     ),
 }
 

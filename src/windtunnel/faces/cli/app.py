@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.faces.cli.flags import spelled
-from windtunnel.faces.cli.verbs import LAUNCHERS, VERBS, made, named
+from windtunnel.faces.cli.verbs import GROUPS, LAUNCHERS, VERBS, made, named
 from windtunnel.faces.cli.version import version_line
 from windtunnel.questions.former import current
 from windtunnel.questions.question import QUESTIONS, question_class
@@ -25,6 +25,7 @@ from windtunnel.questions.words import flag_fields
 
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 HELP_ALL = "--help-all"  # rare flags too
+COMPLETION = "--install-completion"  # its script knows the flags of all verbs
 NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
 
 
@@ -44,7 +45,8 @@ def build(asked: str = "", *, everything: bool = False) -> App:
         app.command(made(asked, everything=everything), name=asked)
         return app
     for verb in VERBS:
-        app.command(named(verb) if verb in QUESTIONS else made(verb), name=verb)
+        listed = asked != COMPLETION and (verb in QUESTIONS or verb in GROUPS)
+        app.command(named(verb) if listed else made(verb), name=verb)
     app.register_install_completion_command()
     return app
 
