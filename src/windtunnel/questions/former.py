@@ -46,7 +46,8 @@ def renewed(words: Sequence[str]) -> list[str]:
     return [*verb, *places, *_written([flag for flag in flags if flag[0] not in WHERE_IT_RUNS])]
 
 
-OF_RUNS, HELP = ("list", "tag", "delete"), ("--help", "-h", "--help-all")
+OF_RUNS, OF_CALIBRATION = ("list", "tag", "delete"), ("device", "collectives", "show")
+HELP = ("--help", "-h", "--help-all")
 
 
 def _of_several(words: Sequence[str]) -> list[str]:
@@ -56,6 +57,13 @@ def _of_several(words: Sequence[str]) -> list[str]:
         return ["watch", *(word for word in rest if word != "--silent"), "--over"]
     if verb == ["runs"] and rest[:1] not in [[name] for name in (*OF_RUNS, *HELP)]:
         return _of_runs(rest)
+    if verb == ["calibrate"] and rest[:1] not in [[name] for name in (*OF_CALIBRATION, *HELP)]:
+        for flag in ("--show", "--collectives"):
+            parts = [word.partition("=") for word in rest]
+            if flag in [name for name, _, _ in parts]:
+                kept = [value if name == flag else name + equals + value for name, equals, value in parts]
+                return [*verb, flag.removeprefix("--"), *filter(None, kept)]
+        return [*verb, "device", *rest]
     return list(words)
 
 

@@ -18,6 +18,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> flag o
     "predict": {"--ops": "--rows"},
     "plan": {"--techniques": "--technique", "--tried": "--rows"},
     "survive": {"--gpu-hour": "--price", "--observed": "--log"},
+    "run": {"--write-times": "--rows"},
     "compare": {"--out": "--runs"},
     "runs list": {"--out": "--runs"},
     "runs tag": {"--out": "--runs"},

@@ -145,8 +145,44 @@ QUESTIONS: Mapping[str, Verb] = {
     ),
     "launch": Verb(
         "windtunnel.questions.saved:Launch",
-        "windtunnel.faces.report.run_list:answer_launch",
+        "windtunnel.faces.cli.launch:answer",
         "Print what a framework is launched with for the plan of a run.",
+    ),
+    "capture": Verb(
+        "windtunnel.questions.capture:Capture",
+        "windtunnel.real.capture.question:answer",
+        "Run an unmodified training script at its full scale on this machine, without GPUs, and keep what it executes."
+        "\n\nThe launch line stays as it was for torchrun, but for its first word: windtunnel capture --nproc-per-node"
+        " 8 train.py --config x. A few ranks are run on tensors without data, one after another; they stand for all"
+        " others, which is checked with ranks drawn at random. Then: windtunnel predict captured/ --cluster SPEC.",
+        pure=False,
+    ),
+    "run": Verb(
+        "windtunnel.questions.capture:Run",
+        "windtunnel.real.emulate.question:answer",
+        "Run a training script as one real rank of a large job, or as a few; all other ranks are virtual.\n\n"
+        "A real rank has real tensors, a real data loader and optimizer; each communication takes the time that it"
+        " would with all its members, and leaves data of the right size and scale. The launch line changes in its first"
+        " word: windtunnel run --world-size 1024 --rank 0 --cluster h100-sxm:1024 train.py --config x.",
+        pure=False,
+    ),
+    "calibrate device": Verb(
+        "windtunnel.questions.calibrate:CalibrateDevice",
+        "windtunnel.real.calibrate.run:answer",
+        "Measure the device at hand, and write a cluster for --cluster my-device.yaml:1.\n\n"
+        "Interrupted, it goes on where it was when run again.",
+        pure=False,
+    ),
+    "calibrate collectives": Verb(
+        "windtunnel.questions.calibrate:CalibrateCollectives",
+        "windtunnel.real.calibrate.collectives:answer",
+        "Measure collectives between processes, and add them to a calibrated file.",
+        pure=False,
+    ),
+    "calibrate show": Verb(
+        "windtunnel.questions.calibrate:CalibrateShow",
+        "windtunnel.real.calibrate.curves:answer",
+        "Show a calibrated file: measured points against the curves that predictions use.",
     ),
     "runs list": Verb(
         "windtunnel.questions.saved:RunsList",

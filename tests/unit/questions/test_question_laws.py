@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import field as dataclass_field
 from dataclasses import fields, make_dataclass
-
 from typing import get_type_hints
 
 from drawn import questions

@@ -23,8 +23,7 @@ from windtunnel.faces.report.run_folder import RESULT_FILE, load
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.header import Answer
-from windtunnel.questions.saved import Launch, RunsDelete, RunsList, RunsTag
-from windtunnel.studies.training.launch import launch_of
+from windtunnel.questions.saved import RunsDelete, RunsList, RunsTag
 
 NAME = re.compile(r"[0-9a-f]{12}")
 TAGS_FILE = "tags.json"
@@ -203,11 +202,6 @@ def answer_delete(question: RunsDelete) -> tuple[str, ...]:
     for name in doomed:
         listed.delete(name)
     return doomed
-
-
-def answer_launch(question: Launch) -> dict[str, Any]:
-    """The plan of a saved run as a framework is launched with it. Raises UserError."""
-    return {"launch": launch_of(question.framework, load(question.run, Path(question.runs)))}
 
 
 def _named(field: str, text: str, names: Sequence[str]) -> str:
