@@ -53,9 +53,9 @@ def test_a_change_is_what_reading_the_changed_data_gives(question: object, data:
 def test_a_new_field_with_a_default_changes_no_hash(verb: str, data: st.DataObject) -> None:
     question = data.draw(questions(verb))
     kind = question_class(verb)
-    types = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)  # of fields that a part hands down as well
     old = [
-        (one.name, types[one.name], dataclass_field(default=one.default, default_factory=one.default_factory))
+        (one.name, hints[one.name], dataclass_field(default=one.default, default_factory=one.default_factory))
         for one in fields(kind)
     ]
     new = ("brand_new", int, dataclass_field(default=7))

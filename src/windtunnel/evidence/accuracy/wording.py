@@ -401,7 +401,9 @@ def release_of(row: Row) -> str | None:
 
 
 def _dated(name: str, row: Row) -> str:
-    if found := re.match(r"(?:20)?(\d\d)-(\d\d)(?:-\d\d)?$", row.date):
+    # A day is that of a report, and says no release of those whose releases differ here.
+    day = "" if name in ("torchtitan", "megatron") else r"(?:-\d\d)?"
+    if found := re.match(rf"(?:20)?(\d\d)-(\d\d){day}$", row.date):
         return f"{name}-{found[1]}.{found[2]}"
     year = re.search(r"(\d{4})$", row.date)
     return f"{name}-{year[1]}" if year else name

@@ -91,8 +91,9 @@ def plan(
     (`planning/techniques.py`), after `within_s`. `choices_within_s`: how long to search on for what each single choice
     is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
     `head_room`: share of a device's memory that a plan leaves free. `told` is called with each plan that is replayed,
-    while the search runs. `exact`: who measures and replays single plans; this process if not given (`planning/ahead.py`). Raises UserError on a question that cannot
-    be; where nothing fits the answer has no plans, but the nearest ones and what makes one fit.
+    while the search runs. `exact`: who measures and replays single plans; this process if not given
+    (`planning/ahead.py`). Raises UserError on a question that cannot be; where nothing fits the answer has no plans,
+    but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):

@@ -115,6 +115,7 @@ def json_schema() -> dict[str, Any]:
     schema["title"] = "windtunnel result"
     schema["properties"]["schema"] = {"const": SCHEMA}
     schema["properties"]["status"] = {"enum": ["ok", "infeasible"]}
+    del schema["properties"]["question"]  # it stands in the run folder, beside the document
     schema["properties"] |= {
         "study": {"const": STUDY},
         "version": {"type": "string"},
