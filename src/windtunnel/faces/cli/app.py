@@ -15,7 +15,6 @@ from difflib import get_close_matches
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.faces.cli.flags import spelled
 from windtunnel.faces.cli.verbs import GROUPS, LAUNCHERS, VERBS, made, named
 from windtunnel.faces.cli.version import version_line
@@ -53,7 +52,6 @@ def build(asked: str = "", *, everything: bool = False) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    before = ASKED.get()
     try:
         own = current(sys.argv[1:] if arguments is None else arguments)
         launched: list[str] = []
@@ -63,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             own, launched = script_apart(own, made(asked))
         words = spelled(["--help" if word == HELP_ALL else word for word in own])
-        app, question = build(asked, everything=HELP_ALL in own), without_outputs(own)
-        again = [*spelled(question), *launched]
-        ASKED.set(CommandLine([*question, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
+        app = build(asked, everything=HELP_ALL in own)
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:
@@ -82,8 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _forget_output()
         return _mistake(f"the output cannot be written ({error.strerror}): free some room, or send it elsewhere")
-    finally:
-        ASKED.set(before)
     return status if isinstance(status, int) else 0
 
 

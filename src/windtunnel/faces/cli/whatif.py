@@ -54,7 +54,8 @@ def whatif(
     for text in warnings:
         note(text)
     if json:
-        print_answer("whatif", comparison.to_dict(), warnings=warnings)
+        asked = {"run": run, "--set": set, "--slow": slow, "--out": str(out)}
+        print_answer("whatif", asked, comparison.to_dict(), warnings=warnings)
     else:
         show(comparison_document(comparison))
     if save:
