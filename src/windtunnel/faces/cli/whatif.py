@@ -54,8 +54,12 @@ def whatif(
     for text in warnings:
         note(text)
     if json:
-        asked = {"run": run, "--set": set, "--slow": slow, "--out": str(out)}
-        print_answer("whatif", asked, comparison.to_dict(), warnings=warnings)
+        print_answer(
+            "whatif",
+            {"run": run, "--set": set, "--slow": slow, "--out": str(out)},
+            comparison.to_dict(),
+            warnings=warnings,
+        )
     else:
         show(comparison_document(comparison))
     if save:
