@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import InputFileError
+from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import gunzip, read_bytes, read_text
+from windtunnel.files.document import read_document
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
@@ -198,3 +199,17 @@ def test_every_file_of_every_verb_is_read_within_bounds(what: str, tmp_path: Pat
         refused_file = "in." in said  # not the line; but an empty TOML is a whole torchtitan plan, of a larger batch
         assert refused_file or (what == "empty" and "--plan" in words), (words, said)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("given", [0, 1.5, ["a"], {"a": 1}, None])
+def test_what_is_no_path_is_one_error(given: object) -> None:
+    with pytest.raises(SpecError, match="file"):
+        read_document(given)  # type: ignore[arg-type]
+
+
+def test_names_that_no_file_has_are_one_error_of_one_line() -> None:
+    with pytest.raises(InputFileError, match="too long"):
+        read_document("9" * 5000)
+    with pytest.raises(InputFileError) as caught:
+        read_document("\r\n.yaml")
+    assert len(str(caught.value).splitlines()) == 1
