@@ -156,7 +156,7 @@ def test_the_best_plan_is_searched_for_and_looked_at(page: Any, address: str) ->
     page.click("#best-plans tbody a >> nth=0")
     page.wait_for_selector(BREAKDOWN)
     told = page.inner_text(".tile .big >> nth=0")
-    assert float(step.split()[0]) == pytest.approx(in_seconds(told), rel=1e-3), (step, told)
+    assert in_seconds(step) == pytest.approx(in_seconds(told), rel=1e-3), (step, told)
 
 
 def in_seconds(text: str) -> float:

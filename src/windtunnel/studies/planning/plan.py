@@ -102,9 +102,7 @@ def plan(
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
         if gpus is not None or slow or mtbf_s is not None or techniques:
-            raise SpecError(
-                "cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --technique"
-            )
+            raise SpecError("cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --technique")
         cluster = slower(mixed)
     elif not isinstance(cluster, Cluster):
         cluster = parse_cluster(cluster)  # type: ignore[arg-type]
