@@ -23,7 +23,7 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, held_at_once
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
-from windtunnel.studies.fleet.policies.own import named, title
+from windtunnel.studies.fleet.policies.own import policy_of_text, title
 from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
@@ -99,7 +99,7 @@ def fleet(
 class FleetAnswer(Answer):
     """Each policy's figures, of one run or as bands over seeds, and what they are of."""
 
-    named: Mapping[str, Any]  # trace, lines, cluster
+    named: Mapping[str, object]  # trace, lines, cluster
     figures: tuple[dict[str, Any], ...]
     outcomes: tuple[Outcome, ...] = ()  # none where the figures are bands
     warnings: tuple[str, ...] = ()
@@ -116,18 +116,18 @@ class FleetAnswer(Answer):
         return document
 
     @property
-    def band(self) -> dict[str, Any] | None:
+    def band(self) -> dict[str, object] | None:
         """Of the mean completion time of a single policy over seeds."""
         bands = self.figures[0].get("bands", {}).get("jct_mean_s") if len(self.figures) == 1 else None
         return None if bands is None else band_entry("jct_mean_s", bands[0], bands[-1])
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Whose jobs they are."""
         return {"jobs": self.named["trace"]}
 
 
-def by_policy(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
     """Figures by policy, and those of a single policy at the top too."""
     only = figures[0] if len(figures) == 1 else {}
     return {**only, "policies": {each["policy"]: each for each in figures}}
@@ -149,7 +149,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         elastic = ELASTIC if question.elastic is None else question.elastic
         serving = None if question.serving is None else Path(question.serving)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
-    outcomes = tuple(simulate(jobs, site, named(name), options) for name in names)
+    outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
     warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
     points: tuple[Mapping[str, float], ...] = ()
     if frontier and question.serving is not None and "lyra" in names:
@@ -206,7 +206,7 @@ class PackAnswer(Answer):
 
     jobs: Jobs
     cluster: str
-    packings: tuple[dict[str, Any], ...]
+    packings: tuple[dict[str, object], ...]
     warnings: tuple[str, ...]
 
     @property
@@ -215,7 +215,7 @@ class PackAnswer(Answer):
         return [{key: value for key, value in each.items() if key != "runs"} for each in self.packings]
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Whose pods they are."""
         return {"jobs": self.jobs.source}
 

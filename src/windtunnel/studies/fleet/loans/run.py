@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -118,7 +117,7 @@ def proportional(gpus: int) -> Callable[[int], float]:
     return lambda held: held / gpus
 
 
-def _ranges(jobs: Jobs, share: float, speeds: Sequence[Any], seed: int) -> list[int]:
+def _ranges(jobs: Jobs, share: float, speeds: Sequence[object], seed: int) -> list[int]:
     """Most GPUs of each job."""
     most = [int(gpus) for gpus in jobs.gpus]
     said = jobs.columns.get("max_gpus")
