@@ -103,7 +103,7 @@ def plan(
     if mixed is not None:
         if gpus is not None or slow or mtbf_s is not None or techniques:
             raise SpecError(
-                "cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --techniques"
+                "cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --technique"
             )
         cluster = slower(mixed)
     elif not isinstance(cluster, Cluster):
