@@ -29,7 +29,7 @@ def techniques(
         one = find_technique(name).name
         listed = [entry for entry in listed if entry["name"] == one]
     if json:
-        print_answer("techniques", {"techniques": listed})
+        print_answer("techniques", {"name": name}, {"techniques": listed})
         return
     from windtunnel.faces.report.techniques import print_techniques
 

@@ -31,6 +31,7 @@ import numpy as np
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.write import write_atomically
 from windtunnel.process import die_with_parent
+from windtunnel.questions.calibrate import CalibrateCollectives
 from windtunnel.real.calibrate.device import BUSY, describe, import_torch
 from windtunnel.real.calibrate.document import Rows, load_document, to_yaml
 from windtunnel.real.calibrate.interference_filter import is_usual
@@ -72,6 +73,19 @@ class _Computing(NamedTuple):
     def product(self) -> float:
         """Seconds of one, alone."""
         return self.alone / self.products
+
+
+def answer(question: CalibrateCollectives, *, out: Path) -> tuple[Rows, list[str]]:
+    """Measure what the question asks, and add it to a calibrated file. Raises as `measure_collectives` does."""
+    return measure_collectives(
+        out,
+        question.world_size,
+        question.backend,
+        question.budget_s,
+        question.threads,
+        only=question.only,
+        pinned=question.pinned,
+    )
 
 
 def measure_collectives(

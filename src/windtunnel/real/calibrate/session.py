@@ -36,7 +36,6 @@ from windtunnel.real.calibrate.torch_ops import Pool, build
 if TYPE_CHECKING:
     from types import ModuleType
 
-QUICK_S, FULL_S = 120.0, 900.0
 _MOST_IN_RING = 128
 _MEMORY_SHARE = 0.4  # of what is available, for one point
 _HELD_SHARE = 0.3  # of what is available, from which on a CPU's heap gives free pages back

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.files.bytes import path_of
 from windtunnel.files.document import read_document, to_yaml
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
@@ -218,7 +219,7 @@ def group_name(grid: Grid, members: Members) -> str:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    if not (path / NAME).exists():
+    if not (path_of(path, _REMEDY) / NAME).exists():
         raise InputFileError(path, "is no captured folder (it has no captured.yaml)", _REMEDY)
     document = read_document(path / NAME, _REMEDY)
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -2,7 +2,7 @@
 
 A study is a mapping (or a YAML file):
 
-    verb: predict                                   # one of VERBS
+    verb: predict                                   # of a question that only answers
     fixed: {model: llama-3-8b, cluster: h100-sxm:16, plan.global_batch: 64, plan.seq_len: 4096}
     grid: {plan.tp: [1, 2, 4], plan.micro_batch: [1, 2]}           # every combination
     list: [{plan.tp: 8}, {plan.tp: 8, plan.pp: 2}]                 # and these
@@ -35,8 +35,6 @@ from windtunnel.files.bytes import TEXT_BYTES_MOST, read_bytes
 from windtunnel.files.document import read_mapping
 
 FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
-# Public functions of windtunnel that only answer: none writes a file, runs a program or takes the name of a function.
-VERBS = ("predict", "predict_with", "predict_captured", "plan", "serve", "fleet", "survive", "explain")
 NO_INPUTS = ("out", "function", "executor")  # a study says what is asked, never what runs or where it is written
 FILES_OF_A_FOLDER = 10_000  # that are looked at
 POINTS_MOST = 1_000_000  # of a study: each is held, with its inputs

@@ -22,7 +22,7 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserE
 from windtunnel.questions import QUESTIONS
 from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
-from windtunnel.studies.sweeps.points import NO_INPUTS, VERBS, Point, Study, read_study
+from windtunnel.studies.sweeps.points import NO_INPUTS, Point, Study, read_study
 from windtunnel.studies.sweeps.ray_cluster import wait_for_ends
 from windtunnel.studies.sweeps.run_points import QUESTION
 from windtunnel.studies.sweeps.table import read_rows, write_table
@@ -66,7 +66,7 @@ def sweep(
     if path.is_dir():  # said before anything runs
         raise InputFileError(path, "is a folder", "give the path of a file that can be written")
     journal = path.with_name(path.name + ".journal")
-    called = function or f"{QUESTION if read.verb in QUESTIONS else 'windtunnel'}:{read.verb}"
+    called = function or f"{QUESTION}:{read.verb}"
     if function is None:
         _require_question(read)
     else:
@@ -136,8 +136,11 @@ def _version() -> str:
 
 def _require_question(study: Study) -> None:
     """A study is data: its verb only answers, and no input of it says what runs or where it is written."""
-    if study.verb not in VERBS and study.verb not in QUESTIONS:
-        raise UnknownNameError("verb of a study", study.verb, {*VERBS, *QUESTIONS})
+    pure = {verb for verb, one in QUESTIONS.items() if one.pure}
+    if study.verb in ("predict_with", "predict_captured"):
+        raise SpecError("verb of a study", study.verb, "say predict: technique is a list, model a captured folder")
+    if study.verb not in pure:
+        raise UnknownNameError("verb of a study", study.verb, pure)
     over = (study.optuna or {}).get("over") or {}
     for inputs in (over, study.fixed, *(point.inputs for point in study.points)):
         for name, value in inputs.items():

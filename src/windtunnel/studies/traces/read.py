@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.bytes import path_of
 from windtunnel.studies.traces.rank_ops import RankOps, rank_of_file
 from windtunnel.studies.traces.trace import Trace
 
@@ -31,6 +32,7 @@ def _read(paths: Sequence[Path]) -> Trace:
     if not paths:
         raise SpecError("traces", "", _GIVE)
     for path in paths:
+        path_of(path, _GIVE)
         if path.is_dir():
             raise InputFileError(path, "is a folder", "name the files in it, e.g. " + str(path / "*"))
         if not path.is_file():
