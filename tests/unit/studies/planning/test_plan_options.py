@@ -160,7 +160,7 @@ def test_choices_are_what_a_search_with_them_finds(capsys: pytest.CaptureFixture
     assert usual.space == bounded.space == best.space  # looking on counts for nothing
     page = tmp_path / "plans.html"
     asked(capsys, "--report", str(page))
-    assert "What each choice is worth" in page.read_text()
+    assert "Other choices, with all else chosen again" in page.read_text()
 
 
 @pytest.mark.parametrize(("tp", "cp", "kinds"), [(1, 8, 2), (2, 4, 2), (2, 8, 1), (8, 2, 1), (16, 2, 1), (8, 1, 1)])

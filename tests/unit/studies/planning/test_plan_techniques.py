@@ -21,7 +21,7 @@ def test_what_techniques_make_of_the_best_plan_is_predicted_and_reproducible() -
     cluster = {"gpu": "h100-sxm", "n_gpus": 16, "nic": "25Gb/s"}
     model = "llama-3.2-1b"
     bare = plan(model, cluster, choices_within_s=0.0, top=1, **JOB)
-    found = plan(model, cluster, choices_within_s=0.0, techniques="all", named="llama-3.2-1b --cluster it.yaml", **JOB)
+    found = plan(model, cluster, choices_within_s=0.0, techniques="all", **JOB)
     best = found[0]
     assert best.step_time_s < bare[0].step_time_s
     assert best.techniques

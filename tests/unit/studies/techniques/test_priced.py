@@ -268,8 +268,7 @@ def test_a_plan_made_in_python_has_the_same_limits(plan: Callable[[], object]) -
 
 def test_console_and_page_say_what_a_technique_brings() -> None:
     result = gain("llama-3-8b", "h100-sxm:64", SMALL, "offload:window=5")
-    lines = [line.plain for line in gain_lines(result.technique, 80)]
-    assert all(len(part) <= 80 for line in lines for part in line.splitlines())
+    lines = gain_lines(result.technique)
     assert "allocated" in "".join(lines)
     assert "GiB" in "".join(lines)
     page = page_of(prediction_document(result))
