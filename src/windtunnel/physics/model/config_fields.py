@@ -1,7 +1,8 @@
 """A config's fields, each read once with its type and range, so that what nobody read can be refused.
 
-A reader asks for the fields that decide shapes. What it did not ask for must be known to change no shape, or it is an
-error: a field that is silently ignored is a prediction that is silently wrong.
+A reader asks for the fields that decide shapes. What it did not ask for is one of three: known to change no shape, and
+ignored; unknown but null or false, and left out with a note; unknown with any other value, and an error: a field that
+is silently ignored is a prediction that is silently wrong.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ IRRELEVANT = frozenset((
     "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "norm_topk_prob", "scoring_func",
     "routed_scaling_factor",
     # how the model is run, not what it is
-    "gradient_checkpointing", "attn_implementation", "chunk_size_feed_forward",
+    "gradient_checkpointing", "attn_implementation", "chunk_size_feed_forward", "swiglu_alpha", "swiglu_limit",
     # GPT-2's classification head
     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
 ))
+# Say nothing at these values, which transformers 5 writes into every config, and another model at any other.
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "is_encoder_decoder": (False,), "is_decoder": (False, True), "add_cross_attention": (False,), "pruned_heads": ({},),
+    "use_bidirectional_attention": (False,), "cross_attention_hidden_size": (),
+}
 # fmt: on
 
 
@@ -155,13 +161,20 @@ class Fields:
         """Fields that change no shape in this architecture."""
         self._read.update(keys)
 
-    def close(self) -> None:
-        """Refuse any field that no reader asked for and that is not known to be irrelevant; `_...` are comments."""
-        unread = sorted(k for k in self._config if k not in self._read and k not in IRRELEVANT and k[:1] != "_")
+    def close(self) -> tuple[str, ...]:
+        """Refuse any field that no reader asked for and that may change the answer; `_...` are comments.
+
+        A field that nobody knows and that is null or false asks for nothing: it is left out, and a note says so.
+        """
+        unknown = sorted(k for k in self._config if k not in self._read and k not in IRRELEVANT and k[:1] != "_")
+        unread = [k for k in unknown if self._config[k] is not None and self._config[k] is not False]
+        unread = [k for k in unread if self._config[k] not in NEUTRAL.get(k, ())]
         if unread:
             more = f" (also unknown: {', '.join(key[:80] for key in unread[1:6])})" if unread[1:] else ""
             remedy = "this field is not understood for this model_type; if it changes no tensor shape, remove it" + more
             raise self.refuse(unread[0], self._config[unread[0]], remedy)
+        unset = ", ".join(self._prefix + key[:80] for key in unknown if key not in NEUTRAL)
+        return (f"fields of the config that are not known, null or false, and left out: {unset}",) if unset else ()
 
     def _list(self, key: str, n: int | None, item: Any) -> tuple[Any, ...] | None:
         value = self._get(key)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.errors import SpecError
 from windtunnel.physics.model.architecture import Model, checked
 from windtunnel.physics.model.config_fields import Fields
 from windtunnel.physics.model.config_file import config_of
@@ -54,8 +54,8 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
     """The model that a `config.json` describes, called `name` or after its file or folder.
 
     `source`: path of the file, of the folder that holds it, or the mapping itself. Raises InputFileError for a file
-    that is missing or no JSON object, UnknownNameError for a `model_type` not in READERS, SpecError for any field at
-    fault.
+    that is missing or no JSON object, SpecError for a
+    `model_type` not in READERS and for any field at fault.
     """
     where = None
     if not isinstance(source, Mapping):
@@ -66,8 +66,10 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
     if not isinstance(kind, str):
         raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(READERS)}", where)
     if kind not in READERS:
-        raise UnknownNameError("model_type", kind, READERS, "Its config.json cannot be read.")
+        # No nearest name: a neighbour by spelling (deepseek_v3 for deepseek_v32) is another architecture.
+        remedy = f"this architecture cannot be read; those that can: {', '.join(sorted(READERS))}"
+        raise SpecError("model_type", kind[:80], remedy, where)
     fields = Fields(source, where)
     model = READERS[kind](fields)
-    fields.close()
-    return checked(replace(model, name=name or kind), where)
+    notes = model.notes + fields.close()
+    return checked(replace(model, name=name or kind, notes=notes), where)

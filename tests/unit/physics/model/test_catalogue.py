@@ -191,5 +191,5 @@ def test_unknown_names_say_what_is_near() -> None:
 
 def test_missing_files_say_so(tmp_path: Path) -> None:
     for spec in (str(tmp_path / "none.json"), str(tmp_path), "./none", tmp_path / "a" / "b"):
-        with pytest.raises(InputFileError, match="no such file"):
+        with pytest.raises(InputFileError, match="No such file"):
             load_model(spec)
