@@ -26,6 +26,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,9 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def flags_of(app: Any, verb: str) -> list[tuple[str, bool]]:
+def flags_of(app: Callable[..., Any], verb: str) -> list[tuple[str, bool]]:
     """Each flag or place of a verb, and whether it takes a value, as the application has them."""
-    inner = app
+    inner = app(verb.split()[0], everything=True)
     for word in verb.split():
         inner = inner[word]
     found = []
@@ -127,7 +128,7 @@ def value(draw: random.Random, name: str) -> str:
     return draw.choice(likely if chance < 0.88 else HOSTILE if chance < 0.97 else draw.choice(list(LIKELY.values())))
 
 
-def words_of(draw: random.Random, app: Any, verbs: list[str]) -> list[str]:
+def words_of(draw: random.Random, app: Callable[..., Any], verbs: list[str]) -> list[str]:
     """A command line."""
     verb = draw.choice(verbs)
     flags = flags_of(app, verb)
@@ -330,7 +331,7 @@ def work(door: str, seeds: range, folder: Path, out: Path) -> None:
         )
         if verb not in LEFT_OUT
     ]
-    state = {"app": build(everything=True) if door == "cli" else None, "verbs": verbs}
+    state = {"app": cache(build), "verbs": verbs}
     before = hashes(folder)
     with out.open("a") as log:
         for seed in seeds:

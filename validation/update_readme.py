@@ -1,6 +1,6 @@
 """Fills the marked parts of README.md: the prediction by running its command, the accuracy table from docs/accuracy.md.
 
-    python validation/update_readme.py            # after windtunnel validate ... --page docs/accuracy.md
+    python validation/update_readme.py            # after windtunnel validate ... --report docs/accuracy.md
 
 A test holds README.md against what this script would write.
 """

@@ -51,7 +51,7 @@ def kind_of(task) -> str:
 def overlaps() -> dict[str, list[Bar]]:
     """MegaScale's overlap set is a change of the plan: both plans are lowered."""
     model, cluster = load_model("gpt3-175b").with_changes(layers=2), parse_cluster("a100-80gb:16")
-    plan = features.without(
+    plan = features.without_features(
         read_plan({"global_batch": 4, "seq_len": 2048, "tp": 8, "zero_stage": 1}), features.OVERLAPS
     )
     found = {}
@@ -59,7 +59,7 @@ def overlaps() -> dict[str, list[Bar]]:
         for name in names:
             model, plan = features.with_feature(model, plan, name, features.MegaScalePlan())
         step = lower_flat(model, cluster, plan)
-        found[words] = bars_of(Drawn(step.one, step.played(), step.lanes))
+        found[words] = bars_of(Drawn(step.one, step.play(), step.lanes))
     return found
 
 

@@ -62,7 +62,8 @@ class InputFileError(UserError):
 
     def __init__(self, path: object, problem: str, remedy: str) -> None:
         self.path, self.problem, self.remedy = str(path), problem, remedy
-        super().__init__(f"{path}: {problem}; {remedy}")
+        place = self.path if self.path.isprintable() else repr(self.path)
+        super().__init__(f"{place}: {problem}; {remedy}")
 
 
 class LayoutError(UserError):

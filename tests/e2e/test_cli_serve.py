@@ -77,7 +77,7 @@ def test_closed_loop_pools_goodput_page_and_trace(capsys: pytest.CaptureFixture[
     assert found["goodput_requests_per_s"] > 0
     assert found["search"]["rates_tried"] > 3
     text = page.read_text()
-    assert "Latency against rate" in text
+    assert "requests/s" in text
     assert "http://" not in text
     assert json.loads(trace.read_text())["traceEvents"]
 

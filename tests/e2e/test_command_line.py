@@ -288,10 +288,18 @@ def test_the_shipped_measurements_are_readable_and_small() -> None:
     assert MEASUREMENTS.stat().st_size < 1 << 20
 
 
+def test_a_gpu_is_named_by_its_base_as_by_its_name(tmp_path: Path) -> None:
+    words = ["llama-3.2-1b", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "512", "--no-save", "--json"]
+    asked, by_name, by_base = (
+        json.loads(run("predict", *words, *changed, cwd=tmp_path).stdout)["step_time_s"]
+        for changed in ([], ["--set", "cluster.gpu=a100-80gb"], ["--set", "cluster.gpu.base=a100-80gb"])
+    )
+    assert by_base == by_name > asked
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set", "cluster.gpu.base=a100-80gb"], "cluster.gpu=a100-80gb"),
         (["--recompute", "full:99"], "the model has"),
         (["--schedule", "zb-v"], "there is no pipeline"),
         (["--report", "x", "--trace", "x"], "give each a name of its own"),

@@ -19,7 +19,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]
 def test_a_model_on_a_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["llama-3-8b", "--cluster", "h100-sxm:256", "--tp", "8", "--global-batch", "256", "--seq", "4096"]
     words += ["--days", "20", "--seeds", "10", "--policy", "restart,standby,shrink,parcae", "--failures", "production"]
-    document = answer(capsys, *words, "--gpu-hour", "2.5", "--report", str(tmp_path / "page.html"))
+    document = answer(capsys, *words, "--price", "2.5", "--report", str(tmp_path / "page.html"))
     assert [one["policy"] for one in document["policies"]] == ["restart", "standby", "shrink", "parcae"]
     for one in document["policies"]:
         assert 0.5 < one["ettr_p5"] <= one["ettr"] <= one["ettr_p95"] <= 1
@@ -32,7 +32,7 @@ def test_a_model_on_a_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 3
     assert "https://" not in page
-    assert document == answer(capsys, *words, "--gpu-hour", "2.5")
+    assert document == answer(capsys, *words, "--price", "2.5")
 
 
 def test_without_a_model_and_a_log_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_without_a_model_and_a_log_of_ones_own(capsys: pytest.CaptureFixture[str
         "30",
         "--failures",
         str(log),
-        "--observed",
+        "--log",
         "1024:30",
     ]
     document = answer(
@@ -80,31 +80,34 @@ def test_without_a_model_and_a_log_of_ones_own(capsys: pytest.CaptureFixture[str
         (["--cluster", "h100-sxm:64", "--recovery", "nap=1s"], "unknown recovery time"),
         (["--cluster", "h100-sxm:64", "--recovery", "load"], "NAME=TIME"),
         (["--cluster", "h100-sxm:64", "--days", "0"], "days"),
-        (["--cluster", "h100-sxm:64", "--failures", "x.csv"], "--observed"),
-        (["--cluster", "h100-sxm:64", "--decisions-out", "x.csv"], "--spot"),
-        (["--cluster", "h100-sxm:64", "--spot-gpu-hour", "1"], "--spot TRACE.csv"),
-        (["--cluster", "h100-sxm:64", "--look-ahead", "5"], "--look-ahead = 5"),
-        (["--cluster", "h100-sxm:64", "--forecast", "known"], "--forecast"),
-        (["--cluster", "h100-sxm:64", "--tables", "x"], "--tables"),
-        (["--cluster", "h100-sxm:64", "--gpu-hour", "-1"], "gpu-hour = -1"),
-        (["--cluster", "h100-sxm:64", "--gpu-hour", "nan"], "gpu-hour = nan"),
+        (["--cluster", "h100-sxm:64", "--failures", "x.csv"], "--log is not given"),
+        (["--cluster", "h100-sxm:64", "--log", "1024:30"], "--log = '1024:30'"),
+        (["--cluster", "h100-sxm:64", "--spot", "x.csv"], "windtunnel survive spot MACHINES.csv"),
+        (["--cluster", "h100-sxm:64", "--decisions-out", "x.csv"], "windtunnel survive spot MACHINES.csv"),
+        (["--cluster", "h100-sxm:64", "--look-ahead", "5"], "windtunnel survive spot MACHINES.csv"),
+        (["--cluster", "h100-sxm:64", "--forecast", "known"], "windtunnel survive spot MACHINES.csv"),
+        (["--cluster", "h100-sxm:64", "--tables", "x"], "windtunnel survive spot MACHINES.csv"),
+        (["--cluster", "h100-sxm:64", "--rows", "x.csv"], "unknown option --rows"),
+        (["--cluster", "h100-sxm:64", "--price", "-1"], "price = -1"),
+        (["--cluster", "h100-sxm:64", "--price", "nan"], "--price = 'nan'"),
         (["--cluster", "h100-sxm:64", "--seed", "-1"], "seed = -1"),
-        (["--cluster", "h100-sxm:64", "--plan", "x.yaml"], "--plan = 'x.yaml'"),
-        (["--cluster", "h100-sxm:64", "--set", "model.layers=3"], "--set"),
+        (["--cluster", "h100-sxm:64", "--plan", "nowhere.yaml"], "nowhere.yaml"),
+        (["--cluster", "h100-sxm:64", "--set", "model.layers=3"], "model is not given"),
         (["--cluster", "h100-sxm:64", "--global-batch", "64"], "--global-batch"),
         (["--cluster", "h100-sxm:64", "--tp", "8", "--dp", "4"], "tp 8 x dp 4"),
         (["--cluster", "h100-sxm:64", "--tp", "3"], "64 GPUs"),
-        (["--cluster", "h100-sxm:64", "--observed", "1024:30"], "--observed"),
-        (["--spot", "nowhere.csv"], "nowhere.csv"),
-        (["--spot", "nowhere.csv", "--seed", "-1"], "seed = -1"),
-        (["--spot", "nowhere.csv", "--cluster", "h100-sxm:64"], "--cluster"),
-        (["--spot", "nowhere.csv", "--plan", "x.yaml"], "--plan"),
-        (["--spot", "nowhere.csv", "--days", "54"], "--days"),
-        (["--spot", "nowhere.csv", "--failures", "none"], "--failures"),
         (["--cluster", "h100-sxm:8", "--policy", "restart,restart"], "name each policy once"),
-        (["--spot", "nowhere.csv", "--report", "x.html"], "--report"),
-        (["--spot", "nowhere.csv", "--failures-out", "x.yaml"], "--failures-out"),
-        (["--spot", "nowhere.csv", "--tp", "8"], "--tp"),
+        (["spot", "nowhere.csv"], "nowhere.csv: cannot be read"),
+        (["spot", "nowhere.csv", "--seed", "-1"], "seed = -1"),
+        (["spot", "nowhere.csv", "--price", "-1"], "--price = -1"),
+        (["spot", "nowhere.csv", "--look-ahead", "0"], "look-ahead = 0"),
+        (["spot", "nowhere.csv", "--cluster", "h100-sxm:64"], "--cluster: it belongs to `windtunnel survive`"),
+        (["spot", "nowhere.csv", "--plan", "x.yaml"], "unknown option --plan"),
+        (["spot", "nowhere.csv", "--days", "54"], "--days: it belongs to `windtunnel survive`"),
+        (["spot", "nowhere.csv", "--failures", "none"], "--failures: it belongs to `windtunnel survive`"),
+        (["spot", "nowhere.csv", "--report", "x.html"], "unknown option --report"),
+        (["spot", "nowhere.csv", "--failures-out", "x.yaml"], "unknown option --failures-out"),
+        (["spot", "nowhere.csv", "--tp", "8"], "--tp: it belongs to `windtunnel survive`"),
     ],
 )
 def test_a_mistake_is_one_message(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,8 +124,9 @@ def test_where_nothing_fails_nothing_is_listed(capsys: pytest.CaptureFixture[str
     page = (tmp_path / "page.html").read_text()
     assert not re.search(r"<li>1 <span>\w+s</span>", page)
     screen = capsys.readouterr().out
-    assert "1 GPU, 1 replica of 1 stage, 1 day, 1 run\nfailures: none, nothing fails\n" in screen
-    assert "Interruptions" not in screen
+    assert "1 GPU for 1 day\n1 replica of 1 stage · failures none (nothing fails) · 1 run\n" in screen
+    assert re.search(r"^interruptions +0 +nothing fails; 80 % of runs: 0 to 0$", screen, re.MULTILINE)
+    assert "largest loss" not in screen  # nothing is lost, so nothing is named
 
 
 def test_planned_changes_cost_a_standby_little_and_a_restart_much(capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,5 +183,5 @@ def test_a_calibrated_cluster_is_told_without_its_points() -> None:
         predict_captured(replace(folded_job(GRID, layers=1), facts={"device": "cpu"}), parse_cluster(document)),
     )
     for found in (one, other):
-        assert found.spec["cluster"]["calibration"] == parse_cluster(document).calibration.told()
+        assert found.spec["cluster"]["calibration"] == parse_cluster(document).calibration.summary_dict()
     assert one.spec["cluster"] == other.spec["cluster"]

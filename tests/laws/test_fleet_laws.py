@@ -29,7 +29,7 @@ jobs_strategy = st.lists(
 
 
 def made(name):
-    return TRAITS[name].made(parse_site("gpu:2x8"), Options())
+    return TRAITS[name].make_policy(parse_site("gpu:2x8"), Options())
 
 
 def arrays(jobs):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.studies.fleet.loans.clock import NS, LoanClock, Training
-from windtunnel.studies.fleet.loans.pool import ServingPool
-from windtunnel.studies.fleet.policies.lyra import Lyra, extra_workers, lendable, reclaim
+from windtunnel.studies.fleet.loans.pool import ServingPool, lendable
+from windtunnel.studies.fleet.policies.lyra import Lyra, extra_workers, reclaim
 from windtunnel.studies.fleet.policies.queues import run_queue
 
 OWN, POOL, PER = 2, 2, 4

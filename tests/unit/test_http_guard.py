@@ -97,7 +97,7 @@ def page_words(folder: Path, host: str = "127.0.0.1") -> list[str]:
 
 
 def endpoint_words(address: str = "127.0.0.1:0") -> list[str]:
-    return ["serve", "llama-3.2-1b", "--cluster", "h100-sxm:1", "--listen", address, "--speed", "100"]
+    return ["serve", "listen", "llama-3.2-1b", address, "--cluster", "h100-sxm:1", "--speed", "100"]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from slow_link import reason, slow_link
 
-from windtunnel.studies.techniques.flat import Lane, Task, cut, play
+from windtunnel.studies.techniques.flat import Lane, Task, cut_tasks, play
 from windtunnel.studies.techniques.flat.play import SHARED
 from windtunnel.studies.techniques.offload.window import LayerTimes, timeline
 
@@ -110,7 +110,7 @@ def _lina_tasks(
         tasks.append(lines["all_reduce"].task("reduce", reduce * MIB, *last, urgency=1))
     pieces = round(reduce * MIB / MICRO)
     handed = ns(lines["hand over"].latency)  # of an operation to the communication thread, and back
-    made = cut(tasks, lambda task: pieces if task.role == "reduce" else 1)
+    made = cut_tasks(tasks, lambda task: pieces if task.role == "reduce" else 1)
     return tasks, tuple(replace(task, work_ns=task.work_ns + handed) if task.lane == LINK else task for task in made)
 
 
@@ -145,7 +145,7 @@ def predict_partition(lines: dict[str, Line], which: str, pieces: int, compute: 
         second = slept(lines, compute, 0)
         if which == "scatter":
             second, first = lines[kind].task("exchange", ROWS * COLUMNS * 4 * 2, 0), slept(lines, compute)
-        return play(cut([first, second], lambda _: count), {LINK: Lane()}).makespan_ns / 1e9
+        return play(cut_tasks([first, second], lambda _: count), {LINK: Lane()}).makespan_ns / 1e9
 
     return one(1), one(pieces)
 

@@ -24,7 +24,7 @@ from windtunnel.studies.techniques import explained, predict_with
 from windtunnel.studies.techniques.flat import Task
 from windtunnel.studies.techniques.flat.lower import lower_flat
 from windtunnel.studies.techniques.flat.play import play
-from windtunnel.studies.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without
+from windtunnel.studies.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without_features
 from windtunnel.studies.techniques.priced import Drawn
 from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
 from windtunnel.studies.techniques.prioritised_all_to_all.price import figures, rewrite
@@ -284,7 +284,7 @@ def megascale() -> None:
     def steps(batch: int) -> list[float]:
         """Seconds without any feature, then with one more each, to the last but the larger batch."""
         plan = read_plan({"global_batch": batch, "seq_len": 2048, "tp": 8, "pp": 8, "virtual_stages": 6})
-        having, plan = model, without(plan, FEATURES)
+        having, plan = model, without_features(plan, FEATURES)
         found = [predict(having, cluster, plan)]
         for name in FEATURES[:-1]:
             having, plan = with_feature(having, plan, name, asked)

@@ -20,15 +20,7 @@ from windtunnel.questions import QUESTIONS, digest, plain, read, run, schema
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
-# Pure questions: they start no program and hold no port. The others of the registry do.
-TOOLS = {
-    verb.replace(" ", "_"): verb
-    for verb in (
-        *("predict", "plan", "survive", "survive spot"),
-        *("serve", "serve plan", "serve policies", "serve spot", "serve pool"),
-        *("fleet", "fleet when", "fleet pack", "fleet flows", "fleet lint"),
-    )
-}
+TOOLS = {verb.replace(" ", "_"): verb for verb, one in QUESTIONS.items() if one.pure}
 LONGEST = 1_000_000  # characters of one call's arguments
 PARTS = re.compile(r"[,=:;\s]+")  # between which a text may name a file
 

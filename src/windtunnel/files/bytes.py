@@ -9,14 +9,26 @@ from __future__ import annotations
 import os
 import stat
 import zlib
+from pathlib import Path
 
-from windtunnel.errors import InputFileError
+from windtunnel.errors import InputFileError, SpecError
 
 MIB = 1 << 20
 TEXT_BYTES_MOST = 64 * MIB  # of tables and specs
 UNPACKED_BYTES_MOST = 4096 * MIB
 READABLE = "give the path of a file that can be read"
 GZIP = b"\x1f\x8b"
+NAME_MOST = 255  # characters of a file's name: what file systems take
+
+
+def path_of(path: object, remedy: str = READABLE) -> Path:
+    """The path that a user gives. Raises SpecError for what is none, InputFileError for names that no file can have."""
+    if not isinstance(path, str | os.PathLike):
+        raise SpecError("file", path, remedy)
+    found = Path(path)
+    if any(len(name) > NAME_MOST for name in found.parts):
+        raise InputFileError(str(found)[:80] + "...", "has a name too long for a file", remedy)
+    return found
 
 
 def read_bytes(path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST) -> bytes:

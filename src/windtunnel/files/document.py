@@ -11,11 +11,10 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from windtunnel.errors import InputFileError
-from windtunnel.files.bytes import READABLE, TEXT_BYTES_MOST, read_text
+from windtunnel.files.bytes import READABLE, TEXT_BYTES_MOST, path_of, read_text
 
 VALUES_MOST, DEPTH_MOST, DIGITS_MOST = 1_000_000, 64, 400
 LONG_TEXT = 64 * 1024  # from here on the parser in C, whose messages are shorter, saves seconds
@@ -26,7 +25,7 @@ EMPTY = ("", "~", "null")
 
 def read_document(path: str | os.PathLike[str], remedy: str = READABLE) -> Any:
     """What a file says: JSON and TOML by their suffix, else YAML of one document. Raises InputFileError."""
-    kind = Path(path).suffix.lower()
+    kind = path_of(path, remedy).suffix.lower()
     if kind == ".json":
         return read_json(path, remedy)
     text = read_text(path, remedy)
@@ -46,7 +45,7 @@ def read_json(
 
 def read_documents(path: str | os.PathLike[str], remedy: str = READABLE) -> list[Any]:
     """As `read_document`, of YAML every document; empty ones are left out. Raises InputFileError."""
-    if Path(path).suffix.lower() in (".json", ".toml"):
+    if path_of(path, remedy).suffix.lower() in (".json", ".toml"):
         found = [read_document(path, remedy)]
     else:
         found = _yaml_documents(read_text(path, remedy), path, remedy, several=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError
-from windtunnel.files.bytes import MIB, READABLE, TEXT_BYTES_MOST, read_bytes, read_text
+from windtunnel.files.bytes import MIB, READABLE, TEXT_BYTES_MOST, path_of, read_bytes, read_text
 
 Floats = NDArray[np.float64]
 LARGE_BYTES_MOST = 1024 * MIB  # of what pyarrow reads
@@ -128,7 +128,7 @@ def _text(value: Any) -> str:
 
 def read_table(path: str | Path, remedy: str = READABLE, *, needs: Sequence[str] = (), delimiter: str = ",") -> Table:
     """A table by its suffix: .parquet, .jsonl or .json (an object a line), .tsv, else CSV. Raises InputFileError."""
-    path = Path(path)
+    path = path_of(path, remedy)
     suffix = path.with_suffix("").suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
     if suffix in (".parquet", ".pq"):
         table = _parquet(path, remedy)

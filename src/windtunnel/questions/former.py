@@ -28,6 +28,7 @@ WHERE_IT_RUNS = ("--executor", "--live-folder", "--out")  # no part of a questio
 
 def current(words: Sequence[str]) -> list[str]:
     """A command line with the names that flags have today. Raises UserError that says the line of a mode's verb."""
+    words = _of_several(words)
     if not words or words[0] not in VERBS:
         return list(words)
     mode, line = _renewed(list(words))
@@ -38,10 +39,48 @@ def current(words: Sequence[str]) -> list[str]:
 
 def renewed(words: Sequence[str]) -> list[str]:
     """A command line of before as the question of today: its modes as verbs, without where it runs."""
+    words = _of_several(words)
     if not words or words[0] not in VERBS:
         return list(words)
     verb, places, flags = _parsed(_renewed(list(words))[1])
     return [*verb, *places, *_written([flag for flag in flags if flag[0] not in WHERE_IT_RUNS])]
+
+
+OF_RUNS, OF_CALIBRATION = ("list", "tag", "delete"), ("device", "collectives", "show")
+HELP = ("--help", "-h", "--help-all")
+
+
+def _of_several(words: Sequence[str]) -> list[str]:
+    """`explain --silent`, `runs` and `calibrate` of before, as the verbs that they are now. They are still taken."""
+    verb, rest = list(words[:1]), list(words[1:])
+    if verb == ["explain"] and "--silent" in rest:
+        return ["watch", *(word for word in rest if word != "--silent"), "--over"]
+    if verb == ["runs"] and rest[:1] not in [[name] for name in (*OF_RUNS, *HELP)]:
+        return _of_runs(rest)
+    if verb == ["calibrate"] and rest[:1] not in [[name] for name in (*OF_CALIBRATION, *HELP)]:
+        for flag in ("--show", "--collectives"):
+            parts = [word.partition("=") for word in rest]
+            if flag in [name for name, _, _ in parts]:
+                kept = [value if name == flag else name + equals + value for name, equals, value in parts]
+                return [*verb, flag.removeprefix("--"), *filter(None, kept)]
+        return [*verb, "device", *rest]
+    return list(words)
+
+
+def _of_runs(rest: list[str]) -> list[str]:
+    found: dict[str, list[str]] = {"--tag": [], "--delete": []}
+    others: list[str] = []
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name in found:
+            found[name].append(value if equals else rest.pop(0) if rest else "")
+        else:
+            others.append(name + equals + value)
+    if found["--delete"] or "--yes" in others:
+        return ["runs", "delete", *others, "--", *found["--delete"], *found["--tag"]]
+    if found["--tag"]:
+        return ["runs", "tag", *others, "--", *found["--tag"]]
+    return ["runs", "list", *others]
 
 
 ELSEWHERE = {  # of `fleet`: flags whose clocks went

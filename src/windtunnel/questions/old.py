@@ -12,12 +12,18 @@ from typing import Any
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions import former
 from windtunnel.questions.question import QUESTIONS, question_class, read
-from windtunnel.questions.words import flag_fields, from_flags, positional_of
+from windtunnel.questions.words import flag_fields, from_flags, positional_of, several_places
 
 RENAMED: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> flag of today
     "predict": {"--ops": "--rows"},
     "plan": {"--techniques": "--technique", "--tried": "--rows"},
     "survive": {"--gpu-hour": "--price", "--observed": "--log"},
+    "run": {"--write-times": "--rows"},
+    "compare": {"--out": "--runs"},
+    "runs list": {"--out": "--runs"},
+    "runs tag": {"--out": "--runs"},
+    "runs delete": {"--out": "--runs"},
+    "validate": {"--page": "--report", "--workers": "--jobs"},
     "survive spot": {"--gpu-hour": "--price", "--spot-gpu-hour": "--spot-price", "--decisions-out": "--rows"},
 }
 
@@ -71,13 +77,20 @@ def _asked(verb: str, words: list[str]) -> Any:
         names |= {f"--{other}": name for other in (name, *first.about.names)}
     flags: dict[str, Any] = {}
     sets: list[str] = []
+    several = several_places(kind)
     places = iter(positional_of(kind))
-    rest = list(words)
+    rest, ended = list(words), False
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        if not word.startswith("--"):
-            place = next(places, None)
+        if word == "--" and not ended:
+            ended = True
+            continue
+        if ended or not word.startswith("--"):
+            place = several if several in flags else next(places, None)
+            if place == several:
+                flags[place] = (*flags.get(place, ()), word)
+                continue
             if place is None:
                 raise SpecError("command", word, "nothing takes this word")
             flags[place] = word
@@ -99,6 +112,6 @@ def _asked(verb: str, words: list[str]) -> Any:
             if not rest:
                 raise SpecError("command", word, "has no value")
             value = rest.pop(0)
-        several = str(field.type).startswith(("tuple[str", "dict"))
-        flags[flag] = (*flags.get(flag, ()), value) if several else value
+        repeatable = str(field.type).startswith(("tuple[str", "dict"))
+        flags[flag] = (*flags.get(flag, ()), value) if repeatable else value
     return from_flags(verb, flags, sets)

@@ -23,12 +23,16 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What asks and answers a verb, both as `module:name`; a line of help; the version of its plain form."""
+    """What asks and answers a verb, both as `module:name`; a line of help; the version of its plain form.
+
+    A `pure` one only answers: it writes no file, runs no program and looks at no clock, so it may stand in a file.
+    """
 
     question: str
     answer: str
     text: str
     version: int = 1
+    pure: bool = True
 
 
 QUESTIONS: Mapping[str, Verb] = {
@@ -84,11 +88,13 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.serve_real:ServeReal",
         "windtunnel.real.serving.compare:answer",
         "Serve a small real model on this machine under each policy, measured beside predicted.",
+        pure=False,
     ),
     "serve listen": Verb(
         "windtunnel.questions.serve_listen:ServeListen",
         "",
         "Answer requests of OpenAI's API in simulated time.",
+        pure=False,
     ),
     "fleet": Verb(
         "windtunnel.questions.fleet:Fleet",
@@ -119,6 +125,86 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.fleet_live:FleetLive",
         "",
         "Run the commands of a trace here under one policy, beside their simulation.",
+        pure=False,
+    ),
+    "explain": Verb(
+        "windtunnel.questions.explain:Explain",
+        "windtunnel.studies.traces.explain:answer",
+        "Say why a real job is slower than it should be: which worker, stage or kind of op, and what mending it gives.",
+    ),
+    "watch": Verb(
+        "windtunnel.questions.explain:Watch",
+        "windtunnel.real.survive.watch.verdict:answer",
+        "Name the rank that makes all others wait, or that is slow, from the logs that ranks write while they run.",
+        pure=False,
+    ),
+    "compare": Verb(
+        "windtunnel.questions.saved:Compare",
+        "windtunnel.faces.report.comparison.compare:answer",
+        "Show where two runs differ, and what explains it.",
+    ),
+    "launch": Verb(
+        "windtunnel.questions.saved:Launch",
+        "windtunnel.faces.cli.launch:answer",
+        "Print what a framework is launched with for the plan of a run.",
+    ),
+    "capture": Verb(
+        "windtunnel.questions.capture:Capture",
+        "windtunnel.real.capture.question:answer",
+        "Run an unmodified training script at its full scale on this machine, without GPUs, and keep what it executes."
+        "\n\nThe launch line stays as it was for torchrun, but for its first word: windtunnel capture --nproc-per-node"
+        " 8 train.py --config x. A few ranks are run on tensors without data, one after another; they stand for all"
+        " others, which is checked with ranks drawn at random. Then: windtunnel predict captured/ --cluster SPEC.",
+        pure=False,
+    ),
+    "run": Verb(
+        "windtunnel.questions.capture:Run",
+        "windtunnel.real.emulate.question:answer",
+        "Run a training script as one real rank of a large job, or as a few; all other ranks are virtual.\n\n"
+        "A real rank has real tensors, a real data loader and optimizer; each communication takes the time that it"
+        " would with all its members, and leaves data of the right size and scale. The launch line changes in its first"
+        " word: windtunnel run --world-size 1024 --rank 0 --cluster h100-sxm:1024 train.py --config x.",
+        pure=False,
+    ),
+    "calibrate device": Verb(
+        "windtunnel.questions.calibrate:CalibrateDevice",
+        "windtunnel.real.calibrate.run:answer",
+        "Measure the device at hand, and write a cluster for --cluster my-device.yaml:1.\n\n"
+        "Interrupted, it goes on where it was when run again.",
+        pure=False,
+    ),
+    "calibrate collectives": Verb(
+        "windtunnel.questions.calibrate:CalibrateCollectives",
+        "windtunnel.real.calibrate.collectives:answer",
+        "Measure collectives between processes, and add them to a calibrated file.",
+        pure=False,
+    ),
+    "calibrate show": Verb(
+        "windtunnel.questions.calibrate:CalibrateShow",
+        "windtunnel.real.calibrate.curves:answer",
+        "Show a calibrated file: measured points against the curves that predictions use.",
+    ),
+    "runs list": Verb(
+        "windtunnel.questions.saved:RunsList",
+        "windtunnel.faces.report.run_list:answer",
+        "List saved runs, newest first, or search them.",
+    ),
+    "runs tag": Verb(
+        "windtunnel.questions.saved:RunsTag",
+        "windtunnel.faces.report.run_list:answer_tag",
+        "Give runs tags in place of those that they have.",
+        pure=False,
+    ),
+    "runs delete": Verb(
+        "windtunnel.questions.saved:RunsDelete",
+        "windtunnel.faces.report.run_list:answer_delete",
+        "Delete run folders.",
+        pure=False,
+    ),
+    "validate": Verb(
+        "windtunnel.questions.validate:Validate",
+        "windtunnel.evidence.accuracy.study:answer",
+        "Predict every run of a table of measured runs, and show how far off that is, source by source.",
     ),
 }
 
@@ -324,6 +410,8 @@ def read(data: Mapping[str, Any], where: str | None = None, verb: str | None = N
 
     Raises SpecError: the first mistake, in one line.
     """
+    if not isinstance(data, Mapping):
+        raise SpecError("question", data, "give a mapping of its fields", where)
     asked, _, version = str(data.get("question", verb or "")).partition("/")
     kind, latest = question_class(asked), QUESTIONS[asked].version
     if version and version != str(latest):

@@ -76,6 +76,6 @@ class SurviveSpot:
         About("What parcae knows: the future (known), or that nothing changes (persistence)."),
     ] = "known"
     look_ahead: Annotated[int | None, About("Minutes that parcae looks ahead (12).")] = None
-    price: Annotated[float | None, About("Dollars for one GPU-hour, on-demand.")] = None
-    spot_price: Annotated[float | None, About("Dollars for one GPU-hour of a spot machine.")] = None
+    price: Annotated[float | None, About("Dollars for one GPU-hour, on-demand.", least=0)] = None
+    spot_price: Annotated[float | None, About("Dollars for one GPU-hour of a spot machine.", least=0)] = None
     seed: Annotated[int, About("Seed of what is drawn at random (0).")] = 0

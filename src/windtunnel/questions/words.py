@@ -64,6 +64,13 @@ def positional_of(question: Any) -> tuple[str, ...]:
     return order
 
 
+def several_places(question: Any) -> str:
+    """The field that takes all words from its place on: the last one, where that is a list; empty where none is."""
+    last = question.positional[-1:]
+    field = next((one for one in fields_of(question) if one.path in last), None)
+    return "" if field is None or get_origin(field.type) is not tuple else field.path
+
+
 def parts_from_files(question: type) -> tuple[Field, ...]:
     """Parts whose fields are flags and that a file may give as well: those with a text of their own."""
     return tuple(field for field in fields_of(question) if field.about.inside and field.about.text)
@@ -146,20 +153,22 @@ def words(question: Any) -> list[str]:
     flags = {field.path: name for name, fields in flag_fields(kind).items() for field in fields}
     known = {field.path: field for field in walk(kind)}
     order = positional_of(kind)
-    places = dict.fromkeys(order, "")
+    places: dict[str, list[str]] = {path: [] for path in order}
     named, sets, others = [], [], []
     for path, value in _flat(data, flags, known):
         if path not in flags:
             sets += ["--set", f"{_short(kind, path)}={_value_text(known.get(path), value)}"]
         elif path in order:
-            places[path] = str(value)
+            places[path] = [str(one) for one in value] if isinstance(value, list) else [str(value)]
         elif known[path].parts:
             named += _flag_words(flags[path], known[path], value)
         else:
             others += _flag_words(flags[path], known[path], value)
     for path, kind_name in _unsaid(kind, data):
         sets += ["--set", f"{path}.kind={kind_name}"]
-    return [*(word for word in places.values() if word), *named, *sets, *others]
+    last = places.pop(several_places(kind), [])  # behind flags, as a script's words are
+    ahead = ["--"] if any(word.startswith("-") for word in last) else []
+    return [*(word for given in places.values() for word in given), *named, *sets, *others, *ahead, *last]
 
 
 def command(question: Any) -> str:

@@ -65,10 +65,10 @@ def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Res
     result = _as_asked(again(cluster, plan), question, notes)
 
     def with_advice() -> Result:
-        from windtunnel.studies.planning.advice import advised
+        from windtunnel.studies.planning.advice import with_advice
 
         disturbed = bool(question.technique) or question.scenario.disturbs
-        return advised(result, model, cluster, plan, again if disturbed else None)
+        return with_advice(result, model, cluster, plan, again if disturbed else None)
 
     return result, with_advice
 

@@ -158,11 +158,11 @@ def _process(failures: str, observed: str | None, machine: Cluster) -> FailurePr
 
     if not failures.lower().endswith(".csv"):
         if observed is not None:
-            raise SpecError("--observed", observed, "leave it out: it is of a CSV log, given by --failures")
+            raise SpecError("--log", observed, "leave it out: it is of a CSV log, given by --failures")
         return read_failures(failures)
     if observed is None:
-        remedy = "say how many GPUs and days the log is of, e.g. --observed 1024:30"
-        raise SpecError("--observed", None, remedy)
+        remedy = "say how many GPUs and days the log is of, e.g. --log 1024:30"
+        raise SpecError("--log", None, remedy)
     size, colon, days = observed.partition(":")
     gpus, _, per_node = size.partition("x")
     try:
@@ -170,9 +170,9 @@ def _process(failures: str, observed: str | None, machine: Cluster) -> FailurePr
     except ValueError:
         colon = ""
     if not colon:
-        raise SpecError("--observed", observed, "write GPUS:DAYS, e.g. 1024:30, or GPUSxPER_NODE:DAYS")
-    per = parse_count(per_node, "--observed") if per_node else machine.gpus_per_node
-    return fit_log(failures, parse_count(gpus, "--observed"), length, per)
+        raise SpecError("--log", observed, "write GPUS:DAYS, e.g. 1024:30, or GPUSxPER_NODE:DAYS")
+    per = parse_count(per_node, "--log") if per_node else machine.gpus_per_node
+    return fit_log(failures, parse_count(gpus, "--log"), length, per)
 
 
 def _times(recovery: Sequence[str], saved: Any) -> Any:

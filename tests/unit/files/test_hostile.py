@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import InputFileError
+from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import gunzip, read_bytes, read_text
+from windtunnel.files.document import read_document
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
@@ -127,6 +128,7 @@ def hostile(what: str, path: Path) -> None:
 PREDICT = ["predict", "mixtral-8x7b", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "128", "--no-save"]
 FLEET = ["fleet", "jobs.csv", "--cluster", "v100:8"]
 SERVE = ["serve", "llama-3.2-1b", "--cluster", "h100-sxm:1"]
+REQUESTS = ["--prompt", "10", "--output", "5", "--rate", "1"]
 SURVIVE = ["survive", "--cluster", "h100-sxm:16", "--seeds", "2"]
 # Every verb that reads a file, at every place where it does.
 QUESTIONS: dict[str, list[list[str]]] = {
@@ -139,7 +141,7 @@ QUESTIONS: dict[str, list[list[str]]] = {
         ["whatif", "FILE", "--set", "plan.tp=2"],
     ],
     "in.yaml": [
-        [*PREDICT, "--cluster", "FILE"],
+        [*PREDICT[:3], "FILE", *PREDICT[4:]],
         [*PREDICT, "--plan", "FILE"],
         [*PREDICT, "--slow", "FILE"],
         ["plan", "mixtral-8x7b", "--cluster", "FILE"],
@@ -148,8 +150,9 @@ QUESTIONS: dict[str, list[list[str]]] = {
         [*FLEET[:3], "FILE"],
         [*FLEET, "--policy", "FILE"],
         [*FLEET, "--policy", "lyra", "--serving", "FILE"],
-        ["serve", "FILE"],
-        [*SERVE, "--engine", "FILE"],
+        ["serve", "pool", "FILE"],
+        ["fleet", "live", "FILE", "--cluster", "gpu:1x4", "--policy", "srtf"],
+        [*SERVE, *REQUESTS, "--engine", "FILE"],
         [*SURVIVE, "--failures", "FILE"],
         ["calibrate", "--show", "FILE"],
     ],
@@ -159,9 +162,13 @@ QUESTIONS: dict[str, list[list[str]]] = {
         ["fleet", "FILE", *FLEET[2:]],
         [*FLEET, "--policy", "srtf", "--capacity", "FILE"],
         [*SERVE, "--workload", "FILE"],
-        [*SERVE, "--kernels", "FILE", "--rate", "1"],
-        [*SURVIVE, "--failures", "FILE", "--observed", "16:30"],
-        ["survive", "--spot", "FILE", "--policy", "parcae"],
+        [*SERVE, *REQUESTS, "--kernels", "FILE"],
+        [*SURVIVE, "--failures", "FILE", "--log", "16:30"],
+        ["survive", "spot", "FILE", "--policy", "parcae"],
+        ["serve", "spot", SERVE[1], "FILE", *SERVE[2:], *REQUESTS],
+        ["fleet", "pack", "FILE", "--cluster", "FILE", "--policy", "fgd"],
+        ["fleet", "when", "FILE", "a", *FLEET[2:]],
+        ["fleet", "lint", "FILE", *FLEET[2:]],
         ["validate", "FILE"],
     ],
     "in.txt": [["fleet", "FILE", *FLEET[2:]], ["fleet", "flows", "FILE"], [*PREDICT, "--plan", "FILE"]],
@@ -189,4 +196,20 @@ def test_every_file_of_every_verb_is_read_within_bounds(what: str, tmp_path: Pat
         assert status == 2, (words, said)
         assert said.startswith("windtunnel: error: "), (words, said)
         assert len(said.splitlines()) == 1, (words, said)
+        refused_file = "in." in said  # not the line; but an empty TOML is a whole torchtitan plan, of a larger batch
+        assert refused_file or (what == "empty" and "--plan" in words), (words, said)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("given", [0, 1.5, ["a"], {"a": 1}, None])
+def test_what_is_no_path_is_one_error(given: object) -> None:
+    with pytest.raises(SpecError, match="file"):
+        read_document(given)  # type: ignore[arg-type]
+
+
+def test_names_that_no_file_has_are_one_error_of_one_line() -> None:
+    with pytest.raises(InputFileError, match="too long"):
+        read_document("9" * 5000)
+    with pytest.raises(InputFileError) as caught:
+        read_document("\r\n.yaml")
+    assert len(str(caught.value).splitlines()) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import field as dataclass_field
 from dataclasses import fields, make_dataclass
+from typing import get_type_hints
 
 from drawn import questions
 from hypothesis import given
@@ -52,8 +53,9 @@ def test_a_change_is_what_reading_the_changed_data_gives(question: object, data:
 def test_a_new_field_with_a_default_changes_no_hash(verb: str, data: st.DataObject) -> None:
     question = data.draw(questions(verb))
     kind = question_class(verb)
+    hints = get_type_hints(kind, include_extras=True)  # of fields that a part hands down as well
     old = [
-        (one.name, one.type, dataclass_field(default=one.default, default_factory=one.default_factory))
+        (one.name, hints[one.name], dataclass_field(default=one.default, default_factory=one.default_factory))
         for one in fields(kind)
     ]
     new = ("brand_new", int, dataclass_field(default=7))

@@ -45,7 +45,7 @@ def test_what_has_no_form_in_json_is_no_answer() -> None:
 
 @pytest.mark.parametrize("wall_s", [-1.0, math.nan, -math.inf])
 def test_a_figure_is_finite_and_not_negative(wall_s: float) -> None:
-    with pytest.raises(AssertionError, match="Whole.wall_s"):
+    with pytest.raises(AssertionError, match=r"Whole\.wall_s"):
         Whole((), {}, wall_s)
     assert Whole((), {}, math.inf).wall_s == math.inf  # said to be unbounded
 

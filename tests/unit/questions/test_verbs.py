@@ -41,6 +41,12 @@ def test_a_change_turns_a_union_to_the_member_that_knows_it() -> None:
     assert apart.replicas.kind == "apart"
 
 
+@pytest.mark.parametrize("data", ["serve", None, ["serve"], 3])
+def test_what_is_no_mapping_is_no_question(data: object) -> None:
+    with pytest.raises(SpecError, match="mapping"):
+        read(data)  # type: ignore[arg-type]
+
+
 def test_what_must_stand_together_is_one_error() -> None:
     with pytest.raises(SpecError, match="--rate R"):
         read({**SERVED, "load": {"kind": "recorded"}})

@@ -191,7 +191,7 @@ def _start(cluster: _Cluster, now_s: float) -> None:
 
 def _spare(cluster: _Cluster, ordered: Jobs) -> None:
     """Give what is free now to those who gain most."""
-    from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import spread
+    from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import spread_gpus
 
     jobs, room = cluster.runnable, cluster.room
     held = np.array([job.gpus for job in jobs], np.int64)
@@ -200,7 +200,7 @@ def _spare(cluster: _Cluster, ordered: Jobs) -> None:
     if spare == 0 or not jobs:
         return
     order, end = np.arange(len(jobs)), room.end[: len(jobs), 0].copy()
-    spread(ordered, order, held, end, room.free, room.kept, room.wide, room.plan)
+    spread_gpus(ordered, order, held, end, room.free, room.kept, room.wide, room.plan)
     for job, gpus, end_s in zip(jobs, held.tolist(), end.tolist(), strict=True):
         job.gpus, job.end_s = gpus, end_s
     cluster.runnable = [jobs[row] for row in order.tolist()]

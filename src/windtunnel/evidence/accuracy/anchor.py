@@ -35,7 +35,7 @@ def anchored(outcomes: Sequence[Outcome]) -> list[Outcome]:
         assert predicted is not None
         factors.setdefault(_key(outcome), (measured / predicted, row.id))
     found = ((outcome, factors.get(_key(outcome))) for outcome in outcomes)
-    return [one.scaled(pair[0], is_anchor=one.row.id == pair[1]) if pair else one for one, pair in found]
+    return [one.scale(pair[0], is_anchor=one.row.id == pair[1]) if pair else one for one, pair in found]
 
 
 def _key(outcome: Outcome) -> Key:

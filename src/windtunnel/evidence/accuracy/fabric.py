@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.evidence.accuracy.table import Row
 from windtunnel.evidence.accuracy.wording import UnreadableError
@@ -24,7 +24,7 @@ def cluster_of(row: Row) -> tuple[Cluster, tuple[str, ...]]:
     name = "aws-p5" if row.gpu == "H100-SXM" and "efa" in row.inter_link.lower() else row.gpu
     per_node = row.gpus_per_node
     cluster: Cluster = parse_cluster(f"{name}:{per_node or 1}")  # whole nodes of whatever size the row has
-    changes: dict[str, Any] = {"n_gpus": row.n_gpus}
+    changes: dict[str, object] = {"n_gpus": row.n_gpus}
     if per_node is not None and per_node != cluster.gpus_per_node:
         changes["gpus_per_node"] = per_node
     link, notes = _scale_out(row, cluster.scale_out, per_node or cluster.gpus_per_node)

@@ -99,7 +99,7 @@ class Outcome:
             return None
         return self.p5_s <= low and high <= self.p95_s
 
-    def scaled(self, factor: float, is_anchor: bool) -> Outcome:
+    def scale(self, factor: float, is_anchor: bool) -> Outcome:
         """The same outcome with its times multiplied by an anchor's factor."""
         if self.step_time_s is None or self.p5_s is None or self.p95_s is None:
             return self

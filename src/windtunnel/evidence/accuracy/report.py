@@ -53,7 +53,7 @@ class Report:
     unread: tuple[str, ...] = ()  # columns of the table that nothing reads
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """The report as JSON-able data."""
         groups = {name: [asdict(one) for one in getattr(self, name)] for name in GROUPS}
         for shown, one in zip(groups["feasibility"], self.feasibility, strict=True):
             shown |= {"recall": one.recall, "false_alarm_share": one.false_alarm_share}
@@ -70,7 +70,7 @@ class Report:
         write_csv(path, ROW_FIELDS, (row_of(outcome) for outcome in self.outcomes))
 
 
-def row_of(outcome: Outcome) -> dict[str, Any]:
+def row_of(outcome: Outcome) -> dict[str, object]:
     """The fields of `--rows`; numbers rounded to what they can bear."""
     return {
         "id": outcome.row.id,

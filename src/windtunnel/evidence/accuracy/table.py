@@ -132,7 +132,7 @@ class Row:
 
     @property
     def moe(self) -> bool:
-        """Mixture of experts."""
+        """Whether the model is a mixture of experts."""
         return bool(self.experts and self.experts > 1)
 
     @property

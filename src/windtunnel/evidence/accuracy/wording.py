@@ -6,7 +6,6 @@ Every rule is explicit. A word that no rule knows makes the row `UnreadableError
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from windtunnel.evidence.accuracy.table import Row
 
@@ -74,7 +73,7 @@ NO_OVERLAP = (
 )
 
 # What a note says by itself.
-NOTES: dict[str, dict[str, Any]] = {
+NOTES: dict[str, dict[str, object]] = {
     "tp comm overlap": {"overlap_tp": True},
     "asynctp yes": {"overlap_tp": True},
     "asynctp no": {"overlap_tp": False},
@@ -114,7 +113,7 @@ def is_packed(row: Row) -> bool:
     return row.task.lower() in ("sft", "lora") and nvidia and "mock data" not in row.notes.lower()
 
 
-def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
+def adapters_of(row: Row) -> tuple[dict[str, object], list[str]]:
     """Plan fields of a LoRA row, and what had to be assumed.
 
     Targets: MLPerf's rules name queries, keys, values and output; NeMo's and Megatron-Bridge's performance recipes set
@@ -124,7 +123,7 @@ def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     if row.task.lower() != "lora":
         return {}, []
     source = row.source.lower()
-    fields: dict[str, Any] = {"lora_rank": 16, "lora_targets": "all"}
+    fields: dict[str, object] = {"lora_rank": 16, "lora_targets": "all"}
     if "mlperf" in source:
         fields |= {"lora_targets": "attention"}
         if row.precision.lower().startswith("fp8"):  # 96 GB hold both copies, and do
@@ -261,12 +260,12 @@ def recomputes_of(row: Row) -> tuple[str, ...]:
     raise UnreadableError(f"recompute {row.recompute!r} is not modelled")
 
 
-def formats_of(row: Row) -> dict[str, Any]:
+def formats_of(row: Row) -> dict[str, object]:
     """What travels between replicas, and what is launched as a graph, where a column says so.
 
     Megatron-Core with `reuse_grad_buf_for_mxfp8_param_ag` gathers mxfp8 parameters as bf16, two bytes each.
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if row.grad_reduce_dtype:
         if row.grad_reduce_dtype not in ("bf16", "fp32"):
             raise UnreadableError(f"grad_reduce_dtype {row.grad_reduce_dtype!r} is not modelled")
@@ -285,7 +284,7 @@ def formats_of(row: Row) -> dict[str, Any]:
     return fields
 
 
-def stages_of(row: Row) -> dict[str, Any]:
+def stages_of(row: Row) -> dict[str, object]:
     """Layers of each virtual stage by Megatron's `pipeline_model_parallel_layout`, such as `Et*4|(t*4|)*14tmL`."""
     text = row.pipeline_layout
     if not text:
@@ -308,9 +307,9 @@ def offloaded_layers(row: Row) -> int:
     return int(layers[1])
 
 
-def fields_of_notes(row: Row) -> dict[str, Any]:
+def fields_of_notes(row: Row) -> dict[str, object]:
     """Plan fields that the notes settle; what they do not mention stays with the framework's habit."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for note in (part.strip().lower() for part in row.notes.split(";")):
         if note.startswith("cuda graphs"):
             # TransformerEngine's graphs hold attention and router; the experts, which are most launches, stay outside.
@@ -401,7 +400,9 @@ def release_of(row: Row) -> str | None:
 
 
 def _dated(name: str, row: Row) -> str:
-    if found := re.match(r"(?:20)?(\d\d)-(\d\d)(?:-\d\d)?$", row.date):
+    # A day is that of a report, and says no release of those whose releases differ here.
+    day = "" if name in ("torchtitan", "megatron") else r"(?:-\d\d)?"
+    if found := re.match(rf"(?:20)?(\d\d)-(\d\d){day}$", row.date):
         return f"{name}-{found[1]}.{found[2]}"
     year = re.search(r"(\d{4})$", row.date)
     return f"{name}-{year[1]}" if year else name

@@ -15,9 +15,8 @@ from difflib import get_close_matches
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.faces.cli.flags import spelled
-from windtunnel.faces.cli.verbs import LAUNCHERS, VERBS, made, named
+from windtunnel.faces.cli.verbs import GROUPS, LAUNCHERS, VERBS, made, named
 from windtunnel.faces.cli.version import version_line
 from windtunnel.questions.former import current
 from windtunnel.questions.question import QUESTIONS, question_class
@@ -25,6 +24,7 @@ from windtunnel.questions.words import flag_fields
 
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 HELP_ALL = "--help-all"  # rare flags too
+COMPLETION = "--install-completion"  # its script knows the flags of all verbs
 NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
 
 
@@ -44,14 +44,14 @@ def build(asked: str = "", *, everything: bool = False) -> App:
         app.command(made(asked, everything=everything), name=asked)
         return app
     for verb in VERBS:
-        app.command(named(verb) if verb in QUESTIONS else made(verb), name=verb)
+        listed = asked != COMPLETION and (verb in QUESTIONS or verb in GROUPS)
+        app.command(named(verb) if listed else made(verb), name=verb)
     app.register_install_completion_command()
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    before = ASKED.get()
     try:
         own = current(sys.argv[1:] if arguments is None else arguments)
         launched: list[str] = []
@@ -61,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             own, launched = script_apart(own, made(asked))
         words = spelled(["--help" if word == HELP_ALL else word for word in own])
-        app, question = build(asked, everything=HELP_ALL in own), without_outputs(own)
-        again = [*spelled(question), *launched]
-        ASKED.set(CommandLine([*question, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
+        app = build(asked, everything=HELP_ALL in own)
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:
@@ -80,8 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _forget_output()
         return _mistake(f"the output cannot be written ({error.strerror}): free some room, or send it elsewhere")
-    finally:
-        ASKED.set(before)
     return status if isinstance(status, int) else 0
 
 

@@ -42,7 +42,7 @@ def ask(
     if path.is_dir():
         path = path / "question.yaml"
     question = read(read_mapping(path, "a question is lines of `field: value`, see `windtunnel schema`"), str(path))
-    if not QUESTIONS[question.verb].answer:  # it runs programs, or listens: no file may ask for that
+    if not QUESTIONS[question.verb].pure:  # it runs programs, writes or listens: no file may ask for that
         raise SpecError("question", question.verb, "is asked by its own flags only", str(path))
     if set:
         question = with_settings(question, set)

@@ -6,14 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import Parameter as Argument
 from inspect import Signature, signature
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from cyclopts import App, Group, Parameter
 
+from windtunnel.faces.cli.verbs import help_of
 from windtunnel.questions.old import renamed
-from windtunnel.questions.question import QUESTIONS, Field, question_class
-from windtunnel.questions.words import SET_EXAMPLE, flag_fields, from_flags, parts_from_files, positional_of
+from windtunnel.questions.question import QUESTIONS, Field, fields_of, question_class
+from windtunnel.questions.words import (
+    SET_EXAMPLE,
+    flag_fields,
+    from_flags,
+    parts_from_files,
+    positional_of,
+    several_places,
+)
 
 SET = f"Change one number, e.g. {SET_EXAMPLE}."
 OUTPUT = Group("Output", sort_key=100)
@@ -58,7 +67,7 @@ def plain_app(name: str) -> App:
     """An application of the verbs below one word."""
     return App(
         name=name,
-        help=QUESTIONS[name].text,
+        help=help_of(name),
         default_parameter=Parameter(show_default=False),
         help_format="plaintext",
         result_action="return_value",
@@ -79,7 +88,7 @@ def command(
     among them is what the reader of files, which `reader` is, did not understand. `everything`: rare flags are listed.
     """
     kind = question_class(verb)
-    positional = positional_of(kind)
+    positional, several = positional_of(kind), several_places(kind)
     own = {name: one for name, one in signature(show).parameters.items() if one.kind is Argument.KEYWORD_ONLY}
     takes_notes = own.pop("notes", None) is not None
     hints = get_type_hints(show, include_extras=True)
@@ -87,7 +96,7 @@ def command(
     arguments: list[Argument] = []
     names: dict[str, str] = {}  # Python's name of a parameter, and the flag
     for name, meanings in flag_fields(kind).items():
-        python = name.replace("-", "_")
+        python = name.replace("-", "_") + ("_" if iskeyword(name) else "")
         names[python] = name
         field = meanings[0]
         group = None
@@ -95,6 +104,10 @@ def command(
             group = groups.setdefault(field.about.group, Group(field.about.group, sort_key=len(groups) + 1))
         needed = field.required and all(one.required for one in meanings) and "." not in field.path
         shown = everything or not all(one.about.rare for one in meanings)
+        if field.path == several:
+            words_of: Any = Annotated[str, Parameter(help=field.about.text)]
+            arguments.append(Argument(python, Argument.VAR_POSITIONAL, annotation=words_of))
+            continue
         arguments.append(
             Argument(
                 python,
@@ -109,7 +122,8 @@ def command(
     for field in files:
         text: Any = Annotated[str | None, Parameter(help=field.about.text)]
         arguments.append(Argument(field.path, Argument.KEYWORD_ONLY, default=None, annotation=text))
-    setting: Any = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET)]
+    has_parts = any(field.parts for field in fields_of(kind))
+    setting: Any = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET, show=has_parts)]
     arguments.append(Argument("set", Argument.KEYWORD_ONLY, default=(), annotation=setting))
     arguments += [one.replace(annotation=hints[name]) for name, one in own.items()]
     places = get_type_hints(Outputs, include_extras=True)
@@ -123,6 +137,8 @@ def command(
 
     def verb_function(*words: Any, **options: Any) -> Any:
         options |= zip(positional, words, strict=False)
+        if several:
+            options[several] = words[len(positional) - 1 :]
         flags = {flag: options[name] for name, flag in names.items() if options.get(name) is not None}
         given = Given(
             flags=flags,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
+from windtunnel.questions.old import RENAMED
 from windtunnel.real.capture.arguments import split_words
 
-_EVERYWHERE = ("--help", "-h", "--version")
+_EVERYWHERE = ("--help", "--help-all", "-h", "--version")
 
 
 def script_apart(words: list[str], verb: Callable[..., Any]) -> tuple[list[str], list[str]]:
@@ -20,7 +21,7 @@ def script_apart(words: list[str], verb: Callable[..., Any]) -> tuple[list[str],
     `verb`: the one that `words` begin with, its options as keyword-only parameters.
     """
     with_value, switches = options_of(verb)
-    parted = split_words(words[1:], with_value, (*switches, *_EVERYWHERE))
+    parted = split_words(words[1:], [*with_value, *RENAMED.get(words[0], ())], (*switches, *_EVERYWHERE))
     at = parted.index("--")
     return [words[0], *parted[:at]], parted[at:] if len(parted) > at + 1 else []
 
@@ -36,5 +37,9 @@ def options_of(verb: Callable[..., Any]) -> tuple[list[str], list[str]]:
         hint = hints[name]
         kind, extras = getattr(hint, "__origin__", hint), getattr(hint, "__metadata__", ())
         named = [given for extra in extras for given in getattr(extra, "name", None) or ()]
-        (switches if kind is bool else with_value).extend(named or ["--" + name.replace("_", "-")])
+        named = named or ["--" + name.replace("_", "-")]
+        if bool in (kind, *get_args(kind)):
+            switches += [*named, *(f"--no-{one.removeprefix('--')}" for one in named)]
+        else:
+            with_value += named
     return with_value, switches

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.faces.cli.asked import ASKED
 from windtunnel.questions import plain
 from windtunnel.questions.header import Answer, header
 from windtunnel.questions.words import command
@@ -47,18 +47,25 @@ def show(document: Document, *, full: bool = False) -> None:
 
 
 def print_answer(
-    study: str,
+    verb: str,
+    asked: Mapping[str, str | tuple[str, ...] | int | None],
     own: Mapping[str, Any],
     *,
-    band: Mapping[str, Any] | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    study: str | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
-    """The answer of a study as one JSON document: the header that all have, and its own part, whose fields win."""
-    asked = ASKED.get()
-    reproduce = None if asked is None else asked.command
-    spec = {} if asked is None or "spec" in own else asked.spec()
-    print_json(header(study, spec, reproduce, band=band, provenance=provenance, warnings=warnings) | dict(own))
+    """The answer of a verb without a question as one JSON document: the header, and its own part.
+
+    `asked`: a value for each flag, and for what has none by a name without dashes; None where it is not given.
+    """
+    words = ["windtunnel", verb]
+    for name, value in asked.items():
+        for one in value if isinstance(value, tuple) else () if value is None else (value,):
+            words += [name, str(one)] if name.startswith("--") else [str(one)]
+    spec = {
+        name.removeprefix("--"): list(value) if isinstance(value, tuple) else value for name, value in asked.items()
+    }
+    print_json(header(study or verb, spec, shlex.join(words), warnings=warnings) | dict(own))
 
 
 def print_question(

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.asked import ASKED
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import note, print_question, show, working
 from windtunnel.faces.cli.predict import plan_below
@@ -41,14 +41,14 @@ def plan(
     ] = None,
 ) -> int:
     """Search, print, write. The exit status is 3 where nothing fits."""
+    begun_s = monotonic()
     from windtunnel.studies.plan import plans
     from windtunnel.studies.predict import is_captured
 
     if is_captured(question.model.base):
         return _cut(question, outputs, launch_flags)
-    asked = ASKED.get()
     with working("planning"), _rows(outputs.rows, question) as told:
-        found = plans(question, told=told, begun_s=None if asked is None else asked.begun_s)
+        found = plans(question, told=told, begun_s=begun_s)
     if launch_flags is not None and found.plans:
         from windtunnel.studies.training.launch import launch_flags as written
 
@@ -103,14 +103,14 @@ def _rows(path: Path | None, question: Search) -> Iterator[Callable[[Layout, Rep
     if path is None:
         yield None
         return
-    from windtunnel.studies.planning.plan import sized
+    from windtunnel.studies.planning.plan import cluster_of_size
     from windtunnel.studies.sweeps.journal import Journal
 
     with Journal(path) as journal:
 
         def told(layout: Layout, replay: Replayed) -> None:
             seconds, gpus = replay.step_ns / 1e9, layout.cluster.n_gpus
-            inputs = {"model": question.model.base, "cluster": sized(question.cluster, gpus).base}
+            inputs = {"model": question.model.base, "cluster": cluster_of_size(question.cluster, gpus).base}
             outputs = {
                 "step_time_s": seconds,
                 "tokens_per_s": layout.plan.global_batch * layout.plan.seq_len / seconds,

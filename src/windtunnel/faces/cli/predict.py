@@ -96,7 +96,9 @@ def predict(
         if outputs.rows == OPS_IN_JSON:
             more["ops"] = rows
         if launch_flags is not None:
-            more["launch"] = launched(launch_flags, result)
+            from windtunnel.studies.training.launch import launch_of
+
+            more["launch"] = launch_of(launch_flags, result)
         print_json(to_document(result) | more)
     else:
         from windtunnel.faces.report.draw.console import print_views
@@ -107,7 +109,9 @@ def predict(
         if whole is not None:
             print_views([training_run_view(whole)], stdout())
         if launch_flags is not None:
-            print_views([Files("Launched with", list(launched(launch_flags, result).items()))], stdout())
+            from windtunnel.studies.training.launch import launch_of
+
+            print_views([Files("Launched with", list(launch_of(launch_flags, result).items()))], stdout())
         if advice:  # behind the answer, which need not wait for a hundred others
             sys.stdout.flush()
             with working("trying changes of the plan"):
@@ -164,17 +168,6 @@ def op_rows_of(question: Predict) -> list[dict[str, Any]]:
     cluster = cluster_of(question.cluster)
     assert isinstance(question.plan, Plan), "predicted"
     return op_rows(model_of(question.model, cluster.n_gpus), cluster, question.plan)
-
-
-def launched(kind: str, result: Result) -> dict[str, str]:
-    """File name -> text: the predicted plan as a framework is launched with it."""
-    from windtunnel.studies.training.launch import launch_flags
-
-    plan = dict(result.spec.get("plan") or {})
-    if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
-        plan["etp"] = None
-    name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
-    return {name: text}
 
 
 def training_run(result: Result, count: int, price: float | None) -> dict[str, float]:

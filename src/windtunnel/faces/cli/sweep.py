@@ -35,7 +35,7 @@ def sweep(
 
         rows = best_at_each(study, show or "time_vs_gpus")
         if json:
-            print_answer("sweep --show", {"rows": rows})
+            print_answer("sweep", {"study": str(study), "--show": show}, {"rows": rows}, study="sweep --show")
         else:
             from windtunnel.faces.report.planning.sweep_console import print_rows
 
@@ -48,6 +48,7 @@ def sweep(
     if json:
         print_answer(
             "sweep",
+            {"study": str(study), "--out": str(out), "--jobs": jobs, "--executor": executor},
             {
                 "path": str(outcome.path),
                 "points": outcome.points,

@@ -22,14 +22,14 @@ def techniques(
     name
         One technique alone.
     """
-    from windtunnel.studies.techniques.named import named, told
+    from windtunnel.studies.techniques.named import find_technique, list_techniques
 
-    listed = told()
+    listed = list_techniques()
     if name is not None:
-        one = named(name).name
+        one = find_technique(name).name
         listed = [entry for entry in listed if entry["name"] == one]
     if json:
-        print_answer("techniques", {"techniques": listed})
+        print_answer("techniques", {"name": name}, {"techniques": listed})
         return
     from windtunnel.faces.report.techniques import print_techniques
 

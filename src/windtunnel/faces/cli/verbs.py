@@ -12,11 +12,16 @@ from windtunnel.questions.question import QUESTIONS
 
 # The module has a function of the verb's name, or one, `VERB_app`, that makes what cyclopts takes.
 VERBS = (
-    "predict", "plan", "sweep", "whatif", "compare", "explain", "runs", "serve", "techniques", "fleet", "survive",
-    "watch", "validate", "calibrate", "capture", "run", "ui", "mcp", "ask", "schema", "version",
+    "predict", "plan", "sweep", "whatif", "compare", "explain", "launch", "runs", "serve", "techniques", "fleet",
+    "survive", "watch", "validate", "calibrate", "capture", "run", "ui", "mcp", "ask", "schema", "model",
+    "version",
 )  # fmt: skip
 LAUNCHERS = ("capture", "run")  # take a launch line: what follows the script is the script's
 HOME = {"schema": "ask"}  # of a verb whose module has another name
+GROUPS = {  # of verbs that are several: the line of help of them all
+    "runs": "List saved runs, newest first; search, tag and delete them.",
+    "calibrate": "Measure the device at hand, so that predictions rest on what it really does.",
+}
 
 
 def made(verb: str, *, everything: bool = False) -> App | Callable[..., Any]:
@@ -33,5 +38,10 @@ def named(verb: str) -> Callable[..., Any]:
     def unasked() -> None:
         raise AssertionError(f"{verb} is listed, not asked")
 
-    unasked.__name__, unasked.__doc__ = verb, QUESTIONS[verb].text
+    unasked.__name__, unasked.__doc__ = verb, help_of(verb)
     return unasked
+
+
+def help_of(verb: str) -> str:
+    """Its line of help."""
+    return GROUPS[verb] if verb in GROUPS else QUESTIONS[verb].text

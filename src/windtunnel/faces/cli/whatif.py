@@ -54,7 +54,12 @@ def whatif(
     for text in warnings:
         note(text)
     if json:
-        print_answer("whatif", comparison.to_dict(), warnings=warnings)
+        print_answer(
+            "whatif",
+            {"run": run, "--set": set, "--slow": slow, "--out": str(out)},
+            comparison.to_dict(),
+            warnings=warnings,
+        )
     else:
         show(comparison_document(comparison))
     if save:

@@ -6,47 +6,15 @@ The curve is computed elsewhere (`cost.calibrated`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
+from windtunnel.real.calibrate.curves import Calibration, CurveChart
 from windtunnel.units import format_time
 from windtunnel.views import Axis, Cell, Column, Curve, Document, Headline, Notes, Number, Series, Table, View
 from windtunnel.views.text import plain, text_of
 
 WORST = 3  # points named per curve
 EXACTLY = 1e-6  # log of curve over measured
-
-
-@dataclass(frozen=True, slots=True)
-class CurveChart:
-    """One op, phase and dtype as arrays of one length, sorted as the file has them."""
-
-    name: str  # "gemm forward"
-    dtype: str
-    size_names: tuple[str, ...]
-    shapes: Sequence[tuple[int, ...]]
-    measured_s: Sequence[float]
-    low_s: Sequence[float]
-    high_s: Sequence[float]
-    curve_s: Sequence[float]  # at each point, made from all other points
-    mean_error: float
-    formula: str
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """A calibrated device: what was measured, and the curves made of it."""
-
-    file: str
-    device: str
-    kind: str
-    date: str
-    software: Mapping[str, str]
-    threads: int | None
-    values: Mapping[str, Mapping[str, float]]  # host, memory, overlap
-    curves: Sequence[CurveChart]
-    collectives: Sequence[CurveChart] = ()
-    notes: Sequence[str] = field(default=())
 
 
 def calibration_document(answer: Calibration) -> Document:

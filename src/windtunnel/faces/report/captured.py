@@ -17,7 +17,7 @@ from windtunnel.views.text import plain
 MOST_CLASSES, MOST_ANSWERS, MOST_NOTES = 20, 8, 8
 
 
-def print_captured(document: Mapping[str, Any], folder: str, cluster: str | None, console: Console) -> None:
+def print_captured(document: Mapping[str, object], folder: str, cluster: str | None, console: Console) -> None:
     """Print the document of a captured folder."""
     print_trimmed(render_captured(document, folder, cluster), console)
 
@@ -130,7 +130,7 @@ def _spent(document: Mapping[str, Any]) -> str:
     )
 
 
-def _next(document: Mapping[str, Any], folder: str, cluster: str | None) -> list[RenderableType]:
+def _next(document: Mapping[str, object], folder: str, cluster: str | None) -> list[RenderableType]:
     if "stages" not in document and "runs" not in document:
         return []
     spec = cluster or f"h100-sxm:{document['world_size']}"

@@ -208,7 +208,7 @@ def _details(answer: Fleet) -> Iterator[View]:
 
 
 def _ran(outcome: Outcome) -> NDArray[np.int64]:
-    ran = outcome.ran()
+    ran = outcome.ended_jobs()
     return ran[outcome.end_s[ran] > outcome.start_s[ran]]
 
 

@@ -10,17 +10,20 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
-from windtunnel.errors import InputFileError, UserError
+from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.report.prediction.spec_words import gpus, model_name
 from windtunnel.faces.report.run_folder import RESULT_FILE, load
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
+from windtunnel.questions.header import Answer
+from windtunnel.questions.saved import RunsDelete, RunsList, RunsTag
 
 NAME = re.compile(r"[0-9a-f]{12}")
 TAGS_FILE = "tags.json"
@@ -61,7 +64,7 @@ class RunList:
         self._lock = Lock()
 
     def all(self) -> list[Run]:
-        """Newest first."""
+        """All runs, newest first."""
         return self.newest(None)[0]
 
     def newest(self, most: int | None) -> tuple[list[Run], int]:
@@ -82,7 +85,7 @@ class RunList:
         return found, len(saved)
 
     def names(self) -> list[str]:
-        """Of all runs; none is read."""
+        """Names of all runs; no run is read."""
         folders = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(one.name for one in folders if NAME.fullmatch(one.name) and (one / RESULT_FILE).is_file())
 
@@ -96,7 +99,7 @@ class RunList:
             and all(word in f"{run.words} {' '.join(tags.get(run.name, ())).lower()}" for word in words)
         ]
 
-    def one(self, name: str) -> Run:
+    def find_run(self, name: str) -> Run:
         """One line of the list. InputFileError where there is none of this name."""
         return self._run(self.result_path(name).parent)
 
@@ -154,6 +157,60 @@ class RunList:
 
     def _write(self, tags: dict[str, tuple[str, ...]]) -> None:
         write_atomically(self.root / TAGS_FILE, json.dumps(tags, indent=1, sort_keys=True).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Answer):
+    """Runs, newest first, and the tags of each that has any."""
+
+    runs: tuple[Run, ...]
+    tags: Mapping[str, tuple[str, ...]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"runs": [asdict(run) | {"tags": list(self.tags.get(run.name, ()))} for run in self.runs]}
+
+
+def answer(question: RunsList) -> Listed:
+    """Saved runs, all or those that are searched for."""
+    listed = RunList(Path(question.runs))
+    return Listed(tuple(listed.matching(" ".join(question.words), question.tagged)), listed.tags())
+
+
+def answer_tag(question: RunsTag) -> Listed:
+    """Tag runs, and list all. All names are read before anything is changed. Raises SpecError."""
+    listed = RunList(Path(question.runs))
+    names, given = listed.names(), []
+    for text in question.tags:
+        run, equals, tags = text.partition("=")
+        if not equals:
+            raise SpecError("tags", text, "write RUN=a,b; RUN= takes all tags away")
+        given.append((_named("tags", run.strip(), names), tags))
+    for name, tags in given:
+        listed.tag(name, tags)
+    return answer(RunsList(runs=question.runs))
+
+
+def answer_delete(question: RunsDelete) -> tuple[str, ...]:
+    """Delete runs; their names. Raises SpecError on a name that is no run's, and without `yes`: nothing is deleted."""
+    listed = RunList(Path(question.runs))
+    names = listed.names()
+    doomed = tuple(dict.fromkeys(_named("names", text, names) for text in question.names))
+    if doomed and not question.yes:
+        remedy = f"add --yes to delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'} for good"
+        raise SpecError("names", ", ".join(doomed), remedy)
+    for name in doomed:
+        listed.delete(name)
+    return doomed
+
+
+def _named(field: str, text: str, names: Sequence[str]) -> str:
+    """The one run whose name begins with these digits."""
+    found = [name for name in names if text and name.startswith(text)]
+    if len(found) != 1:
+        several = f"fits {len(found)} runs: give more digits" if found else "give the first digits of a listed run"
+        raise SpecError(field, text, several)
+    return found[0]
 
 
 def told_apart(runs: Sequence[Run]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from windtunnel.real.survive.watch.verdict import Verdict
 from windtunnel.studies.resilience import PolicyEntry, Survival
 from windtunnel.studies.resilience.run import Episode
 from windtunnel.studies.resilience.spot import SpotAnswer
+from windtunnel.units import format_many
 from windtunnel.views import (
     Axis,
     Bar,
@@ -56,14 +57,15 @@ def survival_document(answer: Survival, model: str = "") -> Document:
     """Everything that there is to see of policies on the same failures, the best one first."""
     asked = answer.asked
     entries = sorted(answer.entries, key=lambda one: (-one.ettr, answer.entries.index(one)))
+    gpus = format_many(asked.gpus, "GPU")
     days = f"{asked.days:g} day{'' if asked.days == 1 else 's'}"
     return Document(
         "survival",
-        f"{model} on {asked.gpus:,} GPUs for {days}" if model else f"{asked.gpus:,} GPUs for {days}",
+        f"{model} on {gpus} for {days}" if model else f"{gpus} for {days}",
         list(_views(answer, entries)),
         list(_details(answer, entries)),
-        f"{asked.replicas:,} replicas of {asked.stages:,} stages · failures {plain(asked.process.name)}"
-        f" ({plain(asked.process.source)}) · {asked.seeds:,} runs",
+        f"{format_many(asked.replicas, 'replica')} of {format_many(asked.stages, 'stage')}"
+        f" · failures {plain(asked.process.name)} ({plain(asked.process.source)}) · {format_many(asked.seeds, 'run')}",
     )
 
 
@@ -161,7 +163,7 @@ def _details(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]
             Series(one.policy, [float(n) for n, _ in one.scale_curve], [e for _, e in one.scale_curve])
             for one in entries
         ],
-        note=f"closed form, each with its own best interval; asked: {best:,} GPUs",
+        note=f"closed form, each with its own best interval; asked: {format_many(best, 'GPU')}",
     )
     yield Curve(
         "Effective training time by checkpoint interval",

@@ -46,7 +46,7 @@ def gain_lines(gain: TechniqueGain) -> list[str]:
 
 
 def gain_words(gain: TechniqueGain) -> str:
-    """What it brings."""
+    """What a technique brings."""
     without, after = format_time(gain.step_time_without_s), format_time(gain.step_time_with_s)
     return f"{without} a step without, {after} with: {gain.gain:.3f} x"
 

@@ -222,7 +222,7 @@ class Page:
             title="Compare",
             here="runs",
             columns=[
-                {"name": name, "letter": letter, "run": self.runs.one(name), "result": result}
+                {"name": name, "letter": letter, "run": self.runs.find_run(name), "result": result}
                 for letter, name, result in zip("ABCDEFGH", names, results, strict=False)
             ],
             labels={key: label_of(key) for key in keys},

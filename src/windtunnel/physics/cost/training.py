@@ -66,8 +66,8 @@ class TrainingCosts:
     # Of its host, for each member of the group, by framework and by what crosses scale-up domains: `pp`, the messages
     # of a pipeline; `tp`, the group itself.
     late_member_s: Mapping[str, Mapping[str, float]]
-    # Of the host in each pass over a layer with experts, by framework, that no kernel hides: it reads how many tokens go
-    # where, and the GPU is idle until what follows is launched.
+    # Of the host in each pass over a layer with experts, by framework, that no kernel hides: it reads how many tokens
+    # go where, and the GPU is idle until what follows is launched.
     experts_s: Mapping[str, float]
     graphed_step_share: float  # of the host's work between steps, where the step is one graph
     replicas_of_nic: float  # of a NIC's rate, for what replicas of experts exchange across domains

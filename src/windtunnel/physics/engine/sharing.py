@@ -63,7 +63,7 @@ class Sharing:
 
     @property
     def n_demands(self) -> int:
-        """Different demands."""
+        """Number of different demands."""
         return len(self.link_ptr) - 1
 
 

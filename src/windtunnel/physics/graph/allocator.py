@@ -61,7 +61,7 @@ class _Pool:
         self.free: list[tuple[int, int, Block]] = []
         self.space: Block | None = None  # the first block of the expandable segment
 
-    def put(self, block: Block) -> None:
+    def add_block(self, block: Block) -> None:
         insort(self.free, (block.size, block.address, block))
 
     def take(self, block: Block) -> None:
@@ -101,7 +101,7 @@ class CachingAllocator:
             if block is None:
                 return None
         if self._splits(pool, size, block.size - size):
-            pool.put(_cut(block, size))
+            pool.add_block(_cut(block, size))
         block.is_free = False
         self.allocated_bytes += block.size
         return block
@@ -177,7 +177,7 @@ class CachingAllocator:
             assert first.following is not None
             more = self._map(first.following, size - first.size)
             if more is None:
-                pool.put(first)
+                pool.add_block(first)
                 return None
             first = more
         return first
@@ -221,10 +221,10 @@ class CachingAllocator:
         pool.take(block)
         if first > block.address:
             inner = _cut(block, first - block.address)
-            pool.put(block)
+            pool.add_block(block)
             block = inner
         if end < block.address + block.size:
-            pool.put(_cut(block, end - first))
+            pool.add_block(_cut(block, end - first))
         self.reserved_bytes -= block.size
         block.is_mapped = False
         for neighbour in (block.previous, block.following):
@@ -267,7 +267,7 @@ def _merged(block: Block, pool: _Pool) -> None:
     if previous is not None and previous.is_free and previous.is_mapped:
         pool.take(previous)
         block = _join(previous, block)
-    pool.put(block)
+    pool.add_block(block)
 
 
 @dataclass(frozen=True, eq=False)

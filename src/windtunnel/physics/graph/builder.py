@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +117,6 @@ class GraphBuilder:
         return np.array(self._duration_ns, dtype=np.int64)
 
 
-def _numbered(keys: Iterable[Hashable]) -> dict[Any, int]:
+def _numbered(keys: Iterable[Hashable]) -> dict[object, int]:
     """Keys in the order in which they first come, numbered from 0."""
     return {key: number for number, key in enumerate(dict.fromkeys(keys))}

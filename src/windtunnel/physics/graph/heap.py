@@ -55,7 +55,7 @@ class Heap:
         self._mapped_bytes = 0
 
     def allocate(self, size_bytes: int) -> int:
-        """The chunk's name."""
+        """Allocate a chunk; its name."""
         size = -(-(size_bytes + HEADER_BYTES) // 16) * 16 + self._rest_bytes
         at = bisect_left(self._free, (size, 0))
         if at < len(self._free):

@@ -104,7 +104,7 @@ class Calibration:
 
     @cached_property
     def digest(self) -> str:
-        """Of the whole content."""
+        """Digest of the whole content."""
         text = json.dumps(calibration_to_document(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -114,9 +114,9 @@ class Calibration:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def told(self) -> dict[str, Any]:
+    def summary_dict(self) -> dict[str, Any]:
         """What it is, in a few words and a digest of the rest."""
-        found: dict[str, Any] = {"device": self.device, "date": self.date, "software": dict(self.software)}
+        found: dict[str, object] = {"device": self.device, "date": self.date, "software": dict(self.software)}
         points = sum(len(rows.seconds) for rows in (*self.points.values(), *self.collectives.values()))
         return {**found, "threads": self.threads, "points": points, "digest": self.digest}
 
@@ -201,7 +201,7 @@ def _notes(given: object) -> tuple[str, ...]:
     return tuple(map(str, notes))
 
 
-def calibration_to_document(calibration: Calibration) -> dict[str, Any]:
+def calibration_to_document(calibration: Calibration) -> dict[str, object]:
     """Plain mappings, lists and numbers, ready for YAML or JSON; `calibration_from_document` reads them back."""
     points: dict[str, dict[str, list[list[float]]]] = {}
     for (op, dtype), measured in sorted(calibration.points.items()):

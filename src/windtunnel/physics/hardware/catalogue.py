@@ -55,7 +55,7 @@ def get_gpu(name: str) -> Gpu:
     return _load_gpu(found)
 
 
-def parse_cluster(spec: str | Path | Mapping[str, Any]) -> Cluster:
+def parse_cluster(spec: str | Path | Mapping[str, object]) -> Cluster:
     """The cluster that `spec` names or describes: `name:count`, a YAML file, `file:count`, or the mapping itself.
 
     Raises:
@@ -137,7 +137,7 @@ def _from_file(path: str | os.PathLike[str], n_gpus: int | None) -> Cluster:
     return _from_mapping({"name": Path(path).stem, **given}, n_gpus, str(path))
 
 
-def _from_mapping(given: Mapping[str, Any], n_gpus: int | None, document: str | None) -> Cluster:
+def _from_mapping(given: Mapping[str, object], n_gpus: int | None, document: str | None) -> Cluster:
     from windtunnel.physics.hardware.spec import Place, cluster_from, given_of, gpu_from
 
     place = Place("", document)
@@ -221,7 +221,7 @@ def _canonical(kind: str, name: str) -> str | None:
 @cache
 def _raw(kind: str, stem: str) -> dict[str, Any]:
     path = _HERE / kind / f"{stem}.yaml"
-    found: dict[str, Any] = form_of(path.read_text(encoding="utf-8"), str(path), own=True)
+    found: dict[str, object] = form_of(path.read_text(encoding="utf-8"), str(path), own=True)
     return found
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
-from windtunnel.physics.hardware.gpu import Gpu, meant, one_of, positive
+from windtunnel.physics.hardware.gpu import Gpu, check_unit, one_of, positive
 
 if TYPE_CHECKING:  # numpy stays out of what does not need it
     from windtunnel.physics.hardware.calibration import Calibration
@@ -37,7 +37,7 @@ class Link:
     peer_bandwidth_bytes_per_s: float | None = None  # to a single peer where that is less, as in an xGMI mesh
 
     def __post_init__(self) -> None:
-        meant("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, 1e6, "400 Gb/s")
+        check_unit("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, 1e6, "400 Gb/s")
         one_of("protocol", self.protocol, PROTOCOLS)
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
             raise SpecError("latency_s", self.latency_s, "must be zero or more")
@@ -152,7 +152,7 @@ class Cluster:
         """The resolved spec, ready for JSON; `parse_cluster` reads it back to an equal cluster."""
         return self._spelled(whole=True)
 
-    def told(self) -> dict[str, object]:
+    def summary_dict(self) -> dict[str, object]:
         """As `to_dict`, for a result: of a calibration what it is, not its thousand points."""
         return self._spelled(whole=False)
 
@@ -162,7 +162,9 @@ class Cluster:
         if self.calibration is not None:
             from windtunnel.physics.hardware.calibration import calibration_to_document
 
-            plain["calibration"] = calibration_to_document(self.calibration) if whole else self.calibration.told()
+            plain["calibration"] = (
+                calibration_to_document(self.calibration) if whole else self.calibration.summary_dict()
+            )
         return {**plain, **nested, "sources": dict(self.sources)}
 
 

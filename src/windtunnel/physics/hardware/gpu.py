@@ -52,13 +52,13 @@ class Gpu:
         one_of("generation", self.generation, GENERATIONS)
         for name in ("usable_memory_bytes", "sm_count", "tdp_w"):
             positive(name, getattr(self, name))
-        meant("memory_bytes", self.memory_bytes, 1e6, "80 GiB")
-        meant("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, 1e6, "3.35 TB/s")
+        check_unit("memory_bytes", self.memory_bytes, 1e6, "80 GiB")
+        check_unit("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, 1e6, "3.35 TB/s")
         for name, factor in self.kernel_scale._asdict().items():
             positive(f"kernel_scale.{name}", factor)
         for dtype, rate in self.flops_per_s.items():
             one_of(f"flops_per_s.{dtype}", dtype, DTYPES)
-            meant(f"flops_per_s.{dtype}", rate, 1e6, "989 TFLOP/s")
+            check_unit(f"flops_per_s.{dtype}", rate, 1e6, "989 TFLOP/s")
         if "bf16" not in self.flops_per_s:
             raise SpecError("flops_per_s", dict(self.flops_per_s), "must name at least the bf16 rate")
         if self.usable_memory_bytes > self.memory_bytes:
@@ -103,7 +103,7 @@ def positive(name: str, value: float) -> None:
         raise SpecError(name, value, "must be above zero")
 
 
-def meant(name: str, value: float, least: float, example: str) -> None:
+def check_unit(name: str, value: float, least: float, example: str) -> None:
     """Raise SpecError for a number so small that its unit must have been forgotten."""
     positive(name, value)
     if value < least:

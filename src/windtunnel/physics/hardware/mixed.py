@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import read_form
@@ -29,19 +28,19 @@ class MixedCluster:
 
     @property
     def n_gpus(self) -> int:
-        """All of them."""
+        """GPUs of all types."""
         return sum(part.n_gpus for part in self.parts)
 
     @property
     def name(self) -> str:
-        """`h100-sxm:32+a100-80gb:32`."""
+        """The parts' names and sizes: `h100-sxm:32+a100-80gb:32`."""
         return JOINED.join(f"{part.gpu.name}:{part.n_gpus}" for part in self.parts)
 
-    def own(self) -> tuple[Cluster, ...]:
+    def clusters_on_own_network(self) -> tuple[Cluster, ...]:
         """For each type, all GPUs as if they were of it, on its own network: for jobs whose groups lie on one type."""
         return tuple(cluster_with(part, n_gpus=self.n_gpus) for part in self.parts)
 
-    def alike(self) -> tuple[Cluster, ...]:
+    def clusters_on_slowest_network(self) -> tuple[Cluster, ...]:
         """For each type, all GPUs as if they were of it, on the slowest network of all: what its ranks live through."""
         slowest = min((part.scale_out for part in self.parts), key=lambda link: link.bandwidth_bytes_per_s)
         oversubscription = max(part.oversubscription for part in self.parts)
@@ -66,7 +65,7 @@ def parse_mixed(spec: object) -> MixedCluster | None:
     return _of(text.split(JOINED)) if JOINED in text and os.sep not in text else None
 
 
-def _of_mapping(given: Mapping[str, Any]) -> MixedCluster | None:
+def _of_mapping(given: Mapping[str, object]) -> MixedCluster | None:
     if "groups" not in given:
         return None
     for name in given:
@@ -75,7 +74,7 @@ def _of_mapping(given: Mapping[str, Any]) -> MixedCluster | None:
     return _of(given["groups"])
 
 
-def _of(groups: Any) -> MixedCluster:
+def _of(groups: object) -> MixedCluster:
     if not isinstance(groups, list | tuple) or len(groups) < 2:
         raise SpecError("groups", groups, "give two types or more, each as name:count or as a cluster of its own")
     return MixedCluster(tuple(parse_cluster(one.strip() if isinstance(one, str) else one) for one in groups))

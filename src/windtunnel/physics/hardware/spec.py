@@ -58,7 +58,7 @@ def _truth(value: object, field: str, where: str | None) -> bool:
     return truth
 
 
-def _texts(value: object, field: str, where: str | None) -> Mapping[str, Any]:
+def _texts(value: object, field: str, where: str | None) -> Mapping[str, object]:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return value
     raise SpecError(field, value, "give a mapping of `key: value` lines", where)
@@ -107,7 +107,7 @@ def short_keys(kind: type) -> Mapping[str, str]:
     return _SHORT[kind]
 
 
-def _reader(name: str, hint: str) -> Callable[[object, str, str | None], Any]:
+def _reader(name: str, hint: str) -> Callable[[object, str, str | None], object]:
     """How the value of a field is read: by the unit in its name, else by its type; parts are read apart."""
     unit = next((parse for suffix, parse in _BY_UNIT.items() if name.endswith(suffix)), None)
     return unit or _BY_TYPE.get(hint.partition(",")[0], lambda value, field, where: value)
@@ -127,7 +127,7 @@ def given_of(kind: type, given: object, place: Place) -> tuple[dict[str, Any], d
         raise here.error(place.prefix.rstrip(".") or "cluster", given, "must be `key: value` lines, or nothing")
     known = keys_of(kind)
     written = {name: name for name in known}
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for key, value in given.items():
         field = _SHORT[kind].get(key, key) if isinstance(key, str) else str(key)
         if field not in known:
@@ -248,7 +248,7 @@ def _calibration_from(given: object, place: Place) -> object:
     return given if isinstance(given, Calibration) else calibration_from_document(given, place.document)
 
 
-def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _without(fields: Mapping[str, object], *names: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in names}
 
 

@@ -47,12 +47,12 @@ class Topology:
 
     @property
     def n_links(self) -> int:
-        """One-way links."""
+        """Number of one-way links."""
         return self.first[-1]
 
     @property
     def n_leaves(self) -> int:
-        """Leaf switches."""
+        """Number of leaf switches."""
         return (self.first[DOWN] - self.first[UP]) // self.uplinks
 
 

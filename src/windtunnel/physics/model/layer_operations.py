@@ -15,7 +15,7 @@ from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfe
 
 # Bytes per logit of Megatron-Core's own cross-entropy, forward and backward (`tensor_parallel/cross_entropy.py`).
 # Eager: to fp32 (6), maximum (4), less the maximum (8), exponentiated (8), summed (4), divided by the sum (8); times
-# gradient (8), to 16 bits (6); PyTorch's own over fp32 logits moves as much. Compiled (`fusions/fused_cross_entropy.py`,
+# gradient (8), to 16 bits (6); PyTorch's own over fp32 logits moves as much. Compiled (`fused_cross_entropy.py`,
 # three graphs forward and one backward): to fp32 with the maximum (6), less it, exponentiated and summed (12), divided
 # (8); times the gradient, to 16 bits (10). Fused with the head (Liger, `fused_linear_cross_entropy.py`): logits read
 # twice and their gradient written in one kernel.

@@ -77,8 +77,8 @@ class Progress:
     _best: tuple[float, int] | None = None
 
     @classmethod
-    def of(cls, curve: Curve, rates: Rates) -> Progress:
-        """No points yet."""
+    def start(cls, curve: Curve, rates: Rates) -> Progress:
+        """The progress of a curve with no points yet."""
         kind = KINDS[curve.kind]
         shapes = list(kind.shapes())
         return cls(

@@ -31,6 +31,7 @@ import numpy as np
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.write import write_atomically
 from windtunnel.process import die_with_parent
+from windtunnel.questions.calibrate import CalibrateCollectives
 from windtunnel.real.calibrate.device import BUSY, describe, import_torch
 from windtunnel.real.calibrate.document import Rows, load_document, to_yaml
 from windtunnel.real.calibrate.interference_filter import is_usual
@@ -72,6 +73,19 @@ class _Computing(NamedTuple):
     def product(self) -> float:
         """Seconds of one, alone."""
         return self.alone / self.products
+
+
+def answer(question: CalibrateCollectives, *, out: Path) -> tuple[Rows, list[str]]:
+    """Measure what the question asks, and add it to a calibrated file. Raises as `measure_collectives` does."""
+    return measure_collectives(
+        out,
+        question.world_size,
+        question.backend,
+        question.budget_s,
+        question.threads,
+        only=question.only,
+        pinned=question.pinned,
+    )
 
 
 def measure_collectives(
@@ -314,14 +328,14 @@ def _in_a_step(torch: ModuleType, queue: Sequence[Start], alone_s: float, share_
     """Computing on a CPU: alone, with a collective after it, with one beside it, with a queue after it."""
     left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
 
-    def spent(step: Callable[[], object], times: int) -> float:
+    def seconds_of(step: Callable[[], object], times: int) -> float:
         torch.distributed.barrier()
         begun = time.perf_counter()
         for _ in range(times):
             step()
         return (time.perf_counter() - begun) / times
 
-    products = max(1, round(max(_COMPUTE_S, 1.5 * alone_s) / spent(lambda: left @ right, 20)))
+    products = max(1, round(max(_COMPUTE_S, 1.5 * alone_s) / seconds_of(lambda: left @ right, 20)))
     agreed = torch.tensor([products])
     torch.distributed.broadcast(agreed, 0)
     products = int(agreed.item())
@@ -330,7 +344,7 @@ def _in_a_step(torch: ModuleType, queue: Sequence[Start], alone_s: float, share_
         for _ in range(products):
             left @ right
 
-    def beside(times: int) -> float:
+    def seconds_beside(times: int) -> float:
         seconds = 0.0
         torch.distributed.barrier()
         for _ in range(times):
@@ -355,7 +369,9 @@ def _in_a_step(torch: ModuleType, queue: Sequence[Start], alone_s: float, share_
     begun = time.perf_counter()
     loop(queue[:1], 1)
     times = _agreed(torch, time.perf_counter() - begun, share_s, "cpu", least=1)
-    return _Computing(spent(compute, times), loop(queue[:1], times), beside(times), loop(queue, times), products)
+    return _Computing(
+        seconds_of(compute, times), loop(queue[:1], times), seconds_beside(times), loop(queue, times), products
+    )
 
 
 def _agreed(torch: ModuleType, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:
@@ -369,7 +385,7 @@ class _Done:
     """A rank that takes no part."""
 
     def wait(self) -> None:
-        """At once."""
+        """The work is done: return at once."""
 
 
 def _start(torch: ModuleType, kind: str, size: int, rank: int, world_size: int, device: str) -> Start:

@@ -26,6 +26,8 @@ from windtunnel.real.calibrate.timing import quantile
 if TYPE_CHECKING:
     from types import ModuleType
 
+    import torch
+
 Keep = Callable[[str, str, float], None]
 Work = Callable[[], object]
 Beside = Callable[[float], object]  # queues work for at least so many seconds
@@ -139,7 +141,7 @@ def slowdown(
     return None
 
 
-def _window(torch: ModuleType, wait: DeviceWait, work: Work, beside: Work | None, side: Any) -> _Window:
+def _window(torch: ModuleType, wait: DeviceWait, work: Work, beside: Work | None, side: torch.cuda.Stream) -> _Window:
     """`work` on the current stream, `beside` queued on `side` before it. The first time is a warm-up."""
     cuda, found, sound = torch.cuda, [], True
     seconds = LEAST_WAIT_S
@@ -161,7 +163,13 @@ def _window(torch: ModuleType, wait: DeviceWait, work: Work, beside: Work | None
 
 
 def _queue_both(
-    cuda: Any, wait: DeviceWait, work: Work, beside: Work | None, side: Any, marks: Sequence[Any], gate: Any
+    cuda: ModuleType,
+    wait: DeviceWait,
+    work: Work,
+    beside: Work | None,
+    side: torch.cuda.Stream,
+    marks: Sequence[torch.cuda.Event],
+    gate: torch.cuda.Event,
 ) -> None:
     begin, end, other_begin, other_end = marks
     if beside is not None:

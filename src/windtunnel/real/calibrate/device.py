@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError, UserError
 
@@ -39,7 +39,7 @@ _CONTEXT_BYTES = 1 << 30  # what a context takes at most, where its own size is 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What `describe` found."""
+    """A device as `describe` found it."""
 
     spec: str  # "cpu" or "cuda:0"
     kind: str  # "cpu" or "cuda"
@@ -243,7 +243,7 @@ def _used_by_others(where: str | None, seen: dict[str, str]) -> list[str]:
     return notes
 
 
-def _nvidia_smi_id(properties: Any) -> str | None:
+def _nvidia_smi_id(properties: object) -> str | None:
     """What nvidia-smi knows the GPU by. Its numbers are not torch's: those follow CUDA_VISIBLE_DEVICES and speed."""
     uuid = str(getattr(properties, "uuid", "") or "")
     if uuid:

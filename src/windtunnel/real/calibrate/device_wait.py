@@ -13,7 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
 
 LEAST_WAIT_S, MOST_WAIT_S = 100e-6, 0.5
 _SLOWEST_CLOCK, _FASTEST_CLOCK = 1e8, 5e9  # of an SM, in cycles per second: beyond is no clock
@@ -24,14 +29,14 @@ class Queued(NamedTuple):
 
     in_time: bool  # all was queued while the device still waited
     host_s: float  # that the host took to queue it
-    gate: Any  # the event that happened when the wait ended
+    gate: torch.cuda.Event  # the event that happened when the wait ended
 
 
 @dataclass(slots=True)
 class DeviceWait:
     """Waits on the current device."""
 
-    cuda: Any  # torch.cuda
+    cuda: ModuleType  # torch.cuda
     clock: Callable[[], float] = time.perf_counter
     cycles_per_s: float = 2e9
 

@@ -18,7 +18,7 @@ from windtunnel.real.calibrate.timing import Timing
 
 Rows = dict[str, list[list[float]]]
 Measured = Mapping[Curve, Mapping[Shape, Timing]]
-_ASSUMED = "assumed: not used by a step on one device; calibrate --collectives measures the link"
+_ASSUMED = "assumed: not used by a step on one device; calibrate collectives measures the link"
 
 
 def cluster_document(

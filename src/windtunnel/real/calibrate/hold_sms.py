@@ -18,6 +18,8 @@ from windtunnel.real.calibrate.device_wait import DeviceWait
 if TYPE_CHECKING:
     from types import ModuleType
 
+    import torch
+
 _NAME, _THREADS = "windtunnel_hold", 32
 _PTX = """.version 7.0
 .target sm_80
@@ -80,13 +82,15 @@ def sm_holder(torch: ModuleType, wait: DeviceWait) -> tuple[SmHolder | None, str
     return holder, ""
 
 
-def _one_more(cuda: Any, holder: SmHolder, sms: int) -> float:
+def _one_more(cuda: ModuleType, holder: SmHolder, sms: int) -> float:
     """Time of one block more than there are SMs over that of as many as there are."""
     seconds = []
     for blocks in (sms, sms, sms + 1):  # the first one loads the kernel
         begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
 
-        def queue(gate: object, begin: Any = begin, end: Any = end, blocks: int = blocks) -> None:
+        def queue(
+            gate: object, begin: torch.cuda.Event = begin, end: torch.cuda.Event = end, blocks: int = blocks
+        ) -> None:
             begin.record()
             holder.hold(blocks, _CHECK_S)
             end.record()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.physics.hardware.calibration import LARGER_PROCESSES
 from windtunnel.process import no_garbage_collection
@@ -21,6 +21,8 @@ from windtunnel.real.calibrate.torch_ops import torch_dtype
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from torch import Tensor
 
 _MANY, _FEW = 33, 1
 _NEW_BYTES = 48 << 20
@@ -127,7 +129,7 @@ def new_shapes(torch: ModuleType, dtypes: Sequence[str]) -> dict[str, float]:
 
     Paid again and again where routing decides on the rows, as in a loop over experts.
     """
-    products: dict[str, Callable[[Any, Any], Any]] = {
+    products: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "forward": torch.nn.functional.linear,
         "dgrad": lambda x, weight: x.mm(weight),
         "wgrad": lambda x, weight: x.t().mm(weight[: len(x)]),
@@ -143,7 +145,7 @@ def new_shapes(torch: ModuleType, dtypes: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _first_time(product: Callable[[Any, Any], Any], x: Any, weight: Any) -> float:
+def _first_time(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> float:
     first, again = (HostTimer().samples([lambda: product(x, weight)])[0].seconds for _ in range(2))
     return first - again
 
@@ -170,7 +172,7 @@ def new_pages(torch: ModuleType, dtypes: Sequence[str], available_bytes: int, li
     return found
 
 
-def _newly(op: Callable[..., Any], *inputs: Any) -> float:
+def _newly(op: Callable[..., Tensor], *inputs: Tensor) -> float:
     """Above every threshold of the heap a result has pages of its own, which go back when it is dropped."""
     with no_garbage_collection():
         there = op(*inputs)
@@ -179,7 +181,7 @@ def _newly(op: Callable[..., Any], *inputs: Any) -> float:
     return float(max(0.0, seconds["new"] - seconds["warm"]) / (there.numel() * there.element_size()))
 
 
-def _after_idling(op: Callable[..., Any], *inputs: Any) -> float:
+def _after_idling(op: Callable[..., Tensor], *inputs: Tensor) -> float:
     """The mean over some rounds of taking pages and giving them back, with as much time between as a step takes.
 
     A virtual machine may give back to its host what lies free, beyond what that keeps for it; the first write to such

@@ -32,7 +32,7 @@ class UnusualSpells(Generic[Point]):
     _since: list[Point] = field(default_factory=list)
 
     @classmethod
-    def after(cls, reference_s: Iterable[float]) -> UnusualSpells[Point]:
+    def from_references(cls, reference_s: Iterable[float]) -> UnusualSpells[Point]:
         """A run that goes on where earlier ones timed the reference like this."""
         return cls(list(reference_s))
 
@@ -50,7 +50,7 @@ class UnusualSpells(Generic[Point]):
         """Those that were measured in an unusual spell, as far as is known by now."""
         return [self._between[at][0] for at in self._unusual()]
 
-    def again(self) -> Point | None:
+    def next_to_repeat(self) -> Point | None:
         """One to measure again, while the device is as usual and most points were measured so."""
         if not self.looks or not is_usual(self.looks[-1], median(self.looks)):
             return None

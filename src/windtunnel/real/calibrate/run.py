@@ -10,12 +10,12 @@ from pathlib import Path
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.files.write import write_atomically
+from windtunnel.questions.calibrate import QUICK_S, CalibrateDevice
 from windtunnel.real.calibrate.device import Device, describe, gpu_errors, import_torch
 from windtunnel.real.calibrate.document import load_document, to_yaml
 from windtunnel.real.calibrate.journal import journal_path, open_journal
 from windtunnel.real.calibrate.kinds import KINDS
 from windtunnel.real.calibrate.session import (
-    QUICK_S,
     Found,
     Session,
     finished_document,
@@ -94,3 +94,22 @@ def calibrate(
     finally:
         journal.close(remove=done)
     return Outcome(out, replace(where), found, resumed, kept.damaged, time.monotonic() - begun)
+
+
+def answer(
+    question: CalibrateDevice,
+    *,
+    out: Path,
+    report: Report = lambda spent, budget, what: None,
+    begun: float | None = None,
+) -> Outcome:
+    """Measure what the question asks. Raises as `calibrate` does."""
+    return calibrate(
+        out,
+        device=question.device,
+        budget_s=question.budget_s,
+        threads=question.threads,
+        only=question.only,
+        report=report,
+        begun=begun,
+    )

@@ -36,7 +36,6 @@ from windtunnel.real.calibrate.torch_ops import Pool, build
 if TYPE_CHECKING:
     from types import ModuleType
 
-QUICK_S, FULL_S = 120.0, 900.0
 _MOST_IN_RING = 128
 _MEMORY_SHARE = 0.4  # of what is available, for one point
 _HELD_SHARE = 0.3  # of what is available, from which on a CPU's heap gives free pages back
@@ -118,7 +117,7 @@ class Session:
 
     @property
     def spent_s(self) -> float:
-        """Of the budget, earlier runs included."""
+        """Seconds of the budget that are spent, by earlier runs too."""
         return self.spent_before_s + time.monotonic() - self.begun
 
     def note(self, text: str) -> None:
@@ -145,14 +144,14 @@ class Session:
         rates = self._probe(timer)
         limits = Limits(min(max(self.budget_s / 1000, 0.03), 1.0), _MEMORY_SHARE * device.available_bytes)
         effort = Effort(min(max(self.budget_s / 2400, 0.015), 0.3))
-        progress = [Progress.of(curve, rates) for curve in curves(device.kind, device.dtypes, self.only)]
+        progress = [Progress.start(curve, rates) for curve in curves(device.kind, device.dtypes, self.only)]
         for one in progress:
             for shape, timing in self.found.points.get(one.curve, {}).items():
                 one.add(shape, timing.median_s)
             for shape in self.found.refused.get(one.curve, []):
                 one.add(shape, None)
         next_reference, again_s = 0.0, 0.0
-        spells: UnusualSpells[tuple[Progress, Shape]] = UnusualSpells.after(self.found.reference_s)
+        spells: UnusualSpells[tuple[Progress, Shape]] = UnusualSpells.from_references(self.found.reference_s)
         needed = [one for one in progress if (one.curve.kind, one.curve.phase) in _NEEDED]
         while True:
             short = [one for one in needed if not one.seconds]  # without these there is no file: whatever the budget
@@ -162,7 +161,7 @@ class Session:
                 spells.look(self._time_reference(timer))
                 next_reference = time.monotonic() + _REFERENCE_EVERY_S
             begun = self.spent_s
-            again = spells.again() if again_s <= _AGAIN_SHARE * begun else None
+            again = spells.next_to_repeat() if again_s <= _AGAIN_SHARE * begun else None
             chosen = again or next_point(short or progress, limits)
             if chosen is None:
                 break

@@ -8,7 +8,7 @@ draw less power and clock higher. Backward is `torch.autograd.grad` with a rando
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.calibrate.kinds import EMBEDDING_ROWS, TENSOR_ELEMENTS, Curve, Shape
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     import torch
+    from torch import Tensor
 
 Call = Callable[[], object]
 _ALIGNED = 64  # elements between the starts of two buffers
 
 
-def torch_dtype(torch: ModuleType, dtype: str) -> Any:
+def torch_dtype(torch: ModuleType, dtype: str) -> torch.dtype:
     """torch's name of "fp32", "bf16" or "fp16"."""
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
 
@@ -36,7 +37,7 @@ class Pool:
         seed = torch.randn(min(size, 1 << 22), device=device, dtype=torch.float32).to(self.dtype)
         self._numbers = _repeated(torch, seed, size)
 
-    def numbers(self, *shape: int) -> Any:
+    def numbers(self, *shape: int) -> Tensor:
         """A read-only tensor of random normal numbers, elsewhere than the last ones."""
         count = 1
         for extent in shape:
@@ -49,20 +50,20 @@ class Pool:
         self._offset += -(-count // _ALIGNED) * _ALIGNED
         return self._numbers[start : start + count].view(shape)
 
-    def leaf(self, *shape: int) -> Any:
-        """As `numbers`, wanting a gradient."""
+    def leaf(self, *shape: int) -> Tensor:
+        """A tensor as of `numbers`, which wants a gradient."""
         return self.numbers(*shape).detach().requires_grad_()
 
-    def own(self, *shape: int) -> Any:
+    def writable(self, *shape: int) -> Tensor:
         """A tensor of its own that may be written to."""
         return self.numbers(*shape).clone()
 
-    def indices(self, count: int, below: int) -> Any:
+    def indices(self, count: int, below: int) -> Tensor:
         """Random whole numbers in [0, below)."""
         return self.torch.randint(below, (count,), device=self.device)
 
 
-def _repeated(torch: ModuleType, numbers: Any, count: int) -> Any:
+def _repeated(torch: ModuleType, numbers: Tensor, count: int) -> Tensor:
     whole = torch.empty(count, dtype=numbers.dtype, device=numbers.device)
     step = numbers.numel()
     for start in range(0, count, step):
@@ -79,15 +80,17 @@ def build(torch: ModuleType, curve: Curve, shape: Shape, pool: Pool, ring: int) 
         return [_BUILDERS[curve.kind](torch, pool, how, shape) for _ in range(ring)]
 
 
-def _backward(torch: ModuleType, output: Any, inputs: Sequence[Any], gradient: torch.Tensor) -> Call:
+def _backward(torch: ModuleType, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> Call:
     grad = torch.autograd.grad
     return lambda: grad(output, inputs, gradient, retain_graph=True)
 
 
-def _either(torch: ModuleType, pool: Pool, phase: str, function: Callable[..., Any], inputs: Sequence[Any]) -> Call:
+def _either(
+    torch: ModuleType, pool: Pool, phase: str, function: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> Call:
     """The forward of `function` as training runs it (recording the graph), or its backward."""
 
-    def forward() -> Any:
+    def forward() -> Tensor:
         with torch.enable_grad():
             return function(*inputs)
 
@@ -157,7 +160,7 @@ def _rope(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     x = pool.leaf(1, rows // heads, heads, width).transpose(1, 2).detach().requires_grad_()
     cosine, sine = pool.numbers(rows // heads, width), pool.numbers(rows // heads, width)
 
-    def rotate(x: Any) -> Any:
+    def rotate(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
         return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
@@ -210,16 +213,16 @@ def _scatter_add_rows(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -
     rows = pool.numbers(*shape)
     if phase == "backward":  # the gradient of the rows: they are gathered
         return lambda: rows.index_select(0, indices)
-    total = pool.own(*shape)
+    total = pool.writable(*shape)
     return lambda: total.index_add_(0, indices, rows)
 
 
-def _parameters(torch: ModuleType, pool: Pool, count: int, most: int = TENSOR_ELEMENTS) -> list[Any]:
+def _parameters(torch: ModuleType, pool: Pool, count: int, most: int = TENSOR_ELEMENTS) -> list[Tensor]:
     whole, rest = divmod(count, most)
     parameters = []
     for elements in [most] * whole + [rest] * bool(rest):
-        parameter = torch.nn.Parameter(pool.own(elements))
-        parameter.grad = pool.own(elements)
+        parameter = torch.nn.Parameter(pool.writable(elements))
+        parameter.grad = pool.writable(elements)
         parameters.append(parameter)
     return parameters
 
@@ -246,13 +249,13 @@ def _clip_norm(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
 
 def _copy(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     count = shape[0] // pool.dtype.itemsize
-    source, target = pool.numbers(count), pool.own(count)
+    source, target = pool.numbers(count), pool.writable(count)
     return lambda: target.copy_(source)
 
 
 def _h2d(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     count = shape[0] // pool.dtype.itemsize
-    target, source = pool.own(count), _on_host(pool.numbers(count), phase)
+    target, source = pool.writable(count), _on_host(pool.numbers(count), phase)
     return lambda: target.copy_(source, non_blocking=True)
 
 
@@ -263,11 +266,11 @@ def _d2h(torch: ModuleType, pool: Pool, phase: str, shape: Shape) -> Call:
     return lambda: target.copy_(source, non_blocking=True)
 
 
-def _on_host(numbers: Any, how: str) -> Any:
+def _on_host(numbers: Tensor, how: str) -> Tensor:
     return numbers.cpu().pin_memory() if how == "pinned" else numbers.cpu()
 
 
-_BUILDERS: dict[str, Callable[[Any, Pool, str, Shape], Call]] = {
+_BUILDERS: dict[str, Callable[[ModuleType, Pool, str, Shape], Call]] = {
     "gemm": _gemm,
     "grouped_gemm": _grouped_gemm,
     "attention": _attention,

@@ -157,7 +157,7 @@ def parse_launch(
 
 
 def parse_ranks(text: str | None) -> tuple[int, ...]:
-    """`0,8,16-23`. Raises SpecError."""
+    """Ranks from `0,8,16-23`. Raises SpecError."""
     if text is None:
         return ()
     found: list[int] = []

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from windtunnel.arguments import typed
 from windtunnel.errors import LayoutError, SpecError
+from windtunnel.questions.capture import Capture
 from windtunnel.real.capture.arguments import parse_launch, parse_ranks
 from windtunnel.real.capture.launch import Options, capture_job
 from windtunnel.real.capture.processes.scheduler import Report
@@ -76,6 +77,28 @@ def capture(
     )
     line = parse_launch([str(word) for word in launch], world_size=size, local_world_size=per_node)
     return capture_job(line, options, Path(out), report)
+
+
+def answer(
+    question: Capture, *, jobs: int | None = None, out: Path = Path("captured"), report: Report | None = None
+) -> dict[str, Any]:
+    """Capture what the question asks into a folder; its document. Raises as `capture` does."""
+    return capture(
+        *question.launch,
+        world_size=question.world_size,
+        cluster=question.cluster,
+        steps=question.steps,
+        device=question.device,
+        ranks=question.ranks,
+        representatives=question.representatives,
+        verify=question.verify,
+        seed=question.seed,
+        answers=question.answer_of,
+        timeout_s=question.timeout,
+        jobs=jobs,
+        out=out,
+        report=report,
+    )
 
 
 def _answers(given: Mapping[str, float | bool | str]) -> dict[str, str]:

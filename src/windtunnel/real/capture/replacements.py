@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
 
 Context = Callable[[], AbstractContextManager[object]]
 
 
-def within(context: Context, function: Callable[..., object]) -> Callable[..., object]:
+def in_context(context: Context, function: Callable[..., object]) -> Callable[..., object]:
     """A function every call of which is in a context of its own."""
 
     @functools.wraps(function)
@@ -28,12 +27,12 @@ class Replacements:
         ...
     """
 
-    def __init__(self, *triples: tuple[Any, str, Any]) -> None:
+    def __init__(self, *triples: tuple[object, str, object]) -> None:
         self._undo = ExitStack()
         for owner, name, value in triples:
             self.set(owner, name, value)
 
-    def set(self, owner: Any, name: str, value: object) -> None:
+    def set(self, owner: object, name: str, value: object) -> None:
         """`owner.name = value` until `undo`; `owner` is a module or a class, one of pybind11 too."""
         own = vars(owner)
         if name in own:

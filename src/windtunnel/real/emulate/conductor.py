@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.real.emulate.observe import NO_CPU, Came, ObservedStep, Observer, host_program, moved
+from windtunnel.real.emulate.observe import NO_CPU, Came, ObservedStep, Observer, host_program, largest_move
 from windtunnel.real.emulate.peers.arrivals import Span
 from windtunnel.real.emulate.peers.host_program import HostProgram, resembles
 from windtunnel.real.emulate.peers.peers_replay import Replay, SecondsOf, Watched
@@ -124,10 +124,10 @@ class Conductor:
         company = self.company
         ident = company.board.ident(call) if company is not None else 0
         if company is not None:
-            company.board.came(call, ident, self.n_steps, self._begun_in_step, now)
+            company.board.record_arrival(call, ident, self.n_steps, self._begun_in_step, now)
             self._begun_in_step += 1
         ticket = self._ticket(call, now, place)
-        if company is not None and (shared := company.shared(call)):
+        if company is not None and (shared := company.shared_ranks(call)):
             ticket = self._with_the_real(ticket, call, ident, shared)
         if ticket.left > 0.0:
             self._underway.append(ticket)
@@ -177,10 +177,10 @@ class Conductor:
 
         return Ticket(ticket.place, None, ask, ticket.left)
 
-    def waited(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
+    def on_wait(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
         """The host waited for it from `entered` to `now`."""
         if self._observer is not None:
-            self._observer.waited(call, entered, now, cpu)
+            self._observer.on_wait(call, entered, now, cpu)
 
     def optimizer(self, now: float, cpu: float = NO_CPU) -> None:
         """The optimizer begins: what nobody was seen to wait for is done."""
@@ -194,7 +194,7 @@ class Conductor:
         `learns`: it was an ordinary step; nothing slowed it that is not the job's.
         """
         if self.company is not None:
-            self.company.board.ended(self.n_steps, self._begun_in_step, now)
+            self.company.board.record_step_end(self.n_steps, self._begun_in_step, now)
         self._begun_in_step = 0
         self.n_steps += 1
         if self._observer is None:
@@ -267,7 +267,7 @@ class Conductor:
             if self.company.classes(program) is None:
                 return  # the step of another real rank is not known yet
         arrivals = self._arrivals_of(program)
-        self.movement = moved(self._arrivals, arrivals)
+        self.movement = largest_move(self._arrivals, arrivals)
         self._arrivals = arrivals
         self._program = host_program(self.rank, self.steps, samples=True) if self.jitter else program
         if self.settled_at is None and self.movement < SETTLED:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
-from windtunnel.studies.techniques.named import TECHNIQUES, asked, legal
+from windtunnel.studies.techniques.named import TECHNIQUES, legal, parse_technique
 from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ KNOWN = {name for one in TECHNIQUES for name in (one.name, *one.aliases)}
 
 def checked(texts: Sequence[str]) -> None:
     """Raise UserError where these are not techniques that can be put into a script."""
-    found = [asked(text) for text in texts]
+    found = [parse_technique(text) for text in texts]
     legal([technique for technique, _ in found])
     for technique, plan in found:
         if technique.name not in APPLIED:
@@ -69,7 +69,7 @@ class Applied:
     """What became of a technique in one process."""
 
     def __init__(self, text: str, local_world_size: int) -> None:
-        technique, self.plan = asked(text)
+        technique, self.plan = parse_technique(text)
         self.name, self.local = technique.name, local_world_size
         self.states: list[Any] = []
 
@@ -81,7 +81,7 @@ class Applied:
             told["share_sent"] = sum(state.sent for state in self.states) / dense if dense else 1.0
         return told
 
-    def hook_for(self, module: torch.nn.Module) -> tuple[Any, Any]:
+    def hook_for(self, module: torch.nn.Module) -> tuple[object, object]:
         """State and hook for a DistributedDataParallel."""
         state: Any
         if isinstance(self.plan, SparsePlan):
@@ -92,7 +92,7 @@ class Applied:
             return state, hook
         from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned, partitioned_hook
 
-        state = Partitioned.of(self.plan, self.local, module.process_group)
+        state = Partitioned.from_plan(self.plan, self.local, module.process_group)
         self.states.append(state)
         return state, partitioned_hook
 
@@ -117,21 +117,21 @@ def applied(text: str, local_world_size: int) -> Iterator[Applied]:
     init, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
 
     @functools.wraps(init)
-    def with_hook(self: Any, *args: Any, **named: Any) -> None:
+    def with_hook(self: object, *args: object, **named: object) -> None:
         init(self, *args, **named)
         register(self, *made.hook_for(self))
 
-    def refused(self: Any, state: object, hook: Any) -> None:
+    def refuse_hook(self: object, state: object, hook: object) -> None:
         remedy = "leave one of them out: a module has one"
         raise LayoutError(f"the script registers a communication hook, and so does --technique {made.name}", remedy)
 
-    def before_step(optimizer: torch.optim.Optimizer, args: Arguments, named: Mapping[str, Any]) -> None:
+    def before_step(optimizer: torch.optim.Optimizer, args: Arguments, named: Mapping[str, object]) -> None:
         if not made.states:
             raise made.missing()
 
     replaced = Replacements()
     replaced.set(DistributedDataParallel, "__init__", with_hook)
-    replaced.set(DistributedDataParallel, "register_comm_hook", refused)
+    replaced.set(DistributedDataParallel, "register_comm_hook", refuse_hook)
     watching = register_optimizer_step_pre_hook(before_step)
     try:
         yield made

@@ -47,7 +47,7 @@ class Peak:
     timeline: tuple[tuple[float, int], ...] = ()  # seconds from the step's begin, bytes; thinned
 
     def to_dict(self) -> dict[str, object]:
-        """JSON-able."""
+        """The peak as JSON-able data."""
         return asdict(self)
 
 
@@ -80,7 +80,7 @@ class Log:
 
 
 def read_log(document: Mapping[str, Any]) -> Log:
-    """From the profiler's Chrome trace."""
+    """The log in the profiler's Chrome trace."""
     log = Log()
     for event in document.get("traceEvents", ()):
         name, phase = str(event.get("name", "")), event.get("ph")
@@ -224,7 +224,7 @@ def _thin(timeline: Sequence[tuple[float, int]], most: int = 400) -> tuple[tuple
 # ----------------------------------------------------------------------------------------------------- with PyTorch
 
 
-def live_tensors(optimizers: Iterable[Any]) -> tuple[int, dict[str, dict[int, int]]]:
+def live_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[int, dict[str, dict[int, int]]]:
     """Bytes of all storages on the CPU that Python can reach, and by category their addresses and sizes."""
     import gc
     import warnings
@@ -262,7 +262,7 @@ def live_tensors(optimizers: Iterable[Any]) -> tuple[int, dict[str, dict[int, in
     return sum(seen.values()), {category: found for category, found in owned.items() if found}
 
 
-def gradient_addresses(optimizers: Iterable[Any]) -> set[int]:
+def gradient_addresses(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     """Where gradients lie now."""
     found = set()
     for optimizer in optimizers:

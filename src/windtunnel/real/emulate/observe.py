@@ -96,7 +96,7 @@ class Observer:
         """When a communication of this step is done."""
         self.dues[place] = at
 
-    def waited(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
+    def on_wait(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
         """The host waited for one; a second wait for the same is none."""
         found = self.places.pop(identity(call), None)
         if found is not None:
@@ -191,7 +191,7 @@ def typical(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return mean * (float(np.median(rows.sum(axis=1))) / total) if total > 0.0 else mean
 
 
-def moved(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
+def largest_move(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
     """How far arrivals moved, at most, as a share of the step: both are seconds from the step's begin."""
     if before.shape != after.shape or not len(after):
         return float("inf")

@@ -10,7 +10,7 @@ from typing import Any
 from windtunnel.errors import WindtunnelError
 
 
-def told(error: BaseException) -> dict[str, object]:
+def error_document(error: BaseException) -> dict[str, object]:
     """What the parent says of an error: message, place in the script, traceback."""
     from windtunnel.real.capture.processes.rank_process import place_in_script, traceback_of_script
 
@@ -40,7 +40,7 @@ def facts_of(journal: Any) -> dict[str, object]:
     conductor = journal.conductor
     if conductor is None:
         return {"notes": journal.notes}
-    from windtunnel.real.capture.processes.rank_process import used
+    from windtunnel.real.capture.processes.rank_process import resources_used
     from windtunnel.real.emulate.peers.peer_times import document
     from windtunnel.real.emulate.timeline import events_of_peer, events_of_real
 
@@ -69,7 +69,7 @@ def facts_of(journal: Any) -> dict[str, object]:
         "behind_s": journal.own.behind + journal.own.given_up if journal.own is not None else 0.0,
         "replayed_step_s": conductor.replayed_step_s,
         "memory": memory.to_dict() if memory is not None else None,
-        "peak_rss_bytes": used()[1],
+        "peak_rss_bytes": resources_used()[1],
         "events": events,
         "times": document(program, conductor.world_size) if (program := conductor.typical()) is not None else None,
         "notes": journal.notes,

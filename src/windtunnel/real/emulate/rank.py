@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import UserError
 from windtunnel.process import die_with_parent
 from windtunnel.real.capture.processes.file_mailbox import write_whole
-from windtunnel.real.emulate.outcome import facts_of, told
+from windtunnel.real.emulate.outcome import error_document, facts_of
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class Journal:
         self.last: ObservedStep | None = None
         self.memory: Peak | None = None
         self.notes: list[str] = []
-        self.optimizers: list[Any] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
         self._watch: Any = None
         self._may_watch = bool(task["memory"])
         self.conductor: Conductor | None = None
@@ -60,7 +60,7 @@ class Journal:
         """Whether this step is slowed by looking at it."""
         return self._watch is not None
 
-    def heard(self, call: Communication) -> None:
+    def record_communication(self, call: Communication) -> None:
         """A communication was begun."""
         if call.is_control:
             self.control[call.kind] += 1
@@ -158,7 +158,7 @@ def main() -> None:
         outcome |= {"status": "interrupted"}
     except BaseException as error:  # whatever a script can raise
         status = 2 if isinstance(error, UserError) else 1
-        outcome |= told(error)
+        outcome |= error_document(error)
     outcome |= facts_of(journal)
     write_whole(folder / f"outcome_{task['rank']}.json", json.dumps(outcome).encode())
     sys.stdout.flush()
@@ -243,7 +243,7 @@ def _on_cpu(
         conductor,
         on_step=journal.on_step,
         learns=lambda: not journal.profiling,
-        started=lambda call, ticket: journal.heard(call),
+        started=lambda call, ticket: journal.record_communication(call),
         own=own,
     )
     undo = optimizer_hooks(listening.optimizer, listening.end_step, journal.before_optimizer)
@@ -261,12 +261,14 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
 
     conductor = journal.conductor = _conductor(task, launch)
 
-    def seen(step: ObservedStep) -> list[Any]:
+    def on_gpu_step(step: ObservedStep) -> list[Any]:
         journal.on_step(len(journal.step_s) + 1, step)
         return conductor.holds(step)
 
     device = TorchCuda(communicator_bytes=int(memory_document()["communicator_mib"]) << 20)
-    holding = StreamDelay(device, conductor.seconds_of, _policy(task, journal), on_step=seen, started=journal.heard)
+    holding = StreamDelay(
+        device, conductor.seconds_of, _policy(task, journal), on_step=on_gpu_step, started=journal.record_communication
+    )
     journal.notes.append(NOT_RUN_ON_GPU)
     hooks = optimizer_hooks(holding.optimizer, holding.end_step, journal.before_optimizer)
     futures = holding.futures_of(work.VirtualWork)
@@ -390,8 +392,8 @@ def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
                 f"{task['launch']['world_size']}; give --rank {of_rank[0]} --world-size {of_rank[1]}"
             )
         play = player(tape, journal.notes.append)
-        otherwise = {kind: peers.recorded(play, fill) for kind, fill in policy.by_kind.items()}
-        return peers.PeerPolicy(peers.recorded(play, policy.default), otherwise)
+        otherwise = {kind: peers.fill_from_tape(play, fill) for kind, fill in policy.by_kind.items()}
+        return peers.PeerPolicy(peers.fill_from_tape(play, policy.default), otherwise)
     return policy
 
 

@@ -73,7 +73,7 @@ def trace_bytes(title: str, events: Iterable[Mapping[str, Any]], facts: Mapping[
 
 
 def call_text(call: Communication) -> str:
-    """`all_reduce 4.2 MB`."""
+    """A communication in words: `all_reduce 4.2 MB`."""
     return f"{call.kind} {size_text(call.bytes)}" if call.bytes else call.kind
 
 
@@ -83,7 +83,7 @@ def group_text(call: Communication) -> str:
 
 
 def size_text(bytes_total: float) -> str:
-    """`4.2 MB`."""
+    """A size in words: `4.2 MB`."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if bytes_total >= size:
             return f"{bytes_total / size:.3g} {unit}"

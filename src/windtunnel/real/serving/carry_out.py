@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from windtunnel.real.serving.llama import Llama, Piece
 from windtunnel.real.serving.prices import Step
 from windtunnel.studies.serving.batching.plan import Batching, Plan, State
 from windtunnel.studies.serving.replica.sequence import Sequence
+
+if TYPE_CHECKING:
+    import torch
 
 LOOK_EVERY = 16  # steps
 
@@ -29,7 +32,7 @@ class Timed:
         self.asked_ns = 0
 
     def plan(self, state: State) -> Plan:
-        """The policy's."""
+        """The plan of the policy."""
         self.asked_ns = self._now_ns()
         return self.policy.plan(state)
 
@@ -49,7 +52,7 @@ class Carrier:
         self.wall_ns = self.step_ns = self.swapped_blocks = 0
         self._free = list(range(blocks))
         self._table: dict[int, list[int]] = {}
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, torch.Tensor] = {}
         self._here: dict[int, Sequence] = {}
         self._seed = seed
         self.look = look  # called between steps, now and then; its time is not the engine's

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from windtunnel.questions.header import Answer
 from windtunnel.questions.serve_real import ServeReal
 from windtunnel.real.serving.carry_out import Carrier
 from windtunnel.real.serving.llama import Llama, Shape
-from windtunnel.real.serving.prices import Yardstick, fitted, measure, times_of
+from windtunnel.real.serving.prices import Yardstick, fit_prices, measure, times_of
 from windtunnel.studies.serving.batching import Batching, ContinuousBatching, Plan
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
 from windtunnel.studies.serving.loop import simulate
@@ -54,7 +53,7 @@ class Side:
     preemptions: int
 
     def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """The side as JSON-able data."""
         return {
             "ttft_s": dict(self.ttft), "tpot_s": dict(self.tpot), "e2e_s": dict(self.e2e),
             "output_tokens_per_s": self.tokens_per_s, "steps": self.steps, "preemptions": self.preemptions,
@@ -63,7 +62,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Compared(Answer):
-    """All policies."""
+    """The comparison of all policies."""
 
     device: str
     rate_per_s: float
@@ -77,7 +76,7 @@ class Compared(Answer):
     wall_s: Mapping[str, float]
 
     def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """The comparison as JSON-able data."""
         return {
             "device": self.device,
             "rate_per_s": self.rate_per_s,
@@ -98,7 +97,7 @@ class Compared(Answer):
         }
 
 
-def made(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def make_prompts(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(prompts, answers): short and long answers mixed, which is what preemption is for."""
     draw = np.random.default_rng([seed, 7])
     prompts = draw.integers(PROMPTS[0], PROMPTS[1] + 1, count)
@@ -139,16 +138,16 @@ def _compare(device: str, requests: int, rate: float | None, cv: float, seed: in
     yardstick = Yardstick(Llama(shape, BATCH * 128 // BLOCK, BLOCK, device, seed), pilot.now_ns, BATCH)
     pilot.look = yardstick.look
     steps = measure(model, pilot.now_ns, BLOCKS, BATCH, WHOLE, yardstick.look)
-    first = times_of(fitted(steps)[0], shape.layers)
-    few = made(PILOT, seed + 1)
+    first = times_of(fit_prices(steps)[0], shape.layers)
+    few = make_prompts(PILOT, seed + 1)
     spaced = arrivals(PILOT, LOAD * _capacity(first, *few), cv, seed)
     for arrival in (np.zeros(PILOT, np.int64), spaced):  # full batches, and small ones
         _run("fcfs", first, Workload(*few, arrival), pilot.policy, pilot)  # with the policy and the bookkeeping
     steps += pilot.log
-    prices, error = fitted(steps)
+    prices, error = fit_prices(steps)
     usual_s = yardstick.mean()
     times = times_of(prices, shape.layers)
-    prompts, answers = made(requests, seed)
+    prompts, answers = make_prompts(requests, seed)
     if rate is None:
         rate = LOAD * _capacity(times, prompts, answers)
     load = Workload(prompts, answers, arrivals(requests, rate, cv, seed))
@@ -169,7 +168,7 @@ def _compare(device: str, requests: int, rate: float | None, cv: float, seed: in
     return Compared(device, rate, requests, error, len(steps), rows, swapped, slower, step_s, wall_s)
 
 
-def _capacity(times: StepTimes, prompts: Any, answers: Any) -> float:
+def _capacity(times: StepTimes, prompts: np.ndarray, answers: np.ndarray) -> float:
     """Requests per second where all are there at once, predicted."""
     load = Workload(prompts, answers, np.zeros(len(prompts), np.int64))
     replica = StepwiseReplica(times, _rules("fcfs"), BLOCKS, ContinuousBatching())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ class Llama:
 
         self.shape, self.block_size, self.device = shape, block_size, device
         draw = torch.Generator().manual_seed(seed)
-        self.weights: dict[str, Any] = {}
+        self.weights: dict[str, torch.Tensor] = {}
         for name, rows, columns in _matrices(shape):
             self.weights[name] = (torch.randn(rows, columns, generator=draw) / math.sqrt(columns)).to(device)
         for name in _norms(shape):
@@ -109,15 +109,15 @@ class Llama:
             chosen: list[int] = (y @ weights["lm_head.weight"].T).argmax(-1).tolist()
         return chosen
 
-    def copy_out(self, blocks: Sequence[int]) -> Any:
+    def copy_out(self, blocks: Sequence[int]) -> torch.Tensor:
         """A copy of blocks in host memory."""
         return self.cache[:, :, self._rows(blocks)].to("cpu", copy=True)
 
-    def copy_in(self, blocks: Sequence[int], kept: Any) -> None:
+    def copy_in(self, blocks: Sequence[int], kept: torch.Tensor) -> None:
         """Put it back, into other blocks."""
         self.cache[:, :, self._rows(blocks)] = kept.to(self.device)
 
-    def _rows(self, blocks: Sequence[int]) -> Any:
+    def _rows(self, blocks: Sequence[int]) -> torch.Tensor:
         import torch
 
         first = torch.tensor(blocks, device=self.device)[:, None] * self.block_size
@@ -130,11 +130,11 @@ class Llama:
             for place in range(piece.past, piece.past + len(piece.ids))
         ]
 
-    def _gather(self, piece: Piece) -> Any:
+    def _gather(self, piece: Piece) -> torch.Tensor:
         total = piece.past + len(piece.ids)
         return self._rows(piece.blocks)[:total]
 
-    def _attend(self, q: torch.Tensor, cache: Any, rows: Any, past: int) -> Any:
+    def _attend(self, q: torch.Tensor, cache: torch.Tensor, rows: torch.Tensor, past: int) -> torch.Tensor:
         import torch
 
         n = len(q)
@@ -149,17 +149,17 @@ class Llama:
         return found[0].transpose(0, 1).reshape(n, -1)
 
 
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> Any:
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: object) -> torch.Tensor:
     import torch
 
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **more)
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor) -> Any:
+def _norm(x: torch.Tensor, weight: torch.Tensor) -> object:
     return x * (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight
 
 
-def _half_turn(x: torch.Tensor) -> Any:
+def _half_turn(x: torch.Tensor) -> object:
     import torch
 
     half = x.shape[-1] // 2

@@ -70,7 +70,7 @@ class MeasuredPrices:
         return 0.0
 
     def exchange(self, tokens: float) -> float:
-        """Nothing between ranks."""
+        """Price of an exchange between ranks: there is none."""
         return 0.0
 
     def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
@@ -78,7 +78,7 @@ class MeasuredPrices:
         return lambda n, context: self.decode_s + n * (self.decode_sequence_s + self.decode_token_s * context)
 
     def decode_nodes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """It is straight everywhere."""
+        """Bends of the decode price: it is straight everywhere."""
         return (1.0, 64.0), (1.0, 512.0, 1024.0)
 
     def prefill(self, chunk: int, past: int) -> float:
@@ -86,7 +86,7 @@ class MeasuredPrices:
         return self.chunk_s + self.chunk_pair_s * chunk * (past + chunk / 2)
 
     def head(self, sequences: float) -> float:
-        """It is in `dense`."""
+        """Price of the head: it is in `dense`."""
         return 0.0
 
     def handover(self, tokens: float) -> float:
@@ -154,7 +154,7 @@ class Yardstick:
         return found
 
 
-def fitted(steps: Sequence[Step]) -> tuple[MeasuredPrices, float]:
+def fit_prices(steps: Sequence[Step]) -> tuple[MeasuredPrices, float]:
     """Prices, and the mean relative error of the steps they were fitted to."""
     rows = []
     for one in steps:

@@ -55,7 +55,7 @@ class Checkpoints:
         step: int,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        others: Mapping[str, Any] | None = None,
+        others: Mapping[str, object] | None = None,
     ) -> None:
         """Copy the state, and write it in the background. `others`: tensors and plain values.
 
@@ -133,7 +133,7 @@ class Checkpoints:
     def _rank(self) -> int:
         return 0 if self.group is None else int(self.group.rank())
 
-    def _write(self, step: int, state: dict[str, Any]) -> None:
+    def _write(self, step: int, state: dict[str, object]) -> None:
         from torch.distributed.checkpoint import FileSystemWriter, save
 
         path = self._path(step)
@@ -206,14 +206,14 @@ class Checkpoints:
         return manifest
 
 
-def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Any]) -> dict[str, Any]:
+def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, object]) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     of_model, of_optimizer = get_state_dict(model, optimizer)
     return {"model": of_model, "optimizer": of_optimizer, **({"others": dict(others)} if others else {})}
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """Stage 1: the same structure with tensors of its own in host memory."""
     import torch
 

@@ -165,7 +165,7 @@ class Lines:
             job.counts = tuple(count for _, count in job.placement)
         running = [job for job in jobs if job.placement]
         return Decision(
-            {job.index: job.held for job in running},
+            {job.index: job.held_gpus for job in running},
             {job.index: job.placement for job in running},
             reject=tuple(rejected),
             wake_s=None if board.wake_ns is None else board.wake_ns / NS,

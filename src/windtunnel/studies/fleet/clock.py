@@ -51,12 +51,12 @@ class Clock:
         self.nodes = list(nodes)
         self.policy = policy
         self.checkpoint_s = checkpoint_s
-        self.memory: Any = None
+        self.memory: object = None
         self.moment = Moment()
         self.lines = policy if isinstance(policy, Lines) else None
         self.board = Board(nodes, self.moment)
         self.active: dict[int, Running] = {}
-        self.queue: EventQueue[tuple[int, Any]] = EventQueue()
+        self.queue: EventQueue[tuple[int, object]] = EventQueue()
         self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)
         self.slot_ns = round(getattr(policy, "slot_s", 0.0) * NS)
         self.decided_ns: int | None = None

@@ -43,9 +43,9 @@ class JobState(Protocol):
     @property
     def work(self) -> Any: ...  # noqa: D102
     @property
-    def done(self) -> Any: ...  # noqa: D102
+    def progress(self) -> Any: ...  # noqa: D102
     @property
-    def held(self) -> int: ...  # noqa: D102
+    def held_gpus(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class JobView:
     remaining_s: float | None = None  # on the GPUs requested, where the policy may know it
     deadline_s: float | None = None
     work: Any = None  # the job's model of its own speed, for policies that size jobs
-    done: Any = None  # how far that work is
+    progress: Any = None  # how far that work is
 
     @property
-    def held(self) -> int:
+    def held_gpus(self) -> int:
         """GPUs held now."""
         return sum(count for _, count in self.placement)
 
@@ -117,7 +117,7 @@ class Rounds:
     interval_s: float
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """As the inner policy does."""
+        """The decision of the inner policy."""
         return self.inner.decide(snapshot)
 
 

@@ -16,7 +16,7 @@ def known_keys(data: Mapping[Any, Any], known: Collection[str], where: str) -> N
             raise SpecError(str(key), data[key], f"known are {', '.join(sorted(known))}", where)
 
 
-def number(data: Mapping[str, Any], name: str, where: str, default: float | None = None) -> float:
+def number(data: Mapping[str, object], name: str, where: str, default: float | None = None) -> float:
     """A number that is not negative."""
     value = data.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +64,7 @@ def _end_s(jobs: Jobs, site: Site) -> float:
     return float(jobs.submit_s.min() + LONGEST * max(_busy_s(jobs, site), 86_400.0))
 
 
-def _losses(clock: Clock) -> dict[str, Any]:
+def _losses(clock: Clock) -> dict[str, object]:
     """What failures cost, in GPU-hours; capacity from the first submission to the last end.
 
     Where no job ended: to the end of the run.
@@ -106,7 +105,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    decider = options.decider or traits.made(site, options)
+    decider = options.decider or traits.make_policy(site, options)
     if options.changes is None:
         return Clock(running, nodes, decider)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.capacity.changes import Changes
     from windtunnel.studies.fleet.decision import Policy
-    from windtunnel.studies.fleet.loans.run import Loans
+    from windtunnel.studies.fleet.loans.pool import Loans
     from windtunnel.studies.fleet.tables import Speeds, Tables
 
 

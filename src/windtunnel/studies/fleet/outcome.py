@@ -74,7 +74,7 @@ class Outcome:
         """Jobs in a state."""
         return np.flatnonzero(self.state == STATES.index(state))
 
-    def ran(self) -> NDArray[np.int64]:
+    def ended_jobs(self) -> NDArray[np.int64]:
         """Jobs that came to an end, whichever, or to the end of the log that they are from."""
         ended = [STATES.index(state) for state in (COMPLETED, FAILED, CANCELLED, UNFINISHED)]
         return np.flatnonzero(np.isin(self.state, ended) & ~np.isnan(self.end_s))
@@ -137,7 +137,7 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     held = np.where(jobs.gpus > 0, outcome.gpu_seconds / np.maximum(jobs.gpus, 1), 0)[done]
     rigid = not np.isnan(jobs.duration_s[done]).any()
     result["total_wait_mean_s"] = _mean(np.maximum(jct - held, 0)) if rigid else None
-    ran = outcome.ran()
+    ran = outcome.ended_jobs()
     if len(ran):
         stay = (outcome.end_s - jobs.submit_s)[ran]
         first, last = float(jobs.submit_s.min()), float(outcome.end_s[ran].max())
@@ -171,7 +171,7 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     return {**result, **(outcome.extra or {})}
 
 
-def _fairness(outcome: Outcome, done: NDArray[np.int64], jobs_at_once: float, capacity: int) -> dict[str, Any]:
+def _fairness(outcome: Outcome, done: NDArray[np.int64], jobs_at_once: float, capacity: int) -> dict[str, object]:
     """Finish-time fairness and Jain's index, for jobs whose duration on their GPUs is known."""
     duration, gpus = outcome.jobs.duration_s[done], outcome.jobs.gpus[done]
     known = (duration > 0) & (gpus > 0)
@@ -216,7 +216,7 @@ def write_jobs(outcomes: list[Outcome], path: Any) -> None:
 
     parts = []
     for outcome in outcomes:
-        columns: dict[str, Any] = (
+        columns: dict[str, object] = (
             {"policy": pa.array([outcome.policy] * len(outcome.jobs))} if len(outcomes) > 1 else {}
         )
         columns["job"] = pa.array(list(outcome.jobs.name), pa.string())
@@ -243,7 +243,7 @@ def write_jobs(outcomes: list[Outcome], path: Any) -> None:
         pa_csv.write_csv(table, file, options)
 
 
-def _times(values: Floats) -> Any:
+def _times(values: Floats) -> object:
     """Whole seconds as whole numbers, where all are; empty where there is none."""
     import pyarrow as pa
 

@@ -20,7 +20,7 @@ class Moment:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One job's state."""
+    """The state of one job."""
 
     index: int
     submit_ns: int
@@ -61,7 +61,7 @@ class Running:
         return self.submit_ns / NS
 
     @property
-    def held(self) -> int:
+    def held_gpus(self) -> int:
         """GPUs held now."""
         return sum(self.counts)
 
@@ -102,7 +102,7 @@ class Running:
         return round(max(self.remaining_s or 0.0, 0.0) * NS)
 
     @property
-    def done(self) -> tuple[int, float]:
+    def progress(self) -> tuple[int, float]:
         """How far its work is: phases that have ended, and units."""
         return self.phase, self.units_now
 

@@ -22,7 +22,7 @@ SETTINGS = Path(__file__).parent / "scaling.yaml"
 @cache
 def settings() -> dict[str, Any]:
     """Caps and slots as published."""
-    data: dict[str, Any] = own_document(SETTINGS.read_text("utf-8"))
+    data: dict[str, object] = own_document(SETTINGS.read_text("utf-8"))
     return data
 
 

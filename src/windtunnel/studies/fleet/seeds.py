@@ -8,21 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.questions import plain, read
+from windtunnel.questions import plain, read, run
 from windtunnel.questions.fleet import Fleet
 
 BAND = (5.0, 50.0, 95.0)  # percentiles
 ONE = "windtunnel.studies.fleet.seeds:one_seed"
 
 
-def one_seed(*, question: Mapping[str, Any]) -> dict[str, Any]:
+def one_seed(*, question: Mapping[str, object]) -> dict[str, object]:
     """Figures of one policy at one seed; `question` in its plain form, as executors carry it. Raises UserError."""
-    from windtunnel.studies.fleet.study import answer
+    figures: dict[str, Any] = run(read(question)).figures[0]
+    return figures
 
-    return answer(read(question)).figures[0]
 
-
-def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: str) -> list[dict[str, Any]]:
+def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: str) -> list[dict[str, object]]:
     """For each policy the mean of each figure, its `bands` (5, 50, 95 %) over seeds, and `seeds`. Raises UserError."""
     from windtunnel.studies.sweeps.executors import rows_of
 
@@ -38,7 +37,7 @@ def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: st
     return [_banded(rows[at : at + count]) for at in range(0, len(rows), count)]
 
 
-def _banded(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _banded(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
     import numpy as np
 
     result: dict[str, Any] = {}

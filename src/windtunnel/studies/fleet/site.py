@@ -36,7 +36,7 @@ class Site:
 
     @property
     def gpus(self) -> int:
-        """All GPUs."""
+        """GPUs of all pools."""
         return self.nodes * self.per_node
 
     @property

@@ -23,7 +23,7 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, held_at_once
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
-from windtunnel.studies.fleet.policies.own import named, title
+from windtunnel.studies.fleet.policies.own import policy_of_text, title
 from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
@@ -99,7 +99,7 @@ def fleet(
 class FleetAnswer(Answer):
     """Each policy's figures, of one run or as bands over seeds, and what they are of."""
 
-    named: Mapping[str, Any]  # trace, lines, cluster
+    named: Mapping[str, object]  # trace, lines, cluster
     figures: tuple[dict[str, Any], ...]
     outcomes: tuple[Outcome, ...] = ()  # none where the figures are bands
     warnings: tuple[str, ...] = ()
@@ -116,18 +116,18 @@ class FleetAnswer(Answer):
         return document
 
     @property
-    def band(self) -> dict[str, Any] | None:
+    def band(self) -> dict[str, object] | None:
         """Of the mean completion time of a single policy over seeds."""
         bands = self.figures[0].get("bands", {}).get("jct_mean_s") if len(self.figures) == 1 else None
         return None if bands is None else band_entry("jct_mean_s", bands[0], bands[-1])
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Whose jobs they are."""
         return {"jobs": self.named["trace"]}
 
 
-def by_policy(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
     """Figures by policy, and those of a single policy at the top too."""
     only = figures[0] if len(figures) == 1 else {}
     return {**only, "policies": {each["policy"]: each for each in figures}}
@@ -149,7 +149,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         elastic = ELASTIC if question.elastic is None else question.elastic
         serving = None if question.serving is None else Path(question.serving)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
-    outcomes = tuple(simulate(jobs, site, named(name), options) for name in names)
+    outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
     warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
     points: tuple[Mapping[str, float], ...] = ()
     if frontier and question.serving is not None and "lyra" in names:
@@ -206,7 +206,7 @@ class PackAnswer(Answer):
 
     jobs: Jobs
     cluster: str
-    packings: tuple[dict[str, Any], ...]
+    packings: tuple[dict[str, object], ...]
     warnings: tuple[str, ...]
 
     @property
@@ -215,7 +215,7 @@ class PackAnswer(Answer):
         return [{key: value for key, value in each.items() if key != "runs"} for each in self.packings]
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Whose pods they are."""
         return {"jobs": self.jobs.source}
 
@@ -269,10 +269,10 @@ def answer_flows(question: FleetFlows) -> Any:
     port = question.port
     names = [policy_named(word.strip()) for word in question.policy.split(",")]
     if len(set(names)) < len(names):
-        raise SpecError("policy", question.policy, "name each policy once")
+        raise SpecError("--policy", question.policy, "name each policy once")
     if port.replace(".", "").strip().isdigit():  # as likely meant in Gb/s as in bytes per second
-        raise SpecError("port", port, f"say the unit: {port.strip()}Gb/s or {port.strip()}MB/s")
-    rate = parse_bandwidth(port, "port") if port else PORT_BYTES_PER_S
+        raise SpecError("--port", port, f"say the unit: {port.strip()}Gb/s or {port.strip()}MB/s")
+    rate = parse_bandwidth(port, "--port") if port else PORT_BYTES_PER_S
     read = read_trace(Path(question.trace))
     answers = tuple(run_flows(read, name, rate) for name in names)
     none = answers[0].ignored
@@ -285,7 +285,7 @@ def answer_live(question: FleetLive, folder: Path) -> Any:
     from windtunnel.studies.fleet.live.study import run_live
 
     if not question.cluster:
-        raise SpecError("cluster", None, "say on what the jobs run, such as gpu:1x4")
+        raise SpecError("--cluster", None, "say on what the jobs run, such as gpu:1x4")
     names, jobs, site, _ = _asked(question)
     _refuse_files(names)
     return run_live(jobs, site, names, folder, question.restart or 0.0)
@@ -299,9 +299,9 @@ def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]
         return names, jobs, parse_site(question.cluster, question.gpus_per_node), ()
     most = held_at_once(jobs)
     if not most:
-        raise SpecError("cluster", None, "say on what the jobs run, such as t4:64")
+        raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
     cluster = f"gpu:{-(-most // USUAL_NODE) * USUAL_NODE if most > USUAL_NODE else most}"
-    assumed = f"cluster is not given: {cluster}, since the trace's jobs held {format_many(most, 'GPU')} at once"
+    assumed = f"--cluster is not given: {cluster}, since the trace's jobs held {format_many(most, 'GPU')} at once"
     return names, jobs, parse_site(cluster, question.gpus_per_node), (assumed,)
 
 
@@ -310,9 +310,9 @@ def _policies(text: str) -> list[str]:
     words = [each.strip() for each in text.split(",") if each.strip()]
     names = [name if _is_file(name) else name.lower() for name in words]
     if not names:
-        raise SpecError("policy", text, "give one, such as fifo")
+        raise SpecError("--policy", text, "give one, such as fifo")
     if len({title(name) for name in names}) < len(names):  # figures are told apart by it
-        raise SpecError("policy", text, "name each policy once; a YAML file's name: is what it is called")
+        raise SpecError("--policy", text, "name each policy once; a YAML file's name: is what it is called")
     return names
 
 
@@ -323,7 +323,7 @@ def _is_file(policy: str) -> bool:
 def _refuse_files(names: Sequence[str]) -> None:
     file = next(filter(_is_file, names), None)
     if file is not None:
-        raise SpecError("policy", file, "give a policy's name here")
+        raise SpecError("--policy", file, "give a policy's name here")
 
 
 def _options(question: Simulated) -> Options:
@@ -343,10 +343,10 @@ def _changes(capacity: Steady | Failing | ByFile) -> Any:
     from windtunnel.studies.fleet.capacity.changes import Changes
 
     every = capacity.checkpoint_every
-    checkpoint_s = float("inf") if every == "never" else parse_time(every, "checkpoint_every")
+    checkpoint_s = float("inf") if every == "never" else parse_time(every, "--checkpoint-every")
     if isinstance(capacity, ByFile):
         return Changes(None, checkpoint_s=checkpoint_s, trace=Path(capacity.capacity))
     mtbf = capacity.mtbf_node.strip()
     if mtbf[-1:].isdigit():
-        raise SpecError("mtbf_node", mtbf, f"say the unit: {mtbf}d, {mtbf}h or {mtbf}s")
-    return Changes(parse_time(mtbf, "mtbf_node"), parse_time(capacity.repair, "repair"), checkpoint_s)
+        raise SpecError("--mtbf-node", mtbf, f"say the unit: {mtbf}d, {mtbf}h or {mtbf}s")
+    return Changes(parse_time(mtbf, "--mtbf-node"), parse_time(capacity.repair, "--repair"), checkpoint_s)

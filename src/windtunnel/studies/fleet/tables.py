@@ -37,7 +37,7 @@ class Tables:
 
     @cached_property
     def applications(self) -> dict[str, Application]:
-        """By name. Raises InputFileError."""
+        """Applications by name. Raises InputFileError."""
         files = {"placements": PLACEMENTS, "scalability": SCALABILITY, "validation": VALIDATION}
         read = {key: self._columns(f"pollux_{key}.csv", names) for key, names in files.items()}
         try:

@@ -46,7 +46,7 @@ class Traits:
     other_names: tuple[str, ...] = ()
     source: str = ""
 
-    def made(self, site: Site, options: Options) -> Policy:
+    def make_policy(self, site: Site, options: Options) -> Policy:
         """The policy as it is asked."""
         assert self.make is not None, f"{self.name} makes no decisions on the clock"
         policy = self.make(site, options)

@@ -85,7 +85,7 @@ class When:
     why: Why
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The answer as JSON-able data."""
         return asdict(self)
 
 

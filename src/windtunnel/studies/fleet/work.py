@@ -25,7 +25,7 @@ class Work(Protocol):
 
     @property
     def phases(self) -> int:
-        """How many."""
+        """Number of phases."""
         ...
 
     @property
@@ -50,11 +50,11 @@ class Unknown:
     phases: int = 1
 
     def phase_end(self, phase: int) -> float:
-        """Never."""
+        """A phase never ends."""
         return inf
 
     def rate(self, placement: Placement, phase: int) -> float:
-        """Some progress."""
+        """A rate above zero: the work makes some progress."""
         return 1.0
 
 
@@ -67,11 +67,11 @@ class Rigid:
     phases: int = 1
 
     def phase_end(self, phase: int) -> float:
-        """The duration."""
+        """Units of work: the duration."""
         return self.duration_s
 
     def rate(self, placement: Placement, phase: int) -> float:
-        """One."""
+        """Units per second: one."""
         return 1.0
 
 
@@ -85,11 +85,11 @@ class Divisible:
     phases: int = 1
 
     def phase_end(self, phase: int) -> float:
-        """The duration."""
+        """Units of work: the duration."""
         return self.duration_s
 
     def rate(self, placement: Placement, phase: int) -> float:
-        """By the number of GPUs."""
+        """Units per second, by the number of GPUs."""
         return gpus_of(placement) / self.gpus
 
 
@@ -119,7 +119,7 @@ class Scaling:
 
     @property
     def least_gpus(self) -> int:
-        """On fewer it makes no progress."""
+        """The fewest GPUs on which it makes progress."""
         return min(self.rates)
 
     def next_gpus(self, gpus: int) -> int:
@@ -128,7 +128,7 @@ class Scaling:
         return self.levels[at] if at < len(self.levels) else self.most_gpus + 1
 
     def phase_end(self, phase: int) -> float:
-        """All iterations."""
+        """Units of work: all iterations."""
         return self.iterations
 
     def per_s(self, gpus: int) -> float:
@@ -137,7 +137,7 @@ class Scaling:
         return self.rates[self.levels[at - 1]] if at else 0.0
 
     def rate(self, placement: Placement, phase: int) -> float:
-        """By the number of GPUs."""
+        """Iterations per second, by the number of GPUs."""
         return self.per_s(gpus_of(placement))
 
     def iteration_s(self, gpus: int) -> float:
@@ -146,7 +146,7 @@ class Scaling:
         return 1 / rate if rate > 0 else inf
 
     def remaining_iterations(self, done: tuple[int, float]) -> float:
-        """Of (phase, units done)."""
+        """Iterations left after (phase, units done)."""
         return max(self.iterations - done[1], 1.0)
 
     def speedups(self, most: int, reference: int) -> Any:
@@ -171,12 +171,12 @@ class Epochs:
 
     @property
     def phases(self) -> int:
-        """Epochs to finish."""
+        """Number of epochs to finish."""
         return int(self.inner.app.epochs)
 
     @property
     def most_gpus(self) -> int:
-        """Of the inner model."""
+        """The most GPUs that the inner model can use."""
         return int(self.inner.most_gpus)
 
     def phase_end(self, phase: int) -> float:
@@ -184,11 +184,11 @@ class Epochs:
         return float(self.inner.app.epoch_end(phase))
 
     def rate(self, placement: Placement, phase: int) -> float:
-        """Goodput."""
+        """Goodput, in units per second."""
         return float(self.inner.rate(tuple(count for _, count in placement), phase))
 
     def iteration_s(self, gpus: int) -> float:
-        """As Optimus predicts it."""
+        """Seconds of an iteration, as Optimus predicts it."""
         return float(self.inner.iteration_s(gpus))
 
     def remaining_iterations(self, done: tuple[int, float]) -> float:
@@ -196,7 +196,7 @@ class Epochs:
         return float(self.inner.remaining_iterations(done[0]))
 
     def speedups(self, most: int, reference: int) -> Any:
-        """As Pollux asks."""
+        """Speedups, as Pollux asks for them."""
         return self.inner.speedups(most, reference)
 
     @property

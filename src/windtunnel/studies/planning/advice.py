@@ -30,7 +30,7 @@ from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Advice, Result
 from windtunnel.studies.planning.bounds import Bounds
-from windtunnel.studies.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
+from windtunnel.studies.planning.changes import NUMBERS, OTHERS, PLAN, Change, change_fields, changes_of, flags_of
 from windtunnel.studies.planning.oracle import (
     Layout,
     Plan,
@@ -67,9 +67,9 @@ class _Tried:
 
 
 def advise(
-    model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | str | Path | Mapping[str, Any],
-    plan: Plan | str | Path | Mapping[str, Any],
+    model: Model | str | Path | Mapping[str, object],
+    cluster: Cluster | str | Path | Mapping[str, object],
+    plan: Plan | str | Path | Mapping[str, object],
 ) -> tuple[Advice, ...]:
     """Changes of one field of a plan that make its step shorter, or that make it fit, best first; each was predicted.
 
@@ -80,7 +80,7 @@ def advise(
     return _advice(laid_out(model, cluster, plan if isinstance(plan, Plan) else read_plan(plan)), None)[0]
 
 
-def advised(result: Result, model: Model, cluster: Cluster, plan: Plan, again: Again | None) -> Result:
+def with_advice(result: Result, model: Model, cluster: Cluster, plan: Plan, again: Again | None) -> Result:
     """The answer of a plan with its advice; `again`: how it was answered, if not by `predict` alone."""
     found, tried = _advice(laid_out(model, cluster, plan), result, again)
     return replace(result, advice=found, advice_tried=tried)
@@ -199,7 +199,7 @@ def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[l
     some = [changes[number] for needed, number in saving if needed < before][:TOGETHER]
     joined: list[tuple[int, Change]] = []
     for one, two in combinations(some, 2):
-        both = None if set(one.fields) & set(two.fields) else changed(base, {**one.fields, **two.fields})
+        both = None if set(one.fields) & set(two.fields) else change_fields(base, {**one.fields, **two.fields})
         if both is not None:
             joined.append((least_memory_bytes(both.layout), _as(both, one, two)))
     found = _best((both for needed, both in joined if needed <= capacity), bounds, float("inf"), capacity)
@@ -212,7 +212,7 @@ def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[l
             fields = {**both.fields, **third.fields}
             key = frozenset(fields.items())
             if not set(third.fields) & set(both.fields) and key not in threes:
-                together = changed(base, fields)
+                together = change_fields(base, fields)
                 threes[key] = None if together is None else _as(together, both, third)
     legal = [one for one in threes.values() if one is not None]
     return _best(legal, bounds, float("inf"), capacity), len(joined) + len(legal)

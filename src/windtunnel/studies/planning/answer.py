@@ -31,7 +31,7 @@ class Planned:
     techniques: tuple[str, ...] = ()  # as `predict --technique` takes them
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """The plan as JSON-able data."""
         found = {name: getattr(self, name) for name in self.__slots__}
         plain = {"plan": dict(self.plan), "breakdown_s": dict(self.breakdown_s), "techniques": list(self.techniques)}
         return {**found, **plain}
@@ -93,7 +93,7 @@ class Plans:
         return "ok" if self.plans else "infeasible"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """The answer as JSON-able data."""
         return {
             "status": self.status,
             "objective": self.objective,

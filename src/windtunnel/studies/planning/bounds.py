@@ -109,7 +109,7 @@ class Chain:
 
 
 def chain_of_work(kinds: tuple[int, ...], work: Mapping[tuple[int, int], int]) -> Chain:
-    """Of kernels alone."""
+    """Chain of a step's kernels alone."""
     own, of_block = _own(kinds)
     zero = np.zeros(len(of_block))
     total, begin = [], []
@@ -407,14 +407,14 @@ class Bounds:
         return chain, self._ranks[chain]
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Of the fullest rank, at least."""
+        """Memory of the fullest rank, at least."""
         chain, ranks = self._held_by_ranks(layout)
         in_flight = (*chain, layout.micro_batches, layout.plan.recompute, layout.plan.offload_activations)
         if in_flight not in self._in_flight:
-            self._in_flight[in_flight] = kept_in_flight(layout, self.held(layout)[2]).tolist()
+            self._in_flight[in_flight] = kept_in_flight(layout, self.kept_per_stage(layout)[2]).tolist()
         return least_memory(layout, ranks, self._in_flight[in_flight])
 
-    def held(self, layout: Layout) -> tuple[Floats, Floats, Floats]:
+    def kept_per_stage(self, layout: Layout) -> tuple[Floats, Floats, Floats]:
         """Dense and expert parameters on one rank of every virtual stage, and what its layers keep of a micro-batch."""
         first, last = spans(layout.virtual_layers)
         plan, some = layout.plan, layout.plan.recompute_layers

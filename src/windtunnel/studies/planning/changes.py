@@ -60,14 +60,14 @@ def changes_of(base: Layout) -> list[Change]:
     seen = {_key(base)}
     found = []
     for name, value in _values(base):
-        change = changed(base, {name: value})
+        change = change_fields(base, {name: value})
         if change is not None and _key(change.layout) not in seen:
             seen.add(_key(change.layout))
             found.append(change)
     return found
 
 
-def changed(base: Layout, fields: Mapping[str, Any]) -> Change | None:
+def change_fields(base: Layout, fields: Mapping[str, object]) -> Change | None:
     """The plan with these fields, and with what they take with them; None where that cannot be."""
     for extra in ({}, *_companions(base, fields)):
         every = {**fields, **extra}
@@ -82,7 +82,7 @@ def changed(base: Layout, fields: Mapping[str, Any]) -> Change | None:
     return None
 
 
-def flags_of(fields: Mapping[str, Any]) -> str:
+def flags_of(fields: Mapping[str, object]) -> str:
     """The fields as flags of the command line."""
     words = []
     for name, value in fields.items():
@@ -91,11 +91,11 @@ def flags_of(fields: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _key(layout: Layout) -> tuple[Any, ...]:
+def _key(layout: Layout) -> tuple[object, ...]:
     return (layout.plan.with_fields({"dp": None, "schedule": None, "etp": None}), layout.schedule, layout.etp)
 
 
-def _companions(base: Layout, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _companions(base: Layout, fields: Mapping[str, Any]) -> Iterator[dict[str, object]]:
     """What one change needs beside it, least first."""
     plan = base.asked
     if fields.get("virtual_stages", 1) > 1 and plan.schedule not in (None, "interleaved"):
@@ -113,7 +113,7 @@ def _companions(base: Layout, fields: Mapping[str, Any]) -> Iterator[dict[str, A
         yield {"recompute": "none"}
 
 
-def _values(base: Layout) -> Iterator[tuple[str, Any]]:
+def _values(base: Layout) -> Iterator[tuple[str, object]]:
     model, plan, n = base.model, base.plan, base.cluster.n_gpus
     degrees = divisors(n)
     heads = experts = 0
@@ -164,7 +164,7 @@ def _savings(base: Layout, mixture: bool) -> Iterator[tuple[str, Any]]:
     yield from product(("offload_activations",), sorted({0, held // 4, held // 2, held}))
 
 
-def _formats(base: Layout) -> Iterator[tuple[str, Any]]:
+def _formats(base: Layout) -> Iterator[tuple[str, object]]:
     plan, gpu = base.plan, base.cluster.gpu
     yield from product(
         ("precision",), (one for one in ("bf16", "fp8", "mxfp8") if gpu.supports(PEAK_DTYPE.get(one, one)))
@@ -176,7 +176,7 @@ def _formats(base: Layout) -> Iterator[tuple[str, Any]]:
         yield "fp8_activation_input", True
 
 
-def _kind(base: Layout, layout: Layout, fields: Mapping[str, Any]) -> str:
+def _kind(base: Layout, layout: Layout, fields: Mapping[str, object]) -> str:
     if any(name in FORMATS for name in fields):
         return NUMBERS
     plan = layout.plan
@@ -223,5 +223,5 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
     return True
 
 
-def _habit(layout: Layout, name: str) -> Any:
+def _habit(layout: Layout, name: str) -> object:
     return getattr(laid_out(layout.model, layout.cluster, layout.asked.with_fields({name: None})).plan, name)

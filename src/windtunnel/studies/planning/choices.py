@@ -53,8 +53,8 @@ def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
     """
     if not search.listed:
         return ()
-    nodes = sorted(search.left())
-    least: dict[tuple[str, Any], tuple[float, bool]] = {}
+    nodes = sorted(search.open_nodes())
+    least: dict[tuple[str, object], tuple[float, bool]] = {}
     seen: dict[Hashable, object] = {}
     for node in nodes:
         if node.key > (1.0 + DISTANT) * best.score_ns:
@@ -72,7 +72,7 @@ def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
     return tuple(sorted(found, key=lambda one: (FIELDS.index(one.field), one.regret, str(one.value))))
 
 
-def _searched(search: Search, nodes: list[Node], name: str, value: Any, budget: Budget) -> tuple[float, bool]:
+def _searched(search: Search, nodes: list[Node], name: str, value: object, budget: Budget) -> tuple[float, bool]:
     """The best plan with this value, or when the budget is used up the best bound. `nodes`: sorted, and kept so."""
     at, least = 0, float("inf")
     while at < len(nodes):
@@ -89,7 +89,7 @@ def _searched(search: Search, nodes: list[Node], name: str, value: Any, budget: 
     return least, False  # nothing with it fits
 
 
-def _admits(space: Space, node: Node, name: str, value: Any) -> bool:
+def _admits(space: Space, node: Node, name: str, value: object) -> bool:
     """Whether plans under a node may have this value."""
     if node.family is not None and name in PIPELINE:
         return any(pipeline[PIPELINE.index(name)] == value for pipeline in node.family.pipelines)
@@ -111,7 +111,7 @@ def _savings(space: Space, node: Node) -> list[tuple[dict[str, Any], ...]]:
     return [savings(space, node.layout, size) for size in sizes]
 
 
-def _values(space: Space, node: Node, seen: dict[Hashable, object]) -> Iterator[tuple[str, Iterable[Any]]]:
+def _values(space: Space, node: Node, seen: dict[Hashable, object]) -> Iterator[tuple[str, Iterable[object]]]:
     """The values of each field that plans under a node may have, where a node before had others."""
     plan = node.layout.plan
     for name in STRUCTURE:

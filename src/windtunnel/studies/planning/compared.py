@@ -115,13 +115,13 @@ def sensitivity(ranked: Sequence[Planned], *, by_gpu: bool) -> tuple[tuple[str, 
     for name in sorted({name for one in ranked for name in one.breakdown_s}):
         for change, said in ((OFF, "dearer"), (-OFF, "cheaper")):
 
-            def then(one: Planned, name: str = name, change: float = change) -> float:
+            def time_at(one: Planned, name: str = name, change: float = change) -> float:
                 changed = 1.0 + change * one.breakdown_s.get(name, 0.0) / one.step_time_s
                 time = seconds_ranked(one) * changed
                 return time * (one.n_gpus if by_gpu else 1)
 
-            winner = min(ranked, key=then)
-            if then(winner) < then(ranked[0]):
+            winner = min(ranked, key=time_at)
+            if time_at(winner) < time_at(ranked[0]):
                 found.append((f"{_part(name)} {OFF:.0%} {said}", changes(ranked[0], winner)))
     return tuple(found)
 

@@ -42,7 +42,7 @@ def nearest(answer: Answer, memory: Callable[[Layout], int]) -> tuple[Miss, ...]
 def remedies(
     model: Model,
     cluster: Cluster,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     answer: Answer,
     planned: Callable[[Cluster, Layout], Planned],
 ) -> tuple[Remedy, ...]:
@@ -86,7 +86,7 @@ def _shorter(model: Model, cluster: Cluster, given: Mapping[str, Any]) -> tuple[
     return None
 
 
-def _any_that_fits(model: Model, cluster: Cluster, given: Mapping[str, Any]) -> Layout | None:
+def _any_that_fits(model: Model, cluster: Cluster, given: Mapping[str, object]) -> Layout | None:
     """The best plan that a short search finds."""
     try:
         answer = Search(Space(model, cluster, given), Bounds(straggling(cluster))).run(1, WITHIN_S)

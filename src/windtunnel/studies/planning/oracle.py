@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -148,7 +147,7 @@ def straggling(cluster: Cluster) -> float:
     return costs.straggling(cluster.n_gpus)
 
 
-def checked(fields: Mapping[str, Any]) -> Plan:
+def checked(fields: Mapping[str, object]) -> Plan:
     """The fields as a Plan reads them. Raises UserError where `predict` would."""
     return read_plan(fields)
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UserError
@@ -36,11 +35,11 @@ from windtunnel.studies.planning.compared import decides, loses, seconds_ranked,
 from windtunnel.studies.planning.infeasible import nearest, remedies
 from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.objectives.mixed_types import slower, slowest_of
-from windtunnel.studies.planning.objectives.robust import Trouble, scored
+from windtunnel.studies.planning.objectives.robust import Trouble, progress_score
 from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
 from windtunnel.studies.planning.search import Answer, Search, step_time
 from windtunnel.studies.planning.space import Space, first_refusal
-from windtunnel.studies.planning.techniques import Tried, chosen, tried
+from windtunnel.studies.planning.techniques import Tried, chosen, try_techniques
 from windtunnel.studies.planning.thumb import rule_of_thumb
 from windtunnel.studies.techniques import predict_with
 from windtunnel.studies.training.launch import launch_files
@@ -61,9 +60,9 @@ LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 
 @typed("slow", "techniques", "pareto")
 def plan(
-    model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
-    plan: Plan | str | Path | Mapping[str, Any] | None = None,
+    model: Model | str | Path | Mapping[str, object],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, object],
+    plan: Plan | str | Path | Mapping[str, object] | None = None,
     *,
     top: int = TOP,
     within_s: float | None = WITHIN_S,
@@ -79,7 +78,7 @@ def plan(
     named: Named | None = None,
     told: Callable[[Layout, Replayed], None] | None = None,
     exact: Exact | None = None,
-    **fields: Any,
+    **fields: object,
 ) -> Plans:
     """The best plans, proven inside the space that `planning/space.py` states.
 
@@ -91,8 +90,9 @@ def plan(
     (`planning/techniques.py`), after `within_s`. `choices_within_s`: how long to search on for what each single choice
     is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
     `head_room`: share of a device's memory that a plan leaves free. `told` is called with each plan that is replayed,
-    while the search runs. `exact`: who measures and replays single plans; this process if not given (`planning/ahead.py`). Raises UserError on a question that cannot
-    be; where nothing fits the answer has no plans, but the nearest ones and what makes one fit.
+    while the search runs. `exact`: who measures and replays single plans; this process if not given
+    (`planning/ahead.py`). Raises UserError on a question that cannot be; where nothing fits the answer has no plans,
+    but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):
@@ -123,7 +123,10 @@ def plan(
     trouble = Trouble(slow, None if mtbf_s is None else parse_time(mtbf_s, "mtbf_s"))
     begun, exact = monotonic(), exact or Exact()
     sizes = [cluster] if gpus is None else _sizes(cluster, gpus)
-    tried_on = [*sizes, *([] if mixed is None else [mixed.own()[0]])]  # the last one: stages that follow the types
+    tried_on = [
+        *sizes,
+        *([] if mixed is None else [mixed.clusters_on_own_network()[0]]),
+    ]  # the last one: stages that follow the types
     answers: list[tuple[Cluster, Answer]] = []
     searches: dict[int, tuple[Search, Answer]] = {}
     measured: dict[int, Callable[[Layout], int]] = {}  # how memory was, by answer
@@ -136,7 +139,9 @@ def plan(
         ends = inf if left is None else monotonic() + left
         if left is not None and (pareto or objective == "memory"):
             left /= 2  # the rest finds plans that need less memory
-        goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
+        goal = (
+            progress_score(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
+        )
         if mixed is not None and by_stage:
             own = ByStage(mixed)
             search = Search(space, own, told=told, memory=own.memory, step=own.step, head_room=head_room)
@@ -192,7 +197,7 @@ def plan(
         for gpus_of_it, (search, answer) in searches.items():
             if answer.found and given.get("zero_stage") is None:
                 finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price)
-        attempts = tried(_ranked(finalists, objective), asked, rewritten)
+        attempts = try_techniques(_ranked(finalists, objective), asked, rewritten)
         ranked = _ranked([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
     worth: tuple[Choice, ...] = ()
@@ -231,7 +236,7 @@ def plan(
     thumb = rule_of_thumb(Space(model, size, given, mixed=mixed))
     thumb_planned = None if thumb is None else _planned(exact, mixed or size, thumb, words, price, None)
     if thumb is not None and thumb_planned is not None and trouble:
-        score_ns = scored(model, size, trouble)(thumb, round(thumb_planned.step_time_s * 1e9))
+        score_ns = progress_score(model, size, trouble)(thumb, round(thumb_planned.step_time_s * 1e9))
         thumb_planned = replace(thumb_planned, effective_step_time_s=score_ns / trouble.most_progress / 1e9)
     return replace(
         result,
@@ -264,7 +269,7 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
     return Budget(LOOKS, float("inf") if ends_s is None else ends_s)
 
 
-def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _given(plan: Plan | str | Path | Mapping[str, object] | None, fields: Mapping[str, object]) -> dict[str, object]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
     if plan is not None and not isinstance(plan, Mapping):
         plan = plan.stated() if isinstance(plan, Plan) else read_mapping(plan, PLAN_FILE)
@@ -360,7 +365,7 @@ def _told(
     question = read(result.question)
     if words is not None:
         model, machine = words
-        question = replace(question, model=model, cluster=sized(machine, cluster.n_gpus))
+        question = replace(question, model=model, cluster=cluster_of_size(machine, cluster.n_gpus))
     return Planned(
         plan=asked.stated(),
         n_gpus=cluster.n_gpus,
@@ -388,7 +393,7 @@ def _named(model: object, cluster: object) -> Named | None:
     return ModelPart(base=model), ClusterPart(base=cluster)
 
 
-def sized(part: ClusterPart, n_gpus: int) -> ClusterPart:
+def cluster_of_size(part: ClusterPart, n_gpus: int) -> ClusterPart:
     """The cluster with another number of GPUs; several types have each a number of their own."""
     base = part.base or ""
     head, colon, count = base.rpartition(":")

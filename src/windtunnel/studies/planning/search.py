@@ -111,7 +111,7 @@ class Node:
     level: int
     number: int
     layout: Layout = field(compare=False)
-    saving: dict[str, Any] = field(compare=False, default_factory=dict)
+    saving: dict[str, object] = field(compare=False, default_factory=dict)
     found: Found | None = field(compare=False, default=None)
     needed_bytes: int = field(compare=False, default=0)  # of one plan: switches leave memory as it is
     family: Family | None = field(compare=False, default=None)
@@ -141,11 +141,11 @@ class Search:
         self._begun = begun
         self._heap: list[Node] = []
         self._number = 0
-        self._missed: list[Missed | tuple[Layout, dict[str, Any]]] = []
+        self._missed: list[Missed | tuple[Layout, dict[str, object]]] = []
         self._told: list[Node] = []  # replayed plans that have come up
         self.counts = Counts()
         self._shortest_s = inf
-        best: dict[tuple[Any, ...], Found] = {}
+        best: dict[tuple[object, ...], Found] = {}
         answers: list[Found] = []
         listing: Iterator[Family] = families(self.space)
         unlisted: Family | None = None
@@ -201,7 +201,7 @@ class Search:
             found.append(one)
         return sorted(found, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
 
-    def left(self) -> list[Node]:
+    def open_nodes(self) -> list[Node]:
         """After a run: what every legal plan that fits is in, or lies under."""
         return [*self._told, *self._heap]
 
@@ -228,14 +228,14 @@ class Search:
                 return next(listing, None)
         return None
 
-    def _take(self, node: Node, best: dict[tuple[Any, ...], Found]) -> None:
+    def _take(self, node: Node, best: dict[tuple[object, ...], Found]) -> None:
         """Look at a node, and remember the best plan of each kind."""
         for found in self._looked_at(node):
             key = _kind(self.space, found.layout)
             if key not in best or found.score_ns < best[key].score_ns:
                 best[key] = found
 
-    def _deep(self, best: dict[tuple[Any, ...], Found], ends: float) -> None:
+    def _deep(self, best: dict[tuple[object, ...], Found], ends: float) -> None:
         """Nodes that are furthest along come first, for what time is left: some answer is better than a bound alone."""
         least = inf
         aside: list[Node] = []
@@ -266,7 +266,7 @@ class Search:
         heapq.heappush(self._heap, Node(least, FAMILY, self._number, family.layout, family=family))
 
     def _push(
-        self, bound_ns: float, level: int, layout: Layout, saving: dict[str, Any] | None = None, needed: int = 0
+        self, bound_ns: float, level: int, layout: Layout, saving: dict[str, object] | None = None, needed: int = 0
     ) -> None:  # fmt: skip
         self._number += 1
         heapq.heappush(self._heap, Node(bound_ns, level, self._number, layout, saving or {}, None, needed))
@@ -295,7 +295,7 @@ class Search:
         else:
             yield from self._replayed(node)
 
-    def _over(self, now: float, ends: float, best: dict[tuple[Any, ...], Found]) -> bool:
+    def _over(self, now: float, ends: float, best: dict[tuple[object, ...], Found]) -> bool:
         """Whether what is left of the time is needed behind the search."""
         behind = self._spare * self._replay_s() + LET_GO * (now - self._begun)
         return now + behind > (ends if best else ends + FIRST_S)
@@ -338,16 +338,16 @@ class Search:
             else:
                 self._push(max(node.key, self.bounds.rough_ns(one, options)), ROUGH, one, saving)
 
-    def _lost_unmeasured(self, layout: Layout, saving: dict[str, Any]) -> None:
+    def _lost_unmeasured(self, layout: Layout, saving: dict[str, object]) -> None:
         """A structure with a saving whose state alone does not fit: how much it needs is found if somebody asks."""
         self.counts.memory += leaves(self.space, layout, saving)
         self._missed.append((layout, saving))
 
-    def _refused(self, layout: Layout, saving: dict[str, Any], error: UserError) -> None:
+    def _refused(self, layout: Layout, saving: dict[str, object], error: UserError) -> None:
         self.counts.legal -= leaves(self.space, layout, saving)
         self.refusal = error
 
-    def _lost(self, layout: Layout, saving: dict[str, Any], needed: int, *, exact: bool) -> None:
+    def _lost(self, layout: Layout, saving: dict[str, object], needed: int, *, exact: bool) -> None:
         self.counts.memory += leaves(self.space, layout, saving)
         self._missed.append(Missed(layout, needed, exact))
 
@@ -381,6 +381,6 @@ class Search:
         yield found
 
 
-def _kind(space: Space, layout: Layout) -> tuple[Any, ...]:
+def _kind(space: Space, layout: Layout) -> tuple[object, ...]:
     """What plans that differ in switches only have in common."""
     return tuple(getattr(layout.plan, name) for name in (*FIELDS, *SAVINGS))

@@ -162,7 +162,7 @@ def _family(space: Space, base: Plan, fields: Mapping[str, Any], pipelines: Sequ
     return Family(first, tuple(legal), tuple(largest))
 
 
-def _named(pipeline: Pipeline) -> dict[str, Any]:
+def _named(pipeline: Pipeline) -> dict[str, object]:
     return dict(zip(PIPELINE, pipeline, strict=True))
 
 
@@ -183,7 +183,7 @@ def _check_placed(space: Space, layout: Layout) -> None:
         check_lies_on_one(layout, space.mixed)
         return
     stages_of(layout, space.mixed)
-    for other in space.mixed.own()[1:]:
+    for other in space.mixed.clusters_on_own_network()[1:]:
         laid_out(space.model, other, layout.asked)
 
 
@@ -205,14 +205,14 @@ def first_refusal(space: Space) -> UserError | None:
     return None
 
 
-def _read(given: Mapping[str, Any]) -> dict[str, Any]:
+def _read(given: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-Shape = tuple[dict[str, int], dict[str, tuple[Any, ...]], tuple[Pipeline, ...]]
+Shape = tuple[dict[str, int], dict[str, tuple[object, ...]], tuple[Pipeline, ...]]
 
 
-def _candidates(shapes: Iterable[Shape]) -> Iterator[tuple[dict[str, Any], tuple[Pipeline, ...]]]:
+def _candidates(shapes: Iterable[Shape]) -> Iterator[tuple[dict[str, object], tuple[Pipeline, ...]]]:
     """Fields of structures but how layers lie on stages, and all that this may be."""
     for degrees, options, found in shapes:
         for chosen in product(*options.values()):
@@ -287,7 +287,7 @@ def shared_experts(model: Model) -> int:
     return common
 
 
-def savings(space: Space, layout: Layout, largest: int | None = None) -> tuple[dict[str, Any], ...]:
+def savings(space: Space, layout: Layout, largest: int | None = None) -> tuple[dict[str, object], ...]:
     """What a structure may do to save memory. `largest`: layers of its largest virtual stage, if not the layout's."""
     plan = layout.plan
     most = largest or max(len(layers) for layers in layout.virtual_layers)
@@ -326,7 +326,7 @@ def _savings(
     return tuple(found)
 
 
-def switches(space: Space, layout: Layout, saving: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+def switches(space: Space, layout: Layout, saving: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
     """The values of every switch that does anything for a structure with a saving; the best guess first."""
     plan, has = layout.plan, space.features
     replicas = layout.dp * plan.cp > 1
@@ -355,6 +355,6 @@ def count(space: Space, layout: Layout, largest: int | None = None) -> int:
     return known
 
 
-def leaves(space: Space, layout: Layout, saving: Mapping[str, Any]) -> int:
+def leaves(space: Space, layout: Layout, saving: Mapping[str, object]) -> int:
     """How many plans a structure with a saving stands for."""
     return prod(len(values) for values in switches(space, layout, saving).values())

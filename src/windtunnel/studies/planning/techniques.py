@@ -18,7 +18,7 @@ from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.studies.planning.answer import Planned
-from windtunnel.studies.techniques.named import TECHNIQUES, legal, named
+from windtunnel.studies.techniques.named import TECHNIQUES, find_technique, legal
 
 CHANGE_TRAINING = ("sparse_gradients", "local_sgd")
 LEAST_GAIN = 1e-3  # of the step: what is less is not worth another line in a launch script
@@ -51,7 +51,7 @@ def chosen(words: Sequence[str]) -> tuple[str, ...]:
     """Techniques by `all`, `exact` or names, with parameters where they are given. Raises UserError."""
     found: dict[str, str] = {}
     for word in (part for text in words for part in _names(text)):
-        name = named(word.partition(":")[0]).name
+        name = find_technique(word.partition(":")[0]).name
         found[name] = found.get(name, word) if word == name else word  # parameters that were given are never dropped
     return tuple(found.values())
 
@@ -67,13 +67,13 @@ def _names(text: str) -> list[str]:
 def together(words: Sequence[str]) -> bool:
     """Whether these techniques go together."""
     try:
-        legal([named(word.partition(":")[0]) for word in words])
+        legal([find_technique(word.partition(":")[0]) for word in words])
     except UserError:
         return False
     return True
 
 
-def tried(finalists: Sequence[Planned], words: Sequence[str], priced: Priced) -> Tried:
+def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: Priced) -> Tried:
     """The finalists with what makes each fastest. `priced` predicts one; it raises UserError where it cannot."""
     best: list[Planned] = []
     reasons: dict[str, str] = {}

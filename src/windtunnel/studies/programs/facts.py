@@ -18,7 +18,7 @@ from windtunnel.physics.graph import OpKind
 from windtunnel.physics.step.disturbances.disturbed_step import Replayed
 from windtunnel.physics.step.result_of import BUBBLE, ClassTime, Kernels, Work, roofline_warning
 from windtunnel.studies.programs.job import CapturedJob
-from windtunnel.studies.programs.lowering.lower import CapturedGraph, PricedJob, shown
+from windtunnel.studies.programs.lowering.lower import CapturedGraph, PricedJob, family_words
 from windtunnel.studies.programs.lowering.pricing import DTYPES
 from windtunnel.studies.programs.op_shapes import attention_of, plain_name, product_of, tensor_elements
 from windtunnel.studies.programs.program import RankProgram
@@ -87,7 +87,7 @@ def traffic_of(priced: PricedJob, captured: CapturedGraph) -> dict[str, int]:
     total: dict[str, float] = {}
     for program, weight in enumerate(captured.step.graph.multiplicity.tolist()):
         for one in captured.traffic[program]:
-            key = f"{one.kind} {shown(priced.job.families[one.family].name)} ({one.tier.replace('_', '-')})"
+            key = f"{one.kind} {family_words(priced.job.families[one.family].name)} ({one.tier.replace('_', '-')})"
             total[key] = total.get(key, 0.0) + weight * one.bytes
     return {key: int(value / priced.job.world_size) for key, value in sorted(total.items()) if value}
 

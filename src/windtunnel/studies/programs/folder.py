@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.files.bytes import path_of
 from windtunnel.files.document import read_document, to_yaml
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import read_program
@@ -60,7 +61,7 @@ def check_place(out: Path) -> None:
         raise InputFileError(out, "is a folder with other things in it", "give --out a new folder")
 
 
-def publish(out: Path, document: Mapping[str, Any], programs: Mapping[int, Path]) -> None:
+def publish(out: Path, document: Mapping[str, object], programs: Mapping[int, Path]) -> None:
     """Put the folder in place of an earlier one. `programs`: files to copy, by rank."""
     out = Path(os.path.abspath(out))
     check_place(out)
@@ -106,7 +107,7 @@ def _staging(out: Path) -> str:
     return f".{out.name}.windtunnel-"
 
 
-def content_hash(folder: Path, document: Mapping[str, Any]) -> str:
+def content_hash(folder: Path, document: Mapping[str, object]) -> str:
     """Of the programs and of who runs them."""
     text = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(folder).glob("rank_*.jsonl.gz")):
@@ -117,7 +118,7 @@ def content_hash(folder: Path, document: Mapping[str, Any]) -> str:
     return text.hexdigest()
 
 
-def table_document(table: Table) -> dict[str, Any]:
+def table_document(table: Table) -> dict[str, object]:
     """The table as plain data."""
     layout = table.layout
     return {
@@ -130,7 +131,7 @@ def table_document(table: Table) -> dict[str, Any]:
     }
 
 
-def runs_document(grid: Grid, representatives: Sequence[int]) -> dict[str, Any]:
+def runs_document(grid: Grid, representatives: Sequence[int]) -> dict[str, object]:
     """Every rank's representative, where all ranks were run."""
     runs: list[list[int]] = []
     for representative in representatives:
@@ -218,7 +219,7 @@ def group_name(grid: Grid, members: Members) -> str:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    if not (path / NAME).exists():
+    if not (path_of(path, _REMEDY) / NAME).exists():
         raise InputFileError(path, "is no captured folder (it has no captured.yaml)", _REMEDY)
     document = read_document(path / NAME, _REMEDY)
     if not isinstance(document, dict) or document.get("format") != FORMAT:

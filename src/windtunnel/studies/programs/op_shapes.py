@@ -102,7 +102,7 @@ def tensor_elements(spec: TensorSpec) -> int:
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
-    """As if it were contiguous."""
+    """Bytes of a tensor, as if it were contiguous."""
     return math.prod(spec.shape) * ELEMENT_BYTES.get(spec.dtype, 1)
 
 

@@ -297,14 +297,14 @@ def _line_at_peak(program: RankProgram) -> str:
     return f"; most is held at {stack[0]}" if stack else ""
 
 
-def _spec(priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemory]], dtype: str) -> dict[str, Any]:
+def _spec(priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemory]], dtype: str) -> dict[str, object]:
     job = priced.job
     facts = {**next(iter(job.programs.values())).facts, **job.facts}
     script = str(facts.get("script", "") or job.source or "captured script")
     return {
         "version": product_version(),
         "model": {"name": Path(script).name},
-        "cluster": priced.places.cluster.told(),
+        "cluster": priced.places.cluster.summary_dict(),
         "plan": {**_degrees(job), "precision": dtype, "framework": "captured script"},
         "captured": {
             "source": job.source,

@@ -63,7 +63,7 @@ def read_program(path: Path) -> RankProgram:
 # Writing
 
 
-def _lines(program: RankProgram) -> Iterator[dict[str, Any]]:
+def _lines(program: RankProgram) -> Iterator[dict[str, object]]:
     yield {
         "format": FORMAT,
         "version": VERSION,
@@ -103,7 +103,7 @@ def _lines(program: RankProgram) -> Iterator[dict[str, Any]]:
 
 def _op_line(
     index: int, op: Op, groups: Mapping[tuple[str, int], int], specs: dict[int, list[object]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     line: dict[str, Any] = {"op": index, "name": op.name, "kind": op.kind}
     for name, default in _OP.items():
         value = getattr(op, name)
@@ -246,7 +246,7 @@ class _Reader:
         )
 
 
-def _rich(value: Any, sequence: Callable[[Iterable[Any]], Any] = tuple) -> Any:
+def _rich(value: object, sequence: Callable[[Iterable[object]], object] = tuple) -> Any:
     """As it was before `_plain`; `sequence`: what lists were."""
     if isinstance(value, list):
         return sequence(_rich(item, sequence) for item in value)

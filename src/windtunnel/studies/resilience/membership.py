@@ -20,7 +20,7 @@ MOST_STARTS_WITHOUT_PROGRESS = 10  # in a row, beyond those that the job began w
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Members by rank."""
+    """A view: members by rank."""
 
     generation: int
     members: tuple[str, ...]
@@ -135,20 +135,20 @@ class Membership:
         self.preparing = tuple(members)
         return [Publish(View(self.generation, self.preparing, planned=True)), *self._replenish()]
 
-    def swapped(self) -> list[Action]:
+    def on_swap(self) -> list[Action]:
         """The planned view works."""
         if self.preparing:
             self.members = list(self.preparing)
             self.preparing = None
         return []
 
-    def left(self, name: str) -> list[Action]:
+    def on_process_left(self, name: str) -> list[Action]:
         """A process has ended by itself because a planned change replaces it: so the planned view works."""
         if self.preparing and name in self.members and name not in self.preparing:
-            return self.swapped()
+            return self.on_swap()
         return []
 
-    def done(self) -> list[Action]:
+    def on_member_done(self) -> list[Action]:
         """A member has done all steps, and knows that all others have."""
         if self.finished:
             return []

@@ -64,7 +64,7 @@ class Asked(Job):
             raise SpecError("seed", self.seed, "give 0 or more")
         price = self.usd_per_gpu_hour
         if price is not None and not 0.0 <= price < math.inf:
-            raise SpecError("gpu-hour", price, "give dollars for an hour of one GPU, 0 or more")
+            raise SpecError("price", price, "give dollars for an hour of one GPU, 0 or more")
         if self.standbys is not None and not 0 <= self.standbys <= self.gpus:
             raise SpecError("standbys", self.standbys, "give a number of machines, or auto")
         if self.interval_s is not None and not 1e-3 <= self.interval_s <= MOST_DAYS * DAY_S:

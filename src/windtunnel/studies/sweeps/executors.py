@@ -14,14 +14,13 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from multiprocessing import get_context
-from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import die_with_parent
 from windtunnel.studies.sweeps.ray_cluster import TRIES, Batch, RayCluster, rows_on_ray
 from windtunnel.studies.sweeps.run_points import Row, run_points
 
-Inputs = Sequence[tuple[int, Mapping[str, Any]]]
+Inputs = Sequence[tuple[int, Mapping[str, object]]]
 BATCH = 20  # points of one task: some tenths of a second
 DIED: Row = {"status": "died", "reason": f"its worker died {TRIES} times", "outputs": {}}
 
@@ -88,7 +87,7 @@ def _on_pool(
     return list(reversed(rest))
 
 
-def _alone(function: str, point: Mapping[str, Any]) -> Row:
+def _alone(function: str, point: Mapping[str, object]) -> Row:
     """One point in a process of its own, several times if that dies."""
     for _ in range(TRIES):
         with _processes(1) as pool:

@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Any
 
 from windtunnel.errors import InputFileError
 
@@ -19,9 +18,9 @@ SYNC_S = 1.0
 HELD_S = 2.0  # children of a process that was killed hold its files a little longer
 
 
-def read_journal(path: Path) -> dict[str, dict[str, Any]]:
+def read_journal(path: Path) -> dict[str, dict[str, object]]:
     """Rows by key. Reading stops at the first line that is not whole."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, object]] = {}
     if not path.exists():
         return found
     for line in path.read_bytes().split(b"\n")[:-1]:  # behind the last newline is nothing, or a torn line
@@ -80,8 +79,8 @@ class Journal:
             self._path.unlink(missing_ok=True)
         self._file.close()
 
-    def add(self, row: dict[str, Any]) -> None:
-        """One row."""
+    def add(self, row: dict[str, object]) -> None:
+        """Add one row."""
         self._file.write(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
         if monotonic() - self._synced_s > SYNC_S:

@@ -2,7 +2,7 @@
 
 A study is a mapping (or a YAML file):
 
-    verb: predict                                   # one of VERBS
+    verb: predict                                   # of a question that only answers
     fixed: {model: llama-3-8b, cluster: h100-sxm:16, plan.global_batch: 64, plan.seq_len: 4096}
     grid: {plan.tp: [1, 2, 4], plan.micro_batch: [1, 2]}           # every combination
     list: [{plan.tp: 8}, {plan.tp: 8, plan.pp: 2}]                 # and these
@@ -35,8 +35,6 @@ from windtunnel.files.bytes import TEXT_BYTES_MOST, read_bytes
 from windtunnel.files.document import read_mapping
 
 FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
-# Public functions of windtunnel that only answer: none writes a file, runs a program or takes the name of a function.
-VERBS = ("predict", "predict_with", "predict_captured", "plan", "serve", "fleet", "survive", "explain")
 NO_INPUTS = ("out", "function", "executor")  # a study says what is asked, never what runs or where it is written
 FILES_OF_A_FOLDER = 10_000  # that are looked at
 POINTS_MOST = 1_000_000  # of a study: each is held, with its inputs
@@ -52,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is swept."""
+    """A study: what is swept."""
 
     verb: str
     points: tuple[Point, ...]  # known beforehand
@@ -60,12 +58,12 @@ class Study:
     optuna: Mapping[str, Any] | None = None
     version: str = ""
 
-    def point(self, inputs: Mapping[str, Any]) -> Point:
+    def point(self, inputs: Mapping[str, object]) -> Point:
         """A point of this study."""
         return point_of(self.verb, {**self.fixed, **inputs}, self.version)
 
 
-def point_of(verb: str, inputs: Mapping[str, Any], version: str) -> Point:
+def point_of(verb: str, inputs: Mapping[str, object], version: str) -> Point:
     """A point with its key. Raises SpecError on a value that JSON does not know."""
     files = {value: digest for value in _texts(inputs) if (digest := _digest(value))}
     parts = [verb, inputs, version, *([files] if files else [])]
@@ -76,7 +74,7 @@ def point_of(verb: str, inputs: Mapping[str, Any], version: str) -> Point:
     return Point(hashlib.sha256(text.encode()).hexdigest()[:16], dict(sorted(inputs.items())))
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """Every text in a value, however deep: each may name a file."""
     if isinstance(value, str):
         yield value
@@ -144,7 +142,7 @@ def _require_few(field: str, count: int) -> None:
         raise SpecError(field, f"{count:,} points", f"at most {POINTS_MOST:,}: draw some of them (random), or split it")
 
 
-def _inputs(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _inputs(spec: Mapping[str, object]) -> Iterator[dict[str, Any]]:
     grid = _mapping("grid", spec.get("grid"))
     if grid:
         for name, values in grid.items():
@@ -169,7 +167,7 @@ def _inputs(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {name: _drawn(draw, values) for name, values in over.items()}
 
 
-def _mapping(field: str, value: Any) -> Mapping[str, Any]:
+def _mapping(field: str, value: object) -> Mapping[str, Any]:
     """A mapping of names; none given is an empty one."""
     value = {} if value is None else value
     if not isinstance(value, Mapping):
@@ -180,13 +178,13 @@ def _mapping(field: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _whole(field: str, value: Any) -> int:
+def _whole(field: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise SpecError(field, value, "give a whole number, 0 or more")
     return value
 
 
-def _require_range(field: str, values: Any) -> None:
+def _require_range(field: str, values: object) -> None:
     """Values to draw from: a list of some, or numbers low and high."""
     if isinstance(values, list) and values:
         return
@@ -198,7 +196,7 @@ def _require_range(field: str, values: Any) -> None:
     raise SpecError(field, values, "give a list, or low and high, the lower first")
 
 
-def _drawn(draw: random.Random, values: Any) -> Any:
+def _drawn(draw: random.Random, values: Any) -> object:
     if isinstance(values, list):
         return draw.choice(values)
     low, high = values["low"], values["high"]
@@ -207,7 +205,7 @@ def _drawn(draw: random.Random, values: Any) -> Any:
     return draw.uniform(float(low), float(high))
 
 
-def nested(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def nest_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
     """`{"plan.tp": 4}` as `{"plan": {"tp": 4}}`. Raises SpecError where a name is both a value and a mapping."""
     found: dict[str, Any] = {}
     for name, value in deepcopy(dict(inputs)).items():  # what is written into here may be shared by other points

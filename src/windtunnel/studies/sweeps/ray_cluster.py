@@ -24,7 +24,7 @@ from typing import Any
 from windtunnel.errors import UserError
 from windtunnel.studies.sweeps.run_points import Row, run_points
 
-Batch = Sequence[tuple[int, Mapping[str, Any]]]  # places and points of one task
+Batch = Sequence[tuple[int, Mapping[str, object]]]  # places and points of one task
 Rows = list[tuple[int, Row]]
 TRIES = 3
 OBJECTS_BYTES = 128 * 2**20  # rows are small

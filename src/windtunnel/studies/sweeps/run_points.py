@@ -14,13 +14,13 @@ from windtunnel.files.document import read_mapping
 from windtunnel.questions import question_class, read, run
 from windtunnel.questions.question import set_paths
 from windtunnel.questions.words import parts_from_files
-from windtunnel.studies.sweeps.points import nested
+from windtunnel.studies.sweeps.points import nest_inputs
 
 QUESTION = "question"  # in place of a module
 Row = dict[str, Any]  # status, reason, outputs
 
 
-def run_points(function: str, points: Sequence[Mapping[str, Any]]) -> list[Row]:
+def run_points(function: str, points: Sequence[Mapping[str, object]]) -> list[Row]:
     """`function`: `question:VERB`, or `module:name` that is called; `points`: inputs by dotted name. One row each."""
     module, _, name = function.partition(":")
     if module == QUESTION:
@@ -29,7 +29,7 @@ def run_points(function: str, points: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [_row(partial(_call, called), inputs) for inputs in points]
 
 
-def _answer(verb: str, inputs: Mapping[str, Any]) -> Any:
+def _answer(verb: str, inputs: Mapping[str, Any]) -> object:
     """The answer to the question that inputs ask; a part may be the name of its file. Raises UserError."""
     data: dict[str, Any] = {}
     for field in parts_from_files(question_class(verb)):
@@ -40,15 +40,15 @@ def _answer(verb: str, inputs: Mapping[str, Any]) -> Any:
     return run(read({"question": verb, **data}))
 
 
-def _call(called: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
-    asked = nested(inputs)
+def _call(called: Callable[..., object], inputs: Mapping[str, object]) -> object:
+    asked = nest_inputs(inputs)
     unmet = _unmet(called, asked)
     if unmet:
         raise UserError(unmet)
     return called(**asked)
 
 
-def _row(answered: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any]) -> Row:
+def _row(answered: Callable[[Mapping[str, object]], object], inputs: Mapping[str, object]) -> Row:
     try:
         answer = answered(inputs)
         outputs = scalars(answer)
@@ -61,7 +61,7 @@ def _row(answered: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any]
     return {"status": str(outputs.pop("status", "ok")), "reason": reason, "outputs": outputs}
 
 
-def _unmet(called: Any, asked: Mapping[str, Any]) -> str:
+def _unmet(called: Any, asked: Mapping[str, object]) -> str:
     """What is wrong with the names of the inputs; empty if nothing, or if the function does not say what it takes."""
     try:
         takes = signature(called)
@@ -74,7 +74,7 @@ def _unmet(called: Any, asked: Mapping[str, Any]) -> str:
     return ""
 
 
-def scalars(answer: Any) -> dict[str, Any]:
+def scalars(answer: Any) -> dict[str, object]:
     """The numbers, words and truths of an answer, and of the first plan where it ranks plans.
 
     Of a Result also its step in seconds and its peak memory.

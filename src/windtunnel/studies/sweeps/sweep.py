@@ -22,7 +22,7 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserE
 from windtunnel.questions import QUESTIONS
 from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
-from windtunnel.studies.sweeps.points import NO_INPUTS, VERBS, Point, Study, read_study
+from windtunnel.studies.sweeps.points import NO_INPUTS, Point, Study, read_study
 from windtunnel.studies.sweeps.ray_cluster import wait_for_ends
 from windtunnel.studies.sweeps.run_points import QUESTION
 from windtunnel.studies.sweeps.table import read_rows, write_table
@@ -44,7 +44,7 @@ class SweepOutcome:
 
 @typed
 def sweep(
-    study: str | Path | Mapping[str, Any],
+    study: str | Path | Mapping[str, object],
     *,
     out: str | Path = "sweep.parquet",
     jobs: int | None = None,
@@ -66,7 +66,7 @@ def sweep(
     if path.is_dir():  # said before anything runs
         raise InputFileError(path, "is a folder", "give the path of a file that can be written")
     journal = path.with_name(path.name + ".journal")
-    called = function or f"{QUESTION if read.verb in QUESTIONS else 'windtunnel'}:{read.verb}"
+    called = function or f"{QUESTION}:{read.verb}"
     if function is None:
         _require_question(read)
     else:
@@ -92,16 +92,16 @@ def sweep(
     return SweepOutcome(path, len(points), ran, _counts(points, rows), best, _reasons(points, rows))
 
 
-def _counts(points: list[Point], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+def _counts(points: list[Point], rows: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
     return dict(sorted(Counter(str(rows[point.key]["status"]) for point in points).items()))
 
 
-def _reasons(points: list[Point], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _reasons(points: list[Point], rows: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
     said = [(str(row["status"]), str(row["reason"])) for row in (rows[point.key] for point in points) if row["reason"]]
     return dict(reversed(said))
 
 
-def _answered(study: Study, finished: Mapping[str, Mapping[str, Any]], path: Path) -> SweepOutcome | None:
+def _answered(study: Study, finished: Mapping[str, Mapping[str, object]], path: Path) -> SweepOutcome | None:
     """The outcome of a study whose table is there; None where that is the table of another study."""
     points, best = list(study.points), None
     if any(point.key not in finished for point in points):
@@ -117,7 +117,7 @@ def _answered(study: Study, finished: Mapping[str, Mapping[str, Any]], path: Pat
     return SweepOutcome(path, len(points), 0, _counts(points, finished), best, _reasons(points, finished))
 
 
-def _outputs(row: Mapping[str, Any]) -> dict[str, Any]:
+def _outputs(row: Mapping[str, object]) -> dict[str, object]:
     """Columns of a table by the names that outputs had."""
     return {**row, **{name[4:]: value for name, value in row.items() if name.startswith("out.")}}
 
@@ -136,8 +136,11 @@ def _version() -> str:
 
 def _require_question(study: Study) -> None:
     """A study is data: its verb only answers, and no input of it says what runs or where it is written."""
-    if study.verb not in VERBS and study.verb not in QUESTIONS:
-        raise UnknownNameError("verb of a study", study.verb, {*VERBS, *QUESTIONS})
+    pure = {verb for verb, one in QUESTIONS.items() if one.pure}
+    if study.verb in ("predict_with", "predict_captured"):
+        raise SpecError("verb of a study", study.verb, "say predict: technique is a list, model a captured folder")
+    if study.verb not in pure:
+        raise UnknownNameError("verb of a study", study.verb, pure)
     over = (study.optuna or {}).get("over") or {}
     for inputs in (over, study.fixed, *(point.inputs for point in study.points)):
         for name, value in inputs.items():
@@ -158,7 +161,7 @@ def _require_function(function: str) -> None:
 
 def _run(
     study: Study,
-    rows: dict[str, dict[str, Any]],
+    rows: dict[str, dict[str, object]],
     log: Journal,
     called: str,
     executor: str | Executor,
@@ -189,7 +192,7 @@ def _trials(
     log: Journal | None,
     called: str,
     progress: Progress | None,
-) -> tuple[list[Point], int, Mapping[str, Any] | None]:
+) -> tuple[list[Point], int, Mapping[str, object] | None]:
     """Trials that Optuna asks for one by one: its sampler is seeded, so a resumed sweep asks for the same ones.
 
     Without `log` nothing runs: raises _NotThereError for a point that is not among the rows.
@@ -207,7 +210,7 @@ def _trials(
     search = optuna.create_study(direction="minimize", sampler=sampler)
     target, count, ran = str(asked.get("minimise", "step_time_s")), asked.get("trials", 20), 0
     known = {point.key for point in points}
-    best: tuple[float, Mapping[str, Any]] | None = None
+    best: tuple[float, Mapping[str, object]] | None = None
     for number in range(count):
         trial = search.ask()
         point = study.point({name: _suggested(trial, name, over) for name, over in asked.get("over", {}).items()})

@@ -39,7 +39,7 @@ def write_table(points: Sequence[Point], rows: Mapping[str, Mapping[str, Any]], 
         raise InputFileError(path, error.strerror or "cannot be written", "give a path that can be written") from None
 
 
-def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+def read_rows(path: Path) -> dict[str, dict[str, object]]:
     """Rows of a table by key, in its order: status, reason and the columns. Empty where there is no such table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -75,7 +75,7 @@ WRITTEN = "give a table that `windtunnel sweep` wrote"
 MORE_IS_BETTER = ("mfu", "hfu", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu")
 
 
-def best_at_each(table: Path, show: str) -> list[dict[str, Any]]:
+def best_at_each(table: Path, show: str) -> list[dict[str, object]]:
     """`show`: `Y_vs_X`. Of the rows that are ok, the best Y at each X, X rising, with those inputs of that row in
     which the rows of the table differ. Raises SpecError or InputFileError."""
     import pyarrow.parquet as pq
@@ -95,7 +95,7 @@ def best_at_each(table: Path, show: str) -> list[dict[str, Any]]:
     for name in (x, y):
         if data and name not in data[0]:
             raise SpecError("--show", show, f"no column {name}; there are {', '.join(data[0])}")
-    best: dict[Any, dict[str, Any]] = {}
+    best: dict[object, dict[str, object]] = {}
     for row in data:
         if row["status"] != "ok" or row[x] is None or row[y] is None:
             continue

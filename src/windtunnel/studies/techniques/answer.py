@@ -15,7 +15,7 @@ from windtunnel.studies.techniques.priced import Held
 STATE = ("parameters", "gradients", "optimizer")
 
 
-def answered(
+def with_technique(
     result: Result, gain: TechniqueGain, seconds: float, held: Held | None, question: Predict
 ) -> Result:  # fmt: skip
     """`result` at `seconds` a step, with the technique's report, and with its memory where that changes."""

@@ -88,7 +88,7 @@ TECHNIQUES = (
 )  # in the order in which they are applied, however they are given
 
 
-def named(word: str) -> Named:
+def find_technique(word: str) -> Named:
     """The technique of a name or another name of it. Raises UnknownNameError."""
     plain = word.strip().lower().replace("-", "_")
     for one in TECHNIQUES:
@@ -97,10 +97,10 @@ def named(word: str) -> Named:
     raise UnknownNameError("technique", word, [name for one in TECHNIQUES for name in (one.name, *one.aliases)])
 
 
-def asked(text: str) -> tuple[Named, Any]:
+def parse_technique(text: str) -> tuple[Named, Any]:
     """`NAME[:key=value,...]` as a technique and its parameters. Raises UserError with what is wrong."""
     word, _, rest = text.partition(":")
-    technique = named(word)
+    technique = find_technique(word)
     given: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = part.partition("=")
@@ -112,7 +112,7 @@ def asked(text: str) -> tuple[Named, Any]:
     return technique, with_values(technique, given)
 
 
-def with_values(technique: Named, given: dict[str, str]) -> Any:
+def with_values(technique: Named, given: dict[str, str]) -> object:
     """The parameters of a technique from words. Raises UnknownNameError and SpecError."""
     fields = {one.name: one for one in dataclasses.fields(technique.takes)}
     hints = get_type_hints(technique.takes)
@@ -125,7 +125,7 @@ def with_values(technique: Named, given: dict[str, str]) -> Any:
     return technique.takes(**values)
 
 
-def _value(technique: str, name: str, word: str, hint: Any, metadata: Any) -> Any:
+def _value(technique: str, name: str, word: str, hint: object, metadata: Any) -> object:
     shown = f"{technique}:{name}"
     optional = get_origin(hint) in (Union, types.UnionType)
     kinds = [one for one in get_args(hint) if one is not type(None)] if optional else [hint]
@@ -158,7 +158,7 @@ def legal(techniques: list[Named]) -> None:
                                 "same state or traffic; leave one of them out")  # fmt: skip
 
 
-def told() -> list[dict[str, Any]]:
+def list_techniques() -> list[dict[str, Any]]:
     """All techniques as plain data: what `windtunnel techniques` shows."""
     found = []
     for one in TECHNIQUES:

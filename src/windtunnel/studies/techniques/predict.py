@@ -20,13 +20,13 @@ from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result, TechniqueGain
 from windtunnel.questions import read
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
-from windtunnel.studies.techniques.answer import answered
+from windtunnel.studies.techniques.answer import with_technique
 from windtunnel.studies.techniques.collective_partitioning import price as partitioning
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
 from windtunnel.studies.techniques.flat import FlatStep, lower_flat
 from windtunnel.studies.techniques.local_sgd import price as averaging
 from windtunnel.studies.techniques.megascale import features as megascale
-from windtunnel.studies.techniques.named import TECHNIQUES, Named, asked, legal
+from windtunnel.studies.techniques.named import TECHNIQUES, Named, legal, parse_technique
 from windtunnel.studies.techniques.offload.price import price_offload
 from windtunnel.studies.techniques.priced import Drawn, Held
 from windtunnel.studies.techniques.prioritised_all_to_all import price as lina
@@ -66,7 +66,7 @@ class _Work:
 
 @typed("techniques")
 def predict_with(
-    model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any],
+    model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, object],
     techniques: Sequence[str], *, scenario: Scenario = CALM, **parts: Unpack[Parts],
 ) -> Result:  # fmt: skip
     """The step with `techniques` (`NAME[:key=value,...]` each), and what they gain (`Result.technique`).
@@ -87,7 +87,7 @@ def predict_with(
 def gains(
     model: Model | str | Path,
     cluster: Cluster | str | Path,
-    plan: Plan | str | Path | Mapping[str, Any],
+    plan: Plan | str | Path | Mapping[str, object],
     scenario: Scenario = CALM,
 ) -> dict[str, TechniqueGain | str]:
     """What each technique brings to a plan, with its defaults; where it does not apply, the reason."""
@@ -107,7 +107,7 @@ def explained(
     model: Model, cluster: Cluster, plan: Plan, techniques: Sequence[str], scenario: Scenario = CALM
 ) -> tuple[Result, tuple[Drawn, Drawn] | None]:
     """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
-    chosen = [asked(text) for text in techniques]
+    chosen = [parse_technique(text) for text in techniques]
     legal([one for one, _ in chosen])
     if plan.lora_rank:
         raise SpecError("lora_rank", plan.lora_rank, "techniques rewrite training of all weights: leave it out")
@@ -116,7 +116,7 @@ def explained(
     names = [one.name for one, _ in chosen]
     for one, parameters in chosen:
         if one.name == "megascale":
-            plan = megascale.without(plan, parameters.chosen())
+            plan = megascale.without_features(plan, parameters.chosen())
     work = _Work(model, cluster, plan, scenario)
     first = work.predicted()
     for one, parameters in chosen:
@@ -164,7 +164,7 @@ def explained(
         notes=tuple(work.notes),
     )
     question = replace(read(first.question), technique=tuple(techniques))
-    return answered(last, gain, seconds, work.held, question), work.drawn
+    return with_technique(last, gain, seconds, work.held, question), work.drawn
 
 
 def _plan_level(work: _Work, one: Named, parameters: Any, first: Result) -> None:
@@ -204,7 +204,7 @@ def _task_level(work: _Work, one: Named, parameters: Any, last: Result) -> None:
     elif one.name == "sparse_gradients":
         _needs_replicas(step, one.name)
         work.flat = sparse.rewrite(step, parameters)
-        work.parameters[one.name] = sparse.shown(parameters)
+        work.parameters[one.name] = sparse.parameters_dict(parameters)
         work.details[one.name] = {
             "reduced_bytes_without": _bytes(step), "reduced_bytes_with": _bytes(work.flat),
             "break_even_ratio": sparse.break_even_ratio(step, parameters),
@@ -276,4 +276,4 @@ def _needs_replicas(step: FlatStep, name: str) -> None:
 
 
 def _drawn(step: FlatStep) -> Drawn:
-    return Drawn(step.one, step.played(), step.lanes)
+    return Drawn(step.one, step.play(), step.lanes)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.arguments import typed
+from windtunnel.questions.explain import Explain
 
 if TYPE_CHECKING:
     from windtunnel.studies.traces.stragglers.explanation import Explanation
@@ -24,3 +25,8 @@ def explain(*traces: str | Path, without: Sequence[str] = ()) -> Explanation:
     from windtunnel.studies.traces.stragglers.counterfactuals import explain as explained
 
     return explained(read_trace([Path(trace) for trace in traces]), [str(trace) for trace in traces], without)
+
+
+def answer(question: Explain) -> Explanation:
+    """The study's answer. Raises UserError as `explain` does."""
+    return explain(*question.traces, without=question.without)

@@ -30,7 +30,7 @@ _UNLIKE_SHARE = 0.1
 _COMMUNICATION = (OpKind.COLLECTIVE, OpKind.SEND, OpKind.RECV)
 
 
-def joined(source: str, ranks: Sequence[RankOps]) -> Trace:
+def join_ranks(source: str, ranks: Sequence[RankOps]) -> Trace:
     """One trace of all `ranks`, which have distinct rank numbers.
 
     Raises:
@@ -238,10 +238,12 @@ def _different_steps(ranks: Sequence[RankOps]) -> list[str]:
     if other is None:
         return []
 
-    def shown(at: int) -> str:
+    def words_of(at: int) -> str:
         return f"rank {ranks[at].rank} has {steps[at][0]} to {steps[at][-1]}"
 
-    return [f"ranks recorded different steps: {shown(0)}, {shown(other)}; what only some did has no partner or peer"]
+    return [
+        f"ranks recorded different steps: {words_of(0)}, {words_of(other)}; what only some did has no partner or peer"
+    ]
 
 
 def _pipelines(ranks: Sequence[RankOps]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

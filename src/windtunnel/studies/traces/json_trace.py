@@ -22,10 +22,10 @@ class JsonTrace:
     notes: tuple[str, ...] = ()
 
 
-def whole_values(text: str, at: int) -> tuple[list[Any], bool]:
+def whole_values(text: str, at: int) -> tuple[list[object], bool]:
     """The JSON values that follow each other from `at` on, commas between them or not; and whether the text ends so."""
     decoder = json.JSONDecoder()
-    found: list[Any] = []
+    found: list[object] = []
     while True:
         blank = _BLANK.match(text, at)
         at = blank.end() if blank else at

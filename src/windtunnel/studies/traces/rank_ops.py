@@ -44,7 +44,7 @@ class RankOps:
     notes: list[str] = field(default_factory=list)
 
     def stream_of(self, name: str) -> int:
-        """A new stream."""
+        """Add a stream; its number."""
         self.stream_names.append(name)
         return len(self.stream_names) - 1
 

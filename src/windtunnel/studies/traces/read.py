@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.bytes import path_of
 from windtunnel.studies.traces.rank_ops import RankOps, rank_of_file
 from windtunnel.studies.traces.trace import Trace
 
@@ -31,6 +32,7 @@ def _read(paths: Sequence[Path]) -> Trace:
     if not paths:
         raise SpecError("traces", "", _GIVE)
     for path in paths:
+        path_of(path, _GIVE)
         if path.is_dir():
             raise InputFileError(path, "is a folder", "name the files in it, e.g. " + str(path / "*"))
         if not path.is_file():
@@ -60,7 +62,7 @@ def _read(paths: Sequence[Path]) -> Trace:
 
 
 def _json(paths: Sequence[Path]) -> Trace:
-    from windtunnel.studies.traces.joined import joined
+    from windtunnel.studies.traces.joined import join_ranks
     from windtunnel.studies.traces.kineto.file import read_json_trace
     from windtunnel.studies.traces.kineto.rank import kineto_ops, rank_of
 
@@ -91,7 +93,7 @@ def _json(paths: Sequence[Path]) -> Trace:
         next(iter(ranks.values())).notes.append(
             f"the files say different numbers of ranks ({differing}): are they of one job?"
         )
-    return joined("Kineto", list(ranks.values()))
+    return join_ranks("Kineto", list(ranks.values()))
 
 
 def _format(path: Path) -> str:

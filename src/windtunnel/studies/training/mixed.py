@@ -67,7 +67,7 @@ class Staged:
 
 def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
     """The step of a plan whose stages follow the types. Raises LayoutError where a stage would lie on two types."""
-    layouts = tuple(resolve(model, one, plan) for one in cluster.own())
+    layouts = tuple(resolve(model, one, plan) for one in cluster.clusters_on_own_network())
     type_of = stages_of(layouts[0], cluster)
     layout = layouts[0]
     chosen = layout.schedule_table()
@@ -87,7 +87,7 @@ def of_all_types(
 
     `named`: model and cluster as they were given, for the command that asks again.
     """
-    layout = resolve(model, cluster.alike()[0], plan)
+    layout = resolve(model, cluster.clusters_on_slowest_network()[0], plan)
     found, refusals = [], []
     ways: tuple[tuple[Callable[[Layout, MixedCluster], object], Callable[[], Result]], ...] = (
         (check_lies_on_one, lambda: _by_replica(model, cluster, plan, predict)),
@@ -105,7 +105,7 @@ def of_all_types(
     best = min(found, key=lambda one: (one.status != "ok", one.step_time_ns))
     given = (named[0], _as_named(named[1], cluster))
     question = question_by(model, layout.cluster, plan, CALM, given)
-    spec = {**best.spec, "mixed": [part.told() for part in cluster.parts]}
+    spec = {**best.spec, "mixed": [part.summary_dict() for part in cluster.parts]}
     return replace(best, spec=spec, reproduce=command(question), question=plain(question))
 
 
@@ -117,7 +117,7 @@ def _as_named(given: object, cluster: MixedCluster) -> str | Path:
 
 
 def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict) -> Result:
-    alike = cluster.alike()
+    alike = cluster.clusters_on_slowest_network()
     results = [predict(model, one, plan) for one in alike]
     last = max(results, key=lambda one: one.step_time_ns)
     lacking = [one for one in results if one.status != "ok"]
@@ -135,7 +135,7 @@ def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predic
 
 def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, by_stage: ByStage) -> Result:
     shown, fullest = by_stage(model, cluster, plan)
-    own = cluster.own()[fullest]
+    own = cluster.clusters_on_own_network()[fullest]
     type_of = stages_of(resolve(model, own, plan), cluster)
     counts = ", ".join(f"{type_of.count(number)} on {part.gpu.name}" for number, part in enumerate(cluster.parts))
     return _of_both(shown, cluster, own, plan, f"mixed GPU types: pipeline stages, {counts}")

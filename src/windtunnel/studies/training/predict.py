@@ -204,7 +204,7 @@ def _result(
         spec={
             "version": product_version(),
             "model": layout.model.to_dict(),
-            "cluster": cluster.told(),
+            "cluster": cluster.summary_dict(),
             "plan": plan.to_dict() | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
         },
         memory=memory,

@@ -455,8 +455,10 @@ class Pricer:
         )
         if op.index_shape:
             price = price.plus(self._batched(op.index_shape).scaled((2.0 if backward else 1.0) * cp))
-        # What a kernel in training loses beside one alone it loses at its ends, and long ones less of.
-        factor = 1.0 + (self.training.sustained.attention - 1.0) * min(1.0, LONG_SEQUENCE / min(seq_q, window or seq_q))
+        factor = self.training.sustained.attention
+        if op.variant not in ("triton", "flash2"):
+            # What the best kernel loses in training beside one alone it loses at its ends, and long ones less of.
+            factor = 1.0 + (factor - 1.0) * min(1.0, LONG_SEQUENCE / min(seq_q, window or seq_q))
         if op.variant == "triton":
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_moments_are_in_the_format_of_the_cited_recipe(case: Any) -> None:
         return f"github:NVIDIA/dgxc-benchmarking@v24.11.1:nemotron/{page}.md#L52"
 
     assert case(url_or_file=cited("README_340b")).plan.optimizer_dtype == "bf16"
-    assert case(url_or_file=cited("README_15b")).plan.optimizer_dtype == "fp32"
+    assert case(url_or_file=cited("README_15b")).plan.moments_dtype == "fp32"
 
 
 def test_what_no_rule_knows_is_answered_and_said(case: Any) -> None:
@@ -166,7 +167,7 @@ def test_what_no_rule_knows_is_answered_and_said(case: Any) -> None:
 
 def test_nothing_overlaps_where_a_source_says_so(case: Any) -> None:
     plan = case(notes="gradients reduced after the backward pass, nothing overlaps", tp=2).plan
-    assert not any(value for name, value in plan if name.startswith("overlap_"))
+    assert not any(getattr(plan, one.name) for one in fields(plan) if one.name.startswith("overlap_"))
 
 
 def test_columns_of_overlap_and_buckets_become_plan_fields(case: Any) -> None:
@@ -323,3 +324,19 @@ def test_lora_on_mi300x_recomputes_what_its_configuration_says(case: Any) -> Non
     run = {"gpu": "MI300X", "task": "lora", "source": "MLPerf Training v5.0", "recompute": "", "notes": "LoRA rank 16"}
     assert {plan.recompute for plan in case(**run).plans} == {"full:21"}
     assert {plan.recompute for plan in case(**run | {"gpu": "MI325X"}).plans} == {"none", "full"}
+
+
+def test_a_run_of_2026_says_graphs_formats_stages_and_layers_ahead(case: Any) -> None:
+    found = case(
+        cuda_graph="full iteration", grad_reduce_dtype="bf16", param_gather_dtype="bf16 buffer", etp=1,
+        precision="mxfp8", pipeline_layout="Et*5|(t*8|)*2t*3L", layers=24, pp=4, dp=4, mtp_layers=1,
+    )  # fmt: skip
+    plan = found.plan
+    assert (plan.cuda_graphs, plan.full_graph, plan.gradient_dtype, plan.fp8_parameters) == (True, True, "bf16", False)
+    assert plan.layers_per_stage == (5, 8, 8, 3)
+    assert found.model.mtp_layers == 1
+
+
+def test_recompute_modules_are_megatrons(case: Any) -> None:
+    for name in ("mlp", "moe", "shared_experts"):
+        assert case(recompute=f"selective: {name}").plan.recompute == f"selective:{name}"

@@ -110,8 +110,10 @@ def test_anchor_takes_out_a_common_factor_exactly(run: Any) -> None:
 
 
 def test_anchor_keeps_precisions_and_models_apart(run: Any) -> None:
-    found = anchored([run(10, 5), run(10, 8, precision="fp8"), run(10, 20, model="other")])
-    assert all(one.is_anchor for one in found)
+    alone = [run(10, 5), run(10, 8, precision="fp8"), run(10, 20, model="other"), run(10, 20, tp=4, dp=4)]
+    assert anchored(alone) == alone  # no run of the same plan: nothing to be scaled by, and each is scored
+    pairs = [*alone, run(20, 5, n_gpus=32, dp=16), run(20, 8, n_gpus=32, dp=16, precision="fp8")]
+    assert [one.anchor_factor for one in anchored(pairs)] == [2.0, 1.25, None, None, 2.0, 1.25]
 
 
 def test_ranking_regret_is_of_measured_times(run: Any) -> None:
@@ -198,13 +200,13 @@ def test_every_row_of_the_table_has_its_line(tmp_path: Path) -> None:
     report.write_rows(path)
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert list(lines[0]) == ["id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason"]
+    assert list(lines[0]) == ["id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason", "band_reason"]
     assert [line["id"] for line in lines] == ["run-1", "lora", "open", "other"]
     assert [line["status"] for line in lines] == ["ok", "skipped", "skipped", "skipped"]
     assert lines[0]["step_time_s"] == "2.5"
     assert all(line["reason"] for line in lines[1:])
     with pytest.raises(InputFileError):
-        report.write_rows(tmp_path / "no" / "such" / "folder.csv")
+        report.write_rows(table / "folder.csv")
 
 
 def test_levels_are_scored_apart(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_the_page_shows_a_leave_one_out_table_that_lies_beside_the_measurements(
 
 def test_every_shipped_constant_is_listed_with_a_finite_name() -> None:
     files = {one.file: one for one in fitted_constants()}
-    training = files["windtunnel/cost/calibration/training.yaml"]
+    training = files["windtunnel/physics/cost/calibration/training.yaml"]
     names = {one.name for one in training.constants}
     assert any(name.startswith("generations.hopper") for name in names)
     assert len(names) == len(training.constants)

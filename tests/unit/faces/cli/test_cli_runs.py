@@ -68,11 +68,11 @@ def test_nothing_is_deleted_without_yes(results: list[Any], root: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--yes"], "--delete"),
+        (["--yes"], "first digits"),
         (["--tag", "abc"], "RUN=a,b"),
         (["--tag", "=a"], "first digits"),
         (["--delete", "", "--yes"], "first digits"),
-        (["--delete", "abc", "--tagged", "x"], "by name alone"),
+        (["--delete", "abc", "--tagged", "x"], "runs list"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], said: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +80,19 @@ def test_mistakes_are_one_line(words: list[str], said: str, root: Path, capsys: 
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_the_verbs_are_list_tag_and_delete(results: list[Any], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = results[0].content_hash
+    tagged = listed(capsys, root, "tag", f"{name[:8]}=kept")
+    assert tagged == listed(capsys, root, "--tag", f"{name}=kept")
+    assert listed(capsys, root, "list", "kept") == [run for run in tagged if run["name"] == name]
+    assert main(["runs", "delete", name, "--runs", str(root)]) == 2
+    assert main(["runs", "delete", name, "--yes", "--runs", str(root)]) == 0
+    assert not (root / name).exists()
+    other = results[1].content_hash
+    assert main(["launch", other, "--runs", str(root), "--as", "megatron"]) == 0
+    assert "--tensor-model-parallel-size 2" in capsys.readouterr().out
 
 
 def test_an_empty_place_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

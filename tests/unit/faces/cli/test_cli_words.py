@@ -21,7 +21,6 @@ from windtunnel.faces.cli.app import main
 from windtunnel.faces.cli.flags import Given, spelled
 from windtunnel.faces.cli.output import cold
 from windtunnel.faces.cli.predict import plan_below
-from windtunnel.faces.cli.run import _asked
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.questions import QUESTIONS, question_class, read
@@ -29,6 +28,7 @@ from windtunnel.questions.old import question_of_command
 from windtunnel.questions.predict import Predict
 from windtunnel.questions.words import flag_fields, from_flags, positional_of
 from windtunnel.real.calibrate.document import to_yaml
+from windtunnel.real.emulate.question import doubts
 from windtunnel.studies.predict import answer
 from windtunnel.studies.training.plan import FIELDS, Plan, read_plan
 from windtunnel.studies.training.question import cluster_of, model_of
@@ -228,13 +228,11 @@ def test_settings_of_a_captured_script_are_read_as_all_others(tmp_path: Path, te
         answer(asked(text, model=str(tmp_path), global_batch=None, seq_len=None))
 
 
-def test_peers_on_links_that_were_not_measured_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peers_on_links_that_were_not_measured_are_said(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(to_yaml(calibrated_cpu()))
-    (tmp_path / "train.py").write_text("")
-    words = [str(tmp_path / "train.py")]
-    for gpus, said in ((1, False), (2, True)):
-        _asked(words, f"{tmp_path}/my.yaml:{gpus}", None, 0, None, (), "none", 0, "like-me", None, None, False)
-        assert ("windtunnel calibrate --collectives --out" in capsys.readouterr().err) == said
+    for gpus, expected in ((1, 0), (2, 1)):
+        found = doubts(f"{tmp_path}/my.yaml:{gpus}")
+        assert sum("windtunnel calibrate collectives --out" in text for text in found) == expected
 
 
 def test_what_is_missing_is_named_as_a_flag() -> None:

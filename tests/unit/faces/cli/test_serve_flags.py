@@ -25,8 +25,9 @@ SOUGHT = f"plan {ONE} --ttft 1s --tpot 1s --method distserve"
         )),
         *((f"{ONE} {flag}", flag.split()[0]) for flag in (
             "--notice 5s", "--policy restart", "--speed 2", "--lose 0@3s", "--waves 3", "--max-waiting 3",
-            "--record r.csv", "--attain 0.5", "--acceptance 0.5", "--method distserve",
+            "--record r.csv", "--attain 0.5", "--method distserve",
         )),
+        (f"{ONE} --acceptance 0.5", "--speculative-tokens"),
         *((f"pool pool.yaml {flag}", flag.split()[0]) for flag in (
             "--cluster h100-sxm:1", "--rate 3", "--trace t.json", "--replicas 2", "--ttft 1s",
         )),

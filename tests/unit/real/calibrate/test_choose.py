@@ -48,7 +48,7 @@ def test_every_curve_is_one_that_the_reader_knows(kind: str) -> None:
 
 
 def test_no_shape_is_measured_twice_and_none_beyond_the_limits() -> None:
-    one = Progress.of(GEMM, RATES)
+    one = Progress.start(GEMM, RATES)
     chosen = fill(one, 60)
     assert len(set(chosen)) == 60
     expected = one.expected_s()
@@ -58,13 +58,13 @@ def test_no_shape_is_measured_twice_and_none_beyond_the_limits() -> None:
 
 
 def test_the_core_spans_cheap_to_dear() -> None:
-    chosen = fill(Progress.of(GEMM, RATES), 3)
+    chosen = fill(Progress.start(GEMM, RATES), 3)
     times = [true_seconds(GEMM, shape) for shape in chosen]
     assert min(times) < 1e-3 < 3e-2 < max(times)
 
 
 def test_points_shrink_the_largest_distance() -> None:
-    one = Progress.of(GEMM, RATES)
+    one = Progress.start(GEMM, RATES)
     reach = []
     for count in (5, 20, 40):
         fill(one, count - len(one.seconds))
@@ -76,7 +76,7 @@ def test_points_shrink_the_largest_distance() -> None:
 
 
 def test_where_the_ratio_changes_uncertainty_is_higher() -> None:
-    smooth, rough = Progress.of(GEMM, RATES), Progress.of(GEMM, RATES)
+    smooth, rough = Progress.start(GEMM, RATES), Progress.start(GEMM, RATES)
     for shape in fill(smooth, 10):
         factor = 4.0 if shape[0] >= 1024 else 1.0
         rough.add(shape, factor * float(rough.roofline_s[rough.shapes.index(shape)]))
@@ -86,7 +86,7 @@ def test_where_the_ratio_changes_uncertainty_is_higher() -> None:
 
 
 def test_out_of_memory_closes_the_larger_shapes_too() -> None:
-    one = Progress.of(Curve("copy", "forward", "bytes"), RATES)
+    one = Progress.start(Curve("copy", "forward", "bytes"), RATES)
     one.add((1 << 20,), None)
     while (found := next_point([one], LIMITS)) is not None:
         assert found[1][0] < 1 << 20
@@ -95,7 +95,7 @@ def test_out_of_memory_closes_the_larger_shapes_too() -> None:
 
 
 def test_curves_without_points_come_first() -> None:
-    known, new = Progress.of(GEMM, RATES), Progress.of(Curve("add", "forward", "fp32"), RATES)
+    known, new = Progress.start(GEMM, RATES), Progress.start(Curve("add", "forward", "fp32"), RATES)
     fill(known, 3)
     found = next_point([known, new], LIMITS)
     assert found is not None

@@ -9,17 +9,17 @@ from windtunnel.real.calibrate.interference_filter import UNUSUAL, UnusualSpells
 
 
 def test_what_lies_beside_an_unusual_look_is_measured_again_once_it_is_as_usual() -> None:
-    spells: UnusualSpells[str] = UnusualSpells.after([1.0] * 5)
+    spells: UnusualSpells[str] = UnusualSpells.from_references([1.0] * 5)
     for _ in range(5):
         spells.look(1.0)
         spells.measured("as usual")
     for reference, point in ((1.0, "before"), (1.05, "into it"), (1.4, "in it"), (1.4, "out of it")):
         spells.look(reference)
-        assert spells.again() is None
+        assert spells.next_to_repeat() is None
         spells.measured(point)
     spells.look(1.02)
     assert spells.waiting() == ["into it", "in it", "out of it"]
-    assert [spells.again() for _ in range(4)] == ["into it", "in it", "out of it", None]
+    assert [spells.next_to_repeat() for _ in range(4)] == ["into it", "in it", "out of it", None]
     assert spells.waiting() == []
 
 
@@ -41,11 +41,11 @@ def test_nothing_is_measured_again_where_most_was_measured_in_no_usual_spell() -
         spells.measured(number)
     spells.look(1.0)
     assert len(spells.waiting()) > 10
-    assert spells.again() is None
+    assert spells.next_to_repeat() is None
 
 
 def test_a_device_that_stays_slow_is_usual() -> None:
-    spells: UnusualSpells[int] = UnusualSpells.after([1.0, 1.3])
+    spells: UnusualSpells[int] = UnusualSpells.from_references([1.0, 1.3])
     for number in range(20):
         spells.look(1.5)
         spells.measured(number)

@@ -32,7 +32,7 @@ def play(task: dict[str, Any]) -> int:
     for word in task["does"].get(str(rank), task["does"].get("*", "")).split():
         what, _, about = word.partition(":")
         if what == "send":
-            box.put(f"group/{rank}>{about}/0", str(rank).encode())
+            box.post(f"group/{rank}>{about}/0", str(rank).encode())
         elif what == "wait":
             outcome["heard"] = box.get(f"group/{about}>{rank}/0", 30.0).decode()
         elif what == "sleep":

@@ -17,7 +17,7 @@ from worlds import Clock, Hands, hands, nothing_left, opened  # noqa: E402, F401
 from windtunnel.errors import UserError  # noqa: E402
 from windtunnel.real.capture.recorder.recorder import Recorder  # noqa: E402
 from windtunnel.real.capture.torch_private import distributed as compat  # noqa: E402
-from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy, like_me, noise, recorded  # noqa: E402
+from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy, fill_from_tape, like_me, noise  # noqa: E402
 from windtunnel.real.capture.virtual_world.refusals import (  # noqa: E402
     UnsupportedCommunicationError,
     WorldError,
@@ -137,7 +137,7 @@ def test_policies() -> None:
             exchange.outputs[0].fill_(42)
         return exchange.call.kind == "all_reduce"
 
-    with opened(1, 4, peers=PeerPolicy(recorded(tape))):
+    with opened(1, 4, peers=PeerPolicy(fill_from_tape(tape))):
         dist.all_reduce(x := torch.ones(2))
         dist.all_gather_into_tensor(y := torch.empty(8), torch.ones(2))
         assert x.tolist() == [42, 42]

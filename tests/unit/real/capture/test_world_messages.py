@@ -66,10 +66,10 @@ def test_ranks_that_are_known_to_run_gather_and_scatter_real_objects() -> None:
         seen.append((everyone, at_root, mine, x.tolist() if rank == 3 else None))
 
     # both need each other, and there is one world per process: the first is played on a second thread's mailbox by hand
-    box.put(_key(1, 3, "all_gather"), _pickled(1))
-    box.put(_key(1, 3, "gather"), _pickled(1))
-    box.put(_key(1, 1, "scatter"), _pickled([_pickled(f"to {other}") for other in range(4)]))
-    box.put(_key(1, 3, "tag 0"), b"=" + (9).to_bytes(4, "little"))
+    box.post(_key(1, 3, "all_gather"), _pickled(1))
+    box.post(_key(1, 3, "gather"), _pickled(1))
+    box.post(_key(1, 1, "scatter"), _pickled([_pickled(f"to {other}") for other in range(4)]))
+    box.post(_key(1, 3, "tag 0"), b"=" + (9).to_bytes(4, "little"))
     as_rank(3, box, script, beside=[1])
     # 0 and 2 do not run: 0 is like 1, 2 like 3
     assert seen == [([1, 1, 3, 3], [1, 1, 3, 3], ["to 3"], [9])]
@@ -140,7 +140,7 @@ def test_what_rank_0_sets_in_the_store_others_get() -> None:
 def test_a_mailbox_over_a_store() -> None:
     box = serve_mailbox()
     other = connect_mailbox(box.port)
-    box.put("a", b"\x00\x01")
+    box.post("a", b"\x00\x01")
     assert other.get("a", 5) == b"\x00\x01"
     with pytest.raises(TimeoutError):
         other.get("b", 0.05)

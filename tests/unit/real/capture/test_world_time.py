@@ -151,7 +151,7 @@ def test_a_coalesced_call_is_done_when_the_last_that_was_not_known_is() -> None:
     each = Each()
     with opened(0, 4, "nccl", listener=each) as world:
         works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
-        joined = world.works.joined([virtual_work.VirtualWork((), one, (), world.works) for one in each.times])
+        joined = world.works.join([virtual_work.VirtualWork((), one, (), world.works) for one in each.times])
         for later in (0, 1):
             assert not joined.is_completed()
             each.times[later].time = 0.0

@@ -42,7 +42,7 @@ class Script:
             entered = self.now
             self.now = max(self.now, ticket.due() or 0.0)
             if self.visible:
-                self.conductor.waited(made, entered, self.now, self.cpu)
+                self.conductor.on_wait(made, entered, self.now, self.cpu)
         self.conductor.optimizer(self.now, self.cpu)
         self.compute(after)
         self.conductor.end_step(self.now, self.cpu)
@@ -141,7 +141,7 @@ def test_the_real_rank_shares_its_processor_as_its_peers_do(beside: float, takes
         entered = now
         now += made.share(now, ticket)
         now = max(now, ticket.due() or 0.0)
-        made.waited(call(number), entered, now)
+        made.on_wait(call(number), entered, now)
         made.end_step(now)
         assert now - begun == pytest.approx(ends)
     assert made.replayed_step_s == pytest.approx(ends)
@@ -174,7 +174,7 @@ def test_in_a_queue_the_real_rank_shares_its_processor_as_its_peers_do(between: 
             entered = now
             now += made.share(now, ticket)
             now = max(now, ticket.due() or 0.0)
-            made.waited(one, entered, now)
+            made.on_wait(one, entered, now)
         made.end_step(now)
         assert now - begun == pytest.approx(ends)
     assert made.replayed_step_s == pytest.approx(ends)
@@ -186,7 +186,7 @@ def test_what_the_next_step_waits_for_is_no_wait_of_this_one() -> None:
         now = float(step)
         observer.begin(call(step), now + 0.5, NO_CPU)
         if step:
-            observer.waited(call(step - 1), now + 0.6, now + 0.7, NO_CPU)
+            observer.on_wait(call(step - 1), now + 0.6, now + 0.7, NO_CPU)
         seen = observer.end(now + 1.0, NO_CPU)
     assert [(event.waits, event.steps_ago) for event in seen.events] == [(False, 0), (True, 1)]
 

@@ -41,17 +41,17 @@ def due(ask: Any, thread: int | None = None) -> Awaited:
 def test_the_first_who_asks_how_long_there_is_left_begins_to_wait() -> None:
     one = due(lambda: time.perf_counter() + 50.0)
     assert one.asked_at is None
-    assert one.left() == pytest.approx(50.0, abs=5.0)
+    assert one.seconds_left() == pytest.approx(50.0, abs=5.0)
     assert one.asked_at == 4.0
 
 
 def test_a_time_that_is_not_known_yet_is_asked_for_again() -> None:
     known: list[float] = []
     one = due(lambda: known[0] if known else None, thread=-1)
-    assert one.known() is None
-    assert 0.0 < one.left() < 0.01
+    assert one.end_s() is None
+    assert 0.0 < one.seconds_left() < 0.01
     known.append(50.0)
-    assert one.known() == 50.0
+    assert one.end_s() == 50.0
     assert one.asked_at is None  # another thread is not the one that waits
 
 
@@ -75,10 +75,10 @@ def clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wait_for_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_clock, "PATIENCE_S", 0.5)
     one = due(lambda: None)
-    assert one.left() > 0.0
+    assert one.seconds_left() > 0.0
     time.sleep(1.0)
     with pytest.raises(HangError, match=r"waits for all_reduce in group 0 .*would hang here too"):
-        one.left()
+        one.seconds_left()
 
 
 @pytest.mark.usefixtures("clock_of_its_own")
@@ -90,7 +90,7 @@ def test_a_listener_sees_when_the_host_began_to_wait() -> None:
         asked = listening.begin(call(number))
         assert asked is not None
         wait_until(asked)
-        listening.waited(call(number))
+        listening.on_wait(call(number))
         listening.end_step()
     assert made.steps[-1].events == (Event(False, 0), Event(True, 0))
     assert made.steps[-1].blocked == pytest.approx(0.02, abs=0.01)
@@ -113,7 +113,7 @@ def steps_of(price_s: float, virtual_s: float, computing_s: float) -> tuple[list
     for number in range(7):
         begun = time.perf_counter()
         wait_until(answered(number))
-        listening.waited(call(number))
+        listening.on_wait(call(number))
         spin(computing_s)
         wall.append(time.perf_counter() - begun)
         listening.end_step()
@@ -148,7 +148,7 @@ def test_a_wait_that_nobody_sees_makes_up_for_it_by_the_optimizer() -> None:
             asked = listening.begin(call(number))
             spin(0.01)
         assert isinstance(asked, Awaited)
-        while (due := asked.known()) is None or time.perf_counter() < due:
+        while (due := asked.end_s()) is None or time.perf_counter() < due:
             pass
         listening.optimizer()
         behind.append(listening.own.behind)

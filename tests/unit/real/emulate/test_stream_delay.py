@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
-from windtunnel.real.emulate.clock.stream_delay import BEHIND, StreamDelay, planned
+from windtunnel.real.emulate.clock.stream_delay import BEHIND, StreamDelay, stream_holds
 from windtunnel.real.emulate.observe import ObservedStep
 from windtunnel.real.emulate.peers.host_program import HostProgram
 from windtunnel.real.emulate.peers.peers_replay import Replay, Watched
@@ -91,7 +91,7 @@ class Script:
         assert self.holding.begin(made) is None  # the host is not held up
         self.holding.fill(exchange(made))
         self.device.now.at += 0.2
-        self.holding.waited(made)
+        self.holding.on_wait(made)
         self.holding.optimizer()
         self.device.now.at += 0.3
         self.holding.end_step()
@@ -137,7 +137,7 @@ def test_tensors_are_kept_until_somebody_waits() -> None:
     holding.fill(exchange(call(0)))
     (held,) = holding._open.values()
     assert len(held.kept) == 2
-    holding.waited(call(0))
+    holding.on_wait(call(0))
     assert held.kept == ()
     holding.fill(exchange(call(1)))  # a future that nobody waits for: let go with the step after
     (held,) = holding._open.values()
@@ -159,7 +159,7 @@ def test_what_lies_behind_another_on_its_stream_is_held_from_there() -> None:
     def watched(begun: float, finish: float, group: str = "0") -> Watched:
         return Watched("communication", 0, begun, finish, call(0, group))
 
-    found = planned([watched(1.0, 2.0), watched(1.5, 3.0), watched(1.6, 2.0, "1")])
+    found = stream_holds([watched(1.0, 2.0), watched(1.5, 3.0), watched(1.6, 2.0, "1")])
     assert [seconds for _, seconds in found] == pytest.approx([1.0, 1.0, 0.4])
 
 

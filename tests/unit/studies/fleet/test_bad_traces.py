@@ -133,7 +133,7 @@ def test_json_is_read_by_its_own_rules(tmp_path):
     path.write_bytes(b'\xef\xbb\xbf[\n\t{"job": "a", "submit_s": 0, "gpus": 8,\n\t "duration_s": 1e2}\n]\n')  # tabs
     assert read_jobs(path).duration_s.tolist() == [100.0]
     path.write_text('[{"job": "a",\n "submit_s": 0,}]')
-    with pytest.raises(InputFileError, match=r"is not JSON \(.* line 2 column 14 .*\); give a trace"):
+    with pytest.raises(InputFileError, match=r"is not JSON \(.* line 2 column 16 .*\); give a trace"):
         read_jobs(path)
 
 

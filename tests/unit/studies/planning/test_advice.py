@@ -11,7 +11,7 @@ import pytest
 import windtunnel
 from windtunnel import UserError
 from windtunnel.studies.planning.advice import TOLD, TOLD_OF_A_FIELD, WORTH, advise
-from windtunnel.studies.planning.changes import OTHERS, PLAN, changed, changes_of, flags_of
+from windtunnel.studies.planning.changes import OTHERS, PLAN, change_fields, changes_of, flags_of
 from windtunnel.studies.planning.oracle import laid_out, memory_bytes, read_plan
 from windtunnel.studies.planning.space import Space, switches
 
@@ -104,15 +104,15 @@ def test_what_adds_nothing_to_another_change_is_not_told() -> None:
 
 def test_a_degree_that_was_given_is_given_again() -> None:
     base = laid_out(MODEL, CLUSTER, read_plan(SMALL | {"tp": 2, "dp": 8}))
-    change = changed(base, {"tp": 4})
+    change = change_fields(base, {"tp": 4})
     assert change is not None
     assert flags_of(change.fields) == "--tp 4 --dp 4"
-    assert changed(base, {"tp": 3}) is None
+    assert change_fields(base, {"tp": 3}) is None
 
 
 def test_virtual_stages_bring_their_schedule() -> None:
     base = laid_out(MODEL, CLUSTER, read_plan(SMALL | {"pp": 4, "schedule": "1f1b", "global_batch": 64}))
-    change = changed(base, {"virtual_stages": 2})
+    change = change_fields(base, {"virtual_stages": 2})
     assert change is not None
     assert flags_of(change.fields) == "--virtual-stages 2 --schedule interleaved"
 
@@ -156,7 +156,7 @@ def test_under_disturbances_only_what_still_helps(capsys: pytest.CaptureFixture[
 )
 def test_hidden_exchange_is_advised_only_where_megatron_runs_it(fields: dict[str, Any], has: bool) -> None:
     base = laid_out(windtunnel.load_model("mixtral-8x7b"), CLUSTER, read_plan(SMALL | {"ep": 8} | fields))
-    change = changed(base, {"overlap_ep": True})
+    change = change_fields(base, {"overlap_ep": True})
     assert change is not None
     assert change.kind == (PLAN if has else OTHERS)
     space = Space(base.model, base.cluster, SMALL)

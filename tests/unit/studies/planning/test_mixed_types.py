@@ -136,7 +136,7 @@ def test_plans_with_stages_on_types_are_the_best_of_all_of_them() -> None:
     fixed = {"pp": 2, "cp": 1, "micro_batch": 1, "cuda_graphs": False, "recompute": "none", "global_batch": 64}
     given = {**fixed, "seq_len": 2048, "tp": 8}
     own = ByStage(mixed)
-    space = Space(model, mixed.own()[0], given, mixed=mixed, by_stage=True)
+    space = Space(model, mixed.clusters_on_own_network()[0], given, mixed=mixed, by_stage=True)
     found = Search(space, own, memory=own.memory, step=own.step).run(1)
     every = [layout for layout in every_plan(space) if own.memory(layout) <= layout.cluster.gpu.usable_memory_bytes]
     assert len(every) > 8

@@ -18,7 +18,7 @@ from windtunnel.physics.graph.program import OpKind
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.compiler.fused_program import PREFIX, fused
-from windtunnel.studies.programs.compiler.traced_waits import traced
+from windtunnel.studies.programs.compiler.traced_waits import with_traced_waits
 from windtunnel.studies.programs.lowering.pricing import op_pricer
 from windtunnel.studies.programs.lowering.template import StringTable, template_of
 from windtunnel.studies.programs.program import MemoryEvent, Op, RankProgram
@@ -170,10 +170,10 @@ def test_a_collective_that_is_recomputed_for_nobody_is_left_out() -> None:
 
 def test_a_graph_waits_where_it_calls() -> None:
     program = gathered(recompute=False, needed=True)
-    assert [op.kind for op in traced(program).ops] == ["communication", "wait", "compute", "compute"]
-    assert traced(traced(program)) is not None
+    assert [op.kind for op in with_traced_waits(program).ops] == ["communication", "wait", "compute", "compute"]
+    assert with_traced_waits(with_traced_waits(program)) is not None
     eager = replace(program, ops=tuple(replace(op, compiled=0) for op in program.ops))
-    assert traced(eager) is eager
+    assert with_traced_waits(eager) is eager
 
 
 def test_waiting_at_once_exposes_the_collective() -> None:

@@ -84,7 +84,7 @@ def test_a_planned_change_that_works_lets_the_leaver_go() -> None:
     world.warm_all()
     world.perform(world.machine.leave(0))
     leaver, joiner = world.views[-2].members[0], world.views[-1].members[0]
-    world.perform(world.machine.swapped())
+    world.perform(world.machine.on_swap())
     assert world.machine.members[0] == joiner
     views = len(world.views)
     world.kill([leaver])  # it ends, and nobody cares
@@ -97,7 +97,7 @@ def test_a_process_that_has_left_is_not_put_back_when_another_dies() -> None:
     before = world.views[-1].members
     world.perform(world.machine.leave(1))
     world.alive.discard(before[1])  # it has swapped, and ends before a step of the new view is seen
-    world.perform(world.machine.left(before[1]))
+    world.perform(world.machine.on_process_left(before[1]))
     world.warm_all()
     world.kill([before[0]])
     assert set(world.views[-1].members) <= world.alive
@@ -145,7 +145,7 @@ def test_views_hold_the_living_each_once_and_survivors_keep_their_rank(
             case "leave":
                 world.perform(world.machine.leave(data.draw(st.integers(0, size - 1))))
             case "swap":
-                world.perform(world.machine.swapped())
+                world.perform(world.machine.on_swap())
                 before = list(world.machine.members)
             case "broken":
                 world.perform(world.machine.broken())
@@ -153,7 +153,7 @@ def test_views_hold_the_living_each_once_and_survivors_keep_their_rank(
             case "left" if world.machine.preparing:
                 (leaver,) = set(before) - set(world.machine.preparing)
                 world.alive.discard(leaver)
-                world.perform(world.machine.left(leaver))
+                world.perform(world.machine.on_process_left(leaver))
                 before = list(world.machine.members)
         if world.abandoned:
             return
@@ -168,5 +168,5 @@ def test_views_hold_the_living_each_once_and_survivors_keep_their_rank(
         spare = len(world.machine.warm) + len(world.machine.starting)
         assert spare >= standbys + sum(name is None for name in world.machine.members)
     world.warm_all()
-    world.perform(world.machine.done())
+    world.perform(world.machine.on_member_done())
     assert world.views[-1].members == ()

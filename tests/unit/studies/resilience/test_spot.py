@@ -76,8 +76,8 @@ def test_recorded_decisions_are_found_again(bert: SpotModel, trace: Path) -> Non
 
 def test_the_command_line_writes_decisions(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.csv"
-    words = ["survive", "bert", "--spot", str(trace), "--policy", "parcae,varuna,on-demand", "--json"]
-    assert main([*words, "--decisions-out", str(out)]) == 0
+    words = ["survive", "spot", str(trace), "bert", "--policy", "parcae,varuna,on-demand", "--json"]
+    assert main([*words, "--rows", str(out)]) == 0
     document = json.loads(capsys.readouterr().out)
     rows = list(csv.DictReader(out.open()))
     assert list(rows[0]) == ["minute", "d", "p"]
@@ -107,7 +107,7 @@ def test_a_table_that_cannot_be_is_one_message(
     for name in ("parcae_constants.csv", "parcae_throughput.csv"):
         text = (TABLES / name).read_text()
         (tmp_path / name).write_text(re.sub(old, new, text) if "constants" in name else text)
-    assert main(["survive", "bert", "--spot", str(trace), "--tables", str(tmp_path)]) == 2
+    assert main(["survive", "spot", str(trace), "bert", "--tables", str(tmp_path)]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -248,16 +248,16 @@ def test_nodes_are_paid_for_while_they_are_there_and_fixed_ones_all_the_time(tmp
 
 
 def test_money_is_hours_times_the_price_of_the_kind_of_machine(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["survive", "bert", "--spot", str(trace), "--policy", "varuna,on-demand", "--json"]
-    assert main([*words, "--gpu-hour", "3", "--spot-gpu-hour", "1"]) == 0
+    words = ["survive", "spot", str(trace), "bert", "--policy", "varuna,on-demand", "--json"]
+    assert main([*words, "--price", "3", "--spot-price", "1"]) == 0
     varuna_, fixed = json.loads(capsys.readouterr().out)["policies"]
     assert varuna_["cost_usd"] == pytest.approx(varuna_["node_hours"])
     assert fixed["cost_usd"] == pytest.approx(3 * fixed["node_hours"])
     assert fixed["usd_per_million_samples"] == pytest.approx(fixed["cost_usd"] / fixed["samples"] * 1e6)
-    assert main([*words, "--gpu-hour", "3"]) == 0
+    assert main([*words, "--price", "3"]) == 0
     assert [one["cost_usd"] for one in json.loads(capsys.readouterr().out)["policies"]] == [None, fixed["cost_usd"]]
-    assert main([*words, "--spot-gpu-hour", "-1"]) == 2
-    assert "spot-gpu-hour" in capsys.readouterr().err
+    assert main([*words, "--spot-price", "-1"]) == 2
+    assert "--spot-price" in capsys.readouterr().err
 
 
 def test_a_restart_takes_from_the_minutes_that_follow_it(bert: SpotModel) -> None:

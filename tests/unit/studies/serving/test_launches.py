@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.evidence.accuracy.serving.launches import deployed, held_back, launched, planned_ahead
+from windtunnel.evidence.accuracy.serving.launches import deployed, engine_of_row, held_back, planned_ahead
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
 from windtunnel.studies.serving.build import Engine, engine_of
@@ -51,7 +51,7 @@ def _started(fields: dict[str, str]) -> Engine:
     deployment = deployed(row, deployment_of(row))
     profile = planned_ahead(row, load_engine(deployment.engine))
     model = model_named(row.text("model"), row.text("model_family"))
-    return launched(row, engine_of(model, gpu_of(row.text("gpu"), deployment.gpus), deployment, profile=profile))
+    return engine_of_row(row, engine_of(model, gpu_of(row.text("gpu"), deployment.gpus), deployment, profile=profile))
 
 
 def test_drafting_with_attention_ranks_is_one_token_and_one_prompt_of_each() -> None:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.extras
 
 from windtunnel.real.serving.carry_out import Carrier  # noqa: E402
 from windtunnel.real.serving.llama import Llama, Shape  # noqa: E402
-from windtunnel.real.serving.prices import NODES, Step, fitted, times_of  # noqa: E402
+from windtunnel.real.serving.prices import NODES, Step, fit_prices, times_of  # noqa: E402
 from windtunnel.studies.serving.batching import ContinuousBatching  # noqa: E402
 from windtunnel.studies.serving.batching.plan import Plan  # noqa: E402
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching  # noqa: E402
@@ -44,7 +44,7 @@ def _serve(policy: Any, rules: Rules, blocks: int, host: int) -> tuple[Carrier, 
     # All are there at once, so that how long a real step takes decides nothing.
     load = Workload(draw.integers(1, 30, 8), draw.integers(2, 20, 8), np.zeros(8, np.int64))
     carrier = Carrier(Llama(SMALL, blocks, BLOCK, seed=1), blocks, policy, seed=5)
-    price = fitted([Step(((n, 0),), (), 1e-3) for n in NODES] + [Step((), (8,) * n, 1e-3) for n in NODES])[0]
+    price = fit_prices([Step(((n, 0),), (), 1e-3) for n in NODES] + [Step((), (8,) * n, 1e-3) for n in NODES])[0]
     replica = StepwiseReplica(times_of(price, 2), rules, blocks, carrier.policy, host, carrier)
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
     assert all(one.last_ns > 0 for one in sent)
@@ -81,7 +81,7 @@ def test_the_fit_finds_the_prices_that_made_the_steps() -> None:
     shapes = [(((n, past),), ()) for n in NODES for past in (0, 64, 200)]
     shapes += [((), (context,) * n) for n in NODES for context in (16, 100, 400)]
     shapes += [(((n, 0), (n, 32)), (50,) * 4) for n in NODES]
-    prices, error = fitted([Step(chunks, contexts, cost(chunks, contexts)) for chunks, contexts in shapes])
+    prices, error = fit_prices([Step(chunks, contexts, cost(chunks, contexts)) for chunks, contexts in shapes])
     assert error < 1e-3
     times = times_of(prices, 1)
     assert times.decode(6).at(6 * 300) / 1024e9 == pytest.approx(cost((), (300,) * 6), rel=0.01)

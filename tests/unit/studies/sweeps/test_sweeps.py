@@ -12,20 +12,19 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-import windtunnel
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.cli import main
 from windtunnel.faces.cli.output import stdout
 from windtunnel.faces.report.planning.sweep_console import print_rows
+from windtunnel.questions.question import QUESTIONS, fields_of, question_class
 from windtunnel.studies.sweeps import sweep
 from windtunnel.studies.sweeps.journal import Journal, read_journal
-from windtunnel.studies.sweeps.points import NO_INPUTS, VERBS, nested, point_of, read_study
+from windtunnel.studies.sweeps.points import NO_INPUTS, nest_inputs, point_of, read_study
 from windtunnel.studies.sweeps.run_points import run_points
 from windtunnel.studies.sweeps.table import best_at_each
 
@@ -166,10 +165,13 @@ def test_a_study_is_data_it_runs_no_program_and_writes_no_file(tmp_path: Path, d
         assert files_under(tmp_path) == before
 
 
-def test_the_verbs_of_studies_are_public_and_take_no_file_to_write() -> None:
-    for verb in VERBS:
-        takes = signature(getattr(windtunnel, verb)).parameters
-        assert not {*NO_INPUTS, "path", "root", "report", "html"} & set(takes)
+def test_the_verbs_of_studies_only_answer_and_take_no_file_to_write() -> None:
+    for verb, one in QUESTIONS.items():
+        takes = {field.path for field in fields_of(question_class(verb))}
+        assert not one.pure or not {*NO_INPUTS, "path", "root", "report", "html"} & takes
+    for verb in ("run", "capture", "calibrate device", "runs delete", "serve listen", "predict_with"):
+        with pytest.raises(UserError, match="verb of a study"):
+            sweep({"verb": verb, "list": [{"model": "gpt2"}]}, executor="serial")
 
 
 def test_a_large_file_that_a_point_names_is_not_read(tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ def test_a_file_that_has_changed_is_another_point(tmp_path: Path) -> None:
 def test_points_do_not_write_into_each_other() -> None:
     shared = {"seq_len": 2048}
     points = [{"plan": shared, "plan.tp": 8}, {"plan": shared, "plan.pp": 2}, {"plan": shared}]
-    assert [nested(one)["plan"] for one in points] == [{**shared, "tp": 8}, {**shared, "pp": 2}, shared]
+    assert [nest_inputs(one)["plan"] for one in points] == [{**shared, "tp": 8}, {**shared, "pp": 2}, shared]
     assert shared == {"seq_len": 2048}
 
 
@@ -280,10 +282,10 @@ def test_a_sweep_of_a_fleet_has_its_figures(tmp_path: Path) -> None:
     study = {
         "verb": "fleet",
         "fixed": {"trace": str(trace), "cluster": "v100:8"},
-        "grid": {"policies": ["fifo", "sjf", "none such"], "seed": [0, 1]},
+        "grid": {"policy": ["fifo", "sjf", "none such"], "seed": [0, 1]},
     }
     sweep(study, out=tmp_path / "t.parquet", executor="serial")
-    rows = {(row["policies"], row["seed"]): row for row in pq.read_table(tmp_path / "t.parquet").to_pylist()}
+    rows = {(row["policy"], row["seed"]): row for row in pq.read_table(tmp_path / "t.parquet").to_pylist()}
     assert rows["fifo", 0]["mean_jct_s"] == rows["fifo", 1]["mean_jct_s"] == 125.0
     assert rows["sjf", 0]["mean_jct_s"] == 100.0
     assert rows["none such", 0]["status"] == "refused"

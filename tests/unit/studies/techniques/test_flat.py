@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.physics.model.families import transformer
-from windtunnel.studies.techniques.flat import Lane, Task, cut, lower_flat, play
+from windtunnel.studies.techniques.flat import Lane, Task, cut_tasks, lower_flat, play
 from windtunnel.studies.techniques.flat.play import SHARED
 from windtunnel.studies.training import predict, read_plan
 
@@ -64,7 +64,7 @@ def test_nothing_begins_before_what_it_waits_for_and_no_lane_does_more_than_it_c
 
 @given(task_lists(), st.integers(2, 5))
 def test_cutting_divides_work_and_repeats_latency(tasks, pieces) -> None:
-    made = cut(tasks, lambda one: pieces if one.lane == "scale_out" else 1)
+    made = cut_tasks(tasks, lambda one: pieces if one.lane == "scale_out" else 1)
     for lane in ("compute", "scale_up"):
         assert sum(t.work_ns for t in made if t.lane == lane) == sum(t.work_ns for t in tasks if t.lane == lane)
     whole = [t for t in tasks if t.lane == "scale_out"]
@@ -76,7 +76,7 @@ def test_cutting_divides_work_and_repeats_latency(tasks, pieces) -> None:
 def test_pieces_of_a_chain_overlap() -> None:
     chain = [task("scale_out", 80), task("compute", 80, 0), task("scale_up", 80, 1)]
     assert play(chain, {}).makespan_ns == 240
-    assert play(cut(chain, lambda _: 8), {}).makespan_ns == 100
+    assert play(cut_tasks(chain, lambda _: 8), {}).makespan_ns == 100
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from windtunnel.studies.techniques import gains, predict_with
 from windtunnel.studies.techniques.flat import lower_flat
 from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
 from windtunnel.studies.techniques.megascale.features import MegaScalePlan, with_feature
-from windtunnel.studies.techniques.named import TECHNIQUES, asked, told
+from windtunnel.studies.techniques.named import TECHNIQUES, list_techniques, parse_technique
 from windtunnel.studies.techniques.offload.parameters import OffloadPlan
 from windtunnel.studies.techniques.offload.window import LayerTimes, by_formula, timeline
 from windtunnel.studies.techniques.prioritised_all_to_all.packing import choose_packing, estimate, place
@@ -278,10 +278,10 @@ def test_console_and_page_say_what_a_technique_brings() -> None:
 
 
 def test_names_aliases_and_values_are_read() -> None:
-    one, parameters = asked("STRONGHOLD: window = 15 , nvme=on")
+    one, parameters = parse_technique("STRONGHOLD: window = 15 , nvme=on")
     assert (one.name, parameters.window, parameters.nvme) == ("offload", 15, True)
-    assert asked("offload:window=auto")[1].window is None
-    assert {entry["name"] for entry in told()} == {one.name for one in TECHNIQUES}
+    assert parse_technique("offload:window=auto")[1].window is None
+    assert {entry["name"] for entry in list_techniques()} == {one.name for one in TECHNIQUES}
 
 
 def test_all_techniques_at_once_say_what_they_bring_or_why_not() -> None:

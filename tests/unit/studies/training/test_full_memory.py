@@ -58,7 +58,11 @@ def test_cached_memory_goes_back_before_a_job_fails(ample: Result) -> None:
         assert memory.peak_allocated_bytes <= memory.peak_reserved_bytes <= memory.device_bytes
         assert one.step_time_ns == ample.step_time_ns  # no constant says by how much
         assert one.step_time_p95_ns > 2 * ample.step_time_p95_ns
-    assert shares[0].warnings == ample.warnings
+    # With a fiftieth to spare it fits, and may not: published peaks differ from predicted ones by more.
+    assert shares[0].tight
+    assert not ample.tight
+    assert shares[0].memory_p95_bytes > shares[0].memory_capacity_bytes
+    assert next(word for word in shares[0].warnings if word not in ample.warnings).startswith("memory is tight: ")
 
 
 def test_what_is_allocated_must_have_room(ample: Result) -> None:

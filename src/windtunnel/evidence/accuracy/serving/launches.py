@@ -70,7 +70,7 @@ OSS_TOKENS, OSS_GRAPHS, OSS_REST = 20000, 2048, 0.85
 REST = {"blackwell": 0.8, "hopper": 0.75}  # share of the memory that weights leave
 
 
-def launched(row: ServingRow, engine: Engine) -> Engine:
+def engine_of_row(row: ServingRow, engine: Engine) -> Engine:
     """An engine that serves both phases, started as the row's source publishes it."""
     if of_configurator(row):
         rules = _configurators(row, engine)
@@ -101,7 +101,7 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
 def _others_deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     oss, blackwell = _gpt_oss(row), _on_blackwell(row)
     kv = "fp8" if blackwell or not oss else "bf16"
-    longest = row.whole("isl", 1) + row.whole("osl", 1)
+    longest = row.whole_number("isl", 1) + row.whole_number("osl", 1)
     if deployment.engine.startswith("trtllm"):
         share, tokens = (OSS_REST, OSS_TOKENS) if oss else (None, longest + SPARE_LENGTH)
         return replace(deployment, kv=kv, gpu_memory_utilization=share, max_num_batched_tokens=tokens)
@@ -129,7 +129,7 @@ def of_configurator(row: ServingRow) -> bool:
 
 def repeats(row: ServingRow) -> bool:
     """Whether the client sent the same prompts again and again."""
-    isl = row.whole("isl", 1)
+    isl = row.whole_number("isl", 1)
     return of_configurator(row) and isl & (isl - 1) != 0
 
 
@@ -151,7 +151,7 @@ def _on_blackwell(row: ServingRow) -> bool:
 
 
 def _configurators(row: ServingRow, engine: Engine) -> Rules:
-    rules, profile, isl = engine.rules, engine.profile, row.whole("isl", 1)
+    rules, profile, isl = engine.rules, engine.profile, row.whole_number("isl", 1)
     if profile.framework == "trtllm":
         budget = BATCH + isl + SPARE
         return replace(_holding(rules, engine, budget), chunked=False, prefix_caching=False)
@@ -162,14 +162,14 @@ def _configurators(row: ServingRow, engine: Engine) -> Rules:
 
 
 def _inferencex(row: ServingRow, engine: Engine) -> Rules:
-    rules, concurrency, isl = engine.rules, row.whole("concurrency", 1), row.whole("isl", 1)
+    rules, concurrency, isl = engine.rules, row.whole_number("concurrency", 1), row.whole_number("isl", 1)
     blackwell = engine.cluster.gpu.generation == "blackwell"
     four_bits = "4" in row.text("precision")
     if engine.profile.framework == "sglang":
         chunk = 16384 if four_bits else 8192 if blackwell and engine.deployment.tp == 4 else 32768
         looks = next(steps for least, steps in LOOKS if concurrency >= least) if blackwell else 1
         steps = looks_every(looks, engine.times.tokens_per_step)
-        seqs = 512 if isl == row.whole("osl", 1) == 1024 else 256
+        seqs = 512 if isl == row.whole_number("osl", 1) == 1024 else 256
         seqs = min(rules.max_num_seqs, seqs * engine.deployment.attn_dp)
         return replace(_holding(rules, engine, chunk), receive_steps=steps, max_num_seqs=seqs)
     if engine.profile.framework == "trtllm":
@@ -181,7 +181,7 @@ def _inferencex(row: ServingRow, engine: Engine) -> Rules:
             rules = replace(rules, max_num_seqs=batch * ranks)
         waits = in_tokens(RANKS_WAIT_STEPS, engine.times.tokens_per_step)
         rules = replace(_holding(rules, engine, budget), chunked=False, gather_steps=waits if ranks > 1 else 0)
-        waits = blackwell and not four_bits and isl == row.whole("osl", 1) == 1024 and 64 <= concurrency < 256
+        waits = blackwell and not four_bits and isl == row.whole_number("osl", 1) == 1024 and 64 <= concurrency < 256
         if waits and engine.deployment.attn_dp == 1:
             rules = replace(rules, gather=math.ceil(WAIT_SHARE * budget / isl), gather_steps=WAIT_STEPS)
     return rules
@@ -194,8 +194,8 @@ def _rules_of_others(row: ServingRow, engine: Engine) -> Rules:
     rules = replace(rules, chunked=False)
     if _gpt_oss(row):
         return rules if _on_blackwell(row) else replace(rules, ranks=1, gather_steps=0)
-    isl = row.whole("isl", 1)
-    if isl == row.whole("osl", 1) == 1024 and engine.gpus < 8:
+    isl = row.whole_number("isl", 1)
+    if isl == row.whole_number("osl", 1) == 1024 and engine.gpus < 8:
         rules = replace(rules, gather=math.ceil(LLAMA_SHARE * rules.longest_chunk / isl), gather_steps=LLAMA_STEPS)
     return rules
 

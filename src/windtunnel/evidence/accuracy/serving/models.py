@@ -49,7 +49,7 @@ def model_named(name: str, family: str = "") -> Model:
     raise UnknownNameError("model", name, catalogue_names(), "Its shapes are not known.")
 
 
-def _config_of(names: list[str]) -> Mapping[str, Any] | None:
+def _config_of(names: list[str]) -> Mapping[str, object] | None:
     from importlib.util import find_spec
 
     spec = find_spec("aiconfigurator_core")
@@ -79,7 +79,7 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
     """Shapes of a config of any decoder."""
     fields = {**config, **(config.get("text_config") or config.get("llm_config") or {})}
 
-    def get(*keys: str, default: Any = None) -> Any:
+    def get(*keys: str, default: object = None) -> Any:
         return next((fields[key] for key in keys if fields.get(key) is not None), default)
 
     hidden, layers = int(get("hidden_size", "n_embd")), int(get("num_hidden_layers", "n_layer"))

@@ -36,7 +36,7 @@ def naive_times(row: ServingRow) -> tuple[float, float] | None:
         gpu, kv = cluster.gpu, kv_format(deployment, load_engine(deployment.engine), cluster)
     except UserError:
         return None
-    isl, osl, slots = row.whole("isl", 1), row.whole("osl", 1), row.whole("concurrency", 1)
+    isl, osl, slots = row.whole_number("isl", 1), row.whole_number("osl", 1), row.whole_number("concurrency", 1)
     cache = slots / deployment.attn_dp * (isl + osl / 2) * kv_bytes_per_token(model, deployment, kv)
     decode = (_read_bytes(model, deployment, slots) + cache) / (BANDWIDTH * gpu.memory_bandwidth_bytes_per_s)
     decode += LAYER_S * model.n_layers

@@ -15,8 +15,8 @@ from windtunnel.evidence.accuracy.serving.launches import (
     PROMPTS,
     REPEATED_WAVES,
     deployed,
+    engine_of_row,
     held_back,
-    launched,
     planned_ahead,
     repeats,
 )
@@ -87,7 +87,7 @@ def predicted(
             return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
     ttft = _middle([one.ttft.mean for one in results if one.ttft is not None]) + _cold_s(row, assumed)
     tpot = _middle([one.tpot.mean for one in results if one.tpot is not None])
-    concurrency, osl = row.whole("concurrency", ASSUMED_CONCURRENCY), row.whole("osl", 1)
+    concurrency, osl = row.whole_number("concurrency", ASSUMED_CONCURRENCY), row.whole_number("osl", 1)
     rate = concurrency * osl / (ttft + (osl - 1) * tpot)
     bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
     seen = 1.0  # share of the time between first and last token that a client sees
@@ -108,10 +108,10 @@ def _cold_s(row: ServingRow, assumed: list[str]) -> float:
     if row.disaggregated or row.number("warmups_per_slot") != 0.0:
         return 0.0
     cold = load_engine(engine_named(row)).cold_start_s
-    if not cold or row.whole("concurrency", 1) * row.whole("isl", 1) <= LARGE_BATCH:
+    if not cold or row.whole_number("concurrency", 1) * row.whole_number("isl", 1) <= LARGE_BATCH:
         return 0.0
     assumed.append(f"no warm-up: the first request of every slot waits {cold:.0f} s for compilation")
-    return cold / row.whole("prompts_per_slot", 10)
+    return cold / row.whole_number("prompts_per_slot", 10)
 
 
 def _middle(values: list[float]) -> float:
@@ -120,19 +120,21 @@ def _middle(values: list[float]) -> float:
 
 
 def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
-    """The row's client."""
+    """The workload of the row's client."""
     for name in ("isl", "osl"):
         if not (row.number(name) or 0.0) >= 1.0:
             raise UserError(f"{name} = {row.text(name)!r}: a deployment without lengths is no question")
     if not (row.number("concurrency") or 0.0) >= 1.0:
         assumed.append(f"concurrency {ASSUMED_CONCURRENCY}")
-    concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
-    if concurrency > 100_000 or row.whole("isl", 1) > 10**7 or row.whole("osl", 1) > 10**6:
+    concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
+    if concurrency > 100_000 or row.whole_number("isl", 1) > 10**7 or row.whole_number("osl", 1) > 10**6:
         raise UserError("lengths or concurrency beyond what a deployment serves")
-    waves = row.whole("prompts_per_slot", REPEATED_WAVES if repeats(row) else 10)
+    waves = row.whole_number("prompts_per_slot", REPEATED_WAVES if repeats(row) else 10)
     waves = max(min(waves, LEAST_WAVES), min(waves, MOST_REQUESTS // concurrency))
     ratio = row.number("length_ratio") or 1.0
-    prompts, outputs = lengths(concurrency * waves, row.whole("isl", 1), row.whole("osl", 1), min(ratio, 1.0), 0)
+    prompts, outputs = lengths(
+        concurrency * waves, row.whole_number("isl", 1), row.whole_number("osl", 1), min(ratio, 1.0), 0
+    )
     return Workload(prompts, outputs, None, concurrency)
 
 
@@ -156,7 +158,7 @@ def _run(
         if any(depth for depth, _ in drafts):
             depths = " or ".join(str(depth) for depth, _ in drafts)
             assumed.append(f"drafting {depths} tokens as published for this concurrency")
-    engines = [launched(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
+    engines = [engine_of_row(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
     engines = [_roomy(engine, load, assumed) for engine in engines]
     if engines[0].rules.prefix_caching and repeats(row):
         assumed.append(f"the client's {PROMPTS} prompts were sent again and again")
@@ -166,7 +168,7 @@ def _run(
 
 def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
     """Names of the full blocks of prompts that are sent in turn."""
-    blocks = row.whole("isl", 1) // load.prefix_block
+    blocks = row.whole_number("isl", 1) // load.prefix_block
     prompts = [tuple(range(place * blocks, (place + 1) * blocks)) for place in range(PROMPTS)]
     return [prompts[index % PROMPTS] for index in range(len(load))]
 
@@ -193,14 +195,14 @@ def _pools(
 ) -> list[ServingResult]:
     """One result where the row says what ran; one for each reading where it leaves the workers open."""
     sides = [deployment_of(row, f"{side}_") for side in SIDES]
-    counts = [row.whole(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
-    concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
+    counts = [row.whole_number(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
+    concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     found = []
     for read in _readings(model, sides, counts, assumed, recipes):
         profile = profiles.get(read.decode.engine)
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
         one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
-        lengths = (row.whole("isl", 1), row.whole("osl", 1))
+        lengths = (row.whole_number("isl", 1), row.whole_number("osl", 1))
         n_decode = read.n_decode or decode_workers(concurrency, one[1].profile.engine)
         n_prefill = read.n_prefill or prefill_workers(one[0], one[1], *lengths, concurrency, n_decode)
         if not all(counts):

@@ -89,16 +89,16 @@ def drafted_not_yet(row: ServingRow) -> bool:
     return "" < row.text("measured") < DRAFTING_SINCE
 
 
-def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[Any, ...], frozenset[Recipe]]:
+def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[object, ...], frozenset[Recipe]]:
     """By point and date: the recipes without drafting whose runs some row states in full.
 
     The dump that states workers lists runs without drafting, under the name of the base model.
     """
-    taken: dict[tuple[Any, ...], set[Recipe]] = {}
+    taken: dict[tuple[object, ...], set[Recipe]] = {}
     for row in rows:
         if row.text("spec_level") != "A" or DRAFTING in row.text("model").lower() or not row.text("measured"):
             continue
-        workers = tuple(row.whole(f"{side}_num_workers", 1) for side in ("prefill", "decode"))
+        workers = tuple(row.whole_number(f"{side}_num_workers", 1) for side in ("prefill", "decode"))
         same = [
             one
             for one in recipes_of(row)
@@ -108,7 +108,7 @@ def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[Any, ...], frozenset[Reci
     return {key: frozenset(found) for key, found in taken.items()}
 
 
-def when(row: ServingRow) -> tuple[Any, ...]:
+def when(row: ServingRow) -> tuple[object, ...]:
     """What `taken_by` goes by."""
     return (*point_of(row), row.text("measured"))
 
@@ -121,7 +121,12 @@ def point_of(row: ServingRow) -> tuple[Any, ...]:
     engine = "trtllm" if "trt" in row.text("engine").lower() else row.text("engine").lower()
     gpu = row.text("gpu").lower().partition("_")[0]
     names = (MODELS.get(family, family), gpu, engine, precision, row.disaggregated)
-    return (*names, row.whole("isl", 1), row.whole("osl", 1), None if concurrency is None else round(concurrency))
+    return (
+        *names,
+        row.whole_number("isl", 1),
+        row.whole_number("osl", 1),
+        None if concurrency is None else round(concurrency),
+    )
 
 
 def _sizes(fields: dict[str, Any]) -> tuple[int, int]:
@@ -130,8 +135,8 @@ def _sizes(fields: dict[str, Any]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def _listed() -> dict[tuple[Any, ...], list[Recipe]]:
-    listed: dict[tuple[Any, ...], list[Recipe]] = {}
+def _listed() -> dict[tuple[object, ...], list[Recipe]]:
+    listed: dict[tuple[object, ...], list[Recipe]] = {}
     for _, line in read_table(FILE).rows():
         n_prefill, _, prefill = (line["prefill"] or "0 x ").partition(" x ")
         n_decode, _, decode = line["decode"].partition(" x ")

@@ -70,7 +70,7 @@ class ServingReport:
         write_csv(path, names, rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The report as JSON-able data."""
         return {
             "table": self.source,
             "rows": len(self.rows),
@@ -128,9 +128,9 @@ def _naive(rows: Sequence[ServingRow]) -> tuple[float | None, float | None, int]
             continue
         ttft, tpot = found
         tpots.append(abs(tpot / (measured * 1e-3) - 1.0))
-        rate, osl = row.number("d_output_tokens_per_s"), row.whole("osl", 1)
+        rate, osl = row.number("d_output_tokens_per_s"), row.whole_number("osl", 1)
         if rate:
-            tokens.append(abs(row.whole("concurrency", 1) * osl / (ttft + (osl - 1) * tpot) / rate - 1.0))
+            tokens.append(abs(row.whole_number("concurrency", 1) * osl / (ttft + (osl - 1) * tpot) / rate - 1.0))
     return _mean(tpots), _mean(tokens), len(tpots)
 
 
@@ -147,5 +147,5 @@ def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> object:
     return f"{value:.9g}" if isinstance(value, float) else value

@@ -52,7 +52,7 @@ class ServingRow:
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """The row's name."""
         return self.fields["id"]
 
     def text(self, name: str) -> str:
@@ -68,7 +68,7 @@ class ServingRow:
             return None
         return found if math.isfinite(found) else None
 
-    def whole(self, name: str, default: int) -> int:
+    def whole_number(self, name: str, default: int) -> int:
         """A column as a whole number of at least one."""
         value = self.number(name)
         return default if value is None or value < 1 else round(value)
@@ -140,8 +140,8 @@ def weights_of(row: ServingRow) -> tuple[str, str]:
 
 def layout(row: ServingRow, prefix: str = "") -> dict[str, Any]:
     """Parallel sizes under `tp`, or `prefill_tp` and `decode_tp`."""
-    tp, pp, dp = (row.whole(f"{prefix}{name}", 1) for name in ("tp", "pp", "attn_dp"))
-    slices, groups = row.whole(f"{prefix}moe_tp", 1), row.whole(f"{prefix}moe_ep", 1)
+    tp, pp, dp = (row.whole_number(f"{prefix}{name}", 1) for name in ("tp", "pp", "attn_dp"))
+    slices, groups = row.whole_number(f"{prefix}moe_tp", 1), row.whole_number(f"{prefix}moe_ep", 1)
     if slices * groups != tp * dp:  # dense models list ones
         return {"tp": tp, "pp": pp, "attn_dp": dp}
     return {"tp": tp, "pp": pp, "attn_dp": dp, "moe_tp": slices, "moe_ep": groups}

@@ -1,4 +1,4 @@
-"""`docs/accuracy.md`, written by `windtunnel validate TABLE... --page docs/accuracy.md` and never by hand."""
+"""`docs/accuracy.md`, written by `windtunnel validate TABLE... --report docs/accuracy.md` and never by hand."""
 
 from __future__ import annotations
 

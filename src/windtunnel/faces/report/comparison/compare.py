@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.report.prediction.categories import label_of
 from windtunnel.faces.report.prediction.spec_words import difference_words, disturbing, flatten, title
 from windtunnel.faces.report.prediction.views import memory_parts
+from windtunnel.faces.report.run_folder import load
 from windtunnel.physics.step.result import Result
+from windtunnel.questions.saved import Compare
 from windtunnel.questions.scenario import NAMES
 from windtunnel.units import format_bytes
 from windtunnel.views import text as figures
@@ -75,6 +78,12 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, for `--json`."""
         return asdict(self)
+
+
+def answer(question: Compare) -> Comparison:
+    """Two saved runs side by side. Raises UserError."""
+    root = Path(question.runs)
+    return compare(load(question.run, root), load(question.against, root))
 
 
 def compare(a: Result, b: Result) -> Comparison:

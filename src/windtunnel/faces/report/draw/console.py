@@ -62,7 +62,7 @@ def print_document(document: Document, console: Console, *, full: bool = False) 
     width = min(max(console.width, NARROW), WIDE)
     parts: list[RenderableType] = [Text(), *_head(document)]
     for view in (*document.views, *(document.details if full else ())):
-        parts += drawn(view, width)
+        parts += draw_view(view, width)
     parts += _command(document, width) if full or not document.details else []
     if document.details and not full:
         parts += [Text(), Text("--full shows the rest, --report FILE.html draws it.", style="dim")]
@@ -72,12 +72,12 @@ def print_document(document: Document, console: Console, *, full: bool = False) 
 def print_views(views: Iterable[View], console: Console) -> None:
     """Print views that come after their document."""
     width = min(max(console.width, NARROW), WIDE)
-    parts = [part for view in views for part in drawn(view, width)]
+    parts = [part for view in views for part in draw_view(view, width)]
     if parts:
         print_trimmed(Constrain(Group(*parts), width), console)
 
 
-def drawn(view: View, width: int) -> list[RenderableType]:
+def draw_view(view: View, width: int) -> list[RenderableType]:
     """A view in `width` columns, below an empty line; nothing where there is nothing to show."""
     lines = DRAW[type(view)](view, width)
     return [Text(), *lines] if lines else []

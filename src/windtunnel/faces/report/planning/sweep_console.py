@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.faces.report.draw.printing import columns
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+def print_rows(rows: Sequence[Mapping[str, object]], console: Console) -> None:
     """One line each; the columns are those of the first."""
     if not rows:
         console.print("no row is ok")

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.physics.step.result import BESIDE as BESIDE_ANSWER
 from windtunnel.physics.step.result import Result
@@ -35,7 +35,7 @@ class DocumentError(ValueError):
         super().__init__(f"{problem}; {remedy}")
 
 
-def to_document(result: Result) -> dict[str, Any]:
+def to_document(result: Result) -> dict[str, object]:
     """What `--json` prints, and, without advice, what `result.json` holds beside its question.
 
     A result of schema 1 stays one.
@@ -52,12 +52,12 @@ def to_document(result: Result) -> dict[str, Any]:
     }
 
 
-def _header(result: Result) -> dict[str, Any]:
+def _header(result: Result) -> dict[str, object]:
     band = band_entry("step_time_s", result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9)
     return header(STUDY, result.spec, result.reproduce, version=result.spec.get("version"), band=band)
 
 
-def to_bytes(document: Mapping[str, Any]) -> bytes:
+def to_bytes(document: Mapping[str, object]) -> bytes:
     """Canonical UTF-8 JSON, one line."""
     return _canonical(document) + b"\n"
 
@@ -106,7 +106,7 @@ def _reader() -> TypeAdapter[Result]:
     return TypeAdapter(Result)
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> dict[str, object]:
     """JSON Schema (draft 2020-12) of `to_document`. Times are ns, sizes bytes, unless the name says otherwise."""
     from pydantic import TypeAdapter
 
@@ -115,6 +115,7 @@ def json_schema() -> dict[str, Any]:
     schema["title"] = "windtunnel result"
     schema["properties"]["schema"] = {"const": SCHEMA}
     schema["properties"]["status"] = {"enum": ["ok", "infeasible"]}
+    del schema["properties"]["question"]  # it stands in the run folder, beside the document
     schema["properties"] |= {
         "study": {"const": STUDY},
         "version": {"type": "string"},
@@ -131,7 +132,7 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def _canonical(document: Mapping[str, Any]) -> bytes:
+def _canonical(document: Mapping[str, object]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

@@ -28,11 +28,11 @@ _UNIT = re.compile(r"(_bytes_per_s|_bytes|(?<=flops)_per_s(?=\.|$)|_s)(?=\.\w+$|
 _LAYOUT_NAMES = {"virtual_stages": "vpp"}
 
 
-def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(spec: Mapping[str, object]) -> dict[str, object]:
     """Nested mappings as `plan.tp`-like keys, sorted; lists of mappings are numbered, other lists stay whole."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
 
-    def visit(prefix: str, value: Any) -> None:
+    def visit(prefix: str, value: object) -> None:
         if isinstance(value, Mapping) and value:
             for key in sorted(value, key=str):
                 visit(f"{prefix}.{key}" if prefix else str(key), value[key])
@@ -46,7 +46,7 @@ def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
     return flat if spec else {}
 
 
-def shown(value: Any) -> str:
+def value_words(value: object) -> str:
     """One value of a spec as a person writes it."""
     if value is None:
         return "-"
@@ -57,14 +57,14 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.12g}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return plain(", ".join(shown(item) for item in value)) or "-"
+        return plain(", ".join(value_words(item) for item in value)) or "-"
     return plain(value) or "-"
 
 
 def difference_words(field: str, a: Any, b: Any) -> tuple[str, str]:
     """A field and how it changes, as a person writes both: `slow`, `gpu=1037:1.15 → none`."""
     name = plain(field)
-    write: Callable[[Any], str] = shown
+    write: Callable[[Any], str] = value_words
     measured = _UNIT.search(field)
     if measured and all(value is None or _is_number(value) for value in (a, b)):
         in_units = _UNITS[measured[1]]
@@ -75,7 +75,7 @@ def difference_words(field: str, a: Any, b: Any) -> tuple[str, str]:
     return name, f"{before} → {after}"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -108,12 +108,12 @@ def calibrated_words(result: Result) -> str:
     return f"{share:.0%} rests on {points:,} points measured on {where}"
 
 
-def _first(spec: Mapping[str, Any], places: Sequence[str]) -> str:
+def _first(spec: Mapping[str, object], places: Sequence[str]) -> str:
     named = (_at(spec, place) for place in places)
     return next((plain(value) for value in named if isinstance(value, str) and value.strip()), "")
 
 
-def _at(spec: Any, place: str) -> Any:
+def _at(spec: object, place: str) -> object:
     """What lies at `gpu.name`; None where nothing does."""
     for key in place.split("."):
         spec = spec.get(key) if isinstance(spec, Mapping) else None
@@ -139,7 +139,7 @@ def layout(result: Result) -> tuple[tuple[str, str], ...]:
     if not isinstance(plan, Mapping):
         return ()
     pairs = [
-        (_LAYOUT_NAMES.get(key, key), shown(plan[key]))
+        (_LAYOUT_NAMES.get(key, key), value_words(plan[key]))
         for key in _LAYOUT
         if plan.get(key) is not None and (plan[key] != 1 or key == "tp")
     ]
@@ -153,13 +153,13 @@ def layout(result: Result) -> tuple[tuple[str, str], ...]:
         ("framework", ""),
     ):
         if plan.get(key) is not None:
-            pairs.append((name, shown(plan[key])))
+            pairs.append((name, value_words(plan[key])))
     if plan.get("recompute") not in (None, "none"):
-        pairs.append(("recompute", shown(plan["recompute"])))
+        pairs.append(("recompute", value_words(plan["recompute"])))
     return tuple(pairs)
 
 
-def disturbing(result: Result) -> dict[str, Any]:
+def disturbing(result: Result) -> dict[str, object]:
     """`slow` as a list of texts, the others as their text; what the question does not say is not there."""
     try:
         question = question_of({"question": result.question, "reproduce": result.reproduce})

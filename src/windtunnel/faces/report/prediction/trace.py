@@ -36,7 +36,7 @@ def streams_of(result: Result) -> dict[int, list[str]]:
     return {stage: sorted(found[stage], key=lambda name: (rank.get(name, len(rank)), name)) for stage in sorted(found)}
 
 
-def trace_events(result: Result) -> Iterator[dict[str, Any]]:
+def trace_events(result: Result) -> Iterator[dict[str, object]]:
     """Metadata first, then ops and memory by stage in order of time."""
     streams = streams_of(result)
     ranks = {stage.stage: stage.ranks for stage in result.stages}
@@ -94,12 +94,12 @@ def write_trace(result: Result, path: Path | str) -> None:
     write_atomically(Path(path), trace_bytes(result))
 
 
-def _event(name: str, category: str, pid: int, tid: int, start_ns: int, ns: int) -> dict[str, Any]:
+def _event(name: str, category: str, pid: int, tid: int, start_ns: int, ns: int) -> dict[str, object]:
     when = {"ts": start_ns / _US, "dur": ns / _US}
     return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, **when}
 
 
-def _metadata(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+def _metadata(kind: str, pid: int, tid: int, **args: object) -> dict[str, object]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 

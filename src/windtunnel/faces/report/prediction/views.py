@@ -23,7 +23,7 @@ from windtunnel.faces.report.prediction.categories import (
     time_categories,
 )
 from windtunnel.faces.report.prediction.disturbed import disturbed_views
-from windtunnel.faces.report.prediction.spec_words import calibrated_words, flatten, layout, shown, title
+from windtunnel.faces.report.prediction.spec_words import calibrated_words, flatten, layout, title, value_words
 from windtunnel.faces.report.prediction.trace import streams_of
 from windtunnel.faces.report.techniques import gain_lines
 from windtunnel.physics.step.result import Advice, Infeasible, Interval, Limit, Result, StageMemory
@@ -364,7 +364,7 @@ def _traffic(result: Result) -> Iterator[View]:
 def _spec(spec: Mapping[str, object]) -> Iterator[View]:
     """What was predicted, field by field; where the hardware's numbers are from comes last."""
     order = ("plan", "model", "cluster")
-    flat = {plain(key): shown(value) for key, value in flatten(spec).items() if value is not None}
+    flat = {plain(key): value_words(value) for key, value in flatten(spec).items() if value is not None}
     ranked = sorted(flat, key=lambda key: next((i for i, part in enumerate(order) if key.startswith(part)), len(order)))
     sources = [key for key in ranked if "sources" in key.split(".")]
     columns = (Column("field"), Column("value"))

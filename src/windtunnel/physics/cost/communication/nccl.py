@@ -12,7 +12,8 @@ is the part of a local copy or reduction that the ring does not hide. NIC is the
 is how often the message leaves a node: once between two nodes, twice in a double binary tree of more.
 
 `fill` is the time to get the first chunk through the switch; it grows with a domain beyond 16 ranks. Out of such a
-domain an NVLS tree drives few of the NICs (`tree_nics`), and each further rack takes `tree_rack_us` more. A step over the network costs what the software needs,
+domain an NVLS tree drives few of the NICs (`tree_nics`), and each further rack takes `tree_rack_us` more.
+A step over the network costs what the software needs,
 plus the link's latency, plus `bulk`: on some networks (EFA) a step of a large message has to wait for a whole chunk.
 Neither is ever longer than the wire time of the message itself.
 

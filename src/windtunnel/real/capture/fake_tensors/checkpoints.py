@@ -43,10 +43,10 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
     replaced = Replacements()
     load = torch.load
 
-    def copied(thing: Any) -> Any:
+    def copied(thing: object) -> object:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), thing)
 
-    def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
+    def save(obj: object, f: Any, *_: object, **__: object) -> None:
         number = next(numbers)
         with compat.outside_modes():  # a real one takes no memory of the device's
             saved[number] = copied(obj)
@@ -58,7 +58,7 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
             with io.open(os.fspath(f), "wb") as file:  # noqa: UP020 - through what stands in for it while capturing
                 file.write(marker)
 
-    def loaded(f: Any, *more: Any, **keywords: Any) -> Any:
+    def loaded(f: Any, *more: object, **keywords: object) -> object:
         if hasattr(f, "read"):
             at = f.tell()
             head = f.read(len(MARKER) + 20)
@@ -70,29 +70,29 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
             return copied(saved[int(head[len(MARKER) :])])
         return load(f, *more, **keywords)
 
-    def save_all(*_: Any, checkpoint_id: Any = None, **__: Any) -> None:
+    def save_all(*_: object, checkpoint_id: Any = None, **__: object) -> None:
         note(NOTE)
         if checkpoint_id is not None:
             os.makedirs(os.fspath(checkpoint_id), exist_ok=True)
             with io.open(os.path.join(os.fspath(checkpoint_id), ".metadata"), "wb") as file:  # noqa: UP020
                 file.write(MARKER)
 
-    def save_soon(*_: Any, checkpoint_id: Any = None, **__: Any) -> Future[None]:
+    def save_soon(*_: object, checkpoint_id: object = None, **__: object) -> Future[None]:
         save_all(checkpoint_id=checkpoint_id)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def load_all(*_: Any, **__: Any) -> None:
+    def load_all(*_: object, **__: object) -> None:
         note("checkpoints are not read: the state stays as it was made")
 
-    def save_file(tensors: Sequence[torch.Tensor], filename: Any, metadata: Any = None) -> None:
+    def save_file(tensors: Sequence[torch.Tensor], filename: object, metadata: object = None) -> None:
         save(dict(tensors), filename)
 
-    def save_model(model: torch.nn.Module, filename: Any, *_: Any, **__: Any) -> None:
+    def save_model(model: torch.nn.Module, filename: object, *_: object, **__: object) -> None:
         save(dict(model.state_dict()), filename)
 
-    def load_file(filename: Any, device: torch.device = "cpu") -> Any:
+    def load_file(filename: Any, device: torch.device = "cpu") -> object:
         with io.open(os.fspath(filename), "rb") as file:  # noqa: UP020
             ours = file.read(len(MARKER)) == MARKER
         return loaded(filename) if ours else load_tensors(filename, device)

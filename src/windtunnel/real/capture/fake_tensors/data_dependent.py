@@ -36,7 +36,7 @@ class Records(Protocol):
     ledger: Ledger
     rows: Rows
 
-    def answered(self, what: str, told: object, where: str) -> None:
+    def record_answer(self, what: str, told: object, where: str) -> None:
         """Python was told something."""
 
 
@@ -57,10 +57,10 @@ class Reader:
 
     # ---- values
 
-    def told(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
+    def read_value(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
         """What Python gets for a value."""
         if not self.holds_nothing(inputs):
-            return self.done(func, args, kwargs)
+            return self.run_outside(func, args, kwargs)
         where = line_of_script(2)
         given = self._answers.at(where) if len(inputs) == 1 else None
         if given is not None:
@@ -89,7 +89,7 @@ class Reader:
         """Whether one of the tensors is fake."""
         return self.fake and any(isinstance(t, self._fake_class) for t in inputs)
 
-    def done(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    def run_outside(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
         """Run on tensors that hold data: in a fake mode they must be kept from it."""
         if not self.fake:
             return func(*args, **kwargs)
@@ -101,7 +101,7 @@ class Reader:
         None where it is no such check.
         """
         ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
-        number, negated = ledger.known(tensor), False
+        number, negated = ledger.number_if_known(tensor), False
         at = ledger.writer.get(number, -1) if number is not None else -1
         for _ in range(4):
             if at < base:
@@ -115,12 +115,12 @@ class Reader:
 
     def _note(self, tensor: torch.Tensor, told: object, facts: OpFacts, where: str | None = None) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self._recorder.answered(f"{facts.name} {dtype} {list(tensor.shape)}", told, where or line_of_script(3))
+        self._recorder.record_answer(f"{facts.name} {dtype} {list(tensor.shape)}", told, where or line_of_script(3))
 
     def _from_norm(self, tensor: torch.Tensor) -> bool:
         """Whether one of the last few ops that made this value was a norm."""
         ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
-        number = ledger.known(tensor)
+        number = ledger.number_if_known(tensor)
         ahead = [ledger.writer[number]] if number is not None and number in ledger.writer else []
         seen: set[int] = set()
         while ahead and len(seen) < _BACK:
@@ -139,16 +139,20 @@ class Reader:
         if kwargs.get("device") is not None and (facts.short == "_to_copy" or kwargs.get("dtype") in _INTEGERS):
             kwargs = {**kwargs, "device": torch.device("cpu")}
         if facts.short == "empty" and kwargs.get("dtype") in _INTEGERS:
-            return self.done(func, args, kwargs)
+            return self.run_outside(func, args, kwargs)
         inputs = [t for t in args if isinstance(t, torch.Tensor)]
-        return func(*args, **kwargs) if self.holds_nothing(inputs) or not inputs else self.done(func, args, kwargs)
+        return (
+            func(*args, **kwargs) if self.holds_nothing(inputs) or not inputs else self.run_outside(func, args, kwargs)
+        )
 
     # ---- sizes
 
-    def shaped(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
+    def run_data_dependent(
+        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]
+    ) -> Any:
         """Run an op whose result's shape depends on data, or give it the shape that the answers say."""
         if not self.holds_nothing(inputs):
-            out = self.done(func, args, kwargs)
+            out = self.run_outside(func, args, kwargs)
             if facts.short != "index" or _masks(args):
                 self._sync(inputs)
             return out

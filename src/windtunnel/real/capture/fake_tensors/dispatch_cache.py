@@ -77,7 +77,7 @@ class FastFakes:
         self.entry: Entry | None = None  # of the last call, if it is kept
         self._taken: list[object] = []
 
-    def taken(self) -> list[object]:
+    def take_inputs(self) -> list[object]:
         """The tensors that the last call took, in the order of its arguments, where it is kept. To be asked for once:
         what is held here longer than the call is freed late.
         """

@@ -52,9 +52,9 @@ class _Ran(NamedTuple):
     short: str
     args: Sequence[Any]
     kwargs: dict[str, Any]
-    inputs: list[Any]
-    outputs: list[Any]
-    written: list[Any]
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    written: list[torch.Tensor]
 
 
 class KnownValues:
@@ -126,15 +126,15 @@ class KnownValues:
 
     # ---- ops
 
-    def after(
+    def follow_op(
         self,
         func: OpOverload,
         short: str,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        inputs: list[Any],
-        outputs: list[Any],
-        written: list[Any],
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        written: list[torch.Tensor],
         numbers: Sequence[int] | None = None,
     ) -> None:
         """An op ran on fake tensors: carry on what is known. Cheap where nothing is. `numbers`: of `inputs`."""
@@ -197,8 +197,8 @@ class KnownValues:
         func: OpOverload,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        outputs: list[Any],
-        written: list[Any],
+        outputs: list[torch.Tensor],
+        written: list[torch.Tensor],
         assumed: bool,
     ) -> None:
         with self._outside():
@@ -245,7 +245,7 @@ class KnownValues:
 
     # ---- even routing
 
-    def _even(self, short: str, args: Sequence[Any], outputs: list[Any], written: list[Any]) -> bool:
+    def _even(self, short: str, args: Sequence[Any], outputs: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
         """Counts of indices, known because routing is even; False where it is no such count."""
         first = args[0]
         if short.startswith("scatter_add"):
@@ -267,7 +267,7 @@ class KnownValues:
         self._hold_even(outputs[0], total, total / outputs[0].numel())
         return True
 
-    def _added(self, args: Sequence[Any], out: Any) -> bool:
+    def _added(self, args: Sequence[Any], out: torch.Tensor) -> bool:
         """`counts.scatter_add_(0, choice, ones)`: indices out of as many as there are counts, of equal numbers."""
         target, dim, index, source = args[:4]
         before, each = self._same(target, whole=True), self._same(source)
@@ -280,7 +280,7 @@ class KnownValues:
             self.hold(out, before + counts, assumed=True)
         return True
 
-    def _same(self, tensor: torch.Tensor, whole: bool = False) -> Any:
+    def _same(self, tensor: torch.Tensor, whole: bool = False) -> torch.Tensor | None:
         """The number that all elements are; where the `whole` is asked for, its value whatever it is."""
         value = self.value(tensor)
         if value is None or whole:
@@ -329,7 +329,9 @@ class KnownValues:
                 if number in self.shares:
                     self.shares[self._number_of(tensor)] = self.shares[number]
 
-    def _compared(self, short: str, args: Sequence[Any], inputs: list[Any], outputs: list[Any]) -> None:
+    def _compared(
+        self, short: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
         width = next((w for t in inputs if (w := self.choices.get(self._number_of(t)))), None)
         if width is None or not outputs:
             return
@@ -346,7 +348,7 @@ def _leaves(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _small(tensors: Sequence[Any]) -> bool:
+def _small(tensors: Sequence[torch.Tensor]) -> bool:
     return all(t.numel() <= LIMIT for t in tensors)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import UserError
 from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda, PretendedGpu
@@ -56,7 +56,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
     import torch
 
     class Stream:
-        def __init__(self, device: torch.device = None, priority: int = 0, **kwargs: Any) -> None:
+        def __init__(self, device: torch.device = None, priority: int = 0, **kwargs: int) -> None:
             number = kwargs.get("stream_id")
             self.stream_id = state.next_stream() if number is None else int(number)
             self.cuda_stream = self.stream_id
@@ -103,7 +103,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             return f"<pretended torch.cuda.Stream {self.stream_id} on {self.device}>"
 
     class Event:
-        def __init__(self, *_: Any, **__: Any) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             self.moment = Moment()
             self.device = torch.device("cuda", state.device)
             self.event_id = self.cuda_event = id(self)
@@ -121,7 +121,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
         def synchronize(self) -> None:
             state.synchronise("event", self.moment)
 
-        def elapsed_time(self, _end: Any) -> float:
+        def elapsed_time(self, _end: object) -> float:
             return 1.0
 
     class OnStream:

@@ -76,7 +76,7 @@ class PretendedCuda:
             self.order.synchronise(what, moment)
 
     def allocated_bytes(self) -> int:
-        """Now."""
+        """Bytes allocated now."""
         return self.ledger.current_bytes if self.ledger is not None else 0
 
     def peak_bytes(self) -> int:

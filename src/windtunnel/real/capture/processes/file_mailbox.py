@@ -31,7 +31,7 @@ class FileMailbox:
             (folder / name).mkdir(exist_ok=True)
         self._waiting = folder / WAITING / f"{rank}.json"
 
-    def put(self, key: str, data: bytes) -> None:
+    def post(self, key: str, data: bytes) -> None:
         """Leave a message for whoever asks for `key`."""
         write_whole(self._place(key), data)
 

@@ -67,7 +67,7 @@ def main() -> None:
         os._exit(status)
 
 
-def _load(settings: dict[str, Any]) -> Callable[[dict[str, Any]], int]:
+def _load(settings: dict[str, Any]) -> Callable[[dict[str, object]], int]:
     from importlib import import_module
 
     for name in settings["load"]:
@@ -125,7 +125,7 @@ def _serve(ranks: dict[int, int], player: Callable[[dict[str, object]], int], fo
 
 
 def _become(
-    player: Callable[[dict[str, Any]], int], task: dict[str, Any], not_ours: tuple[int, ...], parent: int
+    player: Callable[[dict[str, object]], int], task: dict[str, Any], not_ours: tuple[int, ...], parent: int
 ) -> None:
     """In the fork: play the rank, and never return into the loop above."""
     status = 70

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
@@ -33,6 +33,9 @@ from windtunnel.real.capture.replacements import Replacements
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import runs_of, write_program
 from windtunnel.studies.programs.summary import summary
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
@@ -56,7 +59,7 @@ def play(task: Mapping[str, Any]) -> int:
     except BaseException as error:  # whatever a script can do
         outcome = {"status": "error", **_told(error)}
     outcome["seconds"] = time.monotonic() - begun
-    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = used()
+    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = resources_used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
     return 0 if outcome["status"] == "ok" else 1
 
@@ -183,7 +186,7 @@ def _value(text: str) -> float | int | bool:
     return int(text) if text.lstrip("+-").isdigit() else float(text)
 
 
-def _meshes(compat: Any) -> dict[str, Any]:
+def _meshes(compat: ModuleType) -> dict[str, Any]:
     """Every DeviceMesh that the script holds: names and sizes of its dimensions, and this rank's coordinates."""
     import gc
 
@@ -203,7 +206,7 @@ def _meshes(compat: Any) -> dict[str, Any]:
 _left: list[Any] = []  # contexts that forks of a rank stay in
 
 
-def _leave_modes_in_forks(compat: Any) -> None:
+def _leave_modes_in_forks(compat: ModuleType) -> None:
     """Data-loader workers are forks: they make real tensors, which nobody records."""
 
     def leave() -> None:
@@ -310,7 +313,7 @@ def _foreign_folders() -> tuple[str, ...]:
     return (*installed, _OURS)
 
 
-def used() -> tuple[float, int]:
+def resources_used() -> tuple[float, int]:
     """Seconds on a core, and the most memory at once, of this process."""
     import resource
 

@@ -63,7 +63,7 @@ class _Running:
     cpu_s: float = 0.0
     looked: float = field(default_factory=time.monotonic)
 
-    def spent(self, now: float) -> float:
+    def seconds_spent(self, now: float) -> float:
         """Seconds on a core, or asleep; not those that it was stopped. Looks once a second."""
         passed = now - self.looked
         if passed < 1.0:
@@ -124,7 +124,7 @@ class Workers:
                             " install windtunnel[torch], or run windtunnel in the script's environment"
                         )
                     self.folder = Path(answer["ready"])
-                if self.folder is None and loading.spent(time.monotonic()) > START_S:
+                if self.folder is None and loading.seconds_spent(time.monotonic()) > START_S:
                     raise ScriptError(f"importing PyTorch takes more than {START_S:.0f} s here; try again")
         except BaseException:
             self.close()
@@ -303,7 +303,7 @@ class Workers:
                 rank, f"a message of {file_mailbox.name_of(waiting[rank])}, while rank {others} waits too"
             )
         for rank, one in self._running.items():
-            if rank not in waiting and one.spent(now) > self.timeout_s:
+            if rank not in waiting and one.seconds_spent(now) > self.timeout_s:
                 where = self._where(rank)
                 raise ScriptError(
                     f"rank {rank} has not come to the end of the step within {self.timeout_s:.0f} s{where};"

@@ -121,7 +121,7 @@ class _Overlay:
         whole = os.path.abspath(os.fsdecode(path))
         return not any(whole == one or whole.startswith(one + os.sep) for one in self.as_they_are)
 
-    def whole(self, path: Any, follow: bool = True) -> str:
+    def real_path(self, path: Any, follow: bool = True) -> str:
         """The one name of a file, links on the way to it followed."""
         todo = os.path.abspath(os.fsdecode(path)).split(os.sep)[:0:-1]
         found, links = "", 0
@@ -168,11 +168,11 @@ class _Overlay:
             raise _error(errno.ENOENT, path)
         return whole
 
-    def to_read(self, path: Any, follow: bool = True) -> Any:
+    def to_read(self, path: object, follow: bool = True) -> Any:
         """Where to read a path."""
         if not self.follows(path):
             return path
-        whole = self.whole(path, follow)
+        whole = self.real_path(path, follow)
         return self._place(whole, path) if self.follows(whole) else whole
 
     def exists(self, path: Any, follow: bool = True) -> bool:
@@ -193,7 +193,7 @@ class _Overlay:
         """Where to write a path; `keep`: with what is there now."""
         if not self.follows(path):
             return path
-        whole = self.whole(path, follow)
+        whole = self.real_path(path, follow)
         if not self.follows(whole):
             return whole
         target, parent = self.root + whole, os.path.dirname(whole)
@@ -211,7 +211,7 @@ class _Overlay:
                     shutil.copyfileobj(source, copy)
         return target
 
-    def file_to_write(self, path: Any, *, keep: bool) -> Any:
+    def file_to_write(self, path: object, *, keep: bool) -> object:
         """`to_write` of what must be no folder."""
         if self.follows(path) and self.is_folder(path):
             raise _error(errno.EISDIR, path)
@@ -228,7 +228,7 @@ class _Overlay:
 
     def names(self, path: Any) -> list[str]:
         """What a folder holds, as the script sees it."""
-        whole = self.whole(path)
+        whole = self.real_path(path)
         here = self.to_read(whole)
         found = set(_listdir(here))  # raises what it should
         if here != whole and not self.is_removed(whole):
@@ -242,10 +242,10 @@ class _Overlay:
         if self._is_there(whole):
             self.removed.add(whole)
 
-    def forget(self, path: Any, take: Callable[[str], None], folder: bool) -> None:
+    def forget(self, path: object, take: Callable[[str], None], folder: bool) -> None:
         """Remove a file or an empty folder, for the script."""
         self.moved = True
-        whole = self.whole(path, False)
+        whole = self.real_path(path, False)
         here = self._place(whole, path)
         is_folder = stat.S_ISDIR(_lstat(here).st_mode)
         if is_folder != folder:
@@ -306,7 +306,7 @@ def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[
 def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
     real = {name: getattr(os, name) for name in dir(os)}
 
-    def opened(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
+    def open_file(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
         if keywords.get("opener") is None and over.follows(file):  # an opener asks os.open
             writes = any(letter in mode for letter in "wax+")
             if "x" in mode and over.exists(file, False):
@@ -314,7 +314,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
             file = over.file_to_write(file, keep="a" in mode or "r" in mode) if writes else over.to_read(file)
         return _open(file, mode, *more, **keywords)
 
-    def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def os_open(path: object, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is None and over.follows(path):
             if flags & _WRITES:
                 if flags & os.O_EXCL and over.exists(path, False):
@@ -327,12 +327,12 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         descriptor: int = real["open"](path, flags, mode, dir_fd=dir_fd)
         return descriptor
 
-    def moved(source: Any, target: Any, **keywords: Any) -> None:
+    def move_name(source: Any, target: object, **keywords: object) -> None:
         if not over.follows(source) and not over.follows(target):
             return _replace(source, target, **keywords)
         over.moved = True
         if over.follows(source):
-            whole = over.whole(source, False)
+            whole = over.real_path(source, False)
             if over.to_read(source, False) == whole:
                 if stat.S_ISDIR(_lstat(whole).st_mode):
                     shutil.copytree(whole, over.to_write(source, follow=False), symlinks=True)
@@ -344,7 +344,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         return None
 
     def making(name: str) -> Callable[..., None]:
-        def make(path: Any, *more: Any, dir_fd: int | None = None, **keywords: Any) -> None:
+        def make(path: object, *more: object, dir_fd: int | None = None, **keywords: object) -> None:
             if dir_fd is not None:
                 return real[name](path, *more, dir_fd=dir_fd, **keywords)  # type: ignore[no-any-return]
             if over.follows(path) and over.exists(path, False):
@@ -354,7 +354,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         return make
 
     def removing(name: str) -> Callable[..., None]:
-        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+        def remove(path: object, *, dir_fd: int | None = None) -> None:
             if dir_fd is None and over.follows(path):
                 over.forget(path, real[name], name == "rmdir")
             else:
@@ -362,15 +362,15 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
 
         return remove
 
-    def reading(name: str) -> Callable[..., Any]:
-        def read(path: Any, *more: Any, **keywords: Any) -> Any:
+    def reading(name: str) -> Callable[..., object]:
+        def read(path: Any, *more: object, **keywords: Any) -> Any:
             if keywords.get("dir_fd") is None:
                 path = over.to_read(path, name not in ("lstat", "readlink") and keywords.get("follow_symlinks", True))
             return real[name](path, *more, **keywords)
 
         return read
 
-    def writing(name: str) -> Callable[..., Any]:
+    def writing(name: str) -> Callable[..., object]:
         def write(path: Any, *more: Any, **keywords: Any) -> Any:
             if keywords.get("dir_fd") is None and over.follows(path):
                 follow = name != "lchown" and keywords.get("follow_symlinks", True)
@@ -384,11 +384,11 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
 
         return write
 
-    def symlink(source: Any, target: Any, *more: Any, **keywords: Any) -> None:
+    def symlink(source: object, target: object, *more: object, **keywords: object) -> None:
         over.moved = True
         making("symlink_at")(target, source, *more, **keywords)
 
-    def link(source: Any, target: Any, **keywords: Any) -> None:
+    def link(source: object, target: object, **keywords: object) -> None:
         if over.follows(source) and not over.exists(source, False):
             raise _error(errno.ENOENT, source)
         if over.follows(target) and over.exists(target, False):
@@ -398,13 +398,13 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         one = over.to_write(source, keep=True, follow=False)  # what is written under either name is not the user's
         real["link"](one, over.to_write(target, follow=False), **keywords)
 
-    def access(path: Any, mode: int, **keywords: Any) -> bool:
+    def access(path: object, mode: int, **keywords: object) -> bool:
         try:
             return bool(real["access"](over.to_read(path), mode, **keywords))
         except OSError:
             return False
 
-    def chdir(path: Any) -> None:
+    def chdir(path: object) -> None:
         if over.follows(path) and over.exists(path) and not over.is_folder(path):
             raise _error(errno.ENOTDIR, path)
         real["chdir"](over.to_read(path))
@@ -427,14 +427,14 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
 
     real["symlink_at"] = lambda target, source, *more, **keywords: _symlink(source, target, *more, **keywords)
     for module in (builtins, io):
-        replaced.set(module, "open", opened)
-    replaced.set(bz2, "_builtin_open", opened)  # they have taken their own reference
-    replaced.set(tarfile, "bltn_open", opened)
+        replaced.set(module, "open", open_file)
+    replaced.set(bz2, "_builtin_open", open_file)  # they have taken their own reference
+    replaced.set(tarfile, "bltn_open", open_file)
     whole_functions = (os_open, symlink, link, access, chdir, getcwd, listdir, scandir)
     for function in whole_functions:
         replaced.set(os, function.__name__.removeprefix("os_"), function)
     for made, names in {
-        moved: ("rename", "replace"),
+        move_name: ("rename", "replace"),
         making: ("mkdir", "mkfifo", "mknod"),
         removing: ("remove", "unlink", "rmdir"),
         reading: ("stat", "lstat", "readlink", "statvfs", "getxattr", "listxattr"),
@@ -442,6 +442,6 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
     }.items():
         for name in names:
             if name in real:
-                replaced.set(os, name, moved if made is moved else made(name))  # type: ignore[operator]
+                replaced.set(os, name, move_name if made is move_name else made(name))  # type: ignore[operator]
     replaced.set(shutil, "_use_fd_functions", False)  # else whole trees are removed by descriptor, past all of this
     replaced.set(tempfile, "tempdir", None)

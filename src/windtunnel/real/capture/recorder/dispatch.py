@@ -30,7 +30,7 @@ _DEVICE_QUERY = torch.ops.prim.device.default  # C++ asks a fake tensor for its 
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Of one recorder."""
+    """The dispatch mode of one recorder."""
 
     supports_higher_order_operators = True
 
@@ -46,7 +46,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._fake = world_compat.fake_tensor_class()
         self._fakes: FastFakes | None = None
         self._facts: dict[int, tuple[OpFacts, Any]] = {}  # by identity, which the op beside them keeps its own
-        self._sugar: dict[Any, bool] = {}
+        self._sugar: dict[object, bool] = {}
         self.unseen = 0  # depth of what is not the script's work
         self.real_integers = 0  # depth of C++ that reads integers it has made
 
@@ -54,7 +54,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """Tensors hold no data: this makes them."""
         self._fakes = fakes
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: tuple[type, ...], args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         if func is _DEVICE_QUERY and type(args[0]) is self._fake:
             return args[0]._fake_device
         sugar = self._sugar.get(types)
@@ -79,7 +81,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         if fakes is None:
             return self._ran(func, facts, args, kwargs, func(*args, **kwargs))
         out = fakes.run(func, types, args, kwargs)
-        inputs = fakes.taken()
+        inputs = fakes.take_inputs()
         if facts.view:
             return out
         entry = fakes.entry
@@ -91,12 +93,18 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             return self._ran(func, facts, args, kwargs, out, entry)
         numbers, positions = seen
         written = [inputs[i] for i in positions] if positions else []
-        self._reader.values.after(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
+        self._reader.values.follow_op(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
         return out
 
     def _ran(
-        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, out: Any, entry: Entry | None = None
-    ) -> Any:
+        self,
+        func: OpOverload,
+        facts: OpFacts,
+        args: Arguments,
+        kwargs: Keywords,
+        out: object,
+        entry: Entry | None = None,
+    ) -> object:
         """Write down an op that has run; `entry`: what is kept of this very call."""
         if facts.view:
             return out
@@ -111,12 +119,12 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             for tensor in outputs:
                 number(tensor)
             if fakes is not None:
-                values.after(func, facts.short, args, kwargs, inputs, outputs, [])
+                values.follow_op(func, facts.short, args, kwargs, inputs, outputs, [])
             return out
         numbers, positions = self._rows.write(facts, args, kwargs, inputs, outputs, out, entry)
         if fakes is not None:
             written = [inputs[i] for i in positions]
-            values.after(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
+            values.follow_op(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
         return out
 
     def run(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
@@ -124,10 +132,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         if self._fakes is None:
             return func(*args, **kwargs)
         out = self._fakes.run(func, (), args, kwargs)
-        self._fakes.taken()
+        self._fakes.take_inputs()
         return out
 
-    def _special(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> Any:
+    def _special(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> object:
         """An op that does not simply run."""
         recorder, reader, fake = self._recorder, self._reader, self._fakes is not None
         if facts.view and not facts.communication:
@@ -160,7 +168,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         if self.real_integers:
             out = reader.with_real_integers(func, facts, args, kwargs)
         elif facts.shaped_by_data:
-            out = reader.shaped(func, facts, args, kwargs, tensors_of(args, kwargs))
+            out = reader.run_data_dependent(func, facts, args, kwargs, tensors_of(args, kwargs))
         else:
             out = self.run(func, args, kwargs)
         out = self._ran(func, facts, args, kwargs, out)
@@ -169,5 +177,5 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         return out
 
 
-def _is_integer(kwargs: dict[str, Any]) -> bool:
+def _is_integer(kwargs: dict[str, object]) -> bool:
     return kwargs.get("dtype") is torch.int32

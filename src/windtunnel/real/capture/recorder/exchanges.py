@@ -18,6 +18,7 @@ from windtunnel.real.capture.torch_private import compile as compiler
 from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
+    import torch
     from torch._ops import OpOverload
 
     from windtunnel.real.operator_call import Arguments, Keywords
@@ -48,13 +49,13 @@ class Exchanges:
             self._issued[id(call)] = (call, index)
         return None if self.before is None else self.before.begin(call)
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         """The script waited for one."""
         found = self._issued.pop(id(call), None)
         if found is not None:
             self._recorder.rows.note("wait", "wait", {found[1]})
         if self.before is not None:
-            self.before.waited(call)
+            self.before.on_wait(call)
 
     def forget(self, before: int) -> None:
         """Calls that ops before this one made are not waited for any more: the reducer of DDP waits on futures."""
@@ -70,8 +71,8 @@ class Exchanges:
             return compiler.unfused_exchange(func._schema.name.split("::")[1])(*args, **kwargs)
 
     def communicate(
-        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]
-    ) -> Any:
+        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]
+    ) -> object:
         """An op that exchanges, or waits for an exchange."""
         if facts.wait:
             return self._wait_tensor(func, args, kwargs)
@@ -112,19 +113,19 @@ class Exchanges:
                 self._of_storage[ledger.number(tensor)] = index
         return out
 
-    def _answered(self, func: OpOverload, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
+    def _answered(self, func: OpOverload, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]) -> object:
         recorder = self._recorder
         if not recorder.reader.fake or recorder.world is None:
             return func(*args, **kwargs)
         answer = recorder.world.answer
         if inputs and not recorder.reader.holds_nothing(inputs):
-            return recorder.reader.done(answer, (func, args, kwargs), {})
+            return recorder.reader.run_outside(answer, (func, args, kwargs), {})
         return answer(func, args, kwargs)
 
-    def _place(self, inputs: list[Any], after: set[int], received: bool) -> Place:
+    def _place(self, inputs: list[torch.Tensor], after: set[int], received: bool) -> Place:
         """Outside all modules: that of what is sent."""
         recorder = self._recorder
-        place = recorder.where.here(inputs)
+        place = recorder.where.place_of(inputs)
         if place.module or place.phase not in ("other", "forward") or received:
             return place
         base, rows = recorder.rows.base, recorder.rows.rows
@@ -134,7 +135,7 @@ class Exchanges:
         of_source: Place = rows[source - base][PLACE]
         return place._replace(phase=of_source.phase, micro_batch=of_source.micro_batch)
 
-    def _wait_tensor(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    def _wait_tensor(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
         recorder = self._recorder
         number = recorder.ledger.number(args[0])
         count = recorder.rows.count()
@@ -148,7 +149,7 @@ class Exchanges:
         return out
 
 
-def _filled(facts: OpFacts, args: Arguments, kwargs: Keywords) -> list[Any]:
+def _filled(facts: OpFacts, args: Arguments, kwargs: Keywords) -> list[object]:
     """What an op of c10d writes: its first argument, which its schema does not say."""
     if facts.short in _GIVES_NOTHING:
         return []

@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -29,7 +29,7 @@ _OUTER = ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModul
 
 
 class Place(NamedTuple):
-    """Of an op."""
+    """The place of an op in the model."""
 
     module: str
     phase: str
@@ -47,11 +47,11 @@ class Whereabouts:
     def __init__(self, on_forward: Callable[[], None]) -> None:
         self.optimizers = 0  # depth of optimizer steps
         self.steps_in_backward = False  # the optimizer steps while gradients come, not the other way round (a closure)
-        self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.stream: Callable[[], int] = lambda: 0
         self._on_forward = on_forward
         self._stack: list[str] = []
-        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._forwards: dict[int, int] = {}  # root -> how many in this step
         self._micro_batch = 0
         self._by_node: dict[int, Place] = {}
@@ -121,7 +121,7 @@ class Whereabouts:
         self._micro_batch = count
 
     def name_of(self, module: torch.nn.Module) -> str:
-        """As ops of it are named."""
+        """The name of a module, as its ops carry it."""
         return self._names.get(module, type(module).__name__)
 
     # ---- recomputation
@@ -187,12 +187,12 @@ class Whereabouts:
 
     # ---- ops
 
-    def here(self, inputs: Iterable[Any]) -> Place:
-        """Of the op that runs now and takes `inputs`."""
+    def place_of(self, inputs: Iterable[torch.Tensor]) -> Place:
+        """The place of the op that runs now and takes `inputs`."""
         place = self._here(inputs)
         return place._replace(compiled=0) if self._hooks_depth else place
 
-    def _here(self, inputs: Iterable[Any]) -> Place:
+    def _here(self, inputs: Iterable[torch.Tensor]) -> Place:
         if compat.in_backward():
             return self._in_backward()
         if compat.sequence_number() != self._nodes_seen:

@@ -49,7 +49,7 @@ _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "_scaled_
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """One overload."""
+    """Facts of one overload."""
 
     name: str  # "aten.mm"
     short: str  # "mm"

@@ -93,7 +93,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         with ExitStack() as opening:
             opening.enter_context(self.where)
-            self.where.stream = self.rows.streams.now
+            self.where.stream = self.rows.streams.current_stream
             opening.callback(compat.watch_resize(self.ledger.resized))
             opening.callback(compat.around_sharding_propagation(_Depth(self._mode, "unseen")))
             if compat.fake_mode() is not None:
@@ -140,7 +140,7 @@ class Recorder:
 
     @property
     def program(self) -> RankProgram:
-        """Of the last finished step."""
+        """The program of the last finished step."""
         if not self.programs:
             raise LookupError("no step was finished: the script stepped no optimizer, nor was end_step called")
         return self.programs[-1]
@@ -233,7 +233,7 @@ class Recorder:
 
     # ---- optimizers
 
-    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.where.optimizers += 1
         if self.where.optimizers == 1:
             self.where.steps_in_backward = compat.in_backward()
@@ -244,7 +244,7 @@ class Recorder:
             self.ledger.mark((local_part(p) for p in parameters), "parameter")
             self.ledger.mark((local_part(p.grad) for p in parameters if p.grad is not None), "gradient")
 
-    def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _optimizer_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         states = (v for state in optimizer.state.values() if isinstance(state, dict) for v in state.values())
         self.ledger.mark((local_part(v) for v in states if isinstance(v, torch.Tensor)), "optimizer")
         gradients = (
@@ -264,9 +264,11 @@ class Recorder:
 
     # ---- what Python reads
 
-    def read(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
+    def read(
+        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]
+    ) -> Any:
         """An op that gives Python a value: what it is told; the host waits for the device."""
-        value = self.reader.told(func, facts, args, kwargs, inputs)
+        value = self.reader.read_value(func, facts, args, kwargs, inputs)
         on_device = [t for t in inputs if t.device.type == self.device]
         if on_device:
             self.rows.sync(self.rows.writers(on_device), tuple(self.rows.spec(t)[0] for t in inputs))
@@ -274,7 +276,7 @@ class Recorder:
             self.where.graph_breaks()
         return value
 
-    def answered(self, what: str, told: object, where: str) -> None:
+    def record_answer(self, what: str, told: object, where: str) -> None:
         """Python was told something that nobody computed."""
         self._answers.append(Answer(self.rows.count(), what, str(told), where))
 

@@ -40,7 +40,7 @@ _address = compat.storage_address
 _TOLD = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def told(args: Arguments, kwargs: Keywords) -> int:
+def settings_number(args: Arguments, kwargs: Keywords) -> int:
     """A number for what an op is given besides tensors: factors, dimensions, dtypes."""
     return zlib.crc32(repr([*_plain(args), *_plain(sorted(kwargs.items()))]).encode())
 
@@ -73,7 +73,7 @@ class Note:
 
 
 class Rows:
-    """Of one recorder."""
+    """The rows of one recorder."""
 
     def __init__(self, ledger: Ledger, where: Whereabouts, device: str) -> None:
         self.ledger, self.where, self.device = ledger, where, device
@@ -93,7 +93,7 @@ class Rows:
         self.base = base
 
     def spec(self, tensor: torch.Tensor) -> tuple[TensorSpec, int]:
-        """Of a tensor, and its bytes."""
+        """The spec of a tensor, and its bytes."""
         key = (tensor.shape, tensor.dtype, tensor.device.type)
         found = self._specs.get(key)
         if found is None:
@@ -105,7 +105,7 @@ class Rows:
     def writers(self, tensors: Sequence[torch.Tensor]) -> set[int]:
         """The ops that wrote these last, of those that have been met."""
         writer = self.ledger.writer
-        return {writer[n] for t in tensors if (n := self.ledger.known(t)) is not None and n in writer}
+        return {writer[n] for t in tensors if (n := self.ledger.number_if_known(t)) is not None and n in writer}
 
     # ---- ops that ran
 
@@ -153,9 +153,9 @@ class Rows:
             _, kind, taken_specs, given_specs, flops, _, _, scalars = row
             entry.note = Note(
                 *(kind, taken_specs, given_specs, sizes, tuple(new), new_bytes, positions, flops),
-                *(*traffic(facts.short, sizes, new_bytes, positions), scalars, told(args, kwargs)),
+                *(*traffic(facts.short, sizes, new_bytes, positions), scalars, settings_number(args, kwargs)),
             )
-        besides = told(args, kwargs) if self.where.compiles else 0
+        besides = settings_number(args, kwargs) if self.where.compiles else 0
         self._issue(*row, inputs, numbers, fitting, positions, made, new_bytes, besides)
         return numbers, positions
 
@@ -191,7 +191,7 @@ class Rows:
         read: float,
         wrote: float,
         scalars: tuple[object, ...],
-        inputs: list[Any],
+        inputs: list[torch.Tensor],
         numbers: list[int],
         sizes: list[int],
         positions: list[int],
@@ -201,11 +201,11 @@ class Rows:
     ) -> None:
         writer, index = self.ledger.writer, self._count
         after: Iterable[int] = {writer[n] for n in numbers if n in writer}
-        stream = self.streams.now()
+        stream = self.streams.current_stream()
         waits = self.streams.take()
         if waits:
             after = {*after, *waits}
-        place = self.where.here(inputs)
+        place = self.where.place_of(inputs)
         reads: tuple[tuple[int, int, int], ...] = ()
         writes: tuple[tuple[int, int], ...] = ()
         lies = 0
@@ -244,9 +244,9 @@ class Rows:
         place: Place | None = None,
     ) -> int:
         """Write down a communication, a wait, a sync. Returns its number."""
-        place = place or self.where.here(())
+        place = place or self.where.place_of(())
         after = {*after, *self.streams.take()}
-        stream = self.streams.now()
+        stream = self.streams.current_stream()
         row = (
             name,
             kind,

@@ -67,7 +67,7 @@ class Ledger:
         found = self.numbers.get(self._address(tensor))
         return self._meet(tensor.untyped_storage(), tensor.device.type) if found is None else found
 
-    def known(self, tensor: torch.Tensor) -> int | None:
+    def number_if_known(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor's storage if it was met before."""
         return self.numbers.get(self._address(tensor))
 
@@ -116,7 +116,7 @@ class Ledger:
     def mark(self, tensors: Iterable[object], category: str) -> None:
         """Say what the storages of `tensors` are for; the first word stands, unless it was communication."""
         for tensor in tensors:
-            number = self.known(tensor)
+            number = self.number_if_known(tensor)
             if number is not None and self.categories.get(number, "communication") == "communication":
                 self.categories[number] = category
 

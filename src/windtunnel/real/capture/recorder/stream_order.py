@@ -39,7 +39,7 @@ class StreamOrder:
             found = self._streams[stream] = _Stream()
         return found
 
-    def now(self) -> int:
+    def current_stream(self) -> int:
         """The stream that ops are issued on."""
         return self._current
 

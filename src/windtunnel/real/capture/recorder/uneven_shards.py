@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.studies.programs.rank_classes.grid import Members
 from windtunnel.studies.programs.rank_classes.uneven_shards import short_from
 
+if TYPE_CHECKING:
+    import torch
 
-def tails_of(parameters: Iterable[Any]) -> dict[Members, set[int]]:
+
+def tails_of(parameters: Iterable[torch.Tensor]) -> dict[Members, set[int]]:
     """Of the groups that share a parameter (a DTensor): the places in each at which parts become shorter."""
     import torch.distributed as dist
 

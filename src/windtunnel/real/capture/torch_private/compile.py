@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.real.capture.replacements import Context, Replacements, within
+from windtunnel.real.capture.replacements import Context, Replacements, in_context
 
 
 def reading_breaks() -> bool:
@@ -29,7 +29,7 @@ def on_compiled(context: Context) -> Callable[[], None]:
     import torch
     from torch._dynamo.eval_frame import OptimizeContext, innermost_backend
 
-    def is_compiled(context: Any, function: Any, made: Any) -> bool:
+    def is_compiled(context: Any, function: object, made: object) -> bool:
         named = getattr(innermost_backend(context.callback), "compiler_name", "")
         return named == "inductor" and not isinstance(function, torch.nn.Module | type)
 
@@ -52,13 +52,15 @@ def on_disabled(context: Context) -> Callable[[], None]:
     return _around_made(DisableContext, is_disabled, context)
 
 
-def _around_made(made_by: Any, wanted: Callable[[Any, Any, Any], bool], context: Context) -> Callable[[], None]:
+def _around_made(
+    made_by: Any, wanted: Callable[[object, object, object], bool], context: Context
+) -> Callable[[], None]:
     """Enter `context` for calls of what `made_by` makes of functions, where (self, function, made) is `wanted`."""
     old = made_by.__call__
 
-    def called(self: Any, function: Any) -> object:
+    def called(self: object, function: object) -> object:
         made = old(self, function)
-        return within(context, made) if wanted(self, function, made) else made
+        return in_context(context, made) if wanted(self, function, made) else made
 
     return Replacements((made_by, "__call__", called)).undo
 

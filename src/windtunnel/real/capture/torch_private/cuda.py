@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def replace_torch_cuda(
-    stack: ExitStack, state: PretendedCuda, classes: tuple[type, type, type], refuse: Callable[..., Any]
+    stack: ExitStack, state: PretendedCuda, classes: tuple[type, type, type], refuse: Callable[..., object]
 ) -> None:
     """Make `torch.cuda` answer for `state`; `stack` puts everything back."""
 
@@ -38,11 +38,11 @@ def replace_torch_cuda(
     _one_kernel_on_a_gpu(stack)
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def nothing(*_: object, **__: object) -> None:
     """What a driver would have to do."""
 
 
-def _both(patches: Replacements, modules: tuple[Any, ...], name: str, value: Any) -> None:
+def _both(patches: Replacements, modules: tuple[Any, ...], name: str, value: torch.Tensor) -> None:
     for module in modules:
         if name in vars(module):
             patches.set(module, name, value)
@@ -153,12 +153,12 @@ def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, t
     cuda = torch.cuda
     known: dict[int, Any] = {}
 
-    def current(device: torch.device = None) -> Any:
+    def current(device: torch.device = None) -> torch.cuda.Stream:
         if state.stream not in known:
             known[state.stream] = stream_class(device=state.device, stream_id=state.stream)
         return known[state.stream]
 
-    def default(device: torch.device = None) -> Any:
+    def default(device: torch.device = None) -> torch.cuda.Stream:
         return stream_class(device=state.device, stream_id=0)
 
     def set_stream(stream: torch.cuda.Stream) -> None:
@@ -277,7 +277,7 @@ def _memory(patches: Replacements, state: PretendedCuda) -> None:
 def _random(patches: Replacements) -> None:
     cuda = torch.cuda
 
-    def real_state(device: torch.device = "cuda") -> Any:
+    def real_state(device: torch.device = "cuda") -> object:
         from torch.utils._python_dispatch import _disable_current_modes
 
         with _disable_current_modes():  # read back as integers by DTensor: must hold data
@@ -308,7 +308,7 @@ def _random(patches: Replacements) -> None:
 # ---- what cannot be
 
 
-def _graphs(patches: Replacements, refuse: Callable[..., Any]) -> None:
+def _graphs(patches: Replacements, refuse: Callable[..., object]) -> None:
     cuda = torch.cuda
     for name in ("CUDAGraph", "graph"):  # classes: libraries name them in type annotations
         refused = type(name, (), {"__new__": lambda cls, *args, **kwargs: refuse(*args, **kwargs)})
@@ -358,7 +358,7 @@ def _one_kernel_on_a_gpu(stack: ExitStack) -> None:
     library = torch.library.Library("aten", "IMPL")
     stack.callback(library._destroy)  # private: otherwise it goes when it is collected
 
-    def never_run(*_: Any, **__: Any) -> Any:
+    def never_run(*_: object, **__: object) -> object:
         raise RuntimeError("a pretended GPU was asked for numbers: a tensor on it was made outside fake_tensors()")
 
     for name in _ONE_KERNEL:
@@ -380,9 +380,9 @@ def _attention(stack: ExitStack, state: PretendedCuda) -> None:
 
     def attention(
         query: torch.Tensor,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         *,
@@ -419,7 +419,12 @@ def _attention(stack: ExitStack, state: PretendedCuda) -> None:
 
 
 def _kernel(
-    query: torch.Tensor, key: Any, value: Any, mask: torch.Tensor, gqa: bool, capability: tuple[int, int]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    gqa: bool,
+    capability: tuple[int, int],
 ) -> str:
     backends = torch.backends.cuda
     same = query.shape[1] == key.shape[1] == value.shape[1] if query.dim() == 4 else False

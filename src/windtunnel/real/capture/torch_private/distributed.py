@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.real.capture.replacements import Replacements, within
+from windtunnel.real.capture.replacements import Replacements, in_context
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError, UntriedTorchError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
     import torch.distributed as dist
     from torch.distributed import DeviceMesh
@@ -42,14 +44,15 @@ def require_tried_torch() -> None:
 # Names, and why each is needed
 
 
-def c10d() -> Any:
+def c10d() -> ModuleType:
     """The module behind `torch.distributed`: its functions look each other up here, so replacing one reaches all."""
-    import torch.distributed.distributed_c10d as module
+    import torch.distributed.distributed_c10d
 
+    module: ModuleType = torch.distributed.distributed_c10d
     return module
 
 
-def modules_that_name_group_functions() -> tuple[Any, ...]:
+def modules_that_name_group_functions() -> tuple[object, ...]:
     """Who imported `init_process_group`, `split_group` and object collectives by name: each has its own reference."""
     import torch.distributed as dist
     import torch.distributed.device_mesh as device_mesh
@@ -95,7 +98,7 @@ def name_backend(pg: dist.ProcessGroup, name: str, desc: str) -> None:
     pg._set_group_desc(desc)
 
 
-def register_backend(pg: dist.ProcessGroup, devices: Iterable[str], backend: Any) -> None:
+def register_backend(pg: dist.ProcessGroup, devices: Iterable[str], backend: object) -> None:
     """Attach a backend for these device types, as one of none of torch's own kinds.
 
     C++ (DDP's logger) casts a group that calls itself gloo or nccl to that class, and crashes where it is not.
@@ -108,7 +111,7 @@ def register_backend(pg: dist.ProcessGroup, devices: Iterable[str], backend: Any
     pg._set_default_backend(kind)
 
 
-def unboxed_group(boxed: Any) -> Any:
+def unboxed_group(boxed: torch.ScriptObject) -> dist.ProcessGroup:
     """The process group that a dispatcher op was given: a script object, a group, or the name of one."""
     import torch
 
@@ -117,7 +120,7 @@ def unboxed_group(boxed: Any) -> Any:
     return c10d()._resolve_process_group(boxed) if isinstance(boxed, str) else boxed
 
 
-def boxed_work(work: Any) -> Any:
+def boxed_work(work: dist.Work) -> torch.ScriptObject:
     """A `Work` as the dispatcher hands it from a Python kernel to C++ callers."""
     return work.boxed()
 
@@ -146,12 +149,12 @@ def fake_tensor_class() -> Any:
     return FakeTensor
 
 
-def known_value(tensor: torch.Tensor) -> Any:
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """What a fake tensor is known to hold (`torch.tensor(3)` under fake tensors), as a real tensor; else None."""
     return getattr(tensor, "constant", None) if isinstance(tensor, fake_tensor_class()) else tensor
 
 
-def set_known_value(tensor: torch.Tensor, value: Any) -> None:
+def set_known_value(tensor: torch.Tensor, value: object) -> None:
     """Let a fake tensor hold a value: `.item()` then answers it, and small arithmetic carries it on."""
     tensor.constant = value
     tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
@@ -170,14 +173,14 @@ def dispatcher_ops(namespace: str) -> list[str]:
     return sorted({name.split("::")[1].split(".")[0] for name in names if name.startswith(f"{namespace}::")})
 
 
-def kernel_library(namespace: str) -> Any:
+def kernel_library(namespace: str) -> torch.library.Library:
     """A library of kernels that replace torch's own; `destroy_library` brings those back."""
     import torch
 
     return torch.library.Library(namespace, "IMPL")
 
 
-def destroy_library(library: Any) -> None:
+def destroy_library(library: torch.library.Library) -> None:
     """Take our kernels out again. Waiting for the garbage collector would leave them in for an unknown time."""
     library._destroy()
 
@@ -191,7 +194,7 @@ class _Chunks:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> object:
         size = self._tensor.size(self._dim)
         each = -(-size // self._count)
         start = range(self._count)[number] * each
@@ -206,7 +209,7 @@ def shard_lazily(patches: Replacements) -> None:
 
     original = fsdp_param._chunk_with_empty
 
-    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> object:
         return _Chunks(tensor, num_chunks, dim) if tensor.size(dim) else original(tensor, num_chunks, dim)
 
     patches.set(fsdp_param, "_chunk_with_empty", chunk_with_empty)
@@ -222,7 +225,7 @@ _MESH_FUNCTIONS = ("_concatenate", "_get_mesh_tensor_from_full_mesh", "from_grou
 
 
 @contextmanager
-def real_device_meshes(value_of: Callable[[Any], Any] = known_value) -> Iterator[None]:
+def real_device_meshes(value_of: Callable[[object], object] = known_value) -> Iterator[None]:
     """`DeviceMesh` does small integer arithmetic and reads it back, at construction and look-up: outside all modes.
 
     A mesh that the script laid out itself, under fake tensors, is looked up with `value_of` (`World.known_value`).
@@ -248,9 +251,9 @@ def real_device_meshes(value_of: Callable[[Any], Any] = known_value) -> Iterator
         yield
 
 
-def _with_real_ranks(make: Callable[..., Any], value_of: Callable[[Any], Any]) -> Callable[..., Any]:
+def _with_real_ranks(make: Callable[..., object], value_of: Callable[[object], object]) -> Callable[..., object]:
     @functools.wraps(make)
-    def init(mesh: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> Any:
+    def init(mesh: DeviceMesh, device_type: str, *args: object, **kwargs: object) -> Any:
         import torch
 
         def real(ranks: Any, what: str) -> Any:
@@ -291,4 +294,4 @@ def ddp_outside_modes() -> Replacements:
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that no dispatch mode sees."""
-    return within(outside_modes, function)
+    return in_context(outside_modes, function)

@@ -28,6 +28,10 @@ from windtunnel.real.capture.torch_private.distributed import outside_modes, set
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 FEW = 4096  # elements that are read one by one: each may have a value that is known
 
@@ -39,7 +43,7 @@ def data_that_moves() -> Replacements:
 
     data: Any = torch._C.TensorBase.__dict__["data"]
 
-    def assign(self: Any, new: Any) -> None:
+    def assign(self: torch.Tensor, new: torch.Tensor) -> None:
         data.__set__(self, new)
         if isinstance(new, FakeTensor):
             self.fake_device = new.fake_device
@@ -53,7 +57,7 @@ def lists_of_fakes() -> Replacements:
 
     one_by_one = FakeTensor.tolist
 
-    def tolist(self: Any) -> Any:
+    def tolist(self: torch.Tensor) -> Any:
         if self.numel() <= FEW:
             return one_by_one(self)
         if self.constant is not None:
@@ -73,7 +77,7 @@ def texts_of_fakes() -> Replacements:
 
     otherwise = FakeTensor.__format__
 
-    def formatted(self: Any, spec: str) -> str:
+    def formatted(self: torch.Tensor, spec: str) -> str:
         if self.dim() == 0 and not self.is_meta:
             return str(self.detach().item().__format__(spec))
         return str(otherwise(self, spec))
@@ -88,7 +92,7 @@ def one_cpu() -> Replacements:
 
     otherwise = FakeTensor._normalize_fake_device
 
-    def normalised(device: torch.device) -> Any:
+    def normalised(device: torch.device) -> object:
         return torch.device("cpu") if device.type == "cpu" else otherwise(device)
 
     return Replacements((FakeTensor, "_normalize_fake_device", staticmethod(normalised)))
@@ -102,16 +106,16 @@ def tensors_of_fakes() -> Iterator[None]:
 
     make = torch.tensor
 
-    def holds(data: Any) -> bool:
+    def holds(data: object) -> bool:
         return isinstance(data, FakeTensor) or (isinstance(data, list | tuple) and any(holds(one) for one in data))
 
-    def read(data: Any) -> Any:
+    def read(data: object) -> Any:
         if isinstance(data, FakeTensor):
             return data.tolist()
         return [read(one) for one in data] if isinstance(data, list | tuple) else data
 
     @functools.wraps(make)
-    def tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+    def tensor(data: object, *args: object, **kwargs: object) -> torch.Tensor:
         if isinstance(data, list | tuple) and holds(data):
             data = read(data)
         device = kwargs.get("device")
@@ -134,7 +138,7 @@ def copies_of_fakes() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
@@ -168,24 +172,26 @@ def addresses_looked_at() -> Replacements:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class UsedMap(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: OpOverload, types: object, args: Arguments = (), kwargs: Keywords | None = None
+        ) -> object:
             kwargs = kwargs or {}
             if func is torch.ops.aten.zeros.default and kwargs.get("dtype") == torch.int32:
                 with outside_modes():
                     return torch.ones(*args, **{**kwargs, "pin_memory": False})
             return func(*args, **kwargs)
 
-    def address(self: Any) -> int:
+    def address(self: torch.Tensor) -> int:
         storage = self.untyped_storage()
         return int(storage._cdata) + self.storage_offset() * self.element_size() if storage.nbytes() else 0
 
     begin: Any = dist.Reducer.__init__
 
-    def reducer(self: Any, *args: Any, **kwargs: Any) -> None:
+    def reducer(self: dist.Reducer, *args: object, **kwargs: object) -> None:
         with UsedMap():
             begin(self, *args, **kwargs)
 
-    def same_storage(one: Any, other: Any) -> bool:
+    def same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
         return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
     return Replacements(
@@ -201,7 +207,7 @@ def random_dtensors() -> Replacements:
     from torch.distributed.tensor import _random
 
     @contextmanager
-    def region(self: Any, *_: Any, **__: Any) -> Iterator[None]:
+    def region(self: object, *_: object, **__: object) -> Iterator[None]:
         yield
 
     def state(self: Any) -> Any:

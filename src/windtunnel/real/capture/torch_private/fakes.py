@@ -29,7 +29,7 @@ def uncompiled_internals() -> Iterator[None]:
 
     wrap, met = torch._dynamo.disable, []
 
-    def disable(fn: Any = None, recursive: bool = True, *, reason: Any = None, wrapping: bool = True) -> Any:
+    def disable(fn: object = None, recursive: bool = True, *, reason: object = None, wrapping: bool = True) -> object:
         if wrapping or fn is None:
             return wrap(fn, recursive, reason=reason, wrapping=wrapping)
         met.append(fn)
@@ -50,7 +50,7 @@ def numpy_of_fakes() -> Replacements:
     old = torch.Tensor.numpy
     old_array = torch.Tensor.__array__
 
-    def numpy(self: Any, *, force: bool = False) -> Any:
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if not isinstance(self, fake_tensor):
             return old(self, force=force)
         constant = self.constant
@@ -59,7 +59,7 @@ def numpy_of_fakes() -> Replacements:
         one = self.detach().reshape(-1)[:1].sum().item() if self.numel() else 0
         return np.full(tuple(self.shape), one)
 
-    def array(self: Any, dtype: torch.dtype = None) -> Any:
+    def array(self: torch.Tensor, dtype: torch.dtype = None) -> Any:
         if not isinstance(self, fake_tensor):
             return old_array(self, dtype)
         return numpy(self) if dtype is None else numpy(self).astype(dtype)
@@ -76,7 +76,7 @@ def swappable_fakes() -> Replacements:
     fake_tensor = fake_tensor_class()
     old = torch.utils.swap_tensors
 
-    def swap_tensors(one: Any, other: Any) -> None:
+    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
         for tensor in (one, other):
             if isinstance(tensor, fake_tensor):
                 memo = tensor.fake_mode.fake_tensor_converter.meta_converter.tensor_memo

@@ -30,7 +30,14 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
     aten = torch.ops.aten
 
     def kernel(
-        query: torch.Tensor, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any, **__: Any
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score_mod: object,
+        block_mask: Any,
+        scale: object,
+        *_: object,
+        **__: object,
     ) -> Any:
         causal = getattr(block_mask[-1], "__name__", "") != "noop_mask"
         note("flex_attention: recorded as fused attention, every mask as a causal one")
@@ -51,7 +58,7 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
             lse = query.new_empty(query.shape[:3], dtype=torch.float32)
         return out, lse, query.new_empty((0,), dtype=torch.float32)
 
-    def mask(mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: torch.device = None) -> object:
+    def mask(mask_mod: object, B: object, H: object, Q_LEN: int, KV_LEN: int, device: torch.device = None) -> object:
         device = device or torch.accelerator.current_accelerator() or "cpu"
         return torch.empty((), dtype=torch.bool, device=device).expand(B or 1, H or 1, Q_LEN, KV_LEN)
 

@@ -66,7 +66,7 @@ def stand_in_for_cuda(
     device = code.word(_CUDA | current() << 8)  # c10::Device: type and index, a byte each
     index, number, yes, no = code.word(current()), code.word(count), code.word(1), code.word(0)
 
-    def moved(now: int) -> None:
+    def on_move(now: int) -> None:
         code.change(device, _CUDA | now << 8)
         code.change(index, now)
 
@@ -93,7 +93,7 @@ def stand_in_for_cuda(
     )
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(guard_table) + 16)
     guard_before, hooks_before = registry[_CUDA], hooks.value
-    watch(moved)
+    watch(on_move)
     if not guard_before:
         registry[_CUDA] = ctypes.addressof(guard)
     hooks.value = ctypes.addressof(hooks_table) + 16
@@ -142,5 +142,5 @@ class _Constants:
         self._words[number] = value
 
     def address(self, number: int) -> int:
-        """Of its code."""
+        """The address of its code."""
         return self._at + 64 * number

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from windtunnel.real.capture.replacements import Context, Replacements, within
+from windtunnel.real.capture.replacements import Context, Replacements, in_context
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from torch._ops import OpOverload
 
     from windtunnel.real.operator_call import Arguments, Keywords
@@ -25,7 +26,7 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def running_node() -> Any:
+def running_node() -> torch.autograd.graph.Node | None:
     """The autograd node that is running, or None between nodes: its sequence number leads to the forward op."""
     return torch._C._current_autograd_node()
 
@@ -43,10 +44,10 @@ def on_recompute(context: Context) -> Callable[[], None]:
     old_init, old_backward = frame.__init__, reentrant.backward
 
     def init(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        old_init(self, within(context, recompute_fn), *args, **kwargs)
+        old_init(self, in_context(context, recompute_fn), *args, **kwargs)
 
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.run_function = within(context, ctx.run_function)
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor) -> Any:
+        ctx.run_function = in_context(context, ctx.run_function)
         return old_backward(ctx, *grads)
 
     return Replacements((frame, "__init__", init), (reentrant, "backward", staticmethod(backward))).undo
@@ -59,14 +60,14 @@ def on_sharding_hooks(context: Context) -> Callable[[], None]:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     methods = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
-    return Replacements(*((FSDPParamGroup, name, within(context, method)) for name, method in methods.items())).undo
+    return Replacements(*((FSDPParamGroup, name, in_context(context, method)) for name, method in methods.items())).undo
 
 
-def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
+def watch_resize(seen: Callable[[torch.UntypedStorage, int], None]) -> Callable[[], None]:
     """Call `seen(storage, bytes)` after every `storage.resize_` from Python: no op, so no dispatch mode sees it."""
     old = torch.UntypedStorage.resize_
 
-    def resize_(storage: torch.UntypedStorage, size: Any) -> Any:
+    def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         answer = old(storage, size)
         seen(storage, int(size))
         return answer
@@ -114,7 +115,7 @@ def no_dispatch_rules() -> Callable[[], None]:
     asked, holder = simple_registry.find_torch_dispatch_rule, simple_registry.GenericTorchDispatchRuleHolder
     code, register = asked.__code__, holder.register
 
-    def none(op: Any, torch_dispatch_class: Any) -> None:
+    def no_rule(op: Any, torch_dispatch_class: Any) -> None:
         return None
 
     def undo() -> None:
@@ -126,12 +127,12 @@ def no_dispatch_rules() -> Callable[[], None]:
         return register(self, *args, **kwargs)
 
     if not any(entry.torch_dispatch_rules._data for entry in simple_registry.singleton._data.values()):
-        asked.__code__ = none.__code__
+        asked.__code__ = no_rule.__code__
         holder.register = registered
     return undo
 
 
-def unwaited(tensor: torch.Tensor) -> Any:
+def unwaited(tensor: torch.Tensor) -> torch.Tensor:
     """What functional collectives hand out: waits when it is read.
 
     Under a fake mode the op would make an empty tensor.
@@ -155,11 +156,11 @@ def around_reducer_integers(context: Any) -> Callable[[], None]:
 
     lay_out = getattr(dist.Reducer._rebuild_buckets, "__wrapped__", dist.Reducer._rebuild_buckets)
 
-    def rebuild(reducer: Any) -> Any:
+    def rebuild(reducer: dist.Reducer) -> Any:
         with context:
             return lay_out(reducer)
 
-    def verify(group: Any, tensors: Any, logger: Any = None) -> Any:
+    def verify(group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> Any:
         with context:
             return native._verify_params_across_processes(group, tensors, logger)
 
@@ -207,7 +208,7 @@ def may_be_cached(mode: Any, func: OpOverload, args: Arguments, kwargs: Keywords
     return True
 
 
-def attributes_of_a_fake(fake: Any) -> dict[str, Any]:
+def attributes_of_a_fake(fake: torch.Tensor) -> dict[str, Any]:
     """What every fake tensor of a mode and a device carries."""
     kept = {name: value if name in ("fake_mode", "_fake_device") else None for name, value in vars(fake).items()}
     return {name: value for name, value in kept.items() if name != "_is_param"}
@@ -220,7 +221,7 @@ _no_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 storage_address = torch._C._storage_address  # `untyped_storage()._cdata`, without making the Python half
 
 
-def meta_tensor(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
+def meta_tensor(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of that shape without memory."""
     return _empty_strided(shape, stride, dtype=dtype, device=_META)
 
@@ -232,7 +233,9 @@ def meta_view(
     return _set(_empty_strided((0,), (1,), dtype=dtype, device=_META), storage, offset, shape, stride)
 
 
-def made_fake(fake: Any, element: Any, device: torch.device, attributes: dict[str, Any]) -> Any:
+def made_fake(
+    fake: torch.Tensor, element: torch.Tensor, device: torch.device, attributes: dict[str, Any]
+) -> torch.Tensor:
     """As `FakeTensor.__new__`, for one of whom all is known; `attributes` name its device too."""
     made = _make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)
     _no_data_pointer(made)

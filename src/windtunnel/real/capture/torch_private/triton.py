@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
 
@@ -41,23 +41,23 @@ def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
         launch = getattr(torch.ops.windtunnel, _OP).default
         run, tuned = JITFunction.run, Autotuner.run
 
-        def named(self: Any) -> str:
+        def kernel_name(self: object) -> str:
             return str(getattr(getattr(self, "fn", self), "__name__", "kernel"))
 
-        def seen(self: Any, args: Arguments, kwargs: Keywords) -> bool:
+        def records_launch(self: object, args: Arguments, kwargs: Keywords) -> bool:
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, FakeTensor)]
             if not tensors:
                 return False
             with torch.no_grad():
-                launch(named(self), tensors)
-            note(f"the Triton kernel {named(self)} was not run: priced by the bytes of its tensors")
+                launch(kernel_name(self), tensors)
+            note(f"the Triton kernel {kernel_name(self)} was not run: priced by the bytes of its tensors")
             return True
 
-        def run_of_kernel(self: Any, *args: object, **kwargs: object) -> object:
-            return None if seen(self, args, kwargs) else run(self, *args, **kwargs)
+        def run_of_kernel(self: object, *args: object, **kwargs: object) -> object:
+            return None if records_launch(self, args, kwargs) else run(self, *args, **kwargs)
 
-        def run_of_tuner(self: Any, *args: object, **kwargs: object) -> object:
-            return None if seen(self, args, kwargs) else tuned(self, *args, **kwargs)
+        def run_of_tuner(self: object, *args: object, **kwargs: object) -> object:
+            return None if records_launch(self, args, kwargs) else tuned(self, *args, **kwargs)
 
         patches = Replacements()
         stack.callback(patches.undo)

@@ -27,12 +27,12 @@ REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "pre
 NO_COMMUNICATION = ("check_for_nan",)  # ops of the namespace that ask nothing of peers
 
 
-def bytes_of(tensors: Iterable[Any]) -> int:
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes that tensors hold."""
     return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors)
 
 
-def is_control(kind: str, tensors: Sequence[Any]) -> bool:
+def is_control(kind: str, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether these are few whole numbers that Python will read: on the host, or a vote sent between two stages."""
     return bool(tensors) and all(
         tensor.numel() <= CONTROL_ELEMENTS
@@ -66,7 +66,7 @@ class Answers:
         group: Group,
         kind: str,
         bytes_total: int,
-        tensors: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
         *,
         position: int = -1,
         is_async: bool = True,
@@ -91,13 +91,13 @@ class Answers:
 
     def _do(
         self,
-        boxed: Any,
+        boxed: torch.ScriptObject,
         kind: str,
         bytes_total: int,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
         *,
-        op: Any = None,
+        op: dist.ReduceOp | None = None,
         send_rows: Sequence[int] = (),
         receive_rows: Sequence[int] = (),
         **more: Any,
@@ -114,7 +114,7 @@ class Answers:
         source = world.deliver(exchange, group)
         return compat.boxed_work(world.work((call,), due, outputs, group, source))
 
-    def _one_each(self, group: dist.ProcessGroup | None, what: str, lists: Iterable[Sequence[Any]]) -> list[Any]:
+    def _one_each(self, group: dist.ProcessGroup | None, what: str, lists: Iterable[Sequence[object]]) -> list[Any]:
         """The tensors of these lists, one after another. Refuses what the real library refuses: not one a member."""
         size = self._world.group_of(group).size
         for tensors in lists:
@@ -122,7 +122,7 @@ class Answers:
                 raise WorldError(f"{what} among {size} ranks was given a list of {len(tensors)} tensors: give {size}")
         return [tensor for tensors in lists for tensor in tensors]
 
-    def _check_whole(self, group: dist.ProcessGroup | None, what: str, whole: Any, part: Any) -> None:
+    def _check_whole(self, group: dist.ProcessGroup | None, what: str, whole: torch.Tensor, part: torch.Tensor) -> None:
         size = self._world.group_of(group).size
         if whole.numel() != size * part.numel():
             raise WorldError(
@@ -136,18 +136,23 @@ class Answers:
         self,
         tensors: Sequence[torch.Tensor],
         group: dist.ProcessGroup | None,
-        op: Any,
-        _sparse: Any,
+        op: object,
+        _sparse: object,
         is_async: bool = True,
-        *_: Any,
-    ) -> Any:
-        """One tensor."""
+        *_: object,
+    ) -> object:
+        """All-reduce of one tensor."""
         work = self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
         return tensors, work
 
     def allreduce_coalesced_(
-        self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: Any
-    ) -> Any:
+        self,
+        tensors: Sequence[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        op: object,
+        is_async: bool = True,
+        *_: object,
+    ) -> object:
         """Several tensors as one call."""
         return self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
 
@@ -158,9 +163,9 @@ class Answers:
         root: int,
         _root_tensor: int,
         is_async: bool = True,
-        *_: Any,
-    ) -> Any:
-        """From the root."""
+        *_: object,
+    ) -> object:
+        """Broadcast from the root."""
         work = self._do(group, "broadcast", bytes_of(tensors), tensors, tensors, position=root, is_async=is_async)
         return tensors, work
 
@@ -168,25 +173,25 @@ class Answers:
         self,
         tensors: Sequence[torch.Tensor],
         group: dist.ProcessGroup | None,
-        op: Any,
+        op: object,
         root: int,
         _root_tensor: int,
         is_async: bool = True,
-        *_: Any,
-    ) -> Any:
-        """To the root."""
+        *_: object,
+    ) -> object:
+        """Reduce to the root."""
         return self._do(group, "reduce", bytes_of(tensors), tensors, tensors, op=op, position=root, is_async=is_async)
 
     def allgather_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: Any
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: object
     ) -> Any:
         """One tensor for each member."""
         flat = self._one_each(group, "all-gather", outputs)
         return outputs, self._do(group, "all_gather", bytes_of(flat), inputs, flat, is_async=is_async)
 
     def _allgather_base_(
-        self, output: Any, own: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: Any
-    ) -> Any:
+        self, output: object, own: object, group: dist.ProcessGroup | None, is_async: bool = True, *_: object
+    ) -> object:
         self._check_whole(group, "all-gather", output, own)
         return output, self._do(group, "all_gather", bytes_of((output,)), (own,), (output,), is_async=is_async)
 
@@ -205,43 +210,61 @@ class Answers:
         return self._do(group, "all_gather", bytes_of(outputs), inputs, outputs, is_async=is_async)
 
     def reduce_scatter_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: Any
+        self,
+        outputs: Any,
+        inputs: Any,
+        group: dist.ProcessGroup | None,
+        op: dist.ReduceOp | None,
+        is_async: bool = True,
+        *_: object,
     ) -> Any:
         """A tensor for each member."""
         flat = self._one_each(group, "reduce-scatter", inputs)
         return outputs, self._do(group, "reduce_scatter", bytes_of(flat), flat, outputs, op=op, is_async=is_async)
 
     def _reduce_scatter_base_(
-        self, output: Any, whole: Any, group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: Any
-    ) -> Any:
+        self,
+        output: object,
+        whole: object,
+        group: dist.ProcessGroup | None,
+        op: object,
+        is_async: bool = True,
+        *_: object,
+    ) -> object:
         self._check_whole(group, "reduce-scatter", whole, output)
         work = self._do(group, "reduce_scatter", bytes_of((whole,)), (whole,), (output,), op=op, is_async=is_async)
         return output, work
 
     def reduce_scatter_tensor_coalesced_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, op: Any, is_async: bool = True, *_: Any
+        self,
+        outputs: Any,
+        inputs: Any,
+        group: dist.ProcessGroup | None,
+        op: dist.ReduceOp | None,
+        is_async: bool = True,
+        *_: object,
     ) -> Any:
         """Several, each from one tensor."""
         return self._do(group, "reduce_scatter", bytes_of(inputs), inputs, outputs, op=op, is_async=is_async)
 
     def gather_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: Any
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: object
     ) -> Any:
-        """To the root."""
+        """Gather to the root."""
         flat = self._one_each(group, "gather", outputs)
         total = bytes_of(flat) or bytes_of(inputs) * self._world.group_of(group).size
         return self._do(group, "gather", total, inputs, flat, position=root, is_async=is_async)
 
     def scatter_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: Any
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: object
     ) -> Any:
-        """From the root."""
+        """Scatter from the root."""
         flat = self._one_each(group, "scatter", inputs)
         total = bytes_of(flat) or bytes_of(outputs) * self._world.group_of(group).size
         return outputs, self._do(group, "scatter", total, flat, outputs, position=root, is_async=is_async)
 
     def alltoall_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: Any
+        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: object
     ) -> Any:
         """A tensor to and from each member."""
         self._one_each(group, "all-to-all", (inputs, outputs))
@@ -253,13 +276,13 @@ class Answers:
 
     def alltoall_base_(
         self,
-        output: Any,
-        own: Any,
+        output: torch.Tensor,
+        own: torch.Tensor,
         group: dist.ProcessGroup | None,
         receive_rows: Sequence[int],
         send_rows: Sequence[int],
         is_async: bool = True,
-        *_: Any,
+        *_: object,
     ) -> Any:
         """One tensor, in even or uneven splits."""
         return self._do(
@@ -271,12 +294,12 @@ class Answers:
         )
 
     def barrier(
-        self, _tensor: Any, group: dist.ProcessGroup | None, _devices: Any, is_async: bool = True, *_: Any
+        self, _tensor: object, group: dist.ProcessGroup | None, _devices: object, is_async: bool = True, *_: object
     ) -> Any:
-        """No data."""
+        """Barrier: moves no data."""
         return self._do(group, "barrier", 0, (), (), is_async=is_async)
 
-    def monitored_barrier_(self, _tensor: Any, group: dist.ProcessGroup | None, *_: Any) -> None:
+    def monitored_barrier_(self, _tensor: object, group: dist.ProcessGroup | None, *_: object) -> None:
         """No data, and blocks."""
         call = self.ask(self._world.group_of(group), "barrier", 0, (), is_async=False)
         self._world.wait_for(call, self._world.begin(call))
@@ -284,20 +307,20 @@ class Answers:
     # -------------------------------------------------------------------------------------------------------- messages
 
     def send(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, to: int, tag: int) -> Any:
-        """To one member."""
+        """Send to one member."""
         return self._do(group, "send", bytes_of(tensors), tensors, (), position=to, tag=tag)
 
-    def recv_(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, source: int, tag: int) -> Any:
-        """From one member."""
+    def recv_(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, source: int, tag: int) -> object:
+        """Receive from one member."""
         return self._do(group, "recv", bytes_of(tensors), (), tensors, position=source, tag=tag)
 
-    def recv_any_source_(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, tag: int) -> Any:
-        """From whoever sends."""
+    def recv_any_source_(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, tag: int) -> object:
+        """Receive from whoever sends."""
         return self._do(group, "recv", bytes_of(tensors), (), tensors, tag=tag)
 
 
 def uneven_rows(
-    own: Any, output: Any, send_rows: Sequence[int], receive_rows: Sequence[int], size: int
+    own: torch.Tensor, output: torch.Tensor, send_rows: Sequence[int], receive_rows: Sequence[int], size: int
 ) -> dict[str, Any]:
     """Bytes to and from each member where the splits of an all-to-all differ; nothing where they do not."""
     if not send_rows and not receive_rows:
@@ -332,8 +355,8 @@ def _uneven(sent: tuple[int, ...], received: tuple[int, ...]) -> dict[str, Any]:
     return {"sent_bytes": sent, "received_bytes": received}
 
 
-def _refusal(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
+def _refusal(name: str) -> Callable[..., object]:
+    def refuse(*_: object, **__: object) -> object:
         raise UnsupportedCommunicationError(
             f"the dispatcher op c10d::{name}", "use one of the collectives of torch.distributed instead"
         )

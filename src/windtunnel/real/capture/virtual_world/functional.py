@@ -8,7 +8,7 @@ waits for by the storage.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.collectives import Answers, bytes_of, uneven_rows
@@ -17,6 +17,11 @@ from windtunnel.real.capture.virtual_world.peer_data import Exchange
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError
 from windtunnel.studies.programs.communication import MESSAGES
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch._ops import OpOverload
 
 _KINDS = {
     "all_reduce": "all_reduce",
@@ -37,7 +42,7 @@ class Functional:
         # by storage: an output, and the work that fills it
         self._unwaited: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
-    def answer(self, func: Any, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def answer(self, func: OpOverload, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Outputs of the right shape, and a work for `wait_tensor`; with data, torch's own."""
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         inputs = _listed(given.get("input", given.get("inputs", given.get("tensor", given.get("tensors")))))
@@ -60,7 +65,9 @@ class Functional:
             self._single(group, name, given, inputs, _listed(output))
         return output
 
-    def _single(self, group: Group, name: str, given: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> None:
+    def _single(
+        self, group: Group, name: str, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
         kind = _KINDS.get(name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced"))
         if kind is None:
             raise UnsupportedCommunicationError(
@@ -85,7 +92,9 @@ class Functional:
             self._world.carry_known(exchange, fresh=not name.endswith(("_", "_out")))
         self._remember(outputs if kind != "send" else inputs, call, group)
 
-    def _batch(self, group: Group, given: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> None:
+    def _batch(
+        self, group: Group, given: dict[str, Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
         group.start_batch()
         ends = zip(given["op_list"], given["peer_list"], given["tag_list"], inputs, outputs, strict=True)
         for op, peer, tag, own, output in ends:
@@ -94,18 +103,18 @@ class Functional:
             self._remember([output], call, group)
         group.end_batch()
 
-    def _remember(self, outputs: list[object], call: Any, group: Group) -> None:
+    def _remember(self, outputs: list[object], call: dist.Work, group: Group) -> None:
         work = self._world.work((call,), self._world.begin(call), outputs, group, -1)
         if len(self._unwaited) > 4096:
             self._unwaited = {key: entry for key, entry in self._unwaited.items() if entry[0]() is not None}
         for output in outputs:
             self._unwaited[compat.storage_key(output)] = (weakref.ref(output), work)
 
-    def _wait(self, tensor: Any) -> None:
+    def _wait(self, tensor: torch.Tensor) -> None:
         found = self._unwaited.pop(compat.storage_key(tensor), None)
         if found is not None and found[0]() is not None:
             found[1].wait()
 
 
-def _listed(tensors: Any) -> list[object]:
+def _listed(tensors: object) -> list[object]:
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

@@ -11,12 +11,15 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.studies.programs.communication import MESSAGES
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import torch
     import torch.distributed as dist
 
 
@@ -29,11 +32,11 @@ class Group:
     position: int  # of this rank
     asked: str  # the backend that the script asked for
     ordinal: int  # of the groups with these members, in the order in which they were made
-    handle: Any = None  # torch's ProcessGroup
+    handle: dist.ProcessGroup = None  # torch's ProcessGroup
     collectives: int = 0
     messages: dict[tuple[str, int], int] = field(default_factory=dict)
     batches: int = 0
-    batch: list[Any] | None = None  # works issued since a coalescing manager was entered
+    batch: list[dist.Work] | None = None  # works issued since a coalescing manager was entered
 
     @property
     def size(self) -> int:
@@ -59,7 +62,7 @@ class Group:
         self.batches += 1
         self.batch = []
 
-    def end_batch(self) -> list[Any]:
+    def end_batch(self) -> list[dist.Work]:
         """The works that were issued."""
         works, self.batch = self.batch or [], None
         return works
@@ -73,10 +76,10 @@ def make_process_group(
     name: str,
     *,
     desc: str | None,
-    timeout: Any,
-    device_id: Any,
+    timeout: timedelta | None,
+    device_id: torch.device | int | None,
     extra_devices: tuple[str, ...],
-) -> tuple[Any, Any]:
+) -> tuple[object, object]:
     """torch's `ProcessGroup`, and its backend: one that does nothing, for each device that the asked one serves."""
     c10d, fake = compat.c10d(), compat.fake_backend()
     group = c10d.ProcessGroup(store, position, len(members))

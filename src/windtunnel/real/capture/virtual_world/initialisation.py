@@ -21,6 +21,9 @@ from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
     import torch.distributed as dist
     from torch.distributed import DeviceMesh
 
@@ -44,7 +47,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
 
     c10d = compat.c10d()
 
-    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[Any, int, int]]:
         asked = parse_qs(urlparse(url).query)
         world.check_rank(int(asked["rank"][0]) if "rank" in asked else rank, "rank")
         world.check_size(int(asked["world_size"][0]) if "world_size" in asked else world_size)
@@ -58,9 +61,9 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         store: dist.Store,
         group_name: str,
         backend_options: Any = None,
-        timeout: Any = None,
+        timeout: timedelta | None = None,
         pg_tag: str | None = None,
-        device_id: Any = None,
+        device_id: torch.device | int | None = None,
         group_desc: str | None = None,
     ) -> tuple[Any, Any]:
         ranks = global_ranks_in_group
@@ -95,7 +98,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         patches.set(rpc, "init_rpc", _refuse("torch.distributed.rpc", "use collectives or send and receive"))
 
 
-def _register(handle: Any, backend: str, store: dist.Store, name: str, **more: Any) -> None:
+def _register(handle: dist.ProcessGroup, backend: str, store: dist.Store, name: str, **more: Any) -> None:
     config = str(compat.c10d().BackendConfig(compat.c10d().Backend(backend)))
     compat.register_group(
         handle, backend_name=compat.c10d().Backend(backend), store=store, group_name=name, backend_config=config, **more
@@ -105,7 +108,7 @@ def _register(handle: Any, backend: str, store: dist.Store, name: str, **more: A
 def _init(world: AnsweringWorld, original: Any) -> Any:
     """`device_id` names a GPU that this machine may not have: it is taken off before torch looks, and kept."""
 
-    def init_process_group(backend: Any = None, *args: Any, device_id: Any = None, **kwargs: Any) -> Any:
+    def init_process_group(backend: str | None = None, *args: object, device_id: Any = None, **kwargs: object) -> Any:
         if not world.is_open:
             return original(backend, *args, device_id=device_id, **kwargs)
         if isinstance(device_id, int):
@@ -124,12 +127,12 @@ def _split_group(world: AnsweringWorld, original: Any) -> Any:
     """torch's asks the backend to split its communicator; there is none, and ranks are all it takes."""
 
     def split_group(
-        parent_pg: Any = None,
+        parent_pg: dist.ProcessGroup = None,
         split_ranks: list[list[int]] | None = None,
-        timeout: Any = None,
+        timeout: timedelta | None = None,
         pg_options: Any = None,
         group_desc: str | None = None,
-        backend: Any = None,
+        backend: str | None = None,
     ) -> Any:
         if not world.is_open:
             return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
@@ -157,7 +160,7 @@ def _split_group(world: AnsweringWorld, original: Any) -> Any:
     return split_group
 
 
-def _pretend_nccl(world: AnsweringWorld, patches: Replacements, c10d: Any, dist: Any) -> None:
+def _pretend_nccl(world: AnsweringWorld, patches: Replacements, c10d: ModuleType, dist: ModuleType) -> None:
     """A CPU build lacks `ProcessGroupNCCL`, whose options scripts fill in before they ask for nccl."""
     if c10d.default_pg_nccl_timeout is None:
         patches.set(c10d, "default_pg_nccl_timeout", NCCL_TIMEOUT)
@@ -175,7 +178,7 @@ class _NcclOptions:
         self.is_high_priority_stream = is_high_priority_stream
         self.config = SimpleNamespace()
         self._timeout = NCCL_TIMEOUT
-        self.split_from: Any = None
+        self.split_from: dist.ProcessGroup | None = None
         self.split_color = -1
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
@@ -188,13 +191,13 @@ class _PretendedNccl:
 
 
 def _refuse(what: str, remedy: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(*_: object, **__: object) -> Any:
         raise UnsupportedCommunicationError(what, remedy)
 
     return refuse
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _nothing(*_: object, **__: object) -> None:
     return None
 
 
@@ -203,7 +206,7 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     cls, fake = compat.c10d().ProcessGroup, compat.fake_backend()
     barrier, options_class = cls.barrier, compat.c10d().BarrierOptions
 
-    def barrier_on_host(group: dist.ProcessGroup | None, *args: Any, **kwargs: Any) -> Any:
+    def barrier_on_host(group: dist.ProcessGroup | None, *args: object, **kwargs: object) -> Any:
         import torch
 
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, options_class)]
@@ -211,11 +214,11 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
         options.device = torch.device("cpu")  # torch would make a tensor on the group's GPU to find the kernel by
         return barrier(group, options)
 
-    def start_coalescing(group: dist.ProcessGroup | None, _device: Any) -> None:
+    def start_coalescing(group: dist.ProcessGroup | None, _device: torch.device) -> None:
         world.group_of(group).start_batch()
 
-    def end_coalescing(group: dist.ProcessGroup | None, _device: Any) -> Any:
-        return world.works.joined(world.group_of(group).end_batch())
+    def end_coalescing(group: dist.ProcessGroup | None, _device: torch.device) -> Any:
+        return world.works.join(world.group_of(group).end_batch())
 
     patches.set(cls, "barrier", barrier_on_host)
     patches.set(cls, "_start_coalescing", start_coalescing)
@@ -239,17 +242,19 @@ def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:
     make = mesh_class.__init__
 
     @functools.wraps(make)
-    def noted(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+    def init_mesh(mesh: DeviceMesh, *args: object, **kwargs: object) -> None:
         make(mesh, *args, **kwargs)
         coordinate = mesh.get_coordinate() if mesh._root_mesh is None else None
         if coordinate is not None:
             world.note_mesh(tuple(mesh.mesh_dim_names or ()), tuple(mesh.shape), tuple(coordinate))
 
-    patches.set(mesh_class, "__init__", noted)
+    patches.set(mesh_class, "__init__", init_mesh)
     scatter = compat.modules_that_scatter_meshes()[0].mesh_scatter
 
     @functools.wraps(scatter)
-    def scatter_own(output: Any, parts: Any, mesh: DeviceMesh, mesh_dim: int = 0, *args: Any, **kwargs: Any) -> Any:
+    def scatter_own(
+        output: torch.Tensor, parts: Any, mesh: DeviceMesh, mesh_dim: int = 0, *args: object, **kwargs: object
+    ) -> Any:
         work = scatter(output, parts, mesh, mesh_dim, *args, **kwargs)
         position = mesh.get_group(mesh_dim).rank()
         not_root = position != kwargs.get("group_src", 0)
@@ -268,7 +273,7 @@ def _noting_factor(world: AnsweringWorld, method: Any) -> Any:
     reduce_op = compat.c10d().ReduceOp
 
     @functools.wraps(method)
-    def reduce(group: dist.ProcessGroup | None, *args: Any, **kwargs: Any) -> Any:
+    def reduce(group: dist.ProcessGroup | None, *args: object, **kwargs: object) -> Any:
         for value in (*args, *kwargs.values()):
             op = getattr(value, "reduceOp", value)
             if isinstance(op, reduce_op) and op.op == reduce_op.PREMUL_SUM:

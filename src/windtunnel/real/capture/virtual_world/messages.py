@@ -17,6 +17,8 @@ from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld, Mailb
 from windtunnel.real.capture.virtual_world.refusals import NoPeerError, WorldError
 
 if TYPE_CHECKING:
+    import torch
+
     from windtunnel.real.capture.virtual_world.peer_data import Exchange
     from windtunnel.studies.programs.communication import Communication
 
@@ -62,10 +64,10 @@ class Messages:
         self._numbers[path] = number + 1
         return f"{path}/{number}"
 
-    def put(self, key: str, data: bytes) -> None:
+    def post(self, key: str, data: bytes) -> None:
         """Leave a message, where there is a mailbox."""
         if self._mailbox is not None:
-            self._mailbox.put(key, data)
+            self._mailbox.post(key, data)
 
     def get(self, key: str, what: str, sender: int) -> bytes:
         """Wait for a message; `what` is for the user to read."""
@@ -87,7 +89,7 @@ class Messages:
             return self._deliver_to_self(exchange)
         if call.kind == "send":
             if call.is_control and self.is_open:
-                self.put(
+                self.post(
                     self.key(group, self._world.rank, call.peer, f"tag {call.tag}"), self._encoded(exchange.inputs)
                 )
             return True
@@ -118,7 +120,7 @@ class Messages:
         why = "none of the ranks that run sent it" if candidates else "it is not known which ranks run"
         raise NoPeerError(what, neighbour, why)
 
-    def _encoded(self, tensors: Sequence[Any]) -> bytes:
+    def _encoded(self, tensors: Sequence[torch.Tensor]) -> bytes:
         import torch
 
         values = [value for tensor in tensors if (value := self._world.known_value(tensor)) is not None]
@@ -128,7 +130,7 @@ class Messages:
             flat = [value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for value in values]
             return b"=" + b"".join(bytes(part.tolist()) for part in flat)
 
-    def _decode(self, data: bytes, outputs: Sequence[Any], what: str) -> None:
+    def _decode(self, data: bytes, outputs: Sequence[torch.Tensor], what: str) -> None:
         import torch
 
         if data == _UNKNOWN:

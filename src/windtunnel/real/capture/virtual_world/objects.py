@@ -40,7 +40,7 @@ def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches
         replace_public(patches, name, _while_open(world, name, getattr(calls, name)))
 
 
-def _while_open(world: AnsweringWorld, name: str, mine: Callable[..., Any]) -> Callable[[Any], Any]:
+def _while_open(world: AnsweringWorld, name: str, mine: Callable[..., object]) -> Callable[[object], object]:
     """`mine` is given the group, if this rank is in it, and torch's other arguments by their names."""
 
     def make(original: Any) -> Any:
@@ -69,12 +69,12 @@ class ObjectCalls:
     def __init__(self, world: AnsweringWorld, answers: Answers, messages: Messages) -> None:
         self._world, self._answers, self._messages = world, answers, messages
 
-    def all_gather_object(self, ours: Group, object_list: list[Any], obj: Any) -> None:
+    def all_gather_object(self, ours: Group, object_list: list[object], obj: object) -> None:
         """Every member's object, on every member."""
         self._gathered(ours, "all_gather", obj, object_list, root=-1)
 
     def gather_object(
-        self, ours: Group, obj: Any, object_gather_list: list[Any] | None, dst: int | None, group_dst: int | None
+        self, ours: Group, obj: object, object_gather_list: list[object] | None, dst: int | None, group_dst: int | None
     ) -> None:
         """Every member's object, on one."""
         root = self._position(ours, dst, group_dst, default=0)
@@ -83,7 +83,7 @@ class ObjectCalls:
         self._gathered(ours, "gather", obj, object_gather_list if root == ours.position else None, root)
 
     def broadcast_object_list(
-        self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: Any
+        self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: object
     ) -> None:
         """One member's objects, on every member: they stay what they are here unless they are placeholders."""
         root = self._position(ours, src, group_src, default=0)
@@ -93,7 +93,7 @@ class ObjectCalls:
         key = self._messages.key(ours, sender, sender, "broadcast")
         if root == ours.position:
             if ours.size > 1:
-                self._messages.put(key, data)
+                self._messages.post(key, data)
         elif any(map(_is_placeholder, object_list)) or self._messages.named_among((sender,)):
             if self._messages.is_open:
                 object_list[:] = loads(self._messages.get(key, "broadcast_object_list", sender))
@@ -103,8 +103,8 @@ class ObjectCalls:
     def scatter_object_list(
         self,
         ours: Group,
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None,
+        scatter_object_output_list: list[object],
+        scatter_object_input_list: list[object] | None,
         src: int | None,
         group_src: int | None,
     ) -> None:
@@ -119,7 +119,7 @@ class ObjectCalls:
             parts = [dumps(part) for part in inputs]
             self._call(ours, "scatter", sum(map(len, parts)), root)
             if ours.size > 1:  # one message, as nobody knows yet who will ask for it
-                messages.put(messages.key(ours, sender, sender, "scatter"), pickle.dumps(parts))
+                messages.post(messages.key(ours, sender, sender, "scatter"), pickle.dumps(parts))
             scatter_object_output_list[0] = loads(parts[root])
             return
         self._call(ours, "scatter", 0, root)
@@ -131,7 +131,7 @@ class ObjectCalls:
             self._note(f"scatter_object_list: the objects of rank {sender} are not known, the output stayed as it was")
 
     def send_object_list(
-        self, ours: Group, object_list: list[Any], dst: int | None, group_dst: int | None, **_: Any
+        self, ours: Group, object_list: list[object], dst: int | None, group_dst: int | None, **_: object
     ) -> None:
         """Objects to one member, if it runs."""
         receiver = self._other(ours, dst, group_dst, "Destination")
@@ -139,10 +139,10 @@ class ObjectCalls:
         self._call(ours, "send", len(data), receiver)
         messages, to = self._messages, ours.members[receiver]
         if messages.is_open:
-            messages.put(messages.key(ours, self._world.rank, to, "objects"), data)
+            messages.post(messages.key(ours, self._world.rank, to, "objects"), data)
 
     def recv_object_list(
-        self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: Any
+        self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: object
     ) -> int:
         """Objects from one member: only it knows them. Returns its global rank."""
         sender = ours.members[self._other(ours, src, group_src, "Source")]
@@ -154,7 +154,7 @@ class ObjectCalls:
         self._world.wait_for(call, due)
         return sender
 
-    def _gathered(self, group: Group, kind: str, obj: Any, output: list[Any] | None, root: int) -> None:
+    def _gathered(self, group: Group, kind: str, obj: object, output: list[object] | None, root: int) -> None:
         data = dumps(obj)
         self._call(group, kind, len(data) * group.size, root)
         messages, rank = self._messages, self._world.rank
@@ -162,7 +162,7 @@ class ObjectCalls:
         if running and (root < 0 or group.members[root] != rank):
             receivers = running if root < 0 else [group.members[root]]
             for receiver in receivers:
-                messages.put(messages.key(group, rank, receiver, kind), data)
+                messages.post(messages.key(group, rank, receiver, kind), data)
         if output is None:
             return
         if len(data) * group.size <= COPIED_BYTES:
@@ -176,7 +176,7 @@ class ObjectCalls:
             self._as_the_running(group, output, [rank, *running])
 
     @staticmethod
-    def _as_the_running(group: Group, output: list[Any], running: list[int]) -> None:
+    def _as_the_running(group: Group, output: list[object], running: list[int]) -> None:
         """What ranks hold that do not run: a copy of what the one holds that they are like, the same on all members."""
         proxies = proxies_among(group.members, running)
         held = [dumps(output[place]) for place in proxies.real]
@@ -209,7 +209,7 @@ class ObjectCalls:
             self._world.notes.append(text)
 
 
-def _is_placeholder(entry: Any) -> bool:
+def _is_placeholder(entry: object) -> bool:
     return entry is None or (isinstance(entry, (str, bytes, int, float, list, tuple, dict, set)) and not entry)
 
 
@@ -227,14 +227,14 @@ class _Pickler(pickle.Pickler):
 
 def _empty(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, requires_grad: bool
-) -> Any:
+) -> object:
     """Under fake tensors a fake one."""
     import torch
 
     return torch.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(requires_grad)
 
 
-def dumps(obj: Any) -> bytes:
+def dumps(obj: object) -> bytes:
     """Pickle, tensors without data included."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(obj)
@@ -242,5 +242,5 @@ def dumps(obj: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The objects again."""
+    """The objects of pickled data."""
     return pickle.loads(data)

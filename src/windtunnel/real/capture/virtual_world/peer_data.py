@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.virtual_world.refusals import NoPeerError
 from windtunnel.studies.programs.communication import Communication
@@ -38,10 +38,10 @@ class Exchange:
     """
 
     call: Communication
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    noise: Callable[[Any], None]  # fills a tensor, from a generator that is not the script's
-    factor: Any = None  # of premul_sum
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    noise: Callable[[torch.Tensor], None]  # fills a tensor, from a generator that is not the script's
+    factor: object = None  # of premul_sum
     send_rows: tuple[int, ...] = ()  # all_to_all in one tensor with splits: rows to each member
     receive_rows: tuple[int, ...] = ()
 
@@ -67,7 +67,7 @@ def noise(exchange: Exchange) -> None:
         exchange.noise(output)
 
 
-def recorded(tape: Callable[[Exchange], bool], otherwise: Fill = like_me) -> Fill:
+def fill_from_tape(tape: Callable[[Exchange], bool], otherwise: Fill = like_me) -> Fill:
     """A tape fills the outputs and says True, or says False: then `otherwise` does."""
 
     def fill(exchange: Exchange) -> None:
@@ -99,7 +99,7 @@ PEERS_LIKE_ME = PeerPolicy()
 # ------------------------------------------------------------------------------------------------------------ like me
 
 
-def reduce_equals(tensor: torch.Tensor, op: str, count: int, factor: Any = None) -> None:
+def reduce_equals(tensor: torch.Tensor, op: str, count: int, factor: object = None) -> None:
     """In place, the reduction of `count` tensors that all equal this one."""
     import torch
 
@@ -117,7 +117,7 @@ def reduce_equals(tensor: torch.Tensor, op: str, count: int, factor: Any = None)
         raise AssertionError(f"reduction {op!r}")
 
 
-def _times(tensor: torch.Tensor, factor: Any) -> None:
+def _times(tensor: torch.Tensor, factor: object) -> None:
     import torch
 
     if tensor.dtype == torch.bool:
@@ -152,7 +152,7 @@ def _gather(exchange: Exchange) -> None:
                 tile(part, own, exchange.noise)
 
 
-def _repeat(whole: Any, own: Any, count: int, position: int) -> None:
+def _repeat(whole: torch.Tensor, own: torch.Tensor, count: int, position: int) -> None:
     """Rows of `whole` become `own`. A gather in place (FSDP2) has `own` as the row of this rank: it is not written."""
     rows, row = whole.view(count, -1), own.reshape(1, -1)
     if rows[position].data_ptr() == row.data_ptr():
@@ -210,11 +210,11 @@ def _even(tensor: torch.Tensor, size: int) -> tuple[int, ...]:
     return (int(tensor.shape[0]) // size,) * size
 
 
-def _first_with_rows(tensors: tuple[Any, ...], otherwise: Any) -> Any:
+def _first_with_rows(tensors: tuple[torch.Tensor, ...], otherwise: object) -> object:
     return next((tensor for tensor in tensors if tensor.numel()), otherwise)
 
 
-def tile(output: Any, own: Any, noise: Callable[[Any], None]) -> None:
+def tile(output: torch.Tensor, own: torch.Tensor, noise: Callable[[object], None]) -> None:
     """`own` again and again until `output` is full."""
     if not output.numel() or output.data_ptr() == own.data_ptr():
         return
@@ -260,7 +260,7 @@ _LIKE_ME: dict[str, Fill] = {
 }
 
 
-def fill_with_noise(tensor: torch.Tensor, generator: Any) -> None:
+def fill_with_noise(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Normal with a standard deviation of `NOISE_SCALE` in floating-point tensors; zeros in others (a valid index)."""
     import torch
 

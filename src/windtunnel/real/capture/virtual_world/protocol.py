@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from windtunnel.real.capture.virtual_world.groups import Group
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
@@ -25,7 +25,7 @@ class Mailbox(Protocol):
     is taken out, several may read the same message (a broadcast).
     """
 
-    def put(self, key: str, data: bytes) -> None:
+    def post(self, key: str, data: bytes) -> None:
         """Leave a message."""
 
     def get(self, key: str, timeout_s: float) -> bytes:
@@ -39,11 +39,11 @@ class AnsweringWorld(Protocol):
     size: int
     is_open: bool
     devices: tuple[str, ...]
-    device_id: Any
+    device_id: torch.device | int | None
     notes: list[str]
     peers: PeerPolicy
     works: Works
-    premul_factor: Any
+    premul_factor: object
 
     def check_rank(self, rank: int, what: str) -> None: ...
     def check_size(self, size: int) -> None: ...
@@ -54,13 +54,13 @@ class AnsweringWorld(Protocol):
         name: str,
         store: dist.Store,
         *,
-        desc: Any,
+        desc: object,
         timeout: object,
-        device_id: Any,
+        device_id: torch.device | int | None,
     ) -> Group: ...
     def group_of(self, boxed: object) -> Group: ...
     def note_mesh(self, names: tuple[str, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...]) -> None: ...
-    def backend_name_of(self, backend: Any) -> str: ...
+    def backend_name_of(self, backend: object) -> str: ...
     def begin(self, call: Communication) -> Due: ...
     def wait_for(self, call: Communication, due: Due) -> None: ...
     def work(

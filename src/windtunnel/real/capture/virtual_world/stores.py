@@ -35,7 +35,7 @@ class LocalStore(dist.Store):  # type: ignore[misc]
         """Store a value."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         if self._rank == SETTER and self._messages is not None and key not in self._values:
-            self._messages.put(_message_key(key), data)
+            self._messages.post(_message_key(key), data)
         self._values[key] = data
 
     def get(self, key: str) -> bytes:

@@ -17,13 +17,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.studies.programs.communication import Communication
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 SPIN_S = 300e-6  # `time.sleep` comes back up to this late; the rest is spun
 TIMER_SPIN_S = 80e-6  # less on the timer thread: while it spins nobody else runs Python
@@ -34,10 +37,10 @@ KEPT_WAITED = 4_096  # the same, of those that were waited for
 class Completion(Protocol):
     """When a call is done, where that is found out while the script goes on."""
 
-    def known(self) -> float | None:
+    def end_s(self) -> float | None:
         """The time, on `time.perf_counter`'s clock; None: not known yet."""
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until then, asked by a thread that waits; while that is not known, seconds until it asks again."""
 
 
@@ -54,13 +57,13 @@ def wait_until(due: Due) -> None:
 def _left(due: Due) -> float:
     if due is None:
         return 0.0
-    return due - time.perf_counter() if isinstance(due, float) else due.left()
+    return due - time.perf_counter() if isinstance(due, float) else due.seconds_left()
 
 
 def _is_over(due: Due) -> bool:
     if due is None or isinstance(due, float):
         return due is None or time.perf_counter() >= due
-    at = due.known()
+    at = due.end_s()
     return at is not None and time.perf_counter() >= at
 
 
@@ -70,11 +73,11 @@ class _AllOf:
 
     dues: tuple[Due, ...]
 
-    def known(self) -> float | None:
-        times = [due if isinstance(due, float) else due.known() for due in self.dues if due is not None]
+    def end_s(self) -> float | None:
+        times = [due if isinstance(due, float) else due.end_s() for due in self.dues if due is not None]
         return None if None in times else max(times, default=-math.inf)  # type: ignore[type-var]
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return max(map(_left, self.dues))
 
 
@@ -130,7 +133,7 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         self,
         calls: tuple[Communication, ...],
         due: Due,
-        outputs: Iterable[Any],
+        outputs: Iterable[torch.Tensor],
         works: Works,
         source: int = -1,
         ending: Callable[[], None] | None = None,
@@ -143,7 +146,7 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         self.ending = Once(ending) if ending is not None else None
         works.keep(self)
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until it is done, then tell the listener, once."""
         wait_until(self.due)
         if self.ending is not None:
@@ -152,15 +155,15 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         if not self._waited:
             self._waited = True
             for call in self.calls:
-                self._works.waited(call)
+                self._works.on_wait(call)
         return True
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """The same as `wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As `wait`."""
+        """The same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -180,11 +183,11 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
-    def result(self) -> list[Any]:
+    def result(self) -> list[torch.Tensor]:
         """The output tensors that are still there."""
         return [tensor for tensor in (output() for output in self._outputs) if tensor is not None]
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future:
         """A future of the output tensors. Callbacks run on the timer's thread, as elsewhere on the backend's."""
         outputs = self.result()
         devices = sorted({tensor.device for tensor in outputs if tensor.device.type == "cuda"}, key=str)
@@ -213,7 +216,9 @@ class Once:
                 what()
 
 
-def _completion(future: Any, outputs: list[Any], ending: Callable[[], None] | None, works: Works) -> Callable[[], None]:
+def _completion(
+    future: torch.futures.Future, outputs: list[torch.Tensor], ending: Callable[[], None] | None, works: Works
+) -> Callable[[], None]:
     def complete() -> None:
         if ending is not None and not works.closing:
             try:
@@ -230,9 +235,9 @@ def _completion(future: Any, outputs: list[Any], ending: Callable[[], None] | No
 class Works:
     """All works of a world: keeps those that nobody waited for, and passes waits on."""
 
-    def __init__(self, waited: Callable[[Communication], None]) -> None:
+    def __init__(self, on_wait: Callable[[Communication], None]) -> None:
         self.timer = Timer()
-        self.waited = waited
+        self.on_wait = on_wait
         self.closing = False  # nobody is waited for any more
         self._kept: dict[int, VirtualWork] = {}
         self._waited: deque[VirtualWork] = deque(maxlen=KEPT_WAITED)
@@ -248,7 +253,7 @@ class Works:
         if self._kept.pop(id(work), None) is not None:
             self._waited.append(work)
 
-    def joined(self, works: Sequence[VirtualWork]) -> VirtualWork:
+    def join(self, works: Sequence[VirtualWork]) -> VirtualWork:
         """One work that is done when all are."""
         for work in works:
             self.settle(work)

@@ -41,7 +41,7 @@ class Listener(Protocol):
     def begin(self, call: Communication) -> Due:
         """A call is made now; when does it complete? None: at once."""
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         """The host has waited for it, and goes on."""
 
 
@@ -69,7 +69,7 @@ class World:
         mailbox: Mailbox | None = None,
         mailbox_timeout_s: float = 120.0,
         devices: Sequence[str] = ("cpu", "cuda"),
-        around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        around: Callable[[Callable[..., object]], Callable[..., object]] | None = None,
         beside: Collection[int] = (),
         real_peers: RealPeers | None = None,
     ) -> None:
@@ -95,15 +95,15 @@ class World:
             tuple[tuple[str, ...], tuple[int, ...]]
         ] = []  # names and sizes of the script's own, each once
         self.coordinates: list[tuple[int, ...]] = []  # of this rank in each
-        self.device_id: Any = None
+        self.device_id: torch.device | int | None = None
         self.is_open = False
         self._groups: dict[str, Group] = {}
         self._made: dict[tuple[int, ...], int] = {}
         self._asked: dict[int, tuple[Any, str]] = {}  # by id of the backend object, held so that the id stays its own
-        self._generators: dict[Any, Any] = {}
+        self._generators: dict[object, object] = {}
         self._thread = threading.local()
         self._patches = Replacements()
-        self._library: Any = None
+        self._library: torch.library.Library | None = None
         self._around = around or (lambda kernel: kernel)
 
     # ------------------------------------------------------------------------------------------------- open and close
@@ -192,7 +192,7 @@ class World:
         *,
         desc: Any,
         timeout: Any,
-        device_id: Any,
+        device_id: torch.device | int | None,
     ) -> Group:
         """A group that this rank is in; no members: all ranks."""
         import torch
@@ -219,7 +219,7 @@ class World:
             self.real_peers.join(group)
         return group
 
-    def group_of(self, boxed: Any) -> Group:
+    def group_of(self, boxed: torch.ScriptObject) -> Group:
         """Ours, of what a dispatcher op or a script calls the group."""
         return self._groups[compat.unboxed_group(boxed).group_name]
 
@@ -229,7 +229,7 @@ class World:
             self.meshes.append((names, sizes))
             self.coordinates.append(coordinate)
 
-    def backend_name_of(self, backend: Any) -> str:
+    def backend_name_of(self, backend: object) -> str:
         """What the script asked for where it now has this backend object ("gloo", "cpu:gloo,cuda:nccl")."""
         known = self._asked.get(id(backend))
         return str(known[1]) if known else "fake"
@@ -244,7 +244,7 @@ class World:
 
     def _waited(self, call: Communication) -> None:
         if self.listener is not None:
-            self.listener.waited(call)
+            self.listener.on_wait(call)
 
     def wait_for(self, call: Communication, due: Due) -> None:
         """Block until a call of this thread is done that has no `Work`."""
@@ -254,7 +254,7 @@ class World:
         self._waited(call)
 
     def work(
-        self, calls: tuple[Communication, ...], due: Due, outputs: Sequence[Any], group: Group, source: int
+        self, calls: tuple[Communication, ...], due: Due, outputs: Sequence[torch.Tensor], group: Group, source: int
     ) -> Any:
         """What the caller is handed."""
         from windtunnel.real.capture.virtual_world import work
@@ -296,20 +296,20 @@ class World:
         for number, output in enumerate(exchange.outputs):
             self.let_know(output, None if known is None else known.outputs[number])
 
-    def is_fake(self, tensors: Sequence[Any]) -> bool:
+    def is_fake(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of the tensors holds no data."""
         fake = compat.fake_tensor_class()
         return any(isinstance(tensor, fake) or tensor.device.type == "meta" for tensor in tensors)
 
-    def outputs_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def outputs_of(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """What an op gives on fake tensors. A recorder may be quicker: replace it."""
         return func(*args, **kwargs)
 
-    def known_value(self, tensor: torch.Tensor) -> Any:
+    def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A real tensor with a tensor's values; None where nobody knows them. A recorder may know more: replace it."""
         return compat.known_value(tensor) if tensor.device.type != "meta" else None
 
-    def let_know(self, tensor: torch.Tensor, value: Any) -> None:
+    def let_know(self, tensor: torch.Tensor, value: object) -> None:
         """A tensor was given these values, or (None) unknown ones. A recorder may keep account of them: replace it."""
         fake = isinstance(tensor, compat.fake_tensor_class())
         if not fake and value is not None:
@@ -350,17 +350,17 @@ class World:
         peer_data.fill_with_noise(tensor, generator)
 
     @property
-    def premul_factor(self) -> Any:
+    def premul_factor(self) -> object:
         """Of the premultiplied sum that this thread is about to ask for."""
         return getattr(self._thread, "factor", None)
 
     @premul_factor.setter
-    def premul_factor(self, factor: Any) -> None:
+    def premul_factor(self, factor: object) -> None:
         self._thread.factor = factor
 
     # -------------------------------------------------------------------------------------------------- for recorders
 
-    def answer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def answer(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> Any:
         """Answer an op of `c10d` or `_c10d_functional` that a dispatch mode was given, on any tensors."""
         name = func._schema.name.split("::")[1]
         if func.namespace == "c10d" and name in self._kernels:

@@ -26,7 +26,7 @@ class ComputeTime:
         self._stands: tuple[float, float] | None = None  # wall clock and processor time of the rank, inside a call
         self._thread = threading.get_ident()
 
-    def now(self) -> float:
+    def rank_time_s(self) -> float:
         """The rank's time."""
         return self._stands[0] if self._stands is not None else time.perf_counter() - self.behind
 
@@ -38,7 +38,7 @@ class ComputeTime:
         """The rank's time is `when` or later. Keeps the processor busy where the wall clock is not so far yet, inside a
         call when that is left.
         """
-        if when > self.now():
+        if when > self.rank_time_s():
             self.be_at(when)
 
     def be_at(self, when: float) -> None:
@@ -56,7 +56,7 @@ class ComputeTime:
         if self._stands is not None or threading.get_ident() != self._thread:
             yield
             return
-        self._stands = (self.now(), self.cpu())
+        self._stands = (self.rank_time_s(), self.cpu())
         try:
             yield
         finally:

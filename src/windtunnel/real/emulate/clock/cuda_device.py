@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.real.capture.torch_private import emulate as compat
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import torch
 
 CHANNELS = 16  # blocks of NCCL's kernels on a Hopper node by default; an estimate
@@ -36,8 +38,8 @@ class TorchCuda:
         """`communicator_bytes`: what NCCL takes outside the allocator for each group, held from its first use on."""
         import torch
 
-        self._cuda: Any = torch.cuda
-        self._streams: dict[str, Any] = {}
+        self._cuda: ModuleType = torch.cuda
+        self._streams: dict[str, torch.cuda.Stream] = {}
         self._blocks, self._communicator_bytes = blocks, communicator_bytes
         self.memory = NcclMemory()
         self._kernel: Any = None
@@ -47,11 +49,11 @@ class TorchCuda:
         except (RuntimeError, OSError, AttributeError):  # no NVRTC beside this PyTorch
             self._cycles_per_s = self._calibrated()
 
-    def current(self) -> Any:
+    def current(self) -> torch.cuda.Stream:
         """torch.cuda.current_stream()."""
         return self._cuda.current_stream()
 
-    def stream(self, name: str) -> Any:
+    def stream(self, name: str) -> torch.cuda.Stream:
         """Of high priority, as NCCL's can be: a waiting kernel gets its SMs before the next of the compute stream."""
         if name not in self._streams:
             self._streams[name] = self._cuda.Stream(priority=-1)
@@ -59,7 +61,7 @@ class TorchCuda:
                 self.memory.hold(self._communicator_bytes)
         return self._streams[name]
 
-    def record(self, stream: torch.cuda.Stream) -> Any:
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """With timing, so that steps can be measured."""
         event = self._cuda.Event(enable_timing=True)
         event.record(stream)
@@ -82,7 +84,7 @@ class TorchCuda:
         with self._cuda.stream(stream):
             compat.sleep_on_stream(int(seconds * self._cycles_per_s))
 
-    def seconds(self, first: Any, then: Any) -> float | None:
+    def seconds(self, first: torch.cuda.Event, then: torch.cuda.Event) -> float | None:
         """torch.cuda.Event.elapsed_time, in milliseconds there."""
         if not (first.query() and then.query()):
             return None
@@ -124,7 +126,7 @@ class NcclMemory:
         return True
 
     def release(self) -> None:
-        """Give it back."""
+        """Give the memory back."""
         library = _cudart()
         for pointer in self._held:
             if library is not None:

@@ -55,18 +55,18 @@ class Awaited:
         self.asked_at: float | None = None  # when the script's thread first asked how long there is left
         self.since: float | None = None  # since when it asks without an answer
 
-    def known(self) -> float | None:
+    def end_s(self) -> float | None:
         """The time, or None."""
         with self.lock:
             return self.ticket.due()
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until then. Raises HangError where the script's own thread would wait for ever."""
         mine = threading.get_ident() == self.thread
         if mine and self.asked_at is None:
             self.asked_at = self.asks(self.ticket)
         now = time.perf_counter()
-        due = self.known()
+        due = self.end_s()
         if due is not None:
             if mine and self.since is not None and self.company is not None:
                 self.since = None
@@ -117,9 +117,9 @@ class ScriptClock:
             return None
         own = self.own
         with self._lock:
-            came = Came(own.now(), own.cpu())
+            came = Came(own.rank_time_s(), own.cpu())
             own.reach(came.at + self.conductor.share(came.at))
-            ticket = self.conductor.begin(call, own.now(), own.cpu(), came)
+            ticket = self.conductor.begin(call, own.rank_time_s(), own.cpu(), came)
             due = Awaited(ticket, call, self._thread, self._asks, self._lock, self.conductor.company)
             self._open[identity(call)] = due
             self._begun.append(due)
@@ -131,36 +131,36 @@ class ScriptClock:
 
     def _asks(self, ticket: Ticket) -> float:
         """The script begins to wait: first what else its processor still has to do."""
-        now = self.own.now()
+        now = self.own.rank_time_s()
         self.own.reach(now + self.conductor.share(now, ticket))
-        return self.own.now()
+        return self.own.rank_time_s()
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         """The script has waited for it."""
         due = self._open.pop(identity(call), None)
         if due is None or threading.get_ident() != self._thread:
             return
         with self._lock:
-            entered = due.asked_at if due.asked_at is not None else self.own.now()
-            until = due.known()
+            entered = due.asked_at if due.asked_at is not None else self.own.rank_time_s()
+            until = due.end_s()
             left = entered if until is None else max(entered, until)
             self.own.be_at(left)
-            self.conductor.waited(call, entered, left, self.own.cpu())
+            self.conductor.on_wait(call, entered, left, self.own.cpu())
 
     def optimizer(self) -> None:
         """The step's optimizer begins: what nobody was seen to wait for was waited for."""
         with self._lock, self.own.standing():
             wall = time.perf_counter()
             for one in self._begun:
-                due = one.known() if self._open.get(identity(one.call)) is one else None
+                due = one.end_s() if self._open.get(identity(one.call)) is one else None
                 if due is not None and due <= wall:
                     self.own.reach(due)
-            self.conductor.optimizer(self.own.now(), self.own.cpu())
+            self.conductor.optimizer(self.own.rank_time_s(), self.own.cpu())
 
     def end_step(self) -> None:
         """The step's optimizer is done."""
         with self._lock, self.own.standing():
-            seen = self.conductor.end_step(self.own.now(), self.own.cpu(), learns=self._learns())
+            seen = self.conductor.end_step(self.own.rank_time_s(), self.own.cpu(), learns=self._learns())
             self.steps += 1
             self._begun.clear()
             looked_on = self._on_step is not None and self._on_step(self.steps, seen)
@@ -171,7 +171,7 @@ class ScriptClock:
                 self.own.given_up += self.own.behind
             if too_much or looked_on or seen is None:
                 self.own.be_at(time.perf_counter())
-                self.conductor.begin_anew(self.own.now(), self.own.cpu())
+                self.conductor.begin_anew(self.own.rank_time_s(), self.own.cpu())
 
 
 def optimizer_hooks(
@@ -184,19 +184,19 @@ def optimizer_hooks(
 
     first: list[int] = []
 
-    def before(optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Keywords) -> None:
+    def before_step(optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Keywords) -> None:
         if not first or first[0] == id(optimizer):
             begins()
         if each is not None:
             each(optimizer)
 
-    def after(optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Keywords) -> None:
+    def after_step(optimizer: torch.optim.Optimizer, args: Arguments, kwargs: Keywords) -> None:
         if not first:
             first.append(id(optimizer))
         if first[0] == id(optimizer):
             ends()
 
-    handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
+    handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
 
     def undo() -> None:
         for handle in handles:

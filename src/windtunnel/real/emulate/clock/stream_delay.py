@@ -33,6 +33,7 @@ from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 BEHIND = 2  # steps after which events are read: they have long passed, so that reading waits for nothing
 SHORTEST_S = 2e-6  # less is what launching the kernel takes anyway
@@ -41,43 +42,45 @@ SHORTEST_S = 2e-6  # less is what launching the kernel takes anyway
 class Device(Protocol):
     """What is needed of a GPU."""
 
-    def current(self) -> Any:
+    def current(self) -> torch.cuda.Stream:
         """The stream that the script issues to now."""
 
-    def stream(self, name: str) -> Any:
+    def stream(self, name: str) -> torch.cuda.Stream:
         """A stream of ours, made when first asked for."""
 
-    def record(self, stream: torch.cuda.Stream) -> Any:
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """An event after what the stream was given so far."""
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         """What the stream is given from here on waits for the event."""
 
-    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
+    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[None]:
         """What is issued inside goes to the stream."""
 
     def spin(self, stream: torch.cuda.Stream, seconds: float) -> None:
         """Hold the stream for so long, from when it gets there."""
 
-    def seconds(self, first: Any, then: Any) -> float | None:
+    def seconds(self, first: object, then: object) -> float | None:
         """Between two events; None while they have not both passed."""
 
 
 @dataclass(slots=True)
 class _Held:
     call: Communication
-    arrived: Any  # event on the issuing stream
-    done: Any  # event on the group's stream
-    waits: list[tuple[Any, Any]] = field(default_factory=list)  # before and after a stream waited
+    arrived: torch.cuda.Event  # event on the issuing stream
+    done: torch.cuda.Event  # event on the group's stream
+    waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(
+        default_factory=list
+    )  # before and after a stream waited
     kept: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
 class _Step:
-    begun: Any  # event
+    begun: torch.cuda.Event  # event
     held: list[_Held] = field(default_factory=list)
     optimizer: torch.optim.Optimizer = None
-    ended: Any = None
+    ended: torch.cuda.Event | None = None
 
 
 class StreamDelay:
@@ -134,7 +137,7 @@ class StreamDelay:
             if self._step is not None:
                 self._step.held.append(held)
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         """The current stream waits for it, and the tensors are the script's alone again."""
         with self._lock:
             held = self._open.pop(identity(call), None)
@@ -152,11 +155,11 @@ class StreamDelay:
         with self.device.on(self.device.stream(stream_name(call))):
             yield
 
-    def futures_of(self, works: Any) -> Callable[[], None]:
+    def futures_of(self, works: type[dist.Work]) -> Callable[[], None]:
         """Futures of a class of works are completed in the order of their group's stream; the result undoes that."""
         original = works.get_future
 
-        def get_future(work: Any) -> Any:
+        def get_future(work: dist.Work) -> torch.futures.Future:
             with self.completing(work.calls[0]):
                 return original(work)
 
@@ -189,7 +192,7 @@ class StreamDelay:
             while len(self._past) > BEHIND:
                 seen = self._read(self._past.popleft())
                 if seen is not None and self._on_step is not None:
-                    self.plan = planned(self._on_step(seen))
+                    self.plan = stream_holds(self._on_step(seen))
 
     def _planned(self, call: Communication) -> float:
         place, self._place = self._place, self._place + 1
@@ -223,7 +226,7 @@ class StreamDelay:
                 observer.begin(step.held[place].call, when)
                 observer.due(len(observer.calls) - 1, left)
             elif which == 1:
-                observer.waited(step.held[place].call, when, left)
+                observer.on_wait(step.held[place].call, when, left)
             else:
                 observer.optimizer(when)
         return observer.end(ended)
@@ -233,7 +236,7 @@ class _NotYetError(Exception):
     """An event has not passed."""
 
 
-def planned(replayed: Sequence[Watched]) -> list[tuple[Communication, float]]:
+def stream_holds(replayed: Sequence[Watched]) -> list[tuple[Communication, float]]:
     """How long each communication holds its stream, from the real rank's part of a replay of one step."""
     free: dict[str, float] = {}
     found = []

@@ -132,7 +132,7 @@ def other_classes(
     known = {captured: stretches_of(program, price) for captured, program in job.programs.items()}
     ranks = {captured: np.flatnonzero(job.runs == captured).tolist() for captured in known}
 
-    def others(measured: HostProgram) -> list[tuple[HostProgram, Sequence[int]]]:
+    def other_programs(measured: HostProgram) -> list[tuple[HostProgram, Sequence[int]]]:
         by_part = factors(known[own], measured)
         return [
             (
@@ -143,4 +143,4 @@ def other_classes(
             if captured != own and ranks[captured]
         ]
 
-    return ranks[own], others
+    return ranks[own], other_programs

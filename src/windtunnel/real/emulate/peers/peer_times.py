@@ -1,6 +1,6 @@
 """What a rank computed between its communications, kept by the run that measured it for runs of ranks of other classes.
 
-    windtunnel run --rank 1 --captured job --write-times rank1.json ...
+    windtunnel run --rank 1 --captured job --rows rank1.json ...
     windtunnel run --rank 0 --captured job --peer-times rank1.json ...
 
 One typical step of the rank: its communications, its waits, and the seconds of computing before each, as JSON. Members
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.programs.job import CapturedJob
 
 FORMAT = "windtunnel times of a rank 1"
-_REMEDY = "give a file that `windtunnel run --write-times FILE` wrote"
+_REMEDY = "give a file that `windtunnel run --rows FILE` wrote"
 
 
 def document(program: HostProgram, world_size: int) -> dict[str, Any]:
@@ -123,5 +123,5 @@ def _check_calls(path: Path, program: HostProgram, communications: Sequence[Comm
         )
 
 
-def _tuple(value: Any) -> Any:
+def _tuple(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else value

@@ -50,10 +50,10 @@ class OtherReal(Protocol):
     def ranks(self) -> Sequence[int]:
         """The other real ranks."""
 
-    def came(self, rank: int, step: int, place: int, call: Communication) -> float | None:
+    def arrival_s(self, rank: int, step: int, place: int, call: Communication) -> float | None:
         """To its communication of that place; None: not yet. `NAN`: it does something else, and counts as virtual."""
 
-    def ended(self, rank: int, step: int) -> bool:
+    def has_ended_step(self, rank: int, step: int) -> bool:
         """Whether it is past that step."""
 
 
@@ -325,14 +325,14 @@ class Replay:
         assert self.others is not None
         rank = int(cohort.ranks[0])
         if event is None:
-            return self.others.ended(rank, cohort.step)
+            return self.others.has_ended_step(rank, cohort.step)
         if event.waits:
             return True
-        return self.others.came(rank, cohort.step, cohort.begins, cohort.program.calls[event.call]) is not None
+        return self.others.arrival_s(rank, cohort.step, cohort.begins, cohort.program.calls[event.call]) is not None
 
     def _real_comes(self, cohort: Cohort, call: Communication) -> None:
         assert self.others is not None
-        at = self.others.came(int(cohort.ranks[0]), cohort.step, cohort.begins, call)
+        at = self.others.arrival_s(int(cohort.ranks[0]), cohort.step, cohort.begins, call)
         cohort.begins += 1
         if at is not None and not np.isnan(at):
             cohort.clock[0] = at

@@ -79,7 +79,7 @@ class TiedShards:
         pairs = zip(exchange.inputs, exchange.outputs, strict=True)
         return all(_is_plain(out) and own.numel() == n * out.numel() for own, out in pairs)
 
-    def spread(self, rows: Any, own: Any, first: int, last: int) -> None:
+    def spread_parts(self, rows: torch.Tensor, own: torch.Tensor, first: int, last: int) -> None:
         """Parts `first` to `last` of a gathered parameter become the own one with signs flipped."""
         import torch
 
@@ -88,7 +88,7 @@ class TiedShards:
             signs = self._pattern(own, len(rows), first, last, width)
             torch.mul(own[begin:end].view(1, -1, width), signs, out=target)
 
-    def collect(self, rows: Any, total: Any, runs: Sequence[tuple[int, int]], turn: int) -> int:
+    def collect(self, rows: torch.Tensor, total: torch.Tensor, runs: Sequence[tuple[int, int]], turn: int) -> int:
         """Add to the gradient of a part those of parts tied to it; how many there are now. Of large ones
         `MOST` are taken, others in each `turn`.
         """
@@ -124,7 +124,7 @@ class TiedShards:
         for own, whole in zip(exchange.inputs, exchange.outputs, strict=True):
             for first, last in ((0, place), (place + 1, n)):
                 if last > first:
-                    self.spread(whole.view(n, -1), own.view(-1), first, last)
+                    self.spread_parts(whole.view(n, -1), own.view(-1), first, last)
         return True
 
     def _scatter(self, exchange: Exchange) -> bool:
@@ -141,7 +141,7 @@ class TiedShards:
             reduce_equals(out, exchange.call.reduce_op, n, exchange.factor)
         return True
 
-    def _pattern(self, like: Any, n: int, first: int, last: int, width: int) -> Any:
+    def _pattern(self, like: torch.Tensor, n: int, first: int, last: int, width: int) -> torch.Tensor:
         """Signs of parts `first` to `last`: windows of one random row, each an element further."""
         key = (like.dtype, like.device)
         known = self._signs.get(key)

@@ -40,11 +40,11 @@ class Board:
 
     # ------------------------------------------------------------------------------------------------------ own
 
-    def came(self, call: Communication, ident: int, step: int, place: int, at: float) -> None:
+    def record_arrival(self, call: Communication, ident: int, step: int, place: int, at: float) -> None:
         """This rank came to a communication."""
         self._mine.write(ident, at, step, place, tag_of(call))
 
-    def ended(self, step: int, places: int, at: float) -> None:
+    def record_step_end(self, step: int, places: int, at: float) -> None:
         """This rank ended a step of so many communications."""
         self._mine.write(END, at, step, places, 0)
 
@@ -78,7 +78,7 @@ class Board:
         page.read()
         return page.ended >= step or page.state == DONE
 
-    def met(self, rank: int, ident: int) -> float | None:
+    def peer_arrival_s(self, rank: int, ident: int) -> float | None:
         """When a rank came to a communication of which this rank is a member too."""
         page = self._theirs[rank]
         page.read()
@@ -92,7 +92,7 @@ class Board:
         """Changes as long as anybody moves; None while somebody computes."""
         if any(page.state == RUNS for page in self._theirs.values()):
             return None
-        return tuple(page.written for page in self._theirs.values())
+        return tuple(page.count_written for page in self._theirs.values())
 
 
 class _Page:
@@ -122,7 +122,7 @@ class _Page:
         self._head[0] = what
 
     @property
-    def written(self) -> int:
+    def count_written(self) -> int:
         return int(self._head[1])
 
     def write(self, ident: int, at: float, step: int, place: int, tag: int) -> None:

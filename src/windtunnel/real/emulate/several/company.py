@@ -33,7 +33,7 @@ _LOOK_S = 0.01
 
 
 class Company:
-    """Of one real rank."""
+    """The other real ranks, for one real rank."""
 
     def __init__(
         self,
@@ -62,27 +62,27 @@ class Company:
         """The other real ranks."""
         return self.board.others
 
-    def came(self, rank: int, step: int, place: int, call: Communication) -> float | None:
+    def arrival_s(self, rank: int, step: int, place: int, call: Communication) -> float | None:
         """When a real rank came to a communication; NaN where it does something else than its program says."""
         found = self.board.at(rank, self.first_step + step, place)
         if found is not None:
             return found[0] if found[1] == tag_of(call) else _NAN
         return _NAN if self.board.has_ended(rank, self.first_step + step) else None
 
-    def ended(self, rank: int, step: int) -> bool:
+    def has_ended_step(self, rank: int, step: int) -> bool:
         """Whether it is past that step."""
         return self.board.has_ended(rank, self.first_step + step)
 
     # ------------------------------------------------------------------------------------------- for the conductor
 
-    def shared(self, call: Communication) -> list[int]:
+    def shared_ranks(self, call: Communication) -> list[int]:
         """Other real ranks that a call is with."""
         with_whom = (call.peer,) if call.is_message else call.members
         return [rank for rank in self.ranks if rank in with_whom]
 
     def latest(self, ident: int, ranks: Sequence[int]) -> float | None:
         """When the last of these came to a communication; None: not all did."""
-        times = [self.board.met(rank, ident) for rank in ranks]
+        times = [self.board.peer_arrival_s(rank, ident) for rank in ranks]
         known = [at for rank, at in zip(ranks, times, strict=True) if at is not None]
         missing = [rank for rank, at in zip(ranks, times, strict=True) if at is None and not self.board.is_done(rank)]
         return None if missing else max(known, default=float("-inf"))

@@ -46,7 +46,7 @@ class RealData:
 
     def start(self, exchange: Exchange, group: Group) -> tuple[Ending, int] | None:
         """Begin a call, if several real members share it: what ends it, and the place it came from if that was open."""
-        among = self._groups.of(group)
+        among = self._groups.members_of(group)
         if among is None:
             return None
         with compat.below_autograd():
@@ -120,7 +120,7 @@ class RealData:
                 works.append(among.reduce(one.given, number, one.op))
                 kept.append((one, taken, output if number == among.me else None))
 
-        def after() -> None:
+        def finish() -> None:
             for one, taken, output in kept:
                 if output is not None:
                     one.end()
@@ -130,7 +130,7 @@ class RealData:
                         output.copy_(one.tensor.reshape(output.shape))
             kept.clear()
 
-        return works, after
+        return works, finish
 
     # ---------------------------------------------------------------------------------------------------- gathers
 
@@ -145,12 +145,12 @@ class RealData:
             works += [among.broadcast(parts[place], number) for number, place in enumerate(proxies.real)]
             whole.append(parts)
 
-        def after() -> None:
+        def finish() -> None:
             for parts in whole:
                 for number, place in enumerate(proxies.real):
                     for first, last in proxies.runs[number]:
                         if tied:
-                            self._tied.spread(parts, parts[place], first, last)
+                            self._tied.spread_parts(parts, parts[place], first, last)
                         elif isinstance(parts, torch.Tensor):
                             parts[first:last].copy_(parts[place].view(1, -1))
                         else:
@@ -158,7 +158,7 @@ class RealData:
                                 tile(parts[other], parts[place], exchange.noise)
             whole.clear()
 
-        return works, after
+        return works, finish
 
     def _gather(self, exchange: Exchange, among: Among) -> Any:
         root = among.number_of(exchange.call.members.index(exchange.call.peer))
@@ -169,12 +169,12 @@ class RealData:
         parts = [outputs[place] for place in proxies.real] if outputs else []
         work = among.gather(parts, exchange.inputs[0], root)
 
-        def after() -> None:
+        def finish() -> None:
             for number, places in enumerate(proxies.like):
                 for place in places if outputs else ():
                     tile(outputs[place], outputs[proxies.real[number]], exchange.noise)
 
-        return [work], after
+        return [work], finish
 
     def _scatter(self, exchange: Exchange, among: Among) -> Any:
         root = among.number_of(exchange.call.members.index(exchange.call.peer))
@@ -204,14 +204,14 @@ class RealData:
         receive_rows = [received[place].numel() for place in proxies.real]
         work = among.exchange(back, out, receive_rows, [sent[place].numel() for place in proxies.real])
 
-        def after() -> None:
+        def finish() -> None:
             came = back.split(receive_rows)
             for number, place in enumerate(proxies.real):
                 received[place].copy_(came[number].view(received[place].shape))
                 for other in proxies.like[number]:
                     tile(received[other], came[number], exchange.noise)
 
-        return [work], after
+        return [work], finish
 
     def _barrier(self, exchange: Exchange, among: Among) -> Any:
         return [among.barrier()], None
@@ -239,7 +239,7 @@ class _Reduction:
             self.given = torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
     def end(self) -> None:
-        """Scale it."""
+        """Scale the result."""
         proxies = self._proxies
         if self.op != "sum":
             return

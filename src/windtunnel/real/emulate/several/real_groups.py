@@ -30,7 +30,7 @@ class Lent:
     its memory, where no profiler sees it. So they are given views, which are emptied when the work is done.
     """
 
-    def __init__(self, ask: Callable[..., Any], *tensors: Any) -> None:
+    def __init__(self, ask: Callable[..., dist.Work], *tensors: torch.Tensor) -> None:
         self._views = [tensor.detach() for tensor in tensors]
         self.work = ask(*self._views)
 
@@ -46,7 +46,7 @@ class Lent:
 class Among:
     """The real members of one group."""
 
-    def __init__(self, group: Group, proxies: Proxies, backends: dict[str, Any]) -> None:
+    def __init__(self, group: Group, proxies: Proxies, backends: dict[str, torch._C._distributed_c10d.Backend]) -> None:
         self.group, self.proxies = group, proxies
         self.me = proxies.real.index(group.position)
         self._backends = backends
@@ -55,54 +55,56 @@ class Among:
         """Which real member has this place of the group; None: a virtual one."""
         return self.proxies.real.index(place) if place in self.proxies.real else None
 
-    def backend(self, tensors: Sequence[Any]) -> Any:
-        """For these tensors."""
+    def backend(self, tensors: Sequence[torch.Tensor]) -> torch._C._distributed_c10d.Backend:
+        """The backend for these tensors."""
         device = tensors[0].device.type if tensors else "cpu"
         return self._backends.get(device) or self._backends["cpu"]
 
-    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> Any:
-        """In place, over the real members; the work."""
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> Lent:
+        """All-reduce in place, over the real members; the work."""
         options = _options("Allreduce", reduceOp=_OPS[op])
         return Lent(lambda lent: self.backend((tensor,)).allreduce([lent], options), tensor)
 
-    def reduce(self, tensor: torch.Tensor, to: int, op: str = "sum") -> Any:
-        """To one of them; elsewhere the tensor is used up."""
+    def reduce(self, tensor: torch.Tensor, to: int, op: str = "sum") -> Lent:
+        """Reduce to one of them; elsewhere the tensor is used up."""
         options = _options("Reduce", reduceOp=_OPS[op], rootRank=to)
         return Lent(lambda lent: self.backend((tensor,)).reduce([lent], options), tensor)
 
-    def broadcast(self, tensor: torch.Tensor, source: int) -> Any:
-        """From one of them."""
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Lent:
+        """Broadcast from one of them."""
         options = _options("Broadcast", rootRank=source)
         return Lent(lambda lent: self.backend((tensor,)).broadcast([lent], options), tensor)
 
-    def exchange(self, received: Any, sent: Any, receive_rows: list[int], send_rows: list[int]) -> Any:
-        """All to all, in rows of two flat tensors."""
+    def exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, receive_rows: list[int], send_rows: list[int]
+    ) -> Lent:
+        """Exchange all to all, in rows of two flat tensors."""
         options = _options("AllToAll")
         ask = self.backend((sent,)).alltoall_base
         return Lent(lambda into, out: ask(into, out, receive_rows, send_rows, options), received, sent)
 
-    def gather(self, parts: list[Any], own: Any, to: int) -> Any:
-        """Parts of all on one of them."""
+    def gather(self, parts: list[torch.Tensor], own: torch.Tensor, to: int) -> Lent:
+        """Gather the parts of all on one of them."""
         options = _options("Gather", rootRank=to)
         ask, mine = self.backend((own,)).gather, self.me == to
         return Lent(lambda one, *rest: ask([list(rest)] if mine else [], [one], options), own, *parts)
 
-    def scatter(self, own: Any, parts: list[Any], source: int) -> Any:
-        """Parts from one of them."""
+    def scatter(self, own: torch.Tensor, parts: list[torch.Tensor], source: int) -> Lent:
+        """Scatter parts from one of them."""
         options = _options("Scatter", rootRank=source)
         ask, mine = self.backend((own,)).scatter, self.me == source
         return Lent(lambda one, *rest: ask([one], [list(rest)] if mine else [], options), own, *parts)
 
-    def barrier(self) -> Any:
-        """No data."""
+    def barrier(self) -> dist.Work:
+        """Barrier: moves no data."""
         return self._backends["cpu"].barrier(compat.c10d().BarrierOptions())
 
-    def send(self, tensors: Sequence[Any], to: int, tag: int) -> Any:
-        """To one of them."""
+    def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int) -> Lent:
+        """Send to one of them."""
         return Lent(lambda *lent: self.backend(tensors).send(list(lent), to, tag), *tensors)
 
-    def receive(self, tensors: Sequence[Any], source: int, tag: int) -> Any:
-        """From one of them; -1: from whoever sends."""
+    def receive(self, tensors: Sequence[torch.Tensor], source: int, tag: int) -> Lent:
+        """Receive from one of them; -1: from whoever sends."""
         backend = self.backend(tensors)
         if source < 0:
             return Lent(lambda *lent: backend.recv_anysource(list(lent), tag), *tensors)
@@ -110,12 +112,12 @@ class Among:
 
 
 class RealGroups:
-    """Of one real rank."""
+    """The groups of one real rank."""
 
     def __init__(self, rank: int, real: Sequence[int], folder: Path) -> None:
         self.rank, self.real = rank, tuple(sorted(real))
         self._folder = folder
-        self._store: Any = None
+        self._store: dist.Store | None = None
         self._among: dict[str, Among] = {}
 
     def join(self, group: Group) -> None:
@@ -132,18 +134,18 @@ class RealGroups:
             backends["cuda"] = self._nccl(f"{group.key}/cuda", number, count)
         self._among[group.name] = Among(group, proxies, backends)
 
-    def of(self, group: Group) -> Among | None:
+    def members_of(self, group: Group) -> Among | None:
         """The real members of a group that has several."""
         return self._among.get(group.name)
 
-    def _gloo(self, name: str, number: int, count: int) -> Any:
+    def _gloo(self, name: str, number: int, count: int) -> torch._C._distributed_c10d.Backend:
         c10d = compat.c10d()
         options = c10d.ProcessGroupGloo._Options()
         options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = PATIENCE
         return c10d.ProcessGroupGloo(dist.PrefixStore(name, self._store), number, count, options)
 
-    def _nccl(self, name: str, number: int, count: int) -> Any:
+    def _nccl(self, name: str, number: int, count: int) -> torch._C._distributed_c10d.Backend:
         """Not yet run on a GPU."""
         c10d = compat.c10d()
         options = c10d.ProcessGroupNCCL.Options()
@@ -151,7 +153,7 @@ class RealGroups:
         return c10d.ProcessGroupNCCL(dist.PrefixStore(name, self._store), number, count, options)
 
 
-def _options(kind: str, **given: Any) -> Any:
+def _options(kind: str, **given: object) -> Any:
     options = getattr(compat.c10d(), f"{kind}Options")()
     for name, value in given.items():
         setattr(options, name, value)

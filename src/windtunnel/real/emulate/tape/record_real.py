@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from windtunnel.real.capture.virtual_world.peer_data import Exchange
 from windtunnel.real.emulate.tape.real_calls import issued
 from windtunnel.real.emulate.tape.tape import Key, Numbering, TapeWriter, bytes_of
 from windtunnel.studies.programs.communication import Communication
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 
 class Recording:
@@ -37,7 +40,7 @@ class Recording:
         self._tape, self._devices, self._heard = tape, devices, heard
         self._numbering = Numbering()
         self._asking = _Asking()
-        self._libraries: list[Any] = []
+        self._libraries: list[torch.library.Library] = []
         self._works: set[KeptWork] = set()
         self._lock = threading.Lock()
 
@@ -90,8 +93,8 @@ class Recording:
 
         return kernel
 
-    def keep(self, work: KeptWork, key: Key, tensors: Sequence[Any]) -> None:
-        """Its outputs are there."""
+    def keep(self, work: KeptWork, key: Key, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the outputs of a communication that is done."""
         data = [bytes_of(tensor) for tensor in tensors]
         with self._lock:
             self._works.discard(work)
@@ -106,7 +109,7 @@ class Recording:
 class KeptWork(dist.Work):  # type: ignore[misc]
     """torch's own `Work`, whose outputs are kept as soon as they are there."""
 
-    def __init__(self, work: Any, outputs: Sequence[Any], recording: Recording, key: Key) -> None:
+    def __init__(self, work: dist.Work, outputs: Sequence[torch.Tensor], recording: Recording, key: Key) -> None:
         super().__init__()
         self._work, self._outputs, self._recording, self._key = work, list(outputs), recording, key
         self._done = False
@@ -117,18 +120,18 @@ class KeptWork(dist.Work):  # type: ignore[misc]
             outputs, self._outputs = self._outputs, []
             self._recording.keep(self, self._key, outputs)
 
-    def wait(self, timeout: Any = None) -> bool:
-        """As torch's, then keep."""
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait as torch's work does, then keep the outputs."""
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         self._keep()
         return done
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """The same as `wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As `wait`."""
+        """The same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -139,7 +142,7 @@ class KeptWork(dist.Work):  # type: ignore[misc]
         """As torch's."""
         return bool(self._work.is_success())
 
-    def exception(self) -> Any:
+    def exception(self) -> object:
         """As torch's."""
         return self._work.exception()
 
@@ -153,15 +156,15 @@ class KeptWork(dist.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future:
         """torch's own, with the outputs kept before whatever is chained to it."""
 
-        def kept(future: Any) -> Any:
+        def keep_outputs(future: torch.futures.Future) -> Any:
             value = future.value()
             self._keep()
             return value
 
-        return self._work.get_future().then(kept)
+        return self._work.get_future().then(keep_outputs)
 
 
 def _kernel(op: str, device: str) -> Any:
@@ -184,7 +187,7 @@ class _Asking:
     def noise(self, tensor: torch.Tensor) -> None:
         """Nothing is filled."""
 
-    def group_of(self, boxed: Any) -> Group:
+    def group_of(self, boxed: object) -> Group:
         """The group that an op was given."""
         self.group = handle = compat.unboxed_group(boxed)
         name = str(handle.group_name)
@@ -193,7 +196,7 @@ class _Asking:
             self._groups[name] = Group(name, members, handle.rank(), "", 0, handle)
         return self._groups[name]
 
-    def begin(self, call: Any) -> None:
+    def begin(self, call: object) -> None:
         """It takes what it takes."""
 
     def deliver(self, exchange: Exchange, group: Group) -> int:
@@ -201,11 +204,11 @@ class _Asking:
         self.exchange = exchange
         return -1
 
-    def work(self, *_: Any) -> Any:
+    def work(self, *_: object) -> Any:
         """A stand-in that is thrown away."""
         return _NOTHING
 
-    def wait_for(self, call: Any, due: Any) -> None:
+    def wait_for(self, call: object, due: object) -> None:
         """The real library waits."""
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from windtunnel.real.capture.virtual_world.peer_data import Exchange
 
 MAGIC = b"WTTAPE1\n"
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 
 
 class Kept(NamedTuple):
@@ -53,7 +53,7 @@ class Numbering:
 
     seen: dict[Key, int] = field(default_factory=dict)
 
-    def key(self, call: Communication, outputs: Sequence[Any]) -> Key:
+    def key(self, call: Communication, outputs: Sequence[torch.Tensor]) -> Key:
         """The key of this very call; the next that is like it has the next number."""
         members = zlib.crc32(repr(call.members).encode())
         filled = " ".join(f"{_dtype(tensor)}{list(tensor.shape)}" for tensor in outputs)
@@ -65,7 +65,7 @@ class Numbering:
 class TapeWriter:
     """Writes a tape beside its final name; `close` puts it there."""
 
-    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, facts: Mapping[str, object]) -> None:
         self.path, self._partial = path, path.with_name(f".{path.name}.partial")
         try:
             self._file: BinaryIO | None = self._partial.open("wb")
@@ -160,7 +160,7 @@ def player(tape: Tape, behind: Callable[[str], None]) -> Callable[[Exchange], bo
     return play
 
 
-def _fill(output: Any, data: bytes) -> None:
+def _fill(output: torch.Tensor, data: bytes) -> None:
     import torch
 
     if data:

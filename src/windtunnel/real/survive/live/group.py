@@ -17,11 +17,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.survive.live.place import Place
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
 BUILD_TIMEOUT_S = 60.0
@@ -65,7 +66,7 @@ class Building:
         return self.group
 
 
-def abort(group: Any) -> None:
+def abort(group: torch._C._distributed_c10d.Backend) -> None:
     """Close all connections of a group. Whatever waits on it fails at once, in any thread here and at its neighbours.
 
     Gloo closes them when a receive does not end within its limit. It has no other way: in torch 2.13 its `abort` does
@@ -80,7 +81,7 @@ def abort(group: Any) -> None:
                 group.recv([torch.zeros(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
 
-def reduced(group: Any, pieces: Sequence[object]) -> bool:
+def reduced(group: torch._C._distributed_c10d.Backend, pieces: Sequence[object]) -> bool:
     """All-reduce the pieces in place; False where a member is gone."""
     try:
         works = [group.allreduce([piece]) for piece in pieces]
@@ -91,7 +92,7 @@ def reduced(group: Any, pieces: Sequence[object]) -> bool:
     return True
 
 
-def gathered(group: Any, number: int, size: int) -> list[int] | None:
+def gathered(group: torch._C._distributed_c10d.Backend, number: int, size: int) -> list[int] | None:
     """One number from every member, by rank; None where a member is gone."""
     import torch
 
@@ -103,7 +104,9 @@ def gathered(group: Any, number: int, size: int) -> list[int] | None:
     return [int(one) for one in everyone]
 
 
-def handed_over(group: Any, rank: int, source: int, lacking: Sequence[int], state: bytes) -> bytes | None:
+def handed_over(
+    group: torch._C._distributed_c10d.Backend, rank: int, source: int, lacking: Sequence[int], state: bytes
+) -> bytes | None:
     """The state of rank `source`, sent to each rank that lacks it. None where a member is gone; `state` elsewhere."""
     import torch
 

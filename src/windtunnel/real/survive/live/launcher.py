@@ -292,7 +292,7 @@ class _Run:
             self.waiting_first = [pair for pair in self.waiting_first if pair[0].generation > replacement.generation]
             when = float(self.store.get(key).decode())
             if replacement.planned:
-                self._perform(self.membership.swapped())
+                self._perform(self.membership.on_swap())
                 replacement.downtime_s = float(self.store.get(f"swapped/{replacement.generation}").decode())
             elif replacement.generation == 0 or self.told.start_s is None:
                 self.told.start_s = when - self.began
@@ -319,7 +319,7 @@ class _Run:
 
     def _look_for_done(self) -> None:
         if any(self.store.check([f"done/{name}"]) for name in self.membership.members if name):
-            self._perform(self.membership.done())
+            self._perform(self.membership.on_member_done())
 
     def _look_for_dead(self) -> None:
         if self.over:
@@ -330,7 +330,7 @@ class _Run:
             if status is None:
                 continue
             if self.store.check([f"done/{name}"]):
-                self._perform(self.membership.done())
+                self._perform(self.membership.on_member_done())
                 return
             needed = name in self.membership.members or name in (*self.membership.warm, *self.membership.starting)
             if status > 0:
@@ -339,7 +339,7 @@ class _Run:
                 return
             if status == 0 and name in self.membership.members and self.membership.preparing:
                 needed = False
-                self._perform(self.membership.left(name))
+                self._perform(self.membership.on_process_left(name))
             del self.processes[name]
             self._end_group(one)
             if needed:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.emulate.tape.tape import Tape, TapeWriter, bytes_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Recorder:
@@ -32,7 +35,7 @@ class Recorder:
         self._writer.close()
 
 
-def answered(path: Path, pieces: Sequence[Any]) -> None:
+def fill_pieces(path: Path, pieces: Sequence[torch.Tensor]) -> None:
     """Fill the pieces with what the tape has in their order.
 
     Raises InputFileError for a damaged tape; ValueError where the iteration is not the one that was recorded.

@@ -31,7 +31,7 @@ from windtunnel.process import die_with_parent
 from windtunnel.real.survive.checkpoint import Checkpoints
 from windtunnel.real.survive.live.group import Building, abort, gathered, handed_over, reduced, store_of
 from windtunnel.real.survive.live.place import Place, own_place
-from windtunnel.real.survive.live.shadow import Recorder, answered
+from windtunnel.real.survive.live.shadow import Recorder, fill_pieces
 from windtunnel.real.survive.watch.log import RankLog
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Saving:
     every: int
     steps: int
 
-    def after(self, progress: Progress) -> None:
+    def save_if_due(self, progress: Progress) -> None:
         """A step is done: save it if it is its turn. Raises CheckpointError where the last one could not be written."""
         if progress.step % self.every == 0 or progress.step == self.steps:
             rest = {"rest": _packed(progress.rest())}
@@ -157,7 +157,7 @@ def train(
         while progress.step < steps:
             _commit(progress, _local(progress, loss, 0, 1, seed), 1)
             if saving is not None:
-                saving.after(progress)
+                saving.save_if_due(progress)
             if on_step is not None:
                 on_step(progress.step - 1, progress.losses[-1])
         if saving is not None:
@@ -166,7 +166,7 @@ def train(
     return _Member(place, progress, loss, steps, seed, on_step, saving).run()
 
 
-def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> list[Any]:
+def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> list[torch.Tensor]:
     """This rank's gradients, rank 0's buffers, and the loss as flat pieces; the last one ends with the loss and a place
     for a vote.
 
@@ -190,7 +190,7 @@ def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> 
     return list(flat.split(BUCKET_BYTES // flat.element_size()))
 
 
-def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
+def _commit(progress: Progress, pieces: list[torch.Tensor], world: int) -> None:
     """Nothing before this changes what a member would hand over."""
     import torch
 
@@ -213,13 +213,13 @@ def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
     progress.step += 1
 
 
-def _averages(model: torch.nn.Module) -> list[Any]:
+def _averages(model: torch.nn.Module) -> list[torch.Tensor]:
     """Buffers that a forward pass may change: what layers with running statistics keep."""
     layers = [one for one in model.modules() if getattr(one, "track_running_stats", False)]
     return [buffer for one in layers for buffer in one.buffers(recurse=False)]
 
 
-def _trained(model: torch.nn.Module) -> list[Any]:
+def _trained(model: torch.nn.Module) -> list[torch.Tensor]:
     return [one for one in model.parameters() if one.requires_grad]
 
 
@@ -312,7 +312,7 @@ class _Member:
         before = self.progress.to_bytes()
         pieces = _local(self.progress, self.loss, 0, self.place.size, self.seed)
         if self.place.tape.exists():
-            answered(self.place.tape, pieces)
+            fill_pieces(self.place.tape, pieces)
         _commit(self.progress, pieces, self.place.size)
         self.progress.take(before)
 
@@ -340,7 +340,7 @@ class _Member:
                 self.store.set(f"first/{self.generation}", repr(time.time()))
                 self.first_of_generation = False
             if self.saving is not None:
-                self.saving.after(self.progress)
+                self.saving.save_if_due(self.progress)
             if self.on_step is not None:
                 self.on_step(self.progress.step - 1, self.progress.losses[-1])
         if everybody_ready:

@@ -12,15 +12,18 @@ more own time than others. MegaScale (NSDI 2024) names hosts so, by timers of se
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.real.survive.watch.log import COLLECTIVE, SEGMENT, RankView
+from windtunnel.questions.explain import Watch
+from windtunnel.real.survive.watch.log import COLLECTIVE, SEGMENT, RankView, read_logs
 
 BEAT_GONE_S = 1.0
 FACTOR = 1.3  # over the median of the ranks
@@ -53,6 +56,26 @@ class Verdict:
         culprits = [{name: getattr(one, name) for name in Culprit.__slots__} for one in self.culprits]
         own = {str(rank): dict(parts) for rank, parts in self.own_s.items()}
         return {"culprits": culprits, "own_s": own, "step_s": self.step_s}
+
+
+def answer(question: Watch) -> Verdict:
+    """Who is to blame now or, for a job that is over, as of its last beat. Raises UserError."""
+    return _answer(question)[0]
+
+
+def answer_at_last(question: Watch) -> Verdict:
+    """The same, looking again every second until somebody is to blame or all ranks have ended."""
+    while True:
+        found, ended = _answer(question)
+        if found.culprits or ended:
+            return found
+        time.sleep(1.0)
+
+
+def _answer(question: Watch) -> tuple[Verdict, bool]:
+    views = read_logs(Path(question.folder))
+    now_s = max((view.beat_s for view in views), default=0.0) if question.over else time.time()
+    return verdict(views, now_s, question.patience), all(view.ended for view in views)
 
 
 def verdict(views: Sequence[RankView], now_s: float, patience_s: float = 3.0, since_s: float = 0.0) -> Verdict:

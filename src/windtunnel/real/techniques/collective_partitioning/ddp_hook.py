@@ -13,7 +13,6 @@ hold the same bits.
 # No `from __future__ import annotations` here: DistributedDataParallel reads the hook's annotations as objects.
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,13 +26,13 @@ from windtunnel.studies.techniques.collective_partitioning.parameters import Par
 class Partitioned:
     """What the hook keeps: the groups, and the buckets under way in this backward pass."""
 
-    inside: Any
-    across: Any  # None: by primitive
+    inside: dist.ProcessGroup
+    across: object  # None: by primitive
     world: int
     underway: list["_Bucket"] = field(default_factory=list)
 
     @classmethod
-    def of(cls, plan: PartitionPlan, local: int, group: dist.ProcessGroup | None = None) -> "Partitioned":
+    def from_plan(cls, plan: PartitionPlan, local: int, group: dist.ProcessGroup | None = None) -> "Partitioned":
         """Groups for nodes of `local` ranks. A collective of all ranks. Raises LayoutError.
 
         By group if the plan says so, or leaves it open and several nodes hold several ranks each.
@@ -61,7 +60,7 @@ class _Bucket:
         self.flat = _padded(buffer, size)
         self.shard = self.flat.new_empty(self.flat.numel() // size)
         self.parts = ["scatter", *(["across"] if state.across is not None else []), "gather"]
-        self.work: Any = None
+        self.work: dist.Work | None = None
 
     def go_on(self) -> bool:
         """Wait for the part under way and begin the next; whether all are done."""

@@ -13,7 +13,6 @@ The two of the last kind are differentiable; the backward of one is the other's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def _gather(
     output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup | None, *, async_op: bool = False
-) -> Any:
+) -> dist.Work:
     """all_gather into one tensor; PyTorch 2.13 renamed it, and warns of the old name."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return call(output, shard, group=group, async_op=async_op)
@@ -33,12 +32,12 @@ def _gather(
 
 def _scatter(
     output: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup | None, *, async_op: bool = False
-) -> Any:
+) -> dist.Work:
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return call(output, whole, group=group, async_op=async_op)
 
 
-def two_levels(local: int, world: int | None = None) -> tuple[Any, Any]:
+def two_levels(local: int, world: int | None = None) -> tuple[object, object]:
     """(inside, across) of this rank, nodes of `local` neighbouring ranks. A collective of all ranks."""
     world = dist.get_world_size() if world is None else world
     if local < 1 or world % local:
@@ -58,7 +57,7 @@ def all_reduce_by_primitive(x: torch.Tensor, group: dist.ProcessGroup | None = N
     return all_reduce_by_group(x, group, None)
 
 
-def all_reduce_by_group(x: torch.Tensor, inside: Any, across: Any) -> torch.Tensor:
+def all_reduce_by_group(x: torch.Tensor, inside: object, across: object) -> torch.Tensor:
     """The sum over all ranks: 2 (n - 1) / n b on the links inside a node, 2 (m - 1) / m b / n on those across.
 
     `across`: None where `inside` has all ranks.
@@ -144,7 +143,11 @@ def scattered_product(
 class _GatherMatmul(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, shard: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None, pieces: int
+        ctx: torch.autograd.function.FunctionCtx,
+        shard: torch.Tensor,
+        weight: torch.Tensor,
+        group: dist.ProcessGroup | None,
+        pieces: int,
     ) -> torch.Tensor:
         out, whole = gathered_product(shard.detach(), weight.detach(), group, pieces)
         ctx.save_for_backward(whole, weight)
@@ -152,7 +155,9 @@ class _GatherMatmul(torch.autograd.Function):  # type: ignore[misc]
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         whole, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         return scattered_product(gradient, weight.t(), ctx.group, ctx.pieces), whole.t() @ gradient, None, None
@@ -161,14 +166,20 @@ class _GatherMatmul(torch.autograd.Function):  # type: ignore[misc]
 class _MatmulScatter(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None, pieces: int
+        ctx: torch.autograd.function.FunctionCtx,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        group: dist.ProcessGroup | None,
+        pieces: int,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.pieces = group, pieces
         return scattered_product(x.detach().contiguous(), weight.detach(), group, pieces)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         x, weight = ctx.saved_tensors
         back, whole = gathered_product(gradients[0].contiguous(), weight.t().contiguous(), ctx.group, ctx.pieces)
         return back, x.t() @ whole, None, None

@@ -50,7 +50,7 @@ class LearningRate:
             group["lr"] = first * factor
 
     def state_dict(self) -> dict[str, object]:
-        """Where it stands."""
+        """Where the schedule stands."""
         return {"round": self.round, "local": self.local, "first": list(self.first)}
 
     def load_state_dict(self, found: dict[str, Any]) -> None:

@@ -149,15 +149,15 @@ class Windowed:
             if self._left[number] == 0:
                 self._after_backward(number)
 
-        def refused(*_: Any) -> None:  # memory that has been given back would be read or written
+        def refuse(*_: object) -> None:  # memory that has been given back would be read or written
             raise RuntimeError(
                 "parameters of this model are on the host: use the window's state_dict(), load_state_dict() or"
                 " whole_parameters(), or close() it first"
             )
 
         return [
-            hosted.layer.register_state_dict_pre_hook(refused),
-            hosted.layer.register_load_state_dict_pre_hook(refused),
+            hosted.layer.register_state_dict_pre_hook(refuse),
+            hosted.layer.register_load_state_dict_pre_hook(refuse),
             hosted.layer.register_forward_pre_hook(lambda module, args: self._before_forward(number)),
             hosted.layer.register_forward_hook(lambda module, args, out: self._after_forward(number, out)),
             *(parameter.register_post_accumulate_grad_hook(accumulated) for parameter in taught),
@@ -201,7 +201,7 @@ class Windowed:
         self._note("forward", number)
         self._ask(number + self.window)
 
-    def _after_forward(self, number: int, out: Any) -> None:
+    def _after_forward(self, number: int, out: object) -> None:
         taught = _first_tensor(out)
         if torch.is_grad_enabled() and taught is not None and taught.requires_grad:
             taught.register_hook(lambda gradient: self._before_backward(number))
@@ -361,12 +361,14 @@ def _owned(model: nn.Module, layers: Sequence[nn.Module]) -> list[list[nn.Parame
 
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:
-    lists: list[Any] = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    lists: list[torch.nn.Module] = [
+        module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)
+    ]
     longest = max(lists, key=lambda module: len(module)) if lists else []
     return list(longest)
 
 
-def _first_tensor(out: Any) -> torch.Tensor | None:
+def _first_tensor(out: object) -> torch.Tensor | None:
     if isinstance(out, torch.Tensor):
         return out
     if isinstance(out, tuple | list):

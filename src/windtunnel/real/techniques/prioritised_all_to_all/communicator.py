@@ -35,7 +35,7 @@ LETTERS = {"a": ALL_TO_ALL, "r": ALL_REDUCE}
 class Operation:
     """Something that was handed to the communicator."""
 
-    def __init__(self, run: Callable[[], Any], parts: int = 1) -> None:
+    def __init__(self, run: Callable[[], object], parts: int = 1) -> None:
         self.run, self._left = run, parts
         self._done, self._failure = threading.Event(), [None]
         self.asked_s = time.perf_counter()
@@ -136,7 +136,7 @@ class Communicator:
         if kind is None:
             self.close()
 
-    def _hand(self, kind: int, operation: Operation, runs: list[Callable[[], Any]]) -> Operation:
+    def _hand(self, kind: int, operation: Operation, runs: list[Callable[[], object]]) -> Operation:
         with self._changed:
             if self._closing:
                 raise RuntimeError("the communicator is closed")
@@ -151,7 +151,7 @@ class Communicator:
         return operation
 
     def _run(self) -> None:
-        flying: deque[tuple[Operation, Any]] = deque()
+        flying: deque[tuple[Operation, object]] = deque()
         try:
             while (kind := self._settled(flying)) != END:
                 with self._changed:
@@ -175,7 +175,7 @@ class Communicator:
             for one in (*waiting, *([part] if "part" in locals() else [])):
                 one.finish(failure)
 
-    def _settled(self, flying: deque[tuple[Operation, Any]]) -> int:
+    def _settled(self, flying: deque[tuple[Operation, object]]) -> int:
         """What goes next; what flies has landed before there is anything to wait for."""
         with self._changed:
             idle = not any(self._queues.values())

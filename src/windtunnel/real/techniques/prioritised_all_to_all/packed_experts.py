@@ -23,13 +23,19 @@ class _Exchange(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, arriving: list[int], leaving: list[int], group: dist.ProcessGroup | None
+        ctx: torch.autograd.function.FunctionCtx,
+        x: torch.Tensor,
+        arriving: list[int],
+        leaving: list[int],
+        group: dist.ProcessGroup | None,
     ) -> torch.Tensor:
         ctx.arriving, ctx.leaving, ctx.group = arriving, leaving, group
         return _exchanged(x, arriving, leaving, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None, None]:
         return _exchanged(gradients[0], ctx.leaving, ctx.arriving, ctx.group), None, None, None
 
 

@@ -75,7 +75,7 @@ class FlowsStudy(Answer):
         return {"flows": self.trace}
 
     def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
+        """The study as JSON-able data."""
         policies = {one.policy: one.to_dict() for one in self.answers}
         return {"trace": self.trace, "ports": self.ports, "policies": policies}
 

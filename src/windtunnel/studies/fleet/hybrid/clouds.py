@@ -59,7 +59,7 @@ class Clouds:
     per: Per = "runtime"
     factor: float = 1.0
 
-    def named(self, name: str) -> int | None:
+    def position_of(self, name: str) -> int | None:
         """Position of a pool; the own one is `own` too."""
         return next((at for at, cloud in enumerate(self.pools) if name in (cloud.name, "own" * (at == 0))), None)
 

@@ -9,7 +9,6 @@ private_outside      of these with the label private: none, by the filter
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,7 @@ def hybrid_jobs(jobs: Jobs, clouds: Clouds) -> list[HybridJob]:
     made = []
     for index in range(len(jobs)):
         where = jobs.where(index)
-        at = clouds.named(places[index]) if places[index] else 0
+        at = clouds.position_of(places[index]) if places[index] else 0
         if at is None:
             known = ", ".join(cloud.name for cloud in clouds.pools)
             raise SpecError("data_at", places[index], f"name a pool: {known}", where)
@@ -120,7 +119,7 @@ def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[Placed | N
     return result
 
 
-def figures_of(placed: list[Placed | None], work: list[HybridJob], clouds: Clouds) -> dict[str, Any]:
+def figures_of(placed: list[Placed | None], work: list[HybridJob], clouds: Clouds) -> dict[str, object]:
     """The measures of the strategies."""
     there = [each for each in placed if each is not None]
     label = {job.index: job.label for job in work}

@@ -21,7 +21,7 @@ class Ups:
         self.begin: list[float] = [0.0]
         self.end: list[float] = [float(draw.exponential(up_s))]
 
-    def after(self, time_s: float) -> tuple[float, float]:
+    def next_up(self, time_s: float) -> tuple[float, float]:
         """The stretch in which the zone is up at this time, or else the next one: (from, to)."""
         while self.end[-1] <= time_s:
             begin = self.end[-1] + float(self.draw.exponential(self.down_s))
@@ -32,7 +32,7 @@ class Ups:
 
     def is_up(self, time_s: float) -> bool:
         """Whether machines can be had."""
-        return self.after(time_s)[0] <= time_s
+        return self.next_up(time_s)[0] <= time_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def spot_run(work_s: float, ready_s: float, ups: Ups, startup_s: float, checkpoi
     now, first = ready_s, -1.0
     pause = 0.0
     while True:
-        begin, end = ups.after(now)
+        begin, end = ups.next_up(now)
         now = max(now, begin)
         if first < 0:
             first = now
@@ -60,13 +60,13 @@ def spot_run(work_s: float, ready_s: float, ups: Ups, startup_s: float, checkpoi
         if now + need <= end:
             return SpotRun(first, now + need, held + need, lost)
         held += end - now
-        done = kept(done + max(end - now - pause, 0.0), checkpoint_s)
+        done = surviving_work_s(done + max(end - now - pause, 0.0), checkpoint_s)
         lost += 1
         pause = startup_s
         now = end
 
 
-def kept(done_s: float, checkpoint_s: float) -> float:
+def surviving_work_s(done_s: float, checkpoint_s: float) -> float:
     """Work that survives."""
     return done_s // checkpoint_s * checkpoint_s if checkpoint_s > 0 else done_s
 
@@ -88,7 +88,7 @@ def best_zone(zones: Sequence[Zone], now_s: float, lost: int | None) -> Zone:
     cheapest = min(up, key=lambda zone: (zone.price_per_gpu_s, zone.pool), default=None)
     sure = min(steady, key=lambda zone: (zone.price_per_gpu_s, zone.pool), default=None)
     if cheapest is None and sure is None:
-        return min(zones, key=lambda zone: (zone.ups.after(now_s)[0] if zone.ups else now_s, zone.pool))
+        return min(zones, key=lambda zone: (zone.ups.next_up(now_s)[0] if zone.ups else now_s, zone.pool))
     if cheapest is None or (sure is not None and sure.price_per_gpu_s <= cheapest.price_per_gpu_s):
         assert sure is not None
         return sure
@@ -111,12 +111,12 @@ def roam(work_s: float, ready_s: float, zones: Sequence[Zone], checkpoint_s: flo
     lost: int | None = None
     while True:
         zone = best_zone(zones, now, lost)
-        begin, end = (now, float("inf")) if zone.ups is None else zone.ups.after(now)
+        begin, end = (now, float("inf")) if zone.ups is None else zone.ups.next_up(now)
         now = max(now, begin)
         need = zone.startup_s + work_s - done
         if now + need <= end:
             stays.append(Stay(zone.pool, now, now + need))
             return stays
         stays.append(Stay(zone.pool, now, end))
-        done = kept(done + max(end - now - zone.startup_s, 0.0), checkpoint_s)
+        done = surviving_work_s(done + max(end - now - zone.startup_s, 0.0), checkpoint_s)
         now, lost = end, zone.pool

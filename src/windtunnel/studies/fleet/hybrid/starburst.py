@@ -26,7 +26,7 @@ class Patience(Lines):
         self.passed = 0  # of these, those whose time has come or who run
 
     def rank(self, job: Running) -> Rank:
-        """By arrival."""
+        """Rank jobs by arrival."""
         return 0, job.submit_ns, job.index
 
     def choose(self, board: Board) -> Iterator[Move]:

@@ -31,7 +31,7 @@ class Finding:
     jobs: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The finding as JSON-able data."""
         return asdict(self)
 
 
@@ -138,7 +138,7 @@ def _order_and_load(jobs: Jobs, site: Site | None) -> Sequence[Finding]:
 
 
 def _copies(jobs: Jobs) -> Sequence[Finding]:
-    seen: dict[tuple[Any, ...], int] = {}
+    seen: dict[tuple[object, ...], int] = {}
     copies = []
     rows = zip(jobs.submit_s.tolist(), jobs.gpus.tolist(), jobs.duration_s.tolist(), jobs.model, jobs.user, strict=True)
     for at, key in enumerate(rows):

@@ -40,7 +40,7 @@ class Jobs:
         return f"{self.source} line {int(self.line[index])}"
 
     def take(self, rows: Integers) -> Jobs:
-        """These rows only."""
+        """The jobs of these rows only."""
         pick = rows.tolist()
         taken: dict[str, Any] = {name: getattr(self, name)[rows] for name in NUMBERS}
         taken |= {name: [getattr(self, name)[at] for at in pick] for name in ("name", "model", "user")}

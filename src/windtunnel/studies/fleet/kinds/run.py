@@ -10,7 +10,7 @@ from windtunnel.errors import UserError
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.kinds.work import Typed
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.policies.sia import shaped
+from windtunnel.studies.fleet.policies.sia import is_valid_shape
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.traits import Traits
 
@@ -38,7 +38,7 @@ def fits_nowhere(jobs: Jobs, site: Site, traits: Traits, options: Options) -> li
         rates = _rates(jobs, at, site, options)
         sizes = {(kind, gpus) for kind in gpus_of for gpus in rates.get(kind, {}) if traits.sizes or gpus == asked}
         if sizes and not any(
-            gpus <= gpus_of[kind] and (not traits.sizes or shaped(gpus, site.per_node)) for kind, gpus in sizes
+            gpus <= gpus_of[kind] and (not traits.sizes or is_valid_shape(gpus, site.per_node)) for kind, gpus in sizes
         ):
             why.append((at, f"asks {asked} GPUs, and was measured on no number of them {here}"))
         elif not sizes and options.tables is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.studies.fleet.board import Board
 from windtunnel.studies.fleet.decision import Decision, Placement, Snapshot
@@ -25,7 +24,7 @@ class Typed:
     phases: int = 1
 
     def phase_end(self, phase: int) -> float:
-        """All steps."""
+        """Units of all steps."""
         return self.steps
 
     def rate(self, placement: Placement, phase: int) -> float:
@@ -51,7 +50,7 @@ def decision(
     chosen: Mapping[int, tuple[str, int]],
     kinds: Sequence[str],
     per_node: int,
-    memory: Any = None,
+    memory: object = None,
 ) -> Decision:
     """(kind, GPUs) of each job on nodes: who keeps both keeps its nodes; the others by falling size, then in order.
 
@@ -61,7 +60,7 @@ def decision(
     result: dict[int, Placement] = {}
     for job in snapshot.jobs:
         want = chosen.get(job.index)
-        if want and job.placement and (kinds[job.placement[0][0]], job.held) == want:
+        if want and job.placement and (kinds[job.placement[0][0]], job.held_gpus) == want:
             result[job.index] = job.placement
             for node, count in job.placement:
                 free[node] -= count

@@ -47,12 +47,12 @@ class Journal:
         self._file.truncate(whole)  # or the next entry would stand on that line, and be lost with it
         return found
 
-    def write(self, **entry: Any) -> None:
+    def write(self, **entry: object) -> None:
         """One entry, on disk when this returns."""
         self._file.write(json.dumps(entry, sort_keys=True) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let others in."""
+        """Close the file, which lets others in."""
         self._file.close()

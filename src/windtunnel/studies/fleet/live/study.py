@@ -32,7 +32,7 @@ class LiveRun(Answer):
     jobs: tuple[dict[str, Any], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The run as JSON-able data."""
         return {**vars(self), "jobs": list(self.jobs)}
 
 
@@ -76,7 +76,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: 
     nodes = (site.per_node,) * site.nodes
 
     def policy() -> Policy:
-        return POLICIES[names[0]].made(site, Options())
+        return POLICIES[names[0]].make_policy(site, Options())
 
     Scheduler(made, nodes, policy(), folder, restart_s).run()
     simulated: dict[int, float] = {}
@@ -92,7 +92,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: 
         ]
         Clock(running, nodes, policy()).run()
         simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
-    rows: list[dict[str, Any]] = [
+    rows: list[dict[str, object]] = [
         {
             "job": job.name,
             "jct_s": None if job.end_s is None else round(job.end_s - job.submit_s, 3),

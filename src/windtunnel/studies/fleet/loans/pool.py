@@ -10,12 +10,11 @@ load holds. Inside a step of the stream the load is steady; a backlog is not car
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-from windtunnel.studies.fleet.policies.lyra import lendable
 
 NS = 1_000_000_000
 Attainment = Callable[[float], float]
@@ -118,3 +117,20 @@ def _with_loading(lent: Sequence[tuple[int, int]], load_ns: int) -> list[tuple[i
         else:
             result.append((time, level))
     return result
+
+
+@dataclass(frozen=True)
+class Loans:
+    """How a site lends and scales. `pool(begin s, end s)`: the serving pool over that time."""
+
+    pool: Callable[[float, float], ServingPool] | None = None
+    elastic: float = 0.05  # share of jobs
+    loan_speed: float = 1.0
+
+
+def lendable(servers: int, rate_per_s: float, server_rate_per_s: float, headroom: float) -> int:
+    """Servers that can go: all but what the rate and its headroom need. `server_rate_per_s`: what one server keeps
+    up.
+    """
+    needed = math.ceil(rate_per_s * (1.0 + headroom) / server_rate_per_s - 1e-9)
+    return max(servers - needed, 0)

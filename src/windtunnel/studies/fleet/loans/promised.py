@@ -6,8 +6,8 @@ from pathlib import Path
 
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.model.catalogue import load_model
+from windtunnel.studies.fleet.loans.pool import Loans
 from windtunnel.studies.fleet.loans.pool_file import read_pool
-from windtunnel.studies.fleet.loans.run import Loans
 from windtunnel.studies.serving import Deployment, ServingResult, Workload, engine_of, serve_with
 from windtunnel.studies.serving.attainment import attained
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.loans.clock import NS, LoanClock, Training
-from windtunnel.studies.fleet.loans.pool import ServingPool
+from windtunnel.studies.fleet.loans.pool import Loans, ServingPool
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.studies.fleet.policies.lyra import PARTS, Lyra
@@ -31,15 +30,6 @@ from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 
 GROWTH = 2  # GPUs that an elastic job can use, of those that it asks for, where the trace does not say
-
-
-@dataclass(frozen=True)
-class Loans:
-    """How a site lends and scales. `pool(begin s, end s)`: the serving pool over that time."""
-
-    pool: Callable[[float, float], ServingPool] | None = None
-    elastic: float = 0.05  # share of jobs
-    loan_speed: float = 1.0
 
 
 def run_lyra(jobs: Jobs, site: Site, name: str, options: Options) -> Outcome:
@@ -127,7 +117,7 @@ def proportional(gpus: int) -> Callable[[int], float]:
     return lambda held: held / gpus
 
 
-def _ranges(jobs: Jobs, share: float, speeds: Sequence[Any], seed: int) -> list[int]:
+def _ranges(jobs: Jobs, share: float, speeds: Sequence[object], seed: int) -> list[int]:
     """Most GPUs of each job."""
     most = [int(gpus) for gpus in jobs.gpus]
     said = jobs.columns.get("max_gpus")

@@ -27,7 +27,7 @@ class Servers:
         self.free_gpus = own * per_server
 
     def borrow(self, server: int) -> None:
-        """It joins, empty."""
+        """A server joins, empty."""
         assert server >= self.own
         assert server not in self.free
         self.free[server] = self.per_server
@@ -35,7 +35,7 @@ class Servers:
         self.free_gpus += self.per_server
 
     def give_back(self, server: int) -> None:
-        """It leaves; it must be empty."""
+        """A server leaves; it must be empty."""
         assert self.free[server] == self.per_server, "a server that is in use was given back"
         self._move(server, None)
         del self.free[server]

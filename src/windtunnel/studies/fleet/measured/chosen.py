@@ -103,7 +103,7 @@ def _key(placement: Placement) -> int:
     return int(kernels.key_of(np.array(placement), len(placement)))
 
 
-def state_of(which: Sequence[int], submit_s: Any) -> kernels.State:
+def state_of(which: Sequence[int], submit_s: object) -> kernels.State:
     """Jobs before anything has happened; `which`: their applications' places in the flat tables."""
     jobs = np.zeros(len(which), kernels.JOB)
     jobs["app"], jobs["submit_s"] = which, submit_s

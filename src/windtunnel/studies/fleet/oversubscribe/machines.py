@@ -53,7 +53,7 @@ def service_mean(time_s: float, phase: Floats, beside: Beside) -> Floats:
 
 
 def service_slowdown(tasks: Floats, service: Floats, beside: Beside) -> Floats:
-    """Of each machine's service."""
+    """Slowdown of each machine's service."""
     found: Floats = (1.0 + beside.contention * tasks) * np.maximum(1.0, tasks + service)
     return found
 

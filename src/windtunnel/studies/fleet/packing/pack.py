@@ -45,7 +45,7 @@ class Nodes:
 
     @property
     def capacity_milli(self) -> int:
-        """All GPUs."""
+        """Capacity of all GPUs, in thousandths."""
         return int(self.gpus.sum()) * 1000
 
     def empty(self) -> Left:

@@ -111,7 +111,7 @@ class Auction:
 
 def _whole_s(job: JobState) -> float:
     """Run time on all that it asks for."""
-    return (job.remaining_s or 0.0) + float(job.done[1])
+    return (job.remaining_s or 0.0) + float(job.progress[1])
 
 
 def _bid(job: JobState, kept: int, now_s: float) -> Bid:

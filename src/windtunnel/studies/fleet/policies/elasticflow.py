@@ -102,7 +102,7 @@ def jobs_of(jobs: Sequence[JobState], now_s: float, capacity: int, slot_s: float
     for row, (work, count) in enumerate(zip(works, counts, strict=True)):
         level[row, :count], rate[row, :count] = work.columns
     largest = np.array([work.most_gpus for work in works], np.int64)
-    left = np.maximum(np.array([work.iterations for work in works]) - [job.done[1] for job in jobs], 0.0)
+    left = np.maximum(np.array([work.iterations for work in works]) - [job.progress[1] for job in jobs], 0.0)
     deadline = np.array([math.inf if job.deadline_s is None else job.deadline_s for job in jobs])
     return Jobs(
         level, rate, np.array(counts, np.int64), largest, left, deadline, float(now_s), capacity, float(slot_s), False
@@ -111,14 +111,14 @@ def jobs_of(jobs: Sequence[JobState], now_s: float, capacity: int, slot_s: float
 
 def _given(jobs: Sequence[JobState], known: Jobs, room: Room, capacity: int) -> tuple[dict[int, int], float]:
     """GPUs of each job now, spare ones given to those who gain most; and when the first plan changes."""
-    from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import spread
+    from windtunnel.physics.engine.compiled.fleet.elastic_spread_kernels import spread_gpus
 
     held = room.kept[1][:, 0].copy()
     spare = capacity - int(held.sum())
     assert room.free.gpus[0] == spare, "the timeline and the jobs disagree on what is free"
     if spare:
         order, end = np.arange(len(jobs)), room.end[:, 0].copy()
-        spread(known, order, held, end, room.free, room.kept, room.wide, room.plan)
+        spread_gpus(known, order, held, end, room.free, room.kept, room.wide, room.plan)
     times, _, counts = room.kept
     changing = np.flatnonzero(counts > 1)
     change_s = float(times[changing, 1].min()) if len(changing) else math.inf

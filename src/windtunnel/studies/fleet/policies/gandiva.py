@@ -32,7 +32,7 @@ class NodeSet:
     load: int = 0  # jobs that joined since the last re-division
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether some of its jobs wait for their time-slice."""
         return len(self.jobs) > self.at_once
 
@@ -70,10 +70,10 @@ class Gandiva:
         if snapshot.now_s + SOON_S >= switched_s + SLICE_S:
             switched_s = snapshot.now_s
             for one in every:
-                if one.shared:
+                if one.is_shared:
                     one.jobs = [*one.jobs[one.at_once :], *one.jobs[: one.at_once]]
         gpus = {index: there[index].gpus for one in every for index in one.jobs[: one.at_once]}
-        wake_s = switched_s + SLICE_S if any(one.shared for one in every) else None
+        wake_s = switched_s + SLICE_S if any(one.is_shared for one in every) else None
         return Decision(gpus, wake_s=wake_s, memory=(sets, switched_s))
 
     def _free_nodes(self, sets: Sets) -> int:

@@ -42,7 +42,7 @@ class Weights:
     secret: float = TIE
 
     def score(self, offer: Offer) -> float:
-        """Less is better."""
+        """Score of an offer; less is better."""
         return (
             self.cost * offer.cost
             + self.end * offer.end_s

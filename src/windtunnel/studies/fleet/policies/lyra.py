@@ -2,7 +2,6 @@
 
 Four decisions, each a pure function:
 
-    lendable       whole servers that the serving side does not need
     reclaim        which servers go back so that few jobs are stopped. A server's cost is the sum over its jobs of
                    1/(servers on loan that the job spans); the cheapest goes, its jobs stop, costs are counted anew
     next_to_start  base demands: shortest remaining first, whatever fits, whole gangs
@@ -13,7 +12,6 @@ No code was published: written from the paper's abstract and our notes of it. Ti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,14 +42,6 @@ PARTS = {
     "lyra-elastic": Lyra(loan=False),
     "lyra": Lyra(),
 }
-
-
-def lendable(servers: int, rate_per_s: float, server_rate_per_s: float, headroom: float) -> int:
-    """Servers that can go: all but what the rate and its headroom need. `server_rate_per_s`: what one server keeps
-    up.
-    """
-    needed = math.ceil(rate_per_s * (1.0 + headroom) / server_rate_per_s - 1e-9)
-    return max(servers - needed, 0)
 
 
 def reclaim(jobs_on: Mapping[int, Mapping[int, int]], count: int) -> tuple[list[int], list[int]]:

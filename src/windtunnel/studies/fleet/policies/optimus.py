@@ -39,7 +39,7 @@ class Optimus:
             saved_s: float = work.iteration_s(count) - work.iteration_s(count + more)
             return saved_s / more * remaining[index]
 
-        remaining = {index: float(job.work.remaining_iterations(job.done)) for index, job in jobs.items()}
+        remaining = {index: float(job.work.remaining_iterations(job.progress)) for index, job in jobs.items()}
         for index in jobs:
             least = getattr(jobs[index].work, "least_gpus", 1)
             if free < least:

@@ -81,7 +81,7 @@ def throttle(over: float, guests_use: float) -> float:
 
 
 def youngest(tasks: Sequence[Running]) -> Running:
-    """ROSE's victim."""
+    """The youngest task, which is ROSE's victim."""
     return max(tasks, key=lambda task: (task.started_s, task.task))
 
 

@@ -35,11 +35,11 @@ class Own:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     decider: Policy | None = None
 
-    def made(self, site: Site, options: Options) -> Policy | None:
+    def make_policy(self, site: Site, options: Options) -> Policy | None:
         """The policy; None where it is `like` as it stands. Raises SpecError."""
         if self.decider is not None or not self.parameters:
             return self.decider
-        found: Policy = _with(POLICIES[self.like].made(site, options), self.parameters, self.like)
+        found: Policy = _with(POLICIES[self.like].make_policy(site, options), self.parameters, self.like)
         return found
 
 
@@ -53,14 +53,14 @@ def own_of(policy: Policy | Own) -> Own:
     return Own(name, "optimus" if getattr(policy, "chooses_gpus", False) else "srtf", decider=policy)
 
 
-def named(text: str) -> str | Own:
+def policy_of_text(text: str) -> str | Own:
     """What `--policy` says: a YAML file read, or a name as it stands. Raises InputFileError and SpecError."""
     return read_policy(Path(text)) if text.lower().endswith((".yaml", ".yml")) else text
 
 
 def title(text: str) -> str:
     """What tables call a policy of `--policy`. Raises InputFileError and SpecError."""
-    found = named(text)
+    found = policy_of_text(text)
     return plain_name(found) if isinstance(found, str) else found.name
 
 
@@ -96,7 +96,7 @@ def _with(policy: Any, parameters: Mapping[str, Any], name: str) -> Any:
     return rounds
 
 
-def _as(example: Any, value: Any, key: str) -> Any:
+def _as(example: object, value: object, key: str) -> Any:
     """The value, of the kind of the parameter's own. Raises SpecError."""
     if isinstance(example, bool):
         if isinstance(value, bool):

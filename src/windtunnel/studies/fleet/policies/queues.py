@@ -10,7 +10,6 @@ No preemption and no estimates: durations are known. The loops are `engine/compi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ def run_queue(
     nodes: int,
     per_node: int,
     pool: bool,
-    kernel: Callable[..., Any] | None = None,
+    kernel: Callable[..., object] | None = None,
 ) -> tuple[Array, Array]:
     """(start in ns, nodes as (first whole node, node of the rest)) of each job. All must be possible.
 

@@ -51,7 +51,7 @@ class Sia:
             (kind, gpus)
             for kind, most in capacity.items()
             for gpus, rate in rates.get(kind, {}).items()
-            if rate > 0 and gpus <= most and shaped(gpus, self.per_node)
+            if rate > 0 and gpus <= most and is_valid_shape(gpus, self.per_node)
         ]
 
     def _costs(self, job: JobState, columns: list[tuple[str, int]], now_s: float) -> list[float]:
@@ -59,7 +59,7 @@ class Sia:
             return []
         rates = job.work.rates
         speed = [rates[kind][gpus] for kind, gpus in columns]
-        held = (self.kinds[job.placement[0][0]], job.held) if job.placement else None
+        held = (self.kinds[job.placement[0][0]], job.held_gpus) if job.placement else None
         age, restart_s = now_s - job.submit_s, job.work.restart_s
         factor = 1.0
         if held is not None and restart_s > 0:
@@ -70,7 +70,7 @@ class Sia:
         ]
 
 
-def shaped(gpus: int, per_node: int) -> bool:
+def is_valid_shape(gpus: int, per_node: int) -> bool:
     """A power of two inside a node, or whole nodes."""
     return gpus % per_node == 0 or (gpus < per_node and gpus & (gpus - 1) == 0)
 

@@ -18,7 +18,7 @@ class Srtf(Lines):
     """No parameter."""
 
     def rank(self, job: Running) -> Rank:
-        """By time left."""
+        """Rank jobs by time left."""
         return job.left_ns, job.submit_ns, job.index
 
     def choose(self, board: Board) -> Iterator[Move]:

@@ -60,7 +60,7 @@ def _reservation(need: int, board: Board) -> tuple[int, int]:
     """(when `need` GPUs are free if nothing else starts, GPUs free then beyond these)."""
     free, now_ns = board.free_gpus, board.moment.ns
     until_ns = NEVER  # of GPUs that are enough but scattered nobody knows when they fit: backfill is free then
-    for end_ns, _, gpus in sorted((now_ns + job.left_ns, job.index, job.held) for job in board.running.values()):
+    for end_ns, _, gpus in sorted((now_ns + job.left_ns, job.index, job.held_gpus) for job in board.running.values()):
         if free >= need:
             break
         until_ns = end_ns

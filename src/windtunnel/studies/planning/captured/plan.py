@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from math import floor
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -68,7 +67,7 @@ def plan_captured(
     top: int = 5,
     framework: str = "pytorch",
     cuda_graphs: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Ranked cuts as plain data: `plans`, `space`, `gap`, `assumed`; where none fits, `nearest`.
 
     `pp`, `dp`: fixed where given. Raises UserError on a script that is a pipeline already, cuts layers over ranks, or
@@ -212,7 +211,7 @@ def _reduced(script: Script, share: float, cluster: Cluster, pricer: OpPricer, d
     return pricer.communication(kind, script.parameter_bytes * share, group_of(dp, 1, cluster)).seconds
 
 
-def _told(cut: Cut, script: Script, words: str, capacity: int) -> dict[str, Any]:
+def _told(cut: Cut, script: Script, words: str, capacity: int) -> dict[str, object]:
     starts = (0, *cut.ends[:-1])
     names = [unit.name for unit in script.units]
     stages = [

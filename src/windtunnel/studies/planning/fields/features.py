@@ -41,7 +41,7 @@ class Features:
     cuda_graphs: tuple[bool | None, ...] = HABIT
 
     def sharding(self, *, pipelined: bool) -> tuple[int, ...]:
-        """ZeRO stages."""
+        """ZeRO stages that may be tried."""
         if not pipelined:
             return self.zero + self.zero_alone
         return self.zero if self.zero_in_pipelines is None else self.zero_in_pipelines

@@ -262,7 +262,7 @@ def block_work(pricer: Pricer, blocks: Mapping[int, Block]) -> dict[tuple[int, i
     def kernel(price: Price) -> int:
         return max(0, nanoseconds(price.seconds) - slack)
 
-    def sent(transfer: Transfer | None) -> int:
+    def sending_ns(transfer: Transfer | None) -> int:
         return 0 if transfer is None else max(0, nanoseconds(pricer.transfer(transfer)[0].seconds) - slack)
 
     def forward(op: Operation) -> int:
@@ -272,24 +272,28 @@ def block_work(pricer: Pricer, blocks: Mapping[int, Block]) -> dict[tuple[int, i
             return _dispatched(op.before)
         if op.kind == "attention" and op.before is not None:
             whole = kernel(pricer.forward(op))
-            return max(whole, (plan.cp - 1) * sent(op.before) + whole // plan.cp)
-        return max(kernel(pricer.forward(op)), sent(op.before), sent(op.after))
+            return max(whole, (plan.cp - 1) * sending_ns(op.before) + whole // plan.cp)
+        return max(kernel(pricer.forward(op)), sending_ns(op.before), sending_ns(op.after))
 
     def backward(op: Operation) -> int:
         if op.kind == "transfer":
             return _dispatched(op.before_backward)
         if op.kind == "attention":
             whole = kernel(pricer.input_gradient(op))
-            return whole if op.before is None else max(whole, 2 * (plan.cp - 1) * sent(op.before) + whole // plan.cp)
+            return (
+                whole if op.before is None else max(whole, 2 * (plan.cp - 1) * sending_ns(op.before) + whole // plan.cp)
+            )
         if op.kind == "memory":
-            return sent(op.before_backward) + (kernel(pricer.input_gradient(op)) if op.backward_bytes else 0)
-        gathered = sent(op.regather) if again and op.weight_elements else 0
-        inputs = max(kernel(pricer.input_gradient(op)), sent(op.before_backward), gathered)
-        return inputs + max(kernel(pricer.weight_gradient(op)) if op.weight_elements else 0, sent(op.after_backward))
+            return sending_ns(op.before_backward) + (kernel(pricer.input_gradient(op)) if op.backward_bytes else 0)
+        gathered = sending_ns(op.regather) if again and op.weight_elements else 0
+        inputs = max(kernel(pricer.input_gradient(op)), sending_ns(op.before_backward), gathered)
+        return inputs + max(
+            kernel(pricer.weight_gradient(op)) if op.weight_elements else 0, sending_ns(op.after_backward)
+        )
 
     def _dispatched(transfer: Transfer | None) -> int:
         # Another micro-batch's compute may hide what experts send each other.
-        return 0 if transfer is None or transfer.group == "ep" else sent(transfer)
+        return 0 if transfer is None or transfer.group == "ep" else sending_ns(transfer)
 
     return {
         (which, kind): sum(map(forward if which == FORWARD else backward, block.operations))

@@ -26,7 +26,7 @@ class ByStage(Bounds):
     """Bounds of such plans, and what a search measures of them."""
 
     def __init__(self, mixed: MixedCluster) -> None:
-        self.mixed, self.clusters = mixed, mixed.own()
+        self.mixed, self.clusters = mixed, mixed.clusters_on_own_network()
         super().__init__(straggling(self.clusters[0]))
         self.of_type = tuple(Bounds(0.0) for _ in self.clusters)
 
@@ -62,7 +62,7 @@ class ByStage(Bounds):
         return forward, backward
 
     def work_ns(self, layout: Layout) -> float:
-        """By kernels alone."""
+        """Time of the kernels alone."""
         pairs = zip(self.of_type, self.layouts(layout), strict=True)
         parts = [own.works(one).passes(*spans(layout.virtual_layers)) for own, one in pairs]
         return self._busy(layout, *self._mixed(layout, parts))
@@ -91,7 +91,7 @@ class ByStage(Bounds):
         found = []
         for number, (own, one) in enumerate(zip(self.of_type, self.layouts(layout), strict=True)):
             here = (types == number).astype(np.float64)
-            dense, expert, kept = (part * here for part in own.held(one))
+            dense, expert, kept = (part * here for part in own.kept_per_stage(one))
             activations = kept_in_flight(one, kept).tolist()
             found.append((least_memory(one, ranks_of(one, dense, expert), activations), number))
         return self._as_of_first(found)

@@ -45,7 +45,7 @@ class Trouble:
         return bool(self.slow) or self.mtbf_s is not None
 
 
-def scored(model: Model, cluster: Cluster, trouble: Trouble) -> Callable[[Layout, int], float]:
+def progress_score(model: Model, cluster: Cluster, trouble: Trouble) -> Callable[[Layout, int], float]:
     """Nanoseconds of a step's worth of progress, from a layout and its calm step, times the most progress of any plan.
 
     So it is no less than the calm step, and near it where the plan loses little.

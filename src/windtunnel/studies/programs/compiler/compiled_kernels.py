@@ -63,7 +63,7 @@ def _dead(flow: Flow) -> set[int]:
                 dead |= {index, wait_of.get(index, index)}
         elif op.kind == "compute":
             made = flow.made[index]
-            if made and all(flow.own(value) and dead.issuperset(flow.readers.get(value, ())) for value in made):
+            if made and all(flow.is_own(value) and dead.issuperset(flow.readers.get(value, ())) for value in made):
                 dead.add(index)
     return dead
 
@@ -96,7 +96,7 @@ def _reads_and_writes(kernel: Kernel, owner: dict[int, Kernel], flow: Flow) -> N
                 kernel.reads[storage, writer] = min(size, flow.storage_bytes[storage])
         for value in flow.made[index]:
             elsewhere = any(owner.get(one) is not kernel for one in flow.readers.get(value, ()) if one in owner)
-            if elsewhere or not flow.own(value):
+            if elsewhere or not flow.is_own(value):
                 kernel.writes[value] = flow.bytes[value]
 
 
@@ -129,7 +129,7 @@ class _Remaking:
     def _value(self, kernel: Kernel, value: Value, size: int) -> None:
         takers = [one for one in self.readers.get(value, ()) if one is not kernel]
         as_it_is = any(not self.owner[one].fused for one in self.flow.readers.get(value, ()) if one in self.owner)
-        if as_it_is or not takers or not self.flow.own(value) or value[1] in self.reduced:
+        if as_it_is or not takers or not self.flow.is_own(value) or value[1] in self.reduced:
             return
         parts: dict[Value, int] = {}
         if not self._made_of(kernel, value, parts) or not self._at_hand(parts, value, size, takers):
@@ -174,4 +174,4 @@ class _Remaking:
             return False
         kept = self.kept.get(maker.compiled, set())
         new = {part: held for part, held in parts.items() if part not in kept}
-        return all(self.flow.own(part) for part in new) and sum(new.values()) <= size
+        return all(self.flow.is_own(part) for part in new) and sum(new.values()) <= size

@@ -19,7 +19,7 @@ from windtunnel.studies.programs.compiler.compiled_kernels import kernels_of
 from windtunnel.studies.programs.compiler.decomposition import simplified
 from windtunnel.studies.programs.compiler.fusion import Flow, Kernel, Value
 from windtunnel.studies.programs.compiler.micro_pipeline import pipelined
-from windtunnel.studies.programs.compiler.traced_waits import traced
+from windtunnel.studies.programs.compiler.traced_waits import with_traced_waits
 from windtunnel.studies.programs.op_shapes import plain_name
 from windtunnel.studies.programs.program import MemoryEvent, Op, RankProgram, TensorSpec
 
@@ -30,7 +30,7 @@ def fused(program: RankProgram) -> RankProgram:
     """The program with its compiled regions compiled; the program itself where it has none."""
     if not any(op.compiled for op in program.ops):
         return program
-    program = simplified(pipelined(traced(program)))
+    program = simplified(pipelined(with_traced_waits(program)))
     flow = Flow(program)
     return _Rebuilt(program, flow, kernels_of(flow)).program()
 

@@ -113,7 +113,7 @@ def domain_of(op: Op) -> Domain | None:
     return Domain(out) if name.removesuffix("_") in POINTWISE or name in POINTWISE else None
 
 
-def joined(one: Domain, other: Domain, *, feeds: bool) -> Domain | None:
+def join_domains(one: Domain, other: Domain, *, feeds: bool) -> Domain | None:
     """What one kernel of both would go over; None: they stay two. `feeds`: the second reads what the first makes."""
     if one.elements == other.elements:
         if not one.reduction or not other.reduction:
@@ -155,7 +155,7 @@ class Flow:
         if not readers or readers[-1] != index:
             readers.append(index)
 
-    def own(self, value: Value) -> bool:
+    def is_own(self, value: Value) -> bool:
         """Whether its storage is made by the step's ops: where nobody reads it, nobody needs it."""
         storage = value[0]
         return storage not in self.found and storage in self.born
@@ -253,7 +253,7 @@ class Graph:
                 one, other = group[candidate], group[index]
                 if one == other:
                     continue
-                whole = joined(over[one], over[other], feeds=self._feeds(of[one], of[other]))
+                whole = join_domains(over[one], over[other], feeds=self._feeds(of[one], of[other]))
                 if whole is None or not self._in_one_pass(of[one] + of[other], whole):
                     continue
                 tried = group | dict.fromkeys(of[other], one)

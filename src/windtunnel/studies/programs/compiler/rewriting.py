@@ -30,13 +30,13 @@ def rewritten(
             name = stands[name]
         return place[name]
 
-    def moved(here: int, op: Op) -> Op:
+    def op_at(here: int, op: Op) -> Op:
         after = tuple(sorted({at(earlier) for earlier in op.after} - {here}))
         reads = tuple((storage, at(writer) if writer >= 0 else -1, size) for storage, writer, size in op.reads)
         return replace(op, after=after, reads=reads)
 
     old = program.ops
-    ops = tuple(moved(here, made[name] if name in made else old[name]) for here, name in enumerate(order))
+    ops = tuple(op_at(here, made[name] if name in made else old[name]) for here, name in enumerate(order))
     last = len(ops) - 1
     where = [min(at(name), last) for name in range(len(old))]
     memory = [

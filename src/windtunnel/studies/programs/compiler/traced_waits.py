@@ -15,7 +15,7 @@ from windtunnel.studies.programs.program import Op, RankProgram
 FUNCTIONAL = "_c10d_functional."
 
 
-def traced(program: RankProgram) -> RankProgram:
+def with_traced_waits(program: RankProgram) -> RankProgram:
     """The program with each wait for a collective of a compiled graph right behind it."""
     ops = program.ops
     wait_of = {

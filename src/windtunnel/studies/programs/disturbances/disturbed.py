@@ -33,7 +33,7 @@ from windtunnel.physics.step.disturbances.parse import Slow
 from windtunnel.physics.step.result import Disturbed, Waiting
 from windtunnel.studies.programs.disturbances.pace import pace_of
 from windtunnel.studies.programs.disturbances.samples import sampled
-from windtunnel.studies.programs.lowering.lower import CapturedGraph, PricedJob, shown
+from windtunnel.studies.programs.lowering.lower import CapturedGraph, PricedJob, family_words
 from windtunnel.studies.programs.lowering.stages import stage_of
 
 
@@ -125,5 +125,5 @@ def waiting_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Waiting
             pace = captured.pace
             trouble = np.maximum(pace.compute, pace.links)[captured.first_rank[members]]
             last = int(captured.first_rank[members[np.lexsort((-trouble, own))[0]]])
-        found.append(Waiting(shown(priced.job.families[number].name), mean, int(own.max()), last))
+        found.append(Waiting(family_words(priced.job.families[number].name), mean, int(own.max()), last))
     return longest_first(found)

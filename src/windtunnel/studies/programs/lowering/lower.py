@@ -212,7 +212,7 @@ class _Assembly:
             seconds, p5, p95, source, share = self._price(use.kind, use.bytes, group)
             tier_of = tier(group)
             peers = 1.0 - float(self.pace.links[rank]) / slower if tier_of == "scale_out" else 0.0
-            name = f"exposed {shown(self.job.families[slot.family].name)} ({tier_of.replace('_', '-')})"
+            name = f"exposed {family_words(self.job.families[slot.family].name)} ({tier_of.replace('_', '-')})"
             slows, nic = (interference_of(group), share) if group.size > 1 else (0, 0.0)
             rows.append((nanoseconds(seconds * slower), self.strings.category(name), slows, nic, peers))
             count = int(counts[number]) if number < len(counts) else 0
@@ -337,7 +337,7 @@ class _Part:
     traffic: tuple[Traffic, ...]
 
 
-def shown(family: str) -> str:
+def family_words(family: str) -> str:
     """What a person reads: torch's "world" is all ranks."""
     return "all ranks" if family == "world" else family
 

@@ -93,7 +93,7 @@ class Pace:
 
     @classmethod
     def even(cls, world_size: int) -> Pace:
-        """Nothing is disturbed."""
+        """A pace at which nothing is disturbed."""
         return cls(np.ones(world_size), np.ones(world_size))
 
 

@@ -147,7 +147,7 @@ class OpPricer:
         if self.calibrated is not None:
             if batch > 1:
                 one = self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
-                return max(one.scaled(batch), self.moved(self._bytes(op)), key=lambda price: price.seconds)
+                return max(one.scaled(batch), self.price_of_moving(self._bytes(op)), key=lambda price: price.seconds)
             return self._timed_product(op, product, dtype).scaled(product.times)
         if batch == 1:
             price = self._gemm(m, n, k, dtype).scaled(product.times)
@@ -158,7 +158,7 @@ class OpPricer:
             return max(price, share, key=lambda one: one.seconds)
         # Batched small products are taken as one of the same FLOPs; their outputs are what binds them.
         together = self._gemm(batch * m, n, k, dtype)
-        return max(together, self.moved(self._bytes(op)), key=lambda price: price.seconds)
+        return max(together, self.price_of_moving(self._bytes(op)), key=lambda price: price.seconds)
 
     def _timed_product(self, op: Op, product: Product, dtype: str) -> Price:
         """As the pass of a linear layer that it is: x w' forward, backward g w or g' x."""
@@ -219,14 +219,14 @@ class OpPricer:
 
     def _moves(self, op: Op) -> Price:
         if self.calibrated is None:
-            return self.moved(self._bytes(op))
+            return self.price_of_moving(self._bytes(op))
         timed = _TIMED.get(plain_name(op))
         if plain_name(op) in ("add", "add_") and len(op.inputs) > 1 and op.inputs[0].shape == op.inputs[1].shape:
             timed = f"add {'backward' if op.phase == 'backward' else 'forward'}"
         largest = max((*op.outputs, *op.inputs[:1]), key=tensor_bytes, default=None)
         if timed is not None and largest is not None and len(largest.shape) > 0 and tensor_elements(largest):
             return self._timed(timed, op, largest)
-        price = self.moved(self._bytes(op))
+        price = self.price_of_moving(self._bytes(op))
         launch = self.launch_s if self.on_cpu else 0.0
         return Price(price.seconds + launch, price.p5 + launch, price.p95 + launch, Source.ROOFLINE)
 
@@ -239,7 +239,7 @@ class OpPricer:
         dtype = DTYPES.get(largest.dtype, "fp32")
         return self.calibrated.elementwise(timed, float(max(1, rows)), float(max(1, width)), dtype)
 
-    def moved(self, bytes_total: float) -> Price:
+    def price_of_moving(self, bytes_total: float) -> Price:
         """A kernel that moves so many bytes; at least a launch."""
         if self.calibrated is None:
             return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory)

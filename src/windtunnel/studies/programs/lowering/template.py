@@ -75,11 +75,11 @@ class StringTable:
         self.categories: dict[str, int] = {}
 
     def label(self, text: str) -> int:
-        """Its number."""
+        """The number of a label."""
         return self.labels.setdefault(text, len(self.labels))
 
     def category(self, text: str) -> int:
-        """Its number."""
+        """The number of a category."""
         return self.categories.setdefault(text, len(self.categories))
 
 

@@ -52,8 +52,8 @@ class Book:
     calls: dict[tuple[int, object], list[Call]] = field(default_factory=dict)  # (program, kind of group)
     meetings: dict[object, list[Meeting]] = field(default_factory=dict)  # by kind of group
 
-    def of(self, program: int, kind: object) -> list[Call]:
-        """In order."""
+    def calls_of(self, program: int, kind: object) -> list[Call]:
+        """The calls of a program of one kind, in order."""
         return self.calls.get((program, kind), [])
 
 
@@ -101,7 +101,9 @@ def disagreement(book: Book) -> str:
 
 
 def _collectives(book: Book, kind: object, meeting: Meeting) -> str:
-    lists = {run: [one for one in book.of(run, kind) if not one.made.is_message] for run in set(meeting.runs) - {-1}}
+    lists = {
+        run: [one for one in book.calls_of(run, kind) if not one.made.is_message] for run in set(meeting.runs) - {-1}
+    }
     if len(lists) < 2:
         return ""
     places = {run: meeting.runs.index(run) for run in lists}
@@ -164,10 +166,10 @@ def _messages(book: Book, kind: object, meeting: Meeting) -> str:
     received: dict[tuple[int, int], list[Communication]] = {}
     size = len(meeting.members)
     known = [place for place, run in enumerate(meeting.runs) if run >= 0]
-    if not any(one.made.is_message for run in set(meeting.runs) for one in book.of(run, kind)):
+    if not any(one.made.is_message for run in set(meeting.runs) for one in book.calls_of(run, kind)):
         return ""
     for place in known:
-        for call in book.of(meeting.runs[place], kind):
+        for call in book.calls_of(meeting.runs[place], kind):
             if not call.made.is_message:
                 continue
             if call.made.peer < 0:
@@ -307,7 +309,7 @@ def _chosen(job: CapturedJob, book: Book) -> list[int]:
     chosen = set(job.programs)
     for kind, meetings in book.meetings.items():
         for meeting in meetings:
-            carries = any(one.made.is_message for run in set(meeting.runs) for one in book.of(run, kind))
+            carries = any(one.made.is_message for run in set(meeting.runs) for one in book.calls_of(run, kind))
             if carries and len(chosen) + len(meeting.members) <= 4 * MOST_RANKS:
                 chosen.update(meeting.members)
     return sorted(chosen)

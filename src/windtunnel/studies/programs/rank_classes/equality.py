@@ -140,7 +140,7 @@ def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
             op.phase,
             op.micro_batch,
             op.recompute,
-            modules.of(op.module),
+            modules.role_of(op.module),
             float(op.flops),
             0.0 if many else float(op.bytes_read),  # they follow from the tensors
             0.0 if many else float(op.bytes_written),
@@ -194,7 +194,7 @@ class _ModuleRoles:
         self._roles: dict[str, str] = {}
         self._turns: dict[str, dict[str, int]] = {}  # by what stands before a number
 
-    def of(self, name: str) -> str:
+    def role_of(self, name: str) -> str:
         """`layers.0.experts.0.w1` of `layers.0.experts.4.w1`, where 4 is the first that the rank comes to."""
         found = self._roles.get(name)
         if found is None:

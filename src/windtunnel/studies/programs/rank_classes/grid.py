@@ -46,7 +46,7 @@ class Grid:
         return prod(self.sizes)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Of one rank."""
+        """Coordinates of one rank."""
         return tuple(rank // stride % size for stride, size in zip(self.strides, self.sizes, strict=True))
 
     def rank(self, coordinates: Sequence[int]) -> int:
@@ -148,7 +148,7 @@ class RankAxes:
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
-        """The other dimensions."""
+        """The dimensions that are not exact."""
         return tuple(d for d in range(len(self.grid.sizes)) if d not in self.exact)
 
     @property

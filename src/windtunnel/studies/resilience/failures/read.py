@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -63,7 +63,7 @@ class _Lemons(_Form):
     share_of_failures: float = Field(ge=0, lt=1)
     source: str = ""
 
-    def built(self) -> Lemons:
+    def build(self) -> Lemons:
         return Lemons(self.share_of_hosts, self.share_of_failures)
 
 
@@ -72,7 +72,7 @@ class _Bursts(_Form):
     mean_delay: str = "5 min"
     source: str = ""
 
-    def built(self) -> Bursts:
+    def build(self) -> Bursts:
         return Bursts(self.share, parse_time(self.mean_delay, "bursts.mean_delay"))
 
 
@@ -83,7 +83,7 @@ class _Slow(_Form):
     longest: str = "10 h"
     source: str = ""
 
-    def built(self) -> SlowHosts:
+    def build(self) -> SlowHosts:
         shortest, longest = parse_time(self.shortest, "slow.shortest"), parse_time(self.longest, "slow.longest")
         if not 0 < shortest <= longest <= 3650 * DAY_S:
             raise SpecError("slow", f"{self.shortest} to {self.longest}", "give more than 0 to at most ten years")
@@ -116,7 +116,7 @@ def read_failures(word: str | Path) -> FailureProcess:
     return _built(read_form(text, SHAPE), text)
 
 
-def _built(document: Mapping[str, Any], where: str) -> FailureProcess:
+def _built(document: Mapping[str, object], where: str) -> FailureProcess:
     try:
         form = _File.model_validate(document)
     except ValidationError as error:
@@ -124,7 +124,7 @@ def _built(document: Mapping[str, Any], where: str) -> FailureProcess:
         place = ".".join(str(part) for part in first["loc"])
         raise InputFileError(where, f"{place}: {first['msg']}", SHAPE) from None
     causes = tuple(_cause(one, form.observed, where) for one in form.causes)
-    more = {name: part.built() for name in ("lemons", "bursts", "slow") if (part := getattr(form, name)) is not None}
+    more = {name: part.build() for name in ("lemons", "bursts", "slow") if (part := getattr(form, name)) is not None}
     return FailureProcess(form.name, form.source, causes, **more)
 
 
@@ -158,7 +158,7 @@ def process_to_yaml(process: FailureProcess) -> str:
     causes = [
         {**{key: getattr(one, key) for key in named}, "per_day": one.rate_per_s * DAY_S} for one in process.causes
     ]
-    document: dict[str, Any] = {"name": process.name, "source": process.source, "causes": causes}
+    document: dict[str, object] = {"name": process.name, "source": process.source, "causes": causes}
     if lemons.share_of_hosts:
         document["lemons"] = asdict(lemons)
     if bursts.share:

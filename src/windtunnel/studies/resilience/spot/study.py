@@ -139,7 +139,7 @@ def survive_spot(
             raise UnknownNameError("policy for spot machines", name, POLICIES)
     if look_ahead is not None and not 1 <= look_ahead <= 120:
         raise SpecError("look-ahead", look_ahead, "give 1 to 120 minutes")
-    for flag, price in (("gpu-hour", usd_per_gpu_hour), ("spot-gpu-hour", usd_per_spot_gpu_hour)):
+    for flag, price in (("price", usd_per_gpu_hour), ("spot-price", usd_per_spot_gpu_hour)):
         if price is not None and not 0.0 <= price < float("inf"):
             raise SpecError(flag, price, "give dollars for an hour of one GPU, 0 or more")
     if seed < 0:

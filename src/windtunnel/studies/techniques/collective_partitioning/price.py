@@ -21,7 +21,7 @@ from windtunnel.physics.cost.communication.collectives import Group, collective
 from windtunnel.physics.cost.price import nanoseconds
 from windtunnel.studies.techniques import constants
 from windtunnel.studies.techniques.collective_partitioning.parameters import PIECES, PartitionPlan
-from windtunnel.studies.techniques.flat import FlatStep, Task, chained, cut
+from windtunnel.studies.techniques.flat import FlatStep, Task, chained, cut_tasks
 from windtunnel.studies.techniques.flat.task import SCALE_OUT, SCALE_UP
 from windtunnel.studies.training import Plan
 from windtunnel.studies.training.pricing import Pricer
@@ -64,7 +64,7 @@ def partitioned(tasks: tuple[Task, ...], pricer: Pricer, chosen: PartitionPlan) 
     if count == 1:
         return tasks
     launch = round(constants.CUT_LAUNCH_S * 1e9)
-    return cut(tasks, lambda task: count if task.role in ("all_to_all", "expert") else 1, launch)
+    return cut_tasks(tasks, lambda task: count if task.role in ("all_to_all", "expert") else 1, launch)
 
 
 def by_group(tasks: Sequence[Task], pricer: Pricer) -> tuple[Task, ...]:

@@ -1,8 +1,8 @@
 """One rank's step as a flat list of tasks on lanes: what techniques rewrite, and the loop that plays it."""
 
-from windtunnel.studies.techniques.flat.cut import chained, cut
+from windtunnel.studies.techniques.flat.cut import chained, cut_tasks
 from windtunnel.studies.techniques.flat.lower import FlatStep, lower_flat
 from windtunnel.studies.techniques.flat.play import Lane, Played, play
 from windtunnel.studies.techniques.flat.task import Task, Tasks
 
-__all__ = ["FlatStep", "Lane", "Played", "Task", "Tasks", "chained", "cut", "lower_flat", "play"]
+__all__ = ["FlatStep", "Lane", "Played", "Task", "Tasks", "chained", "cut_tasks", "lower_flat", "play"]

@@ -26,7 +26,7 @@ def chained(tasks: Sequence[Task], parts: Callable[[Task], Sequence[Task]]) -> t
     return tuple(made)
 
 
-def cut(tasks: Sequence[Task], pieces: Callable[[Task], int], launch_ns: int = 0) -> tuple[Task, ...]:
+def cut_tasks(tasks: Sequence[Task], pieces: Callable[[Task], int], launch_ns: int = 0) -> tuple[Task, ...]:
     """The same tasks, each in as many pieces as `pieces` says (1: whole); pieces of compute take `launch_ns` more."""
     made: list[Task] = []
     where: list[tuple[int, ...]] = []  # old index -> its pieces

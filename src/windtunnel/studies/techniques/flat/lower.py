@@ -56,13 +56,13 @@ class FlatStep:
         """The step with its tasks rewritten, and perhaps served otherwise."""
         return replace(self, one=rewrite(self.one), two=rewrite(self.two), lanes={**self.lanes, **(lanes or {})})
 
-    def played(self) -> Played:
+    def play(self) -> Played:
         """The timeline of a step with one micro-batch."""
         return play(self.one, self.lanes, self._slowdown())
 
     def seconds(self) -> float:
         """The whole step: its last micro-batch with what follows it, and the others before."""
-        first = self.played().makespan_ns
+        first = self.play().makespan_ns
         if self.layout.micro_batches == 1:
             return first / 1e9
         both = play(self.two, self.lanes, self._slowdown()).makespan_ns
@@ -228,7 +228,7 @@ def _step(
     ends = tuple({*open_ends, *reduced})
     updated = tasks.add(Task("optimizer", COMPUTE, nanoseconds(price.seconds), ends, "update", phase="end"))
     tasks.add(Task("between steps", "host", nanoseconds(pricer.step_s), (updated,), phase="end"))
-    return tasks.done()
+    return tasks.finish()
 
 
 def _replicated(layout: Layout, block: Block) -> float:

@@ -35,6 +35,6 @@ class Tasks:
         self.tasks.append(task)
         return len(self.tasks) - 1
 
-    def done(self) -> tuple[Task, ...]:
+    def finish(self) -> tuple[Task, ...]:
         """The finished list."""
         return tuple(self.tasks)

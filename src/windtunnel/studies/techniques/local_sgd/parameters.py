@@ -35,7 +35,7 @@ class LocalPlan(Parameters):
                 raise SpecError(name, rate, "give 0 to 1: an exponential decay would turn learning rates negative")
 
     def factor(self, round_number: int, local_step: int) -> float:
-        """phi(r) psi(k)."""
+        """The factor phi(r) psi(k) of the learning rate."""
         return decay(self.rounds, self.round_rate, round_number) * decay(self.steps, self.step_rate, local_step)
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.model import Model
@@ -36,13 +35,13 @@ FEATURES = (
 )  # in the order of the published ablation
 WINDOW, BATCH_FACTOR = 512, 4  # left open by the paper, and its LAMB
 OVERLAPS = ("tp_overlap", "pp_overlap", "dp_overlap")
-_PLAN: Mapping[str, Mapping[str, Any]] = {
+_PLAN: Mapping[str, Mapping[str, object]] = {
     "tp_overlap": {"overlap_tp": True},
     "pp_overlap": {"overlap_p2p": True},
     "dp_overlap": {"overlap_grad_reduce": True, "overlap_param_gather": True},
     "efficient_operators": {"attention_impl": "flash2", "compile": True},
 }
-_WITHOUT: Mapping[str, Mapping[str, Any]] = {
+_WITHOUT: Mapping[str, Mapping[str, object]] = {
     "tp_overlap": {"overlap_tp": False},
     "pp_overlap": {"overlap_p2p": False},
     "dp_overlap": {"overlap_grad_reduce": False, "overlap_param_gather": False},
@@ -81,7 +80,7 @@ class MegaScalePlan(Parameters):
         return tuple(name for name in FEATURES if name in names)
 
 
-def without(plan: Plan, features: tuple[str, ...]) -> Plan:
+def without_features(plan: Plan, features: tuple[str, ...]) -> Plan:
     """The plan with these features off, unless it asks for one itself."""
     changes = {key: value for name in features for key, value in _WITHOUT.get(name, {}).items()}
     if plan.attention_impl != "flash":

@@ -115,6 +115,6 @@ def timeline(
             last = (backward[0],)
         resident = end_s + window * times.resident_update
         last = (add("update on the device", COMPUTE, resident, *last, phase="end"),)
-    played = play(tasks.done(), {HOST: Lane(servers=updaters)})
+    played = play(tasks.finish(), {HOST: Lane(servers=updaters)})
     starts = [played.start_ns[one] for one in begins]
-    return Windowed(tasks.done(), played, ([b - a for a, b in pairwise(starts)][-1]) / 1e9)
+    return Windowed(tasks.finish(), played, ([b - a for a, b in pairwise(starts)][-1]) / 1e9)

@@ -20,7 +20,7 @@ from functools import partial
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.studies.techniques import constants
-from windtunnel.studies.techniques.flat import FlatStep, Lane, Task, cut
+from windtunnel.studies.techniques.flat import FlatStep, Lane, Task, cut_tasks
 from windtunnel.studies.techniques.flat.task import SCALE_OUT, SCALE_UP
 from windtunnel.studies.techniques.prioritised_all_to_all.packing import choose_packing
 from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
@@ -67,7 +67,7 @@ def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Tas
             return count
         return experts if task.role in ("all_to_all", "expert") else 1
 
-    return cut(tasks, pieces, round(constants.CUT_LAUNCH_S * 1e9))
+    return cut_tasks(tasks, pieces, round(constants.CUT_LAUNCH_S * 1e9))
 
 
 def packing_by_rule(steps: Mapping[int, FlatStep]) -> int:
@@ -87,7 +87,7 @@ def figures(step: FlatStep) -> dict[str, float]:
     over the time alone; `pipelining`: share of the time from a layer's first dispatch to its
     last combine in which its experts compute.
     """
-    played, tasks = step.played(), step.one
+    played, tasks = step.play(), step.one
     total = backward = alone = 0
     windows: dict[tuple[int, str], list[int]] = {}
     busy: dict[tuple[int, str], int] = {}

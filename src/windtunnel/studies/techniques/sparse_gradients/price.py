@@ -93,6 +93,6 @@ def break_even_ratio(step: FlatStep, asked: SparsePlan) -> float:
     return min(1.0, (whole - low) / (high - low)) if high > low else 1.0
 
 
-def shown(asked: SparsePlan) -> dict[str, object]:
+def parameters_dict(asked: SparsePlan) -> dict[str, object]:
     """Parameters as they are told."""
     return {name: value for name, value in asdict(asked).items() if value is not None}

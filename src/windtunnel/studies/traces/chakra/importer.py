@@ -14,7 +14,7 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.physics.graph.program import OpKind
 from windtunnel.studies.traces.chakra.node import ChakraFile, Node, NodeType
-from windtunnel.studies.traces.joined import joined
+from windtunnel.studies.traces.joined import join_ranks
 from windtunnel.studies.traces.kernel_kinds import collective_kind, kernel_kind
 from windtunnel.studies.traces.rank_ops import Communication, RankOps, rank_of_file
 from windtunnel.studies.traces.trace import Trace
@@ -46,7 +46,7 @@ def chakra_trace(files: Sequence[ChakraFile]) -> Trace:
         ranks[rank] = _ops(file, rank)
         if stated is None and len(files) > 1:
             ranks[rank].notes.append("the file name holds no rank: numbered in the order given")
-    return joined("Chakra", list(ranks.values()))
+    return join_ranks("Chakra", list(ranks.values()))
 
 
 def _rank(path: Path) -> int | None:

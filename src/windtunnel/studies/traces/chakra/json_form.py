@@ -73,7 +73,7 @@ def _node(item: dict[str, Any]) -> Node | None:
     return Node(number, str(item.get("name", "")), kind, tuple(needs), times[0], times[1], attributes)
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -81,7 +81,7 @@ def _whole(value: Any) -> int | None:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 21 else None
 
 
-def _amount(value: Any) -> float | None:
+def _amount(value: object) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     whole = _whole(value)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from windtunnel.physics.graph.program import OpKind
 from windtunnel.studies.traces.json_trace import JsonTrace
@@ -65,7 +65,7 @@ def cpu_ops(trace: JsonTrace, rank: int, steps: Steps) -> RankOps:
     return ops
 
 
-def _events(items: Sequence[Any]) -> tuple[list[Event], list[Event], int]:
+def _events(items: Sequence[object]) -> tuple[list[Event], list[Event], int]:
     """(operators, collectives, damaged events), in order of start, the longer first."""
     operators: list[Event] = []
     collectives: list[Event] = []

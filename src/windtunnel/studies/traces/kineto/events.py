@@ -51,7 +51,7 @@ def event_of(item: dict[str, Any]) -> Event | None:
     )  # fmt: skip
 
 
-def steps_of(items: Sequence[Any]) -> Steps:
+def steps_of(items: Sequence[object]) -> Steps:
     """The steps that a trace annotates."""
     found: list[tuple[int, int]] = []
     for item in items:
@@ -65,7 +65,7 @@ def steps_of(items: Sequence[Any]) -> Steps:
     return Steps([start for start, _ in found], [number for _, number in found])
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     """A JSON number, or one in quotes as some exporters write them; nan for anything else."""
     if type(value) is float or type(value) is int:
         return value

@@ -10,7 +10,6 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import MIB, UNPACKED_BYTES_MOST, read_bytes
@@ -40,7 +39,7 @@ def read_json_trace(path: Path) -> JsonTrace:
     text = content.decode("utf-8", "replace")
     del content
     try:
-        document: Any = json.loads(text)
+        document: object = json.loads(text)
     except (ValueError, RecursionError):
         _refuse_ours(path, _OURS.search(text[:4096]) is not None)
         return _salvaged(path, text)
@@ -109,7 +108,7 @@ def _salvaged(path: Path, text: str) -> JsonTrace:
     items, _ = whole_values(text, at)
     if not items:
         raise InputFileError(path, "is damaged before its first event", _REMEDY)
-    top: dict[str, Any] = {}
+    top: dict[str, object] = {}
     info = _RANK.search(text)
     if info:
         try:

@@ -102,13 +102,13 @@ def _by_start(event: Event) -> tuple[int, int]:
 
 
 def _sorted_out(
-    items: list[Any],
-) -> tuple[list[Event], list[Event], dict[int, dict[str, Any]], dict[int, dict[str, Any]], int]:
+    items: list[object],
+) -> tuple[list[Event], list[Event], dict[int, dict[str, object]], dict[int, dict[str, object]], int]:
     """(GPU work, CUDA calls, sync records by correlation, communication records by external id, damaged events)."""
     gpu: list[Event] = []
     calls: list[Event] = []
-    syncs: dict[int, dict[str, Any]] = {}
-    comms: dict[int, dict[str, Any]] = {}
+    syncs: dict[int, dict[str, object]] = {}
+    comms: dict[int, dict[str, object]] = {}
     damaged = 0
     for item in items:
         if type(item) is not dict or item.get("ph") != "X":
@@ -135,7 +135,7 @@ def _sorted_out(
     return gpu, calls, syncs, comms, damaged
 
 
-def _gpu_op(ops: RankOps, stream: int, event: Event, comms: dict[int, dict[str, Any]]) -> int:
+def _gpu_op(ops: RankOps, stream: int, event: Event, comms: dict[int, dict[str, object]]) -> int:
     taken = event.end_ns - event.start_ns
     args = event.args
     if event.cat == "kernel" and IS_COMMUNICATION.match(event.name):
@@ -149,7 +149,7 @@ def _gpu_op(ops: RankOps, stream: int, event: Event, comms: dict[int, dict[str, 
     return ops.add(OpKind.COMPUTE, stream, event.start_ns, taken, event.name, category, peer)
 
 
-def _communication(ops: RankOps, stream: int, event: Event, taken: int, comms: dict[int, dict[str, Any]]) -> int:
+def _communication(ops: RankOps, stream: int, event: Event, taken: int, comms: dict[int, dict[str, object]]) -> int:
     """A NCCL kernel; what it says of itself, or the framework's record with the same external id."""
     args = event.args
     if "Process Group Name" not in args:
@@ -203,7 +203,7 @@ def _count(ops: RankOps, what: str, example: str) -> None:
     ops.notes.append(f"1 {what}, first '{example}'")
 
 
-def _ranks(value: Any) -> tuple[int, ...]:
+def _ranks(value: object) -> tuple[int, ...]:
     """`[0, 1, 2]`, as text or as a list; empty where it is abridged or missing."""
     if isinstance(value, str):
         inner = value.strip().removeprefix("[").removesuffix("]")
@@ -219,7 +219,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
 def _host(
     ops: RankOps,
     calls: list[Event],
-    syncs: dict[int, dict[str, Any]],
+    syncs: dict[int, dict[str, object]],
     correlated: dict[int, list[int]],
     launches: dict[_Stream, _Launch],
     steps: Steps,
@@ -264,7 +264,7 @@ def _host(
 
 def _synchronised(
     call: Event,
-    syncs: dict[int, dict[str, Any]],
+    syncs: dict[int, dict[str, object]],
     launches: dict[_Stream, _Launch],
     by_name: dict[str, _Stream],
     last_stream: int,
@@ -293,7 +293,7 @@ def _synchronised(
 
 
 def _events(
-    ops: RankOps, calls: list[Event], syncs: dict[int, dict[str, Any]], launches: dict[_Stream, _Launch]
+    ops: RankOps, calls: list[Event], syncs: dict[int, dict[str, object]], launches: dict[_Stream, _Launch]
 ) -> None:
     """Streams that wait for events of other streams."""
     called = {call.correlation: call.start_ns for call in calls if call.correlation >= 0}

@@ -62,11 +62,11 @@ class Replays:
         np.maximum.at(last, step, end)
         return last.astype(np.float64)
 
-    def alone(self, chosen: NDArray[np.bool_]) -> float:
+    def mean_with_only_measured(self, chosen: NDArray[np.bool_]) -> float:
         """Mean step time with only the chosen ops as measured."""
         return float(self.steps_ns(np.where(chosen, self.measured, self.ideal), to_optimizer=True).mean())
 
-    def without(self, chosen: NDArray[np.bool_]) -> float:
+    def mean_with_ideal(self, chosen: NDArray[np.bool_]) -> float:
         """Mean step time with only the chosen ops ideal."""
         return float(self.steps_ns(np.where(chosen, self.ideal, self.measured)).mean())
 
@@ -95,8 +95,8 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
         return saved / lost_ns if abs(lost_ns) > _NO_LOSS * replayed_ns else None
 
     def part(name: str, chosen: NDArray[np.bool_]) -> Part:
-        saved = replayed_ns - replays.without(chosen)
-        slowdown = replays.alone(chosen) / ideal_ns if ideal_ns > 0 else 1.0
+        saved = replayed_ns - replays.mean_with_ideal(chosen)
+        slowdown = replays.mean_with_only_measured(chosen) / ideal_ns if ideal_ns > 0 else 1.0
         return Part(name, slowdown, round(saved), share(saved))
 
     def parts(names: Sequence[str], of_op: NDArray[np.int32], values: Sequence[int]) -> list[Part]:
@@ -120,7 +120,7 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
     by_worker = parts([names[w] for w in shown], trace.worker, shown)
     asked = None
     if without:
-        mended_ns = replays.without(wanted)
+        mended_ns = replays.mean_with_ideal(wanted)
         asked = Asked(
             tuple(without),
             int(wanted.sum()),
@@ -190,7 +190,7 @@ def _worker_scores(
         of_stage = {int(one.name): one.slowdown for one in by_stage}
         return [min(of_replica[int(r)], of_stage[int(s)]) for r, s in zip(trace.replica, trace.stage, strict=True)]
     workers = range(len(trace.worker_names))
-    return [replays.alone(trace.worker == w) / ideal_ns if ideal_ns > 0 else 1.0 for w in workers]
+    return [replays.mean_with_only_measured(trace.worker == w) / ideal_ns if ideal_ns > 0 else 1.0 for w in workers]
 
 
 def _listed(names: Sequence[str], shown: int = 3) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from windtunnel.errors import UnknownNameError
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.step.result import Result
 from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, nanotron, torchtitan
 
 FORMATS = ("megatron", "torchtitan", "deepspeed", "accelerate")
@@ -42,4 +43,18 @@ def launch_files(plan: Mapping[str, Any], n_gpus: int, model: str) -> dict[str, 
     """File name -> text, for the plan's own framework."""
     kind = OF_FRAMEWORK.get(plan.get("framework") or "megatron", "megatron")
     name, text, _ = launch_flags(kind, plan, n_gpus, model)
+    return {name: text}
+
+
+def launch_of(kind: str, result: Result) -> dict[str, str]:
+    """File name -> text: the plan of a prediction as a framework is launched with it.
+
+    Raises SpecError for a captured script, which has its own flags.
+    """
+    if not result.spec.get("plan"):
+        raise SpecError("launch", kind, "a captured script has its own flags: name a run of a model instead")
+    plan = dict(result.spec["plan"])
+    if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
+        plan["etp"] = None
+    name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
     return {name: text}

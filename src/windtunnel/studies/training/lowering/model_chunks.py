@@ -197,6 +197,8 @@ def _piece(
     keep = keeping(plan.framework, plan.release)
     if keep.loss["logits_kept"] == "pipelined":
         keep = replace(keep, loss={**keep.loss, "logits_kept": plan.pp > 1})
+    if software(plan.release).adapter_s:
+        keep = replace(keep, adapter_outputs=True)
     if plan.loss:
         keep = replace(keep, loss=memory_document()["losses"][plan.loss])
     ends = [number for number in (0, len(blocks) - 1) if blocks[number].is_end] if blocks else []

@@ -207,7 +207,7 @@ class ForwardTape:
             held += self._keep_new(kept * op.output_bytes)
         out = w.new(op.output_bytes, 1.0 - kept if kept < 1.0 else 1.0)
         held += self._keep(out, kept == 1.0)
-        if adapted and w.keep.fsdp2:  # eagerly, what the adapter makes is scaled and added by kernels of their own
+        if adapted and w.keep.adapter_outputs:
             held += self._keep_new(op.output_bytes)
         if op.after is not None and op.after.kind == "reduce_scatter":
             out = w.moved(out, op.output_bytes / w.tp)

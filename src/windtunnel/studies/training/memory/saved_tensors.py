@@ -37,6 +37,7 @@ class Keeping:
     fsdp2: bool
     torch_pipelining: bool
     loss: Mapping[str, Any]
+    adapter_outputs: bool = False  # eagerly, what an adapter makes is scaled and added by kernels of their own
     quantised_weights: bool = False  # copies that the forward pass made of weights that it gathered
 
     @property

@@ -16,11 +16,11 @@ def test_one_rank_reads_what_another_wrote(tmp_path: Path) -> None:
     mine, theirs = call(0), call(8)
     ident = other.ident(theirs)
     assert one.ident(mine) == ident  # the same communication, on both members
-    other.came(theirs, ident, 3, 0, 1.5)
+    other.record_arrival(theirs, ident, 3, 0, 1.5)
     assert one.at(8, 3, 0) == (1.5, tag_of(mine))
-    assert one.met(8, ident) == 1.5
+    assert one.peer_arrival_s(8, ident) == 1.5
     assert not one.has_ended(8, 3)
-    other.ended(3, 1, 2.0)
+    other.record_step_end(3, 1, 2.0)
     assert one.has_ended(8, 3)
     assert not one.has_ended(8, 4)
 
@@ -39,8 +39,8 @@ def test_what_a_step_of_long_ago_left_is_forgotten_and_the_ring_goes_round(tmp_p
     for step in range(12):
         for place in range(each):
             theirs = call(8)
-            other.came(theirs, other.ident(theirs), step, place, step + place / each)
-        other.ended(step, each, step + 1.0)
+            other.record_arrival(theirs, other.ident(theirs), step, place, step + place / each)
+        other.record_step_end(step, each, step + 1.0)
         assert one.at(8, step, each - 1) == (step + (each - 1) / each, tag_of(call(0)))
     assert one.at(8, 2, 0) is None
     assert one.has_ended(8, 11)

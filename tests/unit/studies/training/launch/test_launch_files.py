@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.questions import read
 from windtunnel.questions.parts import ModelPart
 from windtunnel.questions.predict import Predict
@@ -250,19 +250,19 @@ def test_nanotron_says_what_it_has_no_key_for(fields: dict[str, Any], wanted: st
     assert found == left
 
 
-def test_a_plan_file_of_another_model_is_said(tmp_path: Path) -> None:
+def test_a_plan_file_of_another_model_is_one_error(tmp_path: Path) -> None:
     toml = tmp_path / "train.toml"
     toml.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n')
     script = tmp_path / "train.sh"
     script.write_text(
-        "torchrun pretrain.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096"
+        "torchrun pretrain.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32"
+        " --seq-length 4096"
         " --micro-batch-size 1 --global-batch-size 64 --swiglu --bf16\n"
     )
     for path in (toml, script):
-        assert not any("not predicted" in note for note in asked("llama-3-8b", path))
-        notes = asked("llama-3-70b", path)
-        said = f"{path} states a model of 32 layers of 4,096, which was not predicted: llama-3-70b has 80 of 8,192"
-        assert said in notes
+        asked("llama-3-8b", path)
+        with pytest.raises(UserError, match="layers 32 in the file, 80 in the model; hidden 4,096 in the file, 8,192"):
+            asked("llama-3-70b", path)
 
 
 def asked(model: str, plan: Path) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class Measured(NamedTuple):
 
 
 class State(NamedTuple):
-    """All jobs."""
+    """The state of all jobs."""
 
     jobs: Array  # JOB
     speed: Array  # f64[jobs, 7]: fitted
@@ -183,7 +183,7 @@ def _best(m: Measured, state: State, row: int, across: bool, gpus: int, first: i
 
 @njit(cache=True)
 def limits_of(m: Measured, which: int) -> Array:
-    """As `splits` takes them."""
+    """A job's limits, as `splits` takes them."""
     app = m.apps[which]
     return np.array([app["initial"], app["largest"], app["smallest_local"], app["largest_local"]])
 

@@ -93,7 +93,7 @@ def level_up(jobs: Jobs, job: int, gpus: int) -> int:
 
 
 @njit(cache=True)
-def within(jobs: Jobs, job: int, gpus: int) -> int:
+def level_within(jobs: Jobs, job: int, gpus: int) -> int:
     """Index of the largest level up to `gpus`; -1 where there is none."""
     best = -1
     for at in range(jobs.levels[job]):
@@ -217,7 +217,7 @@ def plan(jobs: Jobs, job: int, free: Line, assigned: int, whole: bool, out: Plan
     for at in range(first, n):
         if time[at] > bound:
             break
-        pick_of[at] = within(jobs, job, after[at])
+        pick_of[at] = level_within(jobs, job, after[at])
     limit, below, top, fastest = min(jobs.cluster, jobs.largest[job]), -1, 0, 0.0
     while top < jobs.levels[job] and level[top] <= limit:
         fastest = max(fastest, rate[top])
@@ -324,7 +324,7 @@ def _late(
     for later_at in range(n):
         if time[later_at] <= bound:
             continue
-        pick = within(jobs, job, after[here])
+        pick = level_within(jobs, job, after[here])
         given[here] = level[pick] if pick >= 0 else 0
         if pick >= 0:
             work = (time[later_at] - time[here]) * rate[pick]
@@ -345,7 +345,7 @@ def _late(
                 if time[here] <= time[at] < time[later_at]:
                     after[at] -= given[here]
         here = later_at
-    pick = assigned if assigned >= 0 else within(jobs, job, min(cluster, jobs.largest[job]))
+    pick = assigned if assigned >= 0 else level_within(jobs, job, min(cluster, jobs.largest[job]))
     given[here] = level[pick]
     real = np.ceil(time[here] + max(left, 0.0) / rate[pick])
     end = aligned(now, real, slot)

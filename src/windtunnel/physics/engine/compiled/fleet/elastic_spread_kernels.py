@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
-from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import Jobs, Line, Plan, level_up, plan, within
+from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import Jobs, Line, Plan, level_up, level_within, plan
 
 Array: TypeAlias = NDArray[Any]
 
@@ -101,14 +101,16 @@ def _consider(
     if level == held or level - held > spare:
         return -np.inf
     _given_back(kept, job, end, free, jobs.cluster, wide)
-    plan(jobs, job, wide, within(jobs, job, level), whole, out)
+    plan(jobs, job, wide, level_within(jobs, job, level), whole, out)
     added = _gpu_time(out.allocations.time, out.allocations.gpus, out.allocations.used[0], out.end[0]) - held_gpu_s
     worth: float = added / (level - held)
     return worth if jobs.as_released else -worth
 
 
 @njit(cache=True)
-def spread(jobs: Jobs, order: Array, held: Array, end: Array, free: Line, kept: Any, wide: Line, out: Plan) -> None:
+def spread_gpus(
+    jobs: Jobs, order: Array, held: Array, end: Array, free: Line, kept: Any, wide: Line, out: Plan
+) -> None:
     """Give spare GPUs, one level at a time, to the job that gains most.
 
     `order`: of jobs, re-ordered by worth in place; `held` i64[jobs] and `end` f64[jobs], the planned end, become what

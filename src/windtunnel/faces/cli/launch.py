@@ -1,0 +1,36 @@
+"""`windtunnel launch RUN --as FRAMEWORK`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.output import print_question, stdout
+from windtunnel.questions.saved import Launch
+
+
+def launch_app(*, everything: bool = False) -> Callable[..., Any]:
+    """The verb."""
+    return command("launch", launch, everything=everything)
+
+
+def launch(question: Launch, outputs: Outputs) -> None:
+    """Answer, print."""
+    from windtunnel.faces.report.draw.console import print_views
+    from windtunnel.views import Files
+
+    found = answer(question)
+    if outputs.json:
+        print_question(question, found)
+    else:
+        print_views([Files("Launched with", list(found["launch"].items()))], stdout())
+
+
+def answer(question: Launch) -> dict[str, Any]:
+    """File name -> text, under `launch`. Raises UserError."""
+    from windtunnel.faces.report.run_folder import load
+    from windtunnel.studies.training.launch import launch_of
+
+    return {"launch": launch_of(question.framework, load(question.run, Path(question.runs)))}

@@ -1,0 +1,37 @@
+"""What `validate` is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from windtunnel.errors import SpecError
+from windtunnel.questions.about import STRICT, About
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validate:
+    """How far predictions are off, source by source."""
+
+    __pydantic_config__: ClassVar = STRICT
+    verb: ClassVar[str] = "validate"
+    positional: ClassVar[tuple[str, ...]] = ("tables",)
+    tables: Annotated[
+        tuple[str, ...],
+        About(
+            "CSV of measured runs, with the columns of validation/measurements.csv; one or several. A table of served"
+            " deployments (id, model, gpu, engine, isl, osl, concurrency ...) is predicted as such."
+        ),
+    ]
+    level: Annotated[Literal["A", "B", "C"] | None, About("Only rows specified this well; all levels by default.")] = (
+        None
+    )
+    source: Annotated[str | None, About("Only rows whose source contains this text.")] = None
+    anchor: Annotated[
+        Literal["none", "smallest"],
+        About("smallest: one factor per source, GPU, model and precision, from its smallest run."),
+    ] = "none"
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise SpecError("tables", None, "name a CSV of measured runs")

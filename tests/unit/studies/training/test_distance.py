@@ -1,0 +1,91 @@
+"""Bands that know what they do not know: near what was measured narrow, far from it wide, and in words why."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from windtunnel.physics.step.result import StageMemory
+from windtunnel.studies.training import predict
+
+DENSE: dict[str, Any] = {"global_batch": 64, "seq_len": 8192}
+
+
+def width(**plan: Any) -> tuple[float, str]:
+    """p95 over p5, and the reason, of Llama 3 8B on GPUs."""
+    gpus = plan.pop("gpus", "h100-sxm:16")
+    result = predict("llama-3-8b", gpus, {**DENSE, **plan})
+    return result.step_time_p95_ns / result.step_time_p5_ns, result.band_reason
+
+
+def test_what_was_measured_often_has_a_narrow_band() -> None:
+    near, reason = width()
+    assert near < 1.4
+    assert "measured" not in reason
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"framework": "torchtitan", "gpus": "mi300x:16"}, "no run of torchtitan (FSDP2) on cdna3 was measured"),
+        ({"gpus": "tpu-v6e:16"}, "no run of GPUs of generation tpu-v6 was measured"),
+        ({"gpus": "gh200:16", "tp": 2}, "gh200's kernels are another GPU's, scaled"),
+        ({"gpus": "b300-sxm:4096", "global_batch": 4096, "precision": "bf16"}, "no run like it on more than"),
+        ({"lora_rank": 16, "framework": "nanotron"}, "no run like it with adapters was measured"),
+    ],
+)
+def test_distance_from_it_makes_the_band_wider_and_is_said(plan: dict[str, Any], words: str) -> None:
+    far, reason = width(**plan)
+    assert far > width()[0]
+    assert words in reason
+
+
+def test_a_mixture_without_a_release_says_that_it_hangs_on_it() -> None:
+    plan = {"global_batch": 64, "seq_len": 4096, "ep": 8}
+    open_, stated = (
+        predict("qwen3-30b-a3b", "h100-sxm:64", {**plan, "release": one}) for one in (None, "bridge-26.04")
+    )
+    assert "the release is not given" in open_.band_reason
+    assert "the release is not given" not in stated.band_reason
+
+
+@pytest.mark.parametrize("size", [-1, math.inf, math.nan])
+def test_no_part_of_memory_is_below_zero_or_without_end(size: float) -> None:
+    with pytest.raises(ValueError, match="workspace of"):
+        StageMemory(0, 1, {"workspace": size}, 0, 0, 0, 0, ())  # type: ignore[dict-item]
+
+
+def test_memory_of_a_pass_that_frees_more_than_it_makes_has_no_part_below_zero() -> None:
+    plan = {"framework": "fsdp", "tp": 4, "ep": 8, "seq_len": 512, "zero_stage": 3, "recompute": "full:1",
+            "attention_impl": "unfused", "gradient_dtype": "bf16", "global_batch": 8}  # fmt: skip
+    memory = predict("mixtral-8x7b", "mi300x:32", plan).peak_memory
+    assert min(memory.categories.values()) >= 0
+    assert sum(memory.categories.values()) == memory.peak_allocated_bytes
+
+
+def test_the_loss_decides_how_much_of_the_logits_there_is() -> None:
+    plan = {"framework": "torchtitan", "global_batch": 8, "seq_len": 16384, "recompute": "full"}
+    peak = {
+        loss: predict("qwen3-8b", "h200-sxm:8", {**plan, "loss": loss}).peak_memory.peak_allocated_bytes
+        for loss in ("eager", "compiled", "fused", "chunked")
+    }
+    logits = 16384 * 151_936
+    assert peak["eager"] - peak["chunked"] > 12 * logits
+    assert peak["compiled"] - peak["fused"] > logits
+    assert peak["fused"] < peak["chunked"] * 1.1
+
+
+def test_frozen_weights_of_four_bits_take_a_quarter_and_cost_time() -> None:
+    plan = {"framework": "torchtitan", "zero_stage": 0, "global_batch": 1, "seq_len": 2048, "lora_rank": 16,
+            "master_dtype": "bf16"}  # fmt: skip
+    wide, narrow = (predict("llama-3-8b", "h100-sxm:1", {**plan, "frozen_dtype": one}) for one in ("bf16", "nf4"))
+    saved = wide.peak_memory.categories["parameters"] - narrow.peak_memory.categories["parameters"]
+    assert saved == pytest.approx((2.0 - 0.516) * 8.03e9, rel=0.01)
+    assert narrow.step_time_ns > wide.step_time_ns
+
+
+def test_the_same_question_is_answered_from_what_was_kept() -> None:
+    assert predict("llama-3-8b", "h100-sxm:16", DENSE) is predict("llama-3-8b", "h100-sxm:16", dict(DENSE))
+    assert predict("llama-3-8b", "h100-sxm:16", {**DENSE, "tp": 2}) is not predict("llama-3-8b", "h100-sxm:16", DENSE)
