@@ -38,7 +38,7 @@ def facts_of(model: Model) -> dict[str, Any]:
     per_token = per_sequence = 0.0
     for layer, count in model.distinct_layers():
         mixer, block = layer.attention, layer.feed_forward
-        name = mixer.form if isinstance(mixer, Recurrent) else mixer.kind
+        name: str = mixer.form if isinstance(mixer, Recurrent) else mixer.kind
         name += " indexed" if isinstance(mixer, Indexed) else " chunked" if mixer.chunked else ""
         name += f" window {mixer.window}" if mixer.window and not mixer.chunked else ""
         kind = f"{name} + {'nothing' if not block.size else block.kind}"
