@@ -58,16 +58,18 @@ def test_the_report_opens_and_draws_everything(name: str, tmp_path: Path) -> Non
         assert f'data-drawn="{len(result.excerpt)}"' in canvas[1]
     else:
         assert "<canvas" not in dom
-    painted = dict(re.findall(r'<canvas id="(heat-[a-z]+)"[^>]*data-drawn="(\d+)"', dom))
-    marked = dict(re.findall(r'<canvas id="(heat-[a-z]+)"[^>]*data-marked="(\d+)"', dom))
-    if result.disturbed:
-        assert painted == {"heat-hosts": "8192", "heat-stages": str(16 * 32)}
-        assert marked == {"heat-hosts": "1", "heat-stages": "1"}
-    else:
-        assert painted == {}
-    shown = len(result.breakdown_ns) + sum(len(stage.breakdown_ns) for stage in result.stages)
-    section = re.search(r'<section class="card" id="breakdown">.*?</section>', dom, re.DOTALL)
-    assert len(re.findall(r'class="seg ', section[0] if section else "")) == shown
+    maps = r'<canvas class="map"[^>]*aria-label="([^:]*): [^>]*data-drawn="(\d+)" data-marked="(\d+)"'
+    cells = {"Every rank by host": ("8192", "1"), "Every rank by replica and stage": (str(16 * 32), "1")}
+    assert {name: found for name, *found in re.findall(maps, dom)} == (
+        {name: list(found) for name, found in cells.items()} if result.disturbed else {}
+    )
+    step, stages = (
+        re.search(f'<section class="card" data-view="bars" id="{name}">.*?</section>', dom, re.DOTALL)
+        for name in ("where-the-step-goes-mean-over-all-gpus", "the-step-by-pipeline-stage")
+    )
+    by_stage = sum(len(stage.breakdown_ns) for stage in result.stages)
+    for section, shown in ((step, len(result.breakdown_ns)), (stages, by_stage)):
+        assert len(re.findall(r'class="seg ', section[0] if section else "")) == shown
 
 
 def test_the_check_above_can_fail(tmp_path: Path) -> None:

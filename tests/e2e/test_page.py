@@ -15,6 +15,8 @@ pytest.importorskip("starlette")
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+BREAKDOWN = "#where-the-step-goes-mean-over-all-gpus"
+HEAT = "canvas.map[aria-label^='Every rank by host']"
 QUESTION = "model=llama-3.2-1b&gpu=h100-sxm&gpus=16&tp=2&pp=2&global_batch=32&seq_len=1024"
 
 
@@ -71,7 +73,7 @@ def looks_right(page: Any) -> None:
 
 def test_a_question_is_asked_changed_kept_and_compared(page: Any, address: str) -> None:
     page.goto(f"{address}?{QUESTION}")
-    page.wait_for_selector("#breakdown")
+    page.wait_for_selector(BREAKDOWN)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     first = page.inner_text(".tile .big")
     page.fill("#f-tp", "3")
@@ -101,7 +103,7 @@ def test_a_question_is_asked_changed_kept_and_compared(page: Any, address: str) 
     assert re.search(r"B takes .* time per step than A", page.inner_text("main"))
     looks_right(page)
     page.click(f"text={names[0]} >> nth=0")  # the kept run itself
-    page.wait_for_selector("#breakdown")
+    page.wait_for_selector(BREAKDOWN)
     looks_right(page)
     page.goto(f"{address}runs")
     looks_right(page)
@@ -111,18 +113,14 @@ def test_heat_maps_are_drawn_again_with_each_answer(page: Any, address: str) -> 
     """The maps of the answer before have the same names: nothing of theirs may be put on the new ones."""
     page.goto(f"{address}?{QUESTION}&slow=gpu%3D1:1.2")
     for slow in ("gpu=0:1.2", "gpu=1:1.5"):
-        page.wait_for_selector("#heat-hosts[data-drawn]")
-        page.evaluate("document.getElementById('heat-hosts').dataset.earlier = 1")
+        page.wait_for_selector(f"{HEAT}[data-drawn]")
+        page.locator(HEAT).evaluate("map => { map.dataset.earlier = 1 }")
         page.evaluate("document.getElementById('f-slow').closest('details')?.setAttribute('open', '')")
         page.fill("#f-slow", slow)
-        page.wait_for_selector("#heat-hosts[data-drawn]:not([data-earlier])")
+        page.wait_for_selector(f"{HEAT}[data-drawn]:not([data-earlier])")
         page.wait_for_function("!document.querySelector('.htmx-settling, .htmx-swapping')")
-        painted = page.evaluate(
-            """() => {
-              const canvas = document.getElementById("heat-hosts");
-              const all = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-              return all.some((value) => value > 0);
-            }"""
+        painted = page.locator(HEAT).evaluate(
+            """map => map.getContext("2d").getImageData(0, 0, map.width, map.height).data.some((value) => value > 0)"""
         )
         assert painted, slow
 
@@ -140,7 +138,7 @@ def test_one_field_is_varied_and_the_question_carried_over(page: Any, address: s
     page.select_option("#f-vary", "micro_batch")
     page.wait_for_selector("h2:text('Over micro batch')")
     page.click("text=Ask about this one")
-    page.wait_for_selector("#breakdown")
+    page.wait_for_selector(BREAKDOWN)
     assert page.input_value("#f-pp") == "2"
 
 
@@ -154,9 +152,9 @@ def test_the_best_plan_is_searched_for_and_looked_at(page: Any, address: str) ->
     assert page.inner_text(".state") == "done", page.inner_text("#state")
     page.wait_for_selector("#cloud-canvas[data-drawn]")  # the plans that were replayed, as they came
     looks_right(page)
-    step = page.locator("#plans tbody tr").first.locator("td").nth(2).inner_text()
-    page.click("#plans tbody a >> nth=0")
-    page.wait_for_selector("#breakdown")
+    step = page.locator("#best-plans tbody tr").first.locator("td:has-text(' ms')").first.inner_text()
+    page.click("#best-plans tbody a >> nth=0")
+    page.wait_for_selector(BREAKDOWN)
     told = page.inner_text(".tile .big >> nth=0")
     assert float(step.split()[0]) == pytest.approx(in_seconds(told), rel=1e-3), (step, told)
 

@@ -89,7 +89,7 @@ class JobList:
             raise InputFileError(folder, problem, "make room, or start the page with --runs elsewhere") from None
         command = [sys.executable, "-m", "windtunnel", verb, *words]
         command += ["--out", str(folder / "sweep.parquet")] if verb == "sweep" else ["--json"]
-        command += ["--tried", str(folder / PLANS)] if verb == "plan" else []
+        command += ["--rows", str(folder / PLANS)] if verb == "plan" else []
         command += ["--report", str(folder / "report.html")] if verb in REPORTS else []
         process = subprocess.Popen(
             [sys.executable, "-c", KEEPER, str(folder), *command], cwd=self.uploads, start_new_session=True

@@ -103,7 +103,7 @@ def plan(
     if mixed is not None:
         if gpus is not None or slow or mtbf_s is not None or techniques:
             raise SpecError(
-                "cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --techniques"
+                "cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --technique"
             )
         cluster = slower(mixed)
     elif not isinstance(cluster, Cluster):
@@ -271,8 +271,12 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
 
 def _given(plan: Plan | str | Path | Mapping[str, object] | None, fields: Mapping[str, object]) -> dict[str, object]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
-    if plan is not None and not isinstance(plan, Mapping):
-        plan = plan.stated() if isinstance(plan, Plan) else read_mapping(plan, PLAN_FILE)
+    if isinstance(plan, Plan):
+        plan = plan.stated()
+    elif isinstance(plan, str | Path):
+        plan = read_mapping(plan, PLAN_FILE)
+    elif plan is not None and not isinstance(plan, Mapping):
+        raise SpecError("plan", plan, "give a mapping of its fields, or the path of a YAML file")
     given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
     for name in ("global_batch", "seq_len"):
         if name not in given:

@@ -68,7 +68,7 @@ def write_ops(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     import pyarrow.parquet as pq
 
     if path.suffix != ".parquet":
-        raise SpecError("--ops", str(path), "name a .parquet file, or say json together with --json")
+        raise SpecError("--rows", str(path), "name a .parquet file, or say json together with --json")
     try:
         pq.write_table(_table(rows), path, compression="zstd")
     except OSError as error:

@@ -14,7 +14,7 @@ class LocalMailbox:
         self._messages: dict[str, bytes] = {}
         self._arrived = threading.Condition()
 
-    def put(self, key: str, data: bytes) -> None:
+    def post(self, key: str, data: bytes) -> None:
         """Leave a message."""
         with self._arrived:
             self._messages[key] = data
@@ -34,7 +34,7 @@ class StoreMailbox:
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    def put(self, key: str, data: bytes) -> None:
+    def post(self, key: str, data: bytes) -> None:
         """Leave a message."""
         self._store.set(key, data)
 

@@ -115,10 +115,10 @@ class Later:
     def __init__(self) -> None:
         self.time: float | None = None
 
-    def known(self) -> float | None:
+    def end_s(self) -> float | None:
         return self.time
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return 1e-3 if self.time is None else self.time - time.perf_counter()
 
 
@@ -132,7 +132,7 @@ class Each:
         self.times.append(Later())
         return self.times[-1]
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         pass
 
 

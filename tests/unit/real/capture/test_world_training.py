@@ -157,7 +157,7 @@ class Ears:
     def begin(self, call: Communication) -> None:
         self.begun.append(call)
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         self.waits.append(call)
 
 

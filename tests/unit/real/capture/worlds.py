@@ -62,7 +62,7 @@ class Clock:
         self.begun.append(call)
         return None if self.seconds is None else self.hands.perf_counter() + self.seconds
 
-    def waited(self, call: Communication) -> None:
+    def on_wait(self, call: Communication) -> None:
         self.waits.append(call)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 TRAINING_RUN = "training_run"  # beside the answer in `--json --tokens`
-BESIDE = (TRAINING_RUN, "ops", "launch")  # and in `--ops json`, in `--launch-flags`
+BESIDE = (TRAINING_RUN, "ops", "launch")  # and in `--rows json`, in `--launch-flags`
 STUDY = "predict"
 HEADER = ("study", "version", "band")  # of the header: its other fields are the result's own. From schema 2 on
 FLOPS = ("flops_per_rank", "executed_flops_per_rank")

@@ -29,10 +29,10 @@ class Others:
     def ranks(self) -> Sequence[int]:
         return tuple(self.times)
 
-    def came(self, rank: int, step: int, place: int, call: Communication) -> float | None:
+    def arrival_s(self, rank: int, step: int, place: int, call: Communication) -> float | None:
         return self.times[rank].get((step, place))
 
-    def ended(self, rank: int, step: int) -> bool:
+    def has_ended_step(self, rank: int, step: int) -> bool:
         return (step + 1, 0) in self.times[rank]
 
 
