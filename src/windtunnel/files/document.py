@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from windtunnel.errors import InputFileError
@@ -35,9 +36,11 @@ def read_document(path: str | os.PathLike[str], remedy: str = READABLE) -> Any:
     return _parsed(tomllib.loads, "TOML", text, path, remedy)
 
 
-def read_json(path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST) -> Any:
-    """What a file of any name says in JSON. Raises InputFileError."""
-    return _parsed(_json, "JSON", read_text(path, remedy, most), path, remedy)
+def read_json(
+    path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST, *, infinite: bool = False
+) -> Any:
+    """What a file of any name says in JSON; `infinite`: Infinity is read as null. Raises InputFileError."""
+    return _parsed(partial(_json, infinite=infinite), "JSON", read_text(path, remedy, most), path, remedy)
 
 
 def read_documents(path: str | os.PathLike[str], remedy: str = READABLE) -> list[Any]:
@@ -131,11 +134,12 @@ def _parsed(read: Callable[[str], Any], kind: str, text: str, path: str | os.Pat
     return data
 
 
-def _json(text: str) -> Any:
-    def refused(word: str) -> NoReturn:
-        raise ValueError(f"{word} is no number of JSON")
+def _json(text: str, *, infinite: bool = False) -> Any:
+    def constant(word: str) -> None:
+        if not infinite or word == "NaN":
+            raise ValueError(f"{word} is no number of JSON")
 
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=refused)
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

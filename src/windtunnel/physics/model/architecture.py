@@ -22,7 +22,7 @@ from windtunnel.physics.model.limits import LAYERS_MAX, counted
 
 PARAMETERS_MAX = 10**16  # a hundred times what anybody has trained; keeps every product inside an int64
 
-AttentionKind = Literal["gqa", "mla"]
+AttentionKind = Literal["gqa", "mla", "recurrent"]
 FeedForwardKind = Literal["dense", "moe"]
 QkNorm = Literal["none", "per_head", "full", "l2"]
 Position = Literal["rope", "learned", "alibi", "none"]
@@ -100,6 +100,16 @@ class Attention:
     def score_flops_per_token(self, seq_len: int, count: AttentionCount = "causal") -> float:
         """Forward FLOPs of QK^T and of the weighted sum of values, per token."""
         return 2.0 * self.heads * (self.head_dim + self.value_head_dim) * self.mean_keys(seq_len, count)
+
+    def cache_width(self, tp: int = 1) -> float:
+        """Numbers that a decoder keeps of one token on one of `tp` ranks; KV heads are not split below one."""
+        if self.kind == "mla":
+            return float((self.kv_lora_rank or 0) + self.rope_head_dim)
+        return -(-self.kv_heads // tp) * float(self.head_dim + self.value_head_dim)
+
+    def state_bytes(self) -> float:
+        """Bytes that a decoder keeps of one sequence, whatever its length."""
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 from windtunnel.physics.model.architecture import Attention, Model
 from windtunnel.physics.model.layer_parts import linear, transferred
+from windtunnel.physics.model.mixers import Indexed, Recurrent
 from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
 
 
 def attention_operations(attention: Attention, model: Model, shard: Shard) -> list[Operation]:
     """The ops of one attention block in forward order."""
+    if isinstance(attention, Recurrent):
+        return _recurrent(attention, model, shard)
     t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
     heads = attention.heads / shard.tp
     kv_heads = max(attention.kv_heads / shard.tp, 1.0)
@@ -19,12 +22,19 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
     if attention.kind == "mla":
         own = shard.residual_tokens  # the latents are computed before tokens are gathered, and gathered instead of them
         rank, rope, nope = attention.kv_lora_rank or 0, attention.rope_head_dim, attention.nope_head_dim
+        # An indexer is on every rank, and its products are one with those of the latents.
+        index_in, index_up = 0, 0
+        if isinstance(attention, Indexed) and attention.index_heads:
+            index_in = attention.index_heads + attention.index_dim
+            index_up = attention.index_heads * attention.index_dim
         if attention.q_lora_rank:
             ops.append(linear("q_down", "attention", own, attention.q_lora_rank, h, shard, side="none"))
-            ops.append(linear("q_up", "mla_up_proj", t, heads * d, attention.q_lora_rank, shard, side="column"))
+            ops.append(
+                linear("q_up", "mla_up_proj", t, heads * d + index_up, attention.q_lora_rank, shard, side="column")
+            )
         else:
             ops.append(linear("q", "attention", t, heads * d, h, shard, side="column"))
-        ops.append(linear("kv_down", "attention", own, rank + rope, h, shard, side="none"))
+        ops.append(linear("kv_down", "attention", own, rank + rope + index_in, h, shard, side="none"))
         ops.append(linear("kv_up", "mla_up_proj", t, heads * (nope + dv), rank, shard, side="column"))
         kv_heads = heads
     else:
@@ -77,6 +87,36 @@ def _rotated_latents(attention: Attention, shard: Shard, heads: float) -> Operat
     )
 
 
+def _recurrent(mixer: Recurrent, model: Model, shard: Shard) -> list[Operation]:
+    """A mixer with a fixed state: one projection in, convolution and scan over chunks, one projection out.
+
+    Heads are divided over tensor-parallel ranks; context-parallel ones hand states on. Kept: what the scan reads and
+    gives, and a state per chunk in fp32.
+    """
+    t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
+    width, value = mixer.in_width / shard.tp, mixer.heads * mixer.value_head_dim / shard.tp
+    rest = mixer.more_weights / h / shard.tp
+    state = 0.0 if mixer.form == "conv" else mixer.heads * mixer.head_dim * mixer.value_head_dim * 4.0 / shard.tp
+    chunks = t / mixer.chunk
+    read = t * (width + mixer.conv_channels / shard.tp) * w
+    scan = Operation(
+        "core_attention",
+        "core_attention",
+        "scan",
+        shape=(shard.batch, shard.seq_len, mixer.heads / shard.tp, mixer.head_dim, mixer.value_head_dim, shard.cp),
+        flops=t * mixer.scan_flops(mixer.chunk) / shard.tp,
+        forward_bytes=2.0 * read + t * value * w + 2.0 * chunks * state,
+        backward_bytes=4.0 * read + 2.0 * t * value * w + 4.0 * chunks * state,
+        saved_bytes=read + t * value * w + chunks * state,
+        output_bytes=t * value * w,
+        kernels=1 if mixer.form == "conv" else 6,
+        variant=mixer.form,
+        before=Transfer("send_recv", "cp", shard.batch * state) if shard.cp > 1 and state else None,
+    )
+    projection = linear("qkv", "attention", t, width + rest, h, shard, side="column")
+    return [projection, scan, linear("out", "attention", t, h, value, shard, side="row")]
+
+
 def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: float) -> list[Operation]:
     t, w, s = shard.tokens, shard.activation_bytes, shard.seq_len
     d, dv = attention.head_dim, attention.value_head_dim
@@ -87,6 +127,11 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
     exchange = Transfer("send_recv", "cp", key_value) if ring else None
     if shard.attention_impl != "unfused":
         window = attention.window or 0
+        index: tuple[float, ...] = ()
+        if isinstance(attention, Indexed):
+            window = attention.selected  # as many keys as of a window, wherever they are
+            if attention.index_heads:
+                index = (shard.batch, s / shard.cp, s / 2, attention.index_heads * attention.index_dim)
         if attention.chunked and window and s > window:  # independent chunks: a batch of short sequences
             shape = (shard.batch * s // window, window, window, heads, kv_heads, d, dv, 0, shard.cp)
         else:
@@ -102,6 +147,7 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
             before=exchange,
             kernels=shard.cp if ring else 1,
             variant=shard.attention_impl,
+            index_shape=index,
         )
         if shard.cp > 1 and not ring:
             move = [Transfer("all_to_all", "cp", t * (heads * d + kv_heads * (d + dv)) * w)]

@@ -1,7 +1,8 @@
 """A config's fields, each read once with its type and range, so that what nobody read can be refused.
 
-A reader asks for the fields that decide shapes. What it did not ask for must be known to change no shape, or it is an
-error: a field that is silently ignored is a prediction that is silently wrong.
+A reader asks for the fields that decide shapes. What it did not ask for is one of three: known to change no shape, and
+ignored; unknown but null or false, and left out with a note; unknown with any other value, and an error: a field that
+is silently ignored is a prediction that is silently wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ IRRELEVANT = frozenset((
     # token ids, tokenisation and generation
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
     "forced_eos_token_id", "use_cache", "generation_config", "cache_implementation", "return_dict", "output_attentions",
-    "output_hidden_states", "output_router_logits",
+    "output_hidden_states", "output_router_logits", "output_scores", "return_dict_in_generate", "tokenizer_class",
+    "diversity_penalty", "encoder_no_repeat_ngram_size", "length_penalty", "max_length", "min_length",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "repetition_penalty", "temperature",
+    "top_k", "top_p", "typical_p", "do_sample", "early_stopping",
     # initialisation and dropout
     "initializer_range", "initializer_factor", "attention_dropout", "hidden_dropout", "hidden_dropout_prob",
     "classifier_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "emb_pdrop", "attention_probs_dropout_prob",
@@ -34,10 +38,15 @@ IRRELEVANT = frozenset((
     "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "norm_topk_prob", "scoring_func",
     "routed_scaling_factor",
     # how the model is run, not what it is
-    "gradient_checkpointing", "attn_implementation", "chunk_size_feed_forward",
+    "gradient_checkpointing", "attn_implementation", "chunk_size_feed_forward", "swiglu_alpha", "swiglu_limit",
     # GPT-2's classification head
     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
 ))
+# Say nothing at these values, which transformers 5 writes into every config, and another model at any other.
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "is_encoder_decoder": (False,), "is_decoder": (False, True), "add_cross_attention": (False,), "pruned_heads": ({},),
+    "use_bidirectional_attention": (False,), "cross_attention_hidden_size": (),
+}
 # fmt: on
 
 
@@ -48,7 +57,7 @@ class Fields:
     """
 
     def __init__(self, config: Mapping[str, Any], where: str | None = None, prefix: str = "") -> None:
-        self._config, self.where, self._prefix = config, where, prefix
+        self._config, self.where, self.prefix = config, where, prefix
         self._read: set[str] = set()
         for key in config:
             if not isinstance(key, str):
@@ -61,11 +70,15 @@ class Fields:
 
     def refuse(self, key: str, value: object, remedy: str) -> SpecError:
         """The error to raise about `key`."""
-        return SpecError(self._prefix + key[:80], showable(value), remedy, self.where)
+        return SpecError(self.prefix + key[:80], showable(value), remedy, self.where)
 
     def has(self, key: str) -> bool:
         """Whether the config gives `key` a value other than null."""
         return self._config.get(key) is not None
+
+    def raw(self, key: str) -> Any:
+        """The field as it stands."""
+        return self._config.get(key)
 
     def given(self, key: str) -> bool:
         """Whether the config names `key` at all, be it with null."""
@@ -86,7 +99,7 @@ class Fields:
             if default is None:
                 raise self.refuse(key, None, f"the model needs this field: give {what}")
             value = default
-        return counted(self._prefix + key, value, most, least=least, where=self.where)
+        return counted(self.prefix + key, value, most, least=least, where=self.where)
 
     def count_or_none(self, key: str, most: int = SIZE_MAX) -> int | None:
         """A whole number, or None where the field is absent or null."""
@@ -128,7 +141,7 @@ class Fields:
 
     def whole_numbers(self, key: str, n: int | None = None, most: int = LAYERS_MAX) -> tuple[int, ...] | None:
         """A list of whole numbers from 0 to `most`, of length `n` if given; None where absent."""
-        return self._list(key, n, lambda item: counted(self._prefix + key, item, most, least=0, where=self.where))
+        return self._list(key, n, lambda item: counted(self.prefix + key, item, most, least=0, where=self.where))
 
     def words(self, key: str, n: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
         """A list of `n` words out of `known`; None where absent."""
@@ -149,19 +162,26 @@ class Fields:
             value = {}
         if not isinstance(value, Mapping):
             raise self.refuse(key, value, "give an object with fields of its own")
-        return Fields(value, self.where, f"{self._prefix}{key}.")
+        return Fields(value, self.where, f"{self.prefix}{key}.")
 
     def ignore(self, *keys: str) -> None:
         """Fields that change no shape in this architecture."""
         self._read.update(keys)
 
-    def close(self) -> None:
-        """Refuse any field that no reader asked for and that is not known to be irrelevant; `_...` are comments."""
-        unread = sorted(k for k in self._config if k not in self._read and k not in IRRELEVANT and k[:1] != "_")
+    def close(self) -> tuple[str, ...]:
+        """Refuse any field that no reader asked for and that may change the answer; `_...` are comments.
+
+        A field that nobody knows and that is null or false asks for nothing: it is left out, and a note says so.
+        """
+        unknown = sorted(k for k in self._config if k not in self._read and k not in IRRELEVANT and k[:1] != "_")
+        unread = [k for k in unknown if self._config[k] is not None and self._config[k] is not False]
+        unread = [k for k in unread if self._config[k] not in NEUTRAL.get(k, ())]
         if unread:
             more = f" (also unknown: {', '.join(key[:80] for key in unread[1:6])})" if unread[1:] else ""
             remedy = "this field is not understood for this model_type; if it changes no tensor shape, remove it" + more
             raise self.refuse(unread[0], self._config[unread[0]], remedy)
+        unset = ", ".join(self.prefix + key[:80] for key in unknown if key not in NEUTRAL)
+        return (f"fields of the config that are not known, null or false, and left out: {unset}",) if unset else ()
 
     def _list(self, key: str, n: int | None, item: Any) -> tuple[Any, ...] | None:
         value = self._get(key)

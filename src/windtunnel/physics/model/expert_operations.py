@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.physics.model.architecture import FeedForward, Model
-from windtunnel.physics.model.layer_parts import activate, transferred
+from windtunnel.physics.model.layer_parts import activate, linear, transferred
+from windtunnel.physics.model.mixers import ExtendedBlock
 from windtunnel.physics.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed, Transfer
 
 
 def expert_operations(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
     """Router, dispatch, experts, combine; this rank's experts get `load` times the mean number of tokens."""
-    h, w = model.hidden_size, shard.activation_bytes
+    hidden, w = model.hidden_size, shard.activation_bytes
+    latent = block.latent if isinstance(block, ExtendedBlock) else 0
+    h = latent or hidden  # what is sent and what experts read
     local = shard.residual_tokens if shard.sequence_parallel else shard.tokens / shard.tp
     routed = local * block.experts_per_token  # tokens sent by this rank, and received when experts are balanced
     even = routed * shard.etp  # the expert-tensor group sees each other's tokens
@@ -33,12 +36,12 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         "router",
         "memory",
         # Scores in fp32: read the tokens and the matrix; top-k and the probability map over experts.
-        forward_bytes=local * (h * (w + 4) + 24.0 * block.experts),
-        backward_bytes=local * (h * (w + 8) + 24.0 * block.experts),
-        flops=2.0 * local * h * block.experts,
+        forward_bytes=local * (hidden * (w + 4) + 24.0 * block.experts),
+        backward_bytes=local * (hidden * (w + 8) + 24.0 * block.experts),
+        flops=2.0 * local * hidden * block.experts,
         saved_bytes=local * block.experts * 8.0,
         kernels=12,
-        weight_elements=h * block.experts,
+        weight_elements=hidden * block.experts,
     )
     # Low-precision grouped GEMMs want each expert's rows padded: one more copy.
     padding = 2 * w * arrived * h if shard.precision in CAST_BYTES else 0.0
@@ -76,6 +79,8 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     if shard.masked_dispatch:
         router, permute, unpermute = _masked(router, local, routed, h, shard)
     ops = [router, permute]
+    if latent:
+        ops.insert(1, linear("latent_down", "latent", local, latent, hidden, shard, side="none"))
     if exchange:
         assert quantised is not None
         ops.append(replace(transferred("dispatch", quantised, load, load), before_backward=exchange))
@@ -110,7 +115,8 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     if exchange:
         back = transferred("combine", exchange, load)
         ops.append(replace(back, before_backward=quantised))  # each rank's own tokens come back
-    return [*ops, unpermute]
+    way_out = [linear("latent_up", "latent", local, hidden, latent, shard, side="none")] if latent else []
+    return [*ops, unpermute, *way_out]
 
 
 def _masked(router: Operation, tokens: float, places: float, h: float, shard: Shard) -> list[Operation]:

@@ -1,7 +1,7 @@
 """Reads a Hugging Face `config.json` into a Model, and refuses what it does not understand.
 
-Each `model_type` has one short function in `readers/`: the fields it asks for are the ones that
-decide shapes. Any other field must be known to change none (`config_fields.IRRELEVANT`), or it is an error.
+Each `model_type` has one file in `types/` (`grammar.py` reads them), or one short function in `readers/`. The fields
+it asks for decide shapes; any other must be known to change none (`config_fields.py`), or it is an error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.errors import SpecError
 from windtunnel.physics.model.architecture import Model, checked
 from windtunnel.physics.model.config_fields import Fields
 from windtunnel.physics.model.config_file import config_of
+from windtunnel.physics.model.grammar import read_type, type_names
 from windtunnel.physics.model.limits import showable
 from windtunnel.physics.model.readers import gpt, recent, rotary
 
@@ -54,8 +55,8 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
     """The model that a `config.json` describes, called `name` or after its file or folder.
 
     `source`: path of the file, of the folder that holds it, or the mapping itself. Raises InputFileError for a file
-    that is missing or no JSON object, UnknownNameError for a `model_type` not in READERS, SpecError for any field at
-    fault.
+    that is missing or no JSON object, SpecError for an
+    unknown `model_type` and for any field at fault.
     """
     where = None
     if not isinstance(source, Mapping):
@@ -65,9 +66,11 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
     kind = source.get("model_type")
     if not isinstance(kind, str):
         raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(READERS)}", where)
-    if kind not in READERS:
-        raise UnknownNameError("model_type", kind, READERS, "Its config.json cannot be read.")
+    if kind not in READERS and kind not in type_names():
+        # No nearest name: a neighbour by spelling (deepseek_v3 for deepseek_v32) is another architecture.
+        remedy = f"this architecture cannot be read; those that can: {', '.join(sorted({*READERS, *type_names()}))}"
+        raise SpecError("model_type", kind[:80], remedy, where)
     fields = Fields(source, where)
-    model = READERS[kind](fields)
-    fields.close()
-    return checked(replace(model, name=name or kind), where)
+    model = READERS[kind](fields) if kind in READERS else read_type(kind, fields)
+    notes = model.notes + fields.close()
+    return checked(replace(model, name=name or kind, notes=notes), where)

@@ -34,6 +34,8 @@ def layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0
     """
     ops = [norm_layer("norm_1", model, shard), *attention_operations(layer.attention, model, shard)]
     ops.append(residual_add("residual_1", model, shard))
+    if layer.feed_forward.kind == "dense" and not layer.feed_forward.size:
+        return tuple(ops)
     if layer.norms > 1 and not layer.parallel_block:
         ops.append(norm_layer("norm_2", model, shard))
     ops += _feed_forward(layer.feed_forward, model, shard, load)

@@ -40,12 +40,13 @@ class Operation:
     """One op of a layer, forward; its backward is derived by `training.segments`.
 
     `shape`: gemm (m, n, k); grouped_gemm (groups, m per group, n, k); attention (batch, seq_q, seq_kv, heads, kv_heads,
-    head_dim, value_head_dim, window, causal divisor). Bytes are those of this rank and micro-batch.
+    head_dim, value_head_dim, window, causal divisor); scan (batch, seq, heads, head_dim,
+    value_head_dim, divisor). Bytes are those of this rank and micro-batch.
     """
 
     name: str
     part: str  # for selective recomputation
-    kind: str  # gemm | grouped_gemm | attention | memory | transfer
+    kind: str  # gemm | grouped_gemm | attention | scan | memory | transfer
     shape: tuple[float, ...] = ()
     flops: float = 0.0  # forward
     forward_bytes: float = 0.0  # moved, for memory ops and casts
@@ -65,6 +66,7 @@ class Operation:
     timed: Timed | None = None  # what a calibrated device calls it; None: nothing that it measures
     reads: tuple[str, ...] = ()  # ops whose outputs it takes, "" for the block's input; stated in plain PyTorch only
     new_shapes: int = 0  # products of a shape that no earlier one had: rows that routing decides, anew in each step
+    index_shape: tuple[float, ...] = ()  # of attention behind an indexer: batch, queries, mean keys, heads x size
     repeats: int = 0  # runs once per expert, in a loop of so many rounds; sizes are of all rounds together
 
     @property

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from windtunnel.errors import LayoutError
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
 from windtunnel.physics.model.attention_operations import attention_operations
 from windtunnel.physics.model.layer_operations import head_operations
 from windtunnel.physics.model.layer_parts import activate, linear, norm_layer, residual_add
+from windtunnel.physics.model.mixers import Indexed, Recurrent
 from windtunnel.physics.model.operations import Operation, Shard, Timed
 
 # The gradient of `index_select` is a zeroed copy of all rows before it is added to the others': one of three tensors
@@ -112,6 +114,8 @@ def _sum(name: str, rows: float, width: float, times: float, output_bytes: float
 
 
 def _plain_attention(attention: Attention, model: Model, shard: Shard) -> list[Operation]:
+    if isinstance(attention, Recurrent | Indexed):
+        raise LayoutError(f"{model.name} in plain PyTorch", "its mixers have fused kernels only: use megatron or fsdp2")
     if attention.kind == "mla":
         return _latent_attention(attention, model, shard)
     t, h = shard.tokens, model.hidden_size

@@ -21,6 +21,7 @@ from windtunnel.physics.cost.calibrated import CalibratedCosts, calibrated_costs
 from windtunnel.physics.cost.communication.collectives import collective, nic_share, tier
 from windtunnel.physics.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.physics.cost.price import FREE, Price, Source
+from windtunnel.physics.cost.scans import scan_price
 from windtunnel.physics.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
 from windtunnel.physics.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.physics.hardware.calibration import LARGER_PROCESSES
@@ -191,6 +192,8 @@ class Pricer:
             return self._batched(op.shape).scaled(2.0 if backward else 1.0)
         if op.kind == "attention":
             return self._attention(op, backward=backward)
+        if op.kind == "scan":
+            return scan_price(self.layout.cluster.gpu, op, backward=backward)
         if op.kind == "memory":
             return self._element_wise(op, backward=backward)
         return FREE
@@ -450,6 +453,8 @@ class Pricer:
             dtype=self._dtype,
             value_head_dim=int(dv),
         )
+        if op.index_shape:
+            price = price.plus(self._batched(op.index_shape).scaled((2.0 if backward else 1.0) * cp))
         factor = self.training.sustained.attention
         if op.variant not in ("triton", "flash2"):
             # What the best kernel loses in training beside one alone it loses at its ends, and long ones less of.

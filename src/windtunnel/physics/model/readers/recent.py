@@ -48,9 +48,9 @@ def gemma3(f: Fields) -> Model:
     f.ignore("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image")
     notes = ("the vision tower of this checkpoint is left out: text only",) if f.has("vision_config") else ()
     f.ignore("vision_config")
+    tied = f.flag("tie_word_embeddings", True)
     model = gemma3_text(text)
-    text.close()
-    return replace(model, notes=notes)
+    return replace(model, tied_embeddings=model.tied_embeddings and tied, notes=notes + text.close())
 
 
 def gemma3_text(f: Fields) -> Model:
@@ -77,6 +77,7 @@ def minimax(f: Fields) -> Model:
     of_kind = {kind: Layer(attention=one, feed_forward=mixture) for kind, one in ((FULL, softmax), (LINEAR, linear))}
     f.ignore(*(f"{kind}_attn_{part}_factor" for kind in ("linear", "full") for part in ("alpha", "beta")))
     f.ignore("mlp_alpha_factor", "mlp_beta_factor")
+    f.must_be("sliding_window", (), "MiniMax-01's softmax attention sees all")
     return Model(family="minimax", layers=tuple(of_kind[kind] for kind in kinds), **whole)
 
 

@@ -34,8 +34,7 @@ def llama4(f: Fields) -> Model:
     notes = ("the vision tower of this checkpoint is left out: text only",) if f.has("vision_config") else ()
     f.ignore("vision_config")
     model = llama4_text(text)
-    text.close()
-    return replace(model, tied_embeddings=model.tied_embeddings or tied, notes=notes)
+    return replace(model, tied_embeddings=model.tied_embeddings or tied, notes=notes + text.close())
 
 
 def llama4_text(f: Fields) -> Model:
@@ -114,7 +113,9 @@ def qwen3_moe(f: Fields) -> Model:
     """Qwen 3 mixtures, without shared experts."""
     whole, n, bias = whole_of(f), depth_of(f), f.flag("attention_bias", False)
     attention = attention_of(f, head_required=True, qkv_bias=bias, out_bias=bias, qk_norm="per_head")
-    mixture = experts_of(f, "num_experts", "moe_intermediate_size")
+    f.count_any("num_experts", "num_local_experts", most=HEADS_MAX)
+    experts = "num_experts" if f.has("num_experts") else "num_local_experts"  # transformers 4 and 5
+    mixture = experts_of(f, experts, "moe_intermediate_size")
     f.must_be("use_qk_norm", (True,), "Qwen 3 norms its queries and keys")
     f.must_be("qkv_bias", (False,), "attention_bias says whether there are biases")
     f.must_be("shared_expert_intermediate_size", (0,), "Qwen 3 has no shared experts")
@@ -126,6 +127,7 @@ def deepseek(f: Fields) -> Model:
     whole, n = whole_of(f), depth_of(f)
     attention, dense = _latent(f), dense_of(f)
     f.ignore("ep_size", "head_dim")
+    f.must_be("mlp_bias", (False,), "DeepSeek's feed-forward blocks have no biases")
     mixture = _deepseek_experts(f)
     first = f.count("first_k_dense_replace", 0, most=LAYERS_MAX, least=0)
     every = f.count("moe_layer_freq", 1, most=LAYERS_MAX)

@@ -37,20 +37,21 @@ class Memory:
     @property
     def tokens(self) -> int:
         """Tokens that the cache holds."""
-        return max(0, int(self.kv / self.kv_per_token))
+        return max(0, int(self.kv / self.kv_per_token)) if self.kv_per_token else 2**40 * (self.kv > 0.0)
 
 
 def kv_bytes_per_token(model: Model, deployment: Deployment, kv: str) -> float:
     """Cache bytes of one token on one GPU."""
     total = 0.0
     for layer, count in model.distinct_layers():
-        one = layer.attention
-        if one.kind == "mla":
-            width = float((one.kv_lora_rank or 0) + one.rope_head_dim)
-        else:
-            width = -(-one.kv_heads // deployment.tp) * float(one.head_dim + one.value_head_dim)
-        total += count * width * KV_BYTES[kv]
+        total += count * layer.attention.cache_width(deployment.tp) * KV_BYTES[kv]
     return total / deployment.pp
+
+
+def state_bytes(model: Model, deployment: Deployment) -> float:
+    """Bytes of the fixed states of one sequence on one GPU: heads are divided over tensor parallelism."""
+    whole = sum(count * layer.attention.state_bytes() for layer, count in model.distinct_layers())
+    return whole / deployment.tp / deployment.pp
 
 
 def weight_bytes(model: Model, deployment: Deployment, mxfp4_experts: str = "") -> float:
@@ -106,6 +107,7 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
         layers += max((_expert_workspace(model, layer, deployment, budget) for layer in model.layers), default=0.0)
     activations = drawing + layers if profile.expert_workspace else max(drawing, layers)
     weights = weight_bytes(model, deployment, profile.mxfp4_experts)
+    activations += seqs * state_bytes(model, deployment)  # of mixers with a fixed state: one for each sequence at once
     share = deployment.gpu_memory_utilization or profile.gpu_memory_utilization
     usable = float(cluster.gpu.usable_memory_bytes)
     if profile.utilization_of == "rest":

@@ -18,7 +18,9 @@ from functools import cached_property
 
 from windtunnel.physics.cost.inference import InferenceKernels
 from windtunnel.physics.cost.inference.surface import Surface
+from windtunnel.physics.cost.scans import mixer_s
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
+from windtunnel.physics.model.mixers import ExtendedBlock, Indexed, Recurrent
 from windtunnel.studies.serving.deployment import Deployment
 
 TWO_BYTES = 2.0
@@ -54,7 +56,9 @@ class Layers:
         hidden, tp = self.model.hidden_size, self.deployment.tp
         seconds = self._projections(layer.attention, tokens, self.deployment.projections(layer))
         block = layer.feed_forward
-        if block.kind == "dense":
+        if not block.size:
+            pass  # a mixer alone
+        elif block.kind == "dense":
             seconds += self._feed_forward(block.size, block.gated, tokens, tp)
         else:
             seconds += self.kernels.gemm_s(tokens, block.experts, hidden, "bf16")
@@ -69,10 +73,16 @@ class Layers:
     def _projections(self, attention: Attention, tokens: float, dtype: str) -> float:
         hidden, tp, gemm = self.model.hidden_size, self.deployment.tp, self.kernels.gemm_s
         heads = -(-attention.heads // tp)
+        if isinstance(attention, Recurrent):
+            width = (attention.in_width + attention.more_weights / hidden) / tp
+            return gemm(tokens, width, hidden, dtype) + gemm(tokens, hidden, heads * attention.value_head_dim, dtype)
         if attention.kind == "mla":
             rank, queries = attention.kv_lora_rank or 0, attention.q_lora_rank or 0
-            down = gemm(tokens, queries + rank + attention.rope_head_dim, hidden, dtype)
-            up = gemm(tokens, heads * attention.head_dim, queries or hidden, dtype)
+            index = attention if isinstance(attention, Indexed) and attention.index_heads else None
+            index_in = index.index_dim + index.index_heads if index else 0
+            index_up = index.index_heads * index.index_dim if index else 0
+            down = gemm(tokens, queries + rank + attention.rope_head_dim + index_in, hidden, dtype)
+            up = gemm(tokens, heads * attention.head_dim + index_up, queries or hidden, dtype)
             return down + up + gemm(tokens, hidden, heads * attention.value_head_dim, dtype)
         kv = -(-attention.kv_heads // tp)
         width = heads * attention.head_dim + kv * (attention.head_dim + attention.value_head_dim)
@@ -94,6 +104,12 @@ class Layers:
         if block.kind == "dense":
             return 0.0
         hidden = self.model.hidden_size
+        latent = block.latent if isinstance(block, ExtendedBlock) else 0
+        ways = 0.0
+        if latent:
+            gemm = self.kernels.gemm_s
+            ways = gemm(tokens, latent, hidden, "bf16") + gemm(tokens, hidden, latent, "bf16")
+            hidden = latent
         slices, groups = self.deployment.expert_sizes
         line = self.kernels.experts(
             hidden,
@@ -105,7 +121,7 @@ class Layers:
             self.deployment.experts_as(layer),
             block.gated,
         )
-        return line.at(tokens) + self._exchange(tokens, block)
+        return line.at(tokens) + ways + self._exchange(tokens, block)
 
     def _exchange(self, tokens: float, block: FeedForward) -> float:
         """Attention ranks with tokens of their own gather them before the experts and scatter the sums after."""
@@ -131,15 +147,22 @@ class Layers:
         """
         tp = self.deployment.tp
         parts = []
+        gpu = self.kernels.gpu
+        mixers = [(one.attention, count) for one, count in self.kinds if isinstance(one.attention, Recurrent)]
         for layer, count in self.kinds:
             one = layer.attention
+            if isinstance(one, Recurrent):
+                continue
             heads = -(-one.heads // tp)
             parts.append((self._decode_table(one, heads, queries), count, one, heads))
 
         def seconds(sequences: float, context: float) -> float:
-            total = 0.0
+            total = sum(count * queries * mixer_s(gpu, mixer, 1, sequences, tp) for mixer, count in mixers)
             for table, count, one, heads in parts:
-                spent = table.at(sequences, context)
+                chosen = context if not isinstance(one, Indexed) else min(context, float(one.selected))
+                spent = table.at(sequences, chosen)
+                if isinstance(one, Indexed) and one.index_heads:  # keys of the indexer are read, in 16 bits
+                    spent += self.kernels.stream_s(TWO_BYTES * sequences * context * one.index_dim)
                 if one.kind == "mla":
                     spent += self.kernels.absorbed_s(
                         sequences * queries, heads, one.nope_head_dim, one.value_head_dim, one.kv_lora_rank or 0
@@ -160,10 +183,14 @@ class Layers:
         batches: set[float] = set()
         contexts: set[float] = set()
         for layer, _ in self.kinds:
+            if isinstance(layer.attention, Recurrent):
+                continue
             table = self._decode_table(layer.attention, -(-layer.attention.heads // self.deployment.tp))
             batches.update(table.batches)
             for curve in table.curves:
                 contexts.update(curve.nodes)
+        if not batches:  # states alone, whatever the context
+            return tuple(float(2**i) for i in range(11)), (1.0, float(1 << 20))
         return tuple(sorted(batches)), tuple(sorted(contexts))
 
     def prefill(self, chunk: int, past: int) -> float:
@@ -172,11 +199,16 @@ class Layers:
         total = 0.0
         for layer, count in self.kinds:
             one = layer.attention
+            if isinstance(one, Recurrent):
+                total += count * mixer_s(self.kernels.gpu, one, chunk, 1, tp)
+                continue
             heads = -(-one.heads // tp)
+            window = one.selected if isinstance(one, Indexed) else one.window
             kv = heads if one.kind == "mla" else -(-one.kv_heads // tp)
-            spent = self.kernels.prefill_attention_s(
-                chunk, past, heads, kv, one.head_dim, one.value_head_dim, one.window
-            )
+            spent = self.kernels.prefill_attention_s(chunk, past, heads, kv, one.head_dim, one.value_head_dim, window)
+            if isinstance(one, Indexed):
+                scores = chunk * one.index_flops(past + chunk / 2)
+                spent += scores / (0.4 * self.kernels.gpu.peak_flops("bf16"))
             if one.kind == "mla":  # keys and values of chunk and past, out of the latent
                 width = heads * (one.nope_head_dim + one.value_head_dim)
                 spent += self.kernels.gemm_s(chunk + past, width, one.kv_lora_rank or 1, self.deployment.weights)

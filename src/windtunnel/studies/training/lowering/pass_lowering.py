@@ -36,6 +36,7 @@ EVERY_OTHER = 0.37
 CATEGORY = {
     "gemm": "gemm",
     "gemm_batch": "gemm",
+    "scan": "attention",
     "grouped_gemm": "gemm",
     "attention": "attention",
     "memory": "memory-bound",

@@ -103,8 +103,9 @@ class ForwardTape:
             self.products = kept_products(operations, self.w.compiled)
         self.adapted = {op.name for op, behind in pairwise(operations) if behind.part == ADAPTER}
         # What adapters make themselves is a few parts in a thousand of what their layer makes, and so is what joins
-        # states and embeddings before a layer of multi-token prediction.
-        operations = tuple(op for op in operations if op.part not in (ADAPTER, "mtp"))
+        # states and embeddings before a layer of multi-token prediction. The ways into and out of experts' latent read
+        # what router and shared experts keep, and make a quarter of it.
+        operations = tuple(op for op in operations if op.part not in (ADAPTER, "mtp", "latent"))
         for number, op in enumerate(operations):
             if op.kind == "transfer" and not op.output_bytes:
                 continue

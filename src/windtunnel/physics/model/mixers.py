@@ -1,0 +1,155 @@
+"""What stands in the place of plain attention: sparse attention behind an indexer, and mixers with a fixed state.
+
+Per token, for H heads with keys of d_k and values of d_v, chunks of c tokens (what a fused kernel computes; the
+recurrence itself is what decoding runs):
+
+    gdn, kda    gated delta rule (Yang 2024, arXiv 2412.06464)   H (6 d_k d_v + c (4 d_k + 3 d_v))
+    mamba2      state-space duality (Dao 2024, 2405.21060)       H (4 d_k d_v + c (d_k + d_v))
+    conv        a short convolution between two gates (LFM2)     0
+
+and 2 FLOPs per weight of the short convolution in front. These FLOPs follow from the papers, no kernel was counted.
+The state is in fp32, the convolution's last inputs in 16 bits; neither grows with the context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from windtunnel.physics.model.architecture import Attention, AttentionCount, FeedForward
+
+Form = Literal["gdn", "kda", "mamba2", "conv"]
+DELTA_RULE = ("gdn", "kda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extended(Attention):
+    """Attention with more in it: `more_weights` elements of matrices, `more_parameters` of whatever else is learned."""
+
+    more_weights: int = 0
+    more_parameters: int = 0
+
+    def matmul_parameters(self, hidden_size: int) -> int:
+        """Weights of all matrices."""
+        return Attention.matmul_parameters(self, hidden_size) + self.more_weights
+
+    def parameters(self, hidden_size: int) -> int:
+        """All learned numbers."""
+        return Attention.parameters(self, hidden_size) + self.more_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexed(Extended):
+    """Attention over the `selected` best keys; an indexer of small heads scores all of them (DeepSeek V3.2).
+
+    `index_heads` = 0: the choice of an earlier layer is used again. The indexer's queries come from the latent.
+    """
+
+    index_heads: int
+    index_dim: int
+    selected: int
+
+    @property
+    def index_weights(self) -> int:
+        """Matrix elements of the indexer that its queries take."""
+        return (self.q_lora_rank or 0) * self.index_heads * self.index_dim
+
+    def matmul_parameters(self, hidden_size: int) -> int:
+        """Weights of all matrices, the indexer's three among them."""
+        own = hidden_size * (self.index_dim + self.index_heads) if self.index_heads else 0
+        return Extended.matmul_parameters(self, hidden_size) + self.index_weights + own
+
+    def parameters(self, hidden_size: int) -> int:
+        """All learned numbers; the indexer's keys have a LayerNorm."""
+        return Extended.parameters(self, hidden_size) + (2 * self.index_dim if self.index_heads else 0)
+
+    def score_flops_per_token(self, seq_len: int, count: AttentionCount = "causal") -> float:
+        """Scores and values of the keys that are chosen, and the indexer's scores of all."""
+        keys, reach = Attention.mean_keys(self, seq_len, count), min(self.selected, seq_len)
+        chosen = float(reach) if count == "full" else reach - reach * (reach - 1) / (2 * seq_len)
+        return 2.0 * self.heads * (self.head_dim + self.value_head_dim) * chosen + self.index_flops(keys)
+
+    def index_flops(self, keys: float) -> float:
+        """Of one token against so many keys: products of small heads, and their weighted sum."""
+        return 2.0 * self.index_heads * (self.index_dim + 1) * keys
+
+    def cache_width(self, tp: int = 1) -> float:
+        """The latent, and the indexer's key, which every rank keeps."""
+        return Attention.cache_width(self, tp) + (self.index_dim if self.index_heads else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent(Extended):
+    """A mixer whose memory is a state of `heads` x `head_dim` x `value_head_dim`, whatever the context.
+
+    `in_width`: columns of the projections that read the layer's input; `more_weights`: matrices behind them, such as
+    the low-rank gates of KDA; `conv_channels` and `conv_width`: of the short causal convolution in front.
+    """
+
+    form: Form
+    in_width: int
+    conv_channels: int = 0
+    conv_width: int = 0
+    chunk: int = 64
+
+    def matmul_parameters(self, hidden_size: int) -> int:
+        """Weights of the projections in and out, and of what lies between."""
+        return hidden_size * (self.in_width + self.heads * self.value_head_dim) + self.more_weights
+
+    def parameters(self, hidden_size: int) -> int:
+        """All learned numbers: matrices, convolution, biases, decays and norms."""
+        return self.matmul_parameters(hidden_size) + self.conv_channels * self.conv_width + self.more_parameters
+
+    def mean_keys(self, seq_len: int, count: AttentionCount = "causal") -> float:
+        """No key is kept."""
+        return 0.0
+
+    def score_flops_per_token(self, seq_len: int, count: AttentionCount = "causal") -> float:
+        """The scan over the tokens in chunks, and the convolution."""
+        return self.scan_flops(min(self.chunk, seq_len))
+
+    def scan_flops(self, chunk: int) -> float:
+        """Forward FLOPs of one token in chunks of so many; 1: the recurrence of decoding."""
+        d, dv, convolution = self.head_dim, self.value_head_dim, 2.0 * self.conv_channels * self.conv_width
+        if self.form == "conv":
+            return convolution
+        if self.form in DELTA_RULE:
+            return convolution + self.heads * (6.0 * d * dv + chunk * (4.0 * d + 3.0 * dv))
+        return convolution + self.heads * (4.0 * d * dv + chunk * (d + dv))
+
+    def cache_width(self, tp: int = 1) -> float:
+        """Nothing is kept per token."""
+        return 0.0
+
+    def state_bytes(self) -> float:
+        """Of one sequence: the state in fp32 and the last inputs of the convolution in 16 bits."""
+        state = 0 if self.form == "conv" else self.heads * self.head_dim * self.value_head_dim
+        return 4.0 * state + 2.0 * self.conv_channels * self.conv_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendedBlock(FeedForward):
+    """A feed-forward with more in it. `latent`: experts read and write a vector so wide, between two matrices.
+
+    (Nemotron 3; 0: they work on the hidden size.) `more_parameters`: whatever else of the block is learned.
+    """
+
+    latent: int = 0
+    more_parameters: int = 0
+
+    def block_parameters(self, hidden_size: int) -> int:
+        """One dense block, or one expert at the width that it works on."""
+        more = self.more_parameters if self.kind == "dense" else 0
+        return FeedForward.block_parameters(self, self.latent or hidden_size) + more
+
+    def router_parameters(self, hidden_size: int) -> int:
+        """The router, the ways into the latent and out of it, and the rest."""
+        ways = 2 * hidden_size * self.latent
+        return FeedForward.router_parameters(self, hidden_size) + ways + self.more_parameters
+
+    def matmul_parameters(self, hidden_size: int) -> int:
+        """Weights that one token is multiplied with."""
+        if not self.latent:
+            return FeedForward.matmul_parameters(self, hidden_size)
+        experts = self.experts_per_token * self.matrices * self.latent * self.size
+        return experts + self.shared_parameters(hidden_size) + hidden_size * (self.experts + 2 * self.latent)

@@ -1,0 +1,80 @@
+"""Model types read from `types/*.yaml`: against what transformers builds, and by laws of their mixers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import SpecError
+from windtunnel.physics.model import read_config
+from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.grammar import type_names
+from windtunnel.physics.model.mixers import ExtendedBlock, Indexed, Recurrent
+
+# Made by `validation/derive_models.py` with transformers on the meta device.
+DERIVED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "derived_by_transformers.json").read_text())
+
+
+def model_of(kind: str) -> Model:
+    return read_config(DERIVED[kind]["config"])
+
+
+@pytest.mark.parametrize("kind", DERIVED)
+def test_parameters_are_those_that_transformers_builds(kind: str) -> None:
+    """Exactly; where a router's balancing bias is a buffer there, with it."""
+    row = DERIVED[kind]
+    assert model_of(kind).parameters == row["parameters"] + row["balancing_bias"]
+
+
+def test_most_types_have_a_derived_row() -> None:
+    assert len(set(type_names()) - set(DERIVED)) <= 20
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "kimi_linear", "mamba2"])
+def test_a_recurrent_mixer_keeps_a_state_and_nothing_per_token(kind: str) -> None:
+    for layer, _ in model_of(kind).distinct_layers():
+        mixer = layer.attention
+        if isinstance(mixer, Recurrent):
+            assert mixer.cache_width() == 0.0
+            assert mixer.state_bytes() > 4.0 * mixer.heads * mixer.head_dim * mixer.value_head_dim
+            assert mixer.score_flops_per_token(4096) == mixer.score_flops_per_token(65536) > mixer.scan_flops(1)
+
+
+def test_state_bytes_are_those_of_transformers_cache() -> None:
+    """A layer's state, as the cache of transformers 5.23 holds it after a forward pass."""
+    per_layer = {"qwen3_next": 2_162_688, "kimi_linear": 2_195_456}
+    for kind, expected in per_layer.items():
+        states = {layer.attention.state_bytes() for layer in model_of(kind).layers} - {0.0}
+        assert states == {float(expected)}
+
+
+def test_an_indexer_bounds_the_keys_that_are_met() -> None:
+    layer = model_of("deepseek_v32").layers[0].attention
+    assert isinstance(layer, Indexed)
+    assert layer.cache_width() * 2 == 1408
+    core = 2.0 * layer.heads * (layer.head_dim + layer.value_head_dim)
+    long = layer.score_flops_per_token(1 << 20) - layer.index_flops(layer.mean_keys(1 << 20))
+    assert core * layer.selected * 0.99 < long <= core * layer.selected
+
+
+def test_experts_behind_a_latent_are_smaller() -> None:
+    block = ExtendedBlock(
+        kind="moe", size=8, gated=False, activation="relu2", experts=4, experts_per_token=2, latent=16
+    )
+    assert block.block_parameters(64) == 2 * 16 * 8
+    assert block.router_parameters(64) == 4 * 64 + 2 * 64 * 16
+
+
+def test_a_field_that_no_entry_asks_for_is_refused_and_a_missing_one_named() -> None:
+    config = DERIVED["minimax_m2"]["config"]
+    with pytest.raises(SpecError, match="flux_capacitor"):
+        read_config({**config, "flux_capacitor": 3})
+    for field in ("num_local_experts", "hidden_size", "num_attention_heads", "num_hidden_layers"):
+        with pytest.raises(SpecError, match=field):
+            read_config({key: value for key, value in config.items() if key != field})
+        for value in (-1, 10**40, "8", [8], {}):
+            with pytest.raises(SpecError):
+                read_config({**config, field: value})
