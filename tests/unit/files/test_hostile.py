@@ -181,7 +181,7 @@ QUESTIONS: dict[str, list[list[str]]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("what", [*HOSTILE, *PLACES])
 def test_every_file_of_every_verb_is_read_within_bounds(what: str, tmp_path: Path) -> None:
     """All questions in one process of bounded memory and time: one line and exit status 2 each, nothing run."""

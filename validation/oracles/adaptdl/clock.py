@@ -114,7 +114,7 @@ def _view(job: Running, now_s: float) -> JobView:
         gpu_seconds=job.gpu_seconds,
         restarts=max(job.restarts, 0),
         work=job.work,
-        done=job.epoch,
+        progress=job.epoch,
     )
 
 

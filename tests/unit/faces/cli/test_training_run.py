@@ -26,6 +26,7 @@ def test_days_gpu_hours_and_cost_follow_from_the_step(capsys: pytest.CaptureFixt
     assert from_bytes(text.encode()).content_hash == answer["content_hash"]
     assert main([*WORDS, "--no-save", "--tokens", "1B", "--price", "2.5"]) == 0
     said = capsys.readouterr().out.partition("Whole training\n")[2]
+    said = " ".join(said.split())
     assert f"1.000B tokens in {whole['steps']:,} steps" in said
     assert "GPU-hours" in said
     assert f"${whole['cost']:,.2f}" in said

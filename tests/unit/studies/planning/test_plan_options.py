@@ -248,7 +248,7 @@ def test_flags_that_cannot_be_meant_have_status_2(words: str, capsys: pytest.Cap
 
 
 def test_the_time_that_reading_the_question_took_is_none_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windtunnel.faces.cli.plan.monotonic", lambda: monotonic() + 700.0)
+    monkeypatch.setattr("windtunnel.studies.plan.monotonic", lambda: monotonic() + 700.0)
     given: list[float] = []
 
     def found(*_: object, within_s: float, **__: object) -> None:
