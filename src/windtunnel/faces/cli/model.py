@@ -18,13 +18,11 @@ def model(
     json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
 ) -> None:
     """Say what a model is made of: parameters, layers, and what a decoder keeps of a token and of a sequence."""
-    from windtunnel.faces.cli.output import stdout
+    from windtunnel.faces.cli.output import print_answer, stdout
 
     facts = facts_of(load_model(config))
     if json:
-        from json import dumps
-
-        print(dumps(facts, indent=2))
+        print_answer("model", {"config": config}, facts)
         return
     console = stdout()
     for name, value in facts.items():
