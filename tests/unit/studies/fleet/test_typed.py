@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.faces.cli.app import main
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.kinds.work import Typed
@@ -187,3 +188,18 @@ def test_sia_goes_by_goodput_where_jobs_learn_it():
     assert job.end_ns is not None
     alone_s = 800 / (1 / 0.3)  # on 4 GPUs, 2 samples each
     assert job.end_ns / NS == pytest.approx(alone_s + 120 - 60 * (1 / 0.9 + 1 / 0.5) * 0.3, rel=0.1)
+
+
+def test_another_user_of_the_solver_in_the_process_changes_nothing() -> None:
+    """HiGHS keeps one pool of threads a process; a program that cannot be solved is an error, never no share."""
+    import highspy
+
+    made: Any = highspy.Highs
+    other = made()
+    other.setOptionValue("output_flag", False)
+    other.addBinary(obj=-1.0)
+    other.minimize()
+    assert choices([[-1.0]], [[(0, 2)]], [4], 1.0) == [0]
+    assert shares(np.array([[1.0]]), [2], [4]).tolist() == [[1.0]]
+    with pytest.raises(UserError, match="kInfeasible"):
+        choices([[-1.0]], [[(0, 2)]], [-4], 1.0)

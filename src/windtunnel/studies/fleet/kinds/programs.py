@@ -31,8 +31,18 @@ def _solver() -> Any:
     solver = made()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", 0.0)
-    solver.setOptionValue("threads", 1)
+    # Not "threads": HiGHS keeps one pool a process, and refuses to solve where another user of it has a pool of another size.
+    solver.setOptionValue("parallel", "off")
     return solver
+
+
+def _values(solver: Any) -> Sequence[float]:
+    """Values of all variables. Raises UserError where HiGHS found no optimum."""
+    status = str(solver.getModelStatus()).rsplit(".", 1)[-1]
+    if status != "kOptimal":
+        raise UserError(f"HiGHS ended with {status} instead of an optimum of the shares of GPUs")
+    values: Sequence[float] = solver.getSolution().col_value
+    return values
 
 
 def shares(speed: Floats, gpus: Sequence[int], capacity: Sequence[int]) -> Floats:
@@ -61,10 +71,10 @@ def shares(speed: Floats, gpus: Sequence[int], capacity: Sequence[int]) -> Float
         if users:
             solver.addConstr(sum(users) <= float(capacity[m]))
     solver.maximize(least)
-    top = solver.getSolution().col_value[least.index]
+    top = _values(solver)[least.index]
     solver.changeColBounds(least.index, top * (1 - SLACK), top)
     solver.maximize(sum(gained.values()))
-    values = solver.getSolution().col_value
+    values = _values(solver)
     for (j, m), variable in x.items():
         found[j, m] = min(max(values[variable.index], 0.0), 1.0)
     return found
@@ -94,5 +104,5 @@ def choices(
         if held:
             solver.addConstr(sum(held) <= most)
     solver.minimize()
-    values = solver.getSolution().col_value
+    values = _values(solver)
     return [next((c for c, column in enumerate(each) if values[column.index] > 0.5), None) for each in chosen]
