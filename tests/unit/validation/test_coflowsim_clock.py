@@ -18,7 +18,7 @@ from windtunnel.studies.fleet.flows import POLICIES, Shuffle, Trace, read_trace,
 
 pytestmark = (
     pytest.mark.long
-)  # the compiler takes most of it; `validation/fleet/oracles.py` holds the whole trace to it
+)  # mostly the compiler; validation/fleet/oracles.py holds the whole trace to it
 
 HERE = Path(__file__).parent
 TRACE = read_trace(HERE.parent / "studies" / "fleet" / "coflows.txt")
