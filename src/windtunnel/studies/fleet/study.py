@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError
 from windtunnel.questions.fleet import ByFile, Failing, Fleet, Steady
 from windtunnel.questions.fleet_flows import FleetFlows
@@ -17,6 +17,7 @@ from windtunnel.questions.fleet_pack import FleetPack
 from windtunnel.questions.fleet_when import FleetWhen
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.jobs import Scheduled, Simulated
+from windtunnel.questions.typed import check
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
@@ -56,7 +57,6 @@ class FleetResult:
         write_jobs(list(self.outcomes), path)
 
 
-@typed
 def fleet(
     trace: str | Path | Jobs,
     cluster: str | Site,
@@ -75,6 +75,7 @@ def fleet(
     `iteration_s(model, batch, GPUs)` gives seconds per iteration for policies that size jobs without tables. What is
     given by name comes before the same of `options`. Raises UserError for what cannot be asked.
     """
+    check(locals(), where=str, tables=str | PathLike | None, seed=int | None, pool=bool | None, options=Options | None)
     if not isinstance(trace, str | Path | Jobs):
         raise SpecError("trace", trace, "give the path of a trace, or Jobs")
     if not isinstance(cluster, str | Site):
