@@ -96,6 +96,11 @@ QUESTIONS: Mapping[str, Verb] = {
         "Answer requests of OpenAI's API in simulated time.",
         pure=False,
     ),
+    "rl": Verb(
+        "windtunnel.questions.rl:Rl",
+        "windtunnel.studies.rl.study:answer",
+        "Predict a step of RL post-training (GRPO and its kin): how long, who waits for whom, what fits.",
+    ),
     "fleet": Verb(
         "windtunnel.questions.fleet:Fleet",
         "windtunnel.studies.fleet.study:answer",
