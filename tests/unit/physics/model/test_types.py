@@ -13,7 +13,9 @@ from windtunnel.physics.model import read_config
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.cache import kv_bytes_per_token, sequence_bytes, state_bytes_per_sequence
 from windtunnel.physics.model.grammar import type_names
+from windtunnel.physics.model.layer_operations import head_operations, layer_operations
 from windtunnel.physics.model.mixers import ExtendedBlock, Indexed, Recurrent
+from windtunnel.physics.model.operations import Shard
 
 # Made by `validation/derive_models.py` with transformers on the meta device.
 DERIVED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "derived_by_transformers.json").read_text())
@@ -38,6 +40,16 @@ def test_nearly_every_type_has_a_derived_row() -> None:
         "granite4_vision_text", "grok-1", "hunyuan_vl", "internlm3", "kimi_k2", "kimi_k3", "longcat_flash",
         "mimo", "minimax_m3", "perception_lm", "step3p5",
     } | {kind for kind in without if kind.endswith(("_text", "_text_model"))}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DERIVED)
+def test_ops_of_a_layer_have_the_flops_of_its_model(kind: str) -> None:
+    """But for the scalar gate on shared experts, which no op has."""
+    model, shard = model_of(kind), Shard(batch=1, seq_len=512)
+    ops = [(op, n) for layer, n in model.distinct_layers() for op in layer_operations(layer, model, shard)]
+    ops += [(op, 1) for op in head_operations(model, shard, model.vocab_size)]
+    expected = model.forward_flops_per_token(512, "full") * 512
+    assert sum(n * op.flops for op, n in ops) == pytest.approx(expected, rel=5e-5)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "kimi_linear", "mamba2"])
