@@ -101,6 +101,11 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.rl.study:answer",
         "Predict a step of RL post-training (GRPO and its kin): how long, who waits for whom, what fits.",
     ),
+    "fabric": Verb(
+        "windtunnel.questions.fabric:Fabric",
+        "windtunnel.studies.fabric:answer",
+        "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
+    ),
     "fleet": Verb(
         "windtunnel.questions.fleet:Fleet",
         "windtunnel.studies.fleet.study:answer",
