@@ -13,9 +13,9 @@ from windtunnel.errors import UserError
 from windtunnel.questions import ask, changed, plain, read
 from windtunnel.studies.diagnose import Diagnosis, answer, with_measured
 from windtunnel.studies.measured_run.against import predicted_classes
-from windtunnel.studies.measured_run.by_class import StepTime
 from windtunnel.studies.measured_run.causes import Evidence, causes_of
 from windtunnel.studies.predict import answer as predicted
+from windtunnel.studies.traces.by_class import StepTime
 
 PLAN = {"tp": 2, "global_batch": 64, "seq_len": 4096}
 STEP = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": PLAN}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from windtunnel.physics.step.result import Result
-from windtunnel.studies.measured_run.by_class import SENDS, StepTime
+from windtunnel.studies.traces.by_class import SENDS, StepTime
 
 COMPUTE = ("gemm", "attention", "memory-bound", "optimizer", "other kernels", "copies")
 COMMUNICATION, PIPELINE = "exposed communication", "pipeline"

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from windtunnel.studies.measured_run.against import COMMUNICATION, COMPUTE, PIPELINE, Lateness, lateness, mean_classes
-from windtunnel.studies.measured_run.by_class import StepTime
 from windtunnel.studies.measured_run.collectives import waits_for
 from windtunnel.studies.measured_run.run import MeasuredRun, Steady, phases_of
+from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.units import format_percent, format_time
 
 WORTH = 0.02  # of the measured step
