@@ -30,7 +30,7 @@ class Validate:
     source: Annotated[str | None, About("Only rows whose source contains this text.")] = None
     anchor: Annotated[
         Literal["none", "smallest"],
-        About("smallest: one factor per source, GPU, model and precision, from its smallest run."),
+        About("smallest: the smallest run of each source, GPU, model and precision moves the others by nearness."),
     ] = "none"
 
     def __post_init__(self) -> None:
