@@ -114,7 +114,7 @@ def show_lint(question: FleetLint, outputs: Outputs) -> int:
     from windtunnel.studies.fleet.study import answer_lint
 
     found = answer_lint(question)
-    give(question, found, outputs, lint_document(found.findings, question.trace))
+    give(question, found, outputs, lint_document(found))
     return 3 if any(finding.severity == "error" for finding in found.findings) else 0
 
 

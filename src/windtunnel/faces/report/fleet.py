@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.studies.fleet.flows.study import FlowsStudy
-from windtunnel.studies.fleet.jobs.lint import Finding
 from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
+from windtunnel.studies.fleet.study import LintAnswer
 from windtunnel.studies.fleet.when import When
 from windtunnel.views import (
     Axis,
@@ -336,12 +336,13 @@ def flows_document(found: FlowsStudy) -> Document:
     return Document("fleet flows", found.trace, [Table("Coflow completion time", columns, rows)])
 
 
-def lint_document(findings: Sequence[Finding], trace: str) -> Document:
-    """What is wrong with a trace."""
-    lines = [f"{one.severity}: {one.text}; {one.remedy}" for one in findings]
-    bad = any(one.severity == "error" for one in findings)
-    view = Notes("Found", lines, tone="bad" if bad else "warn") if lines else Headline("nothing found", tone="good")
-    return Document("fleet lint", trace, [view])
+def lint_document(found: LintAnswer) -> Document:
+    """What is wrong with a trace, and what of it was not understood."""
+    lines = [f"{one.severity}: {one.text}; {one.remedy}" for one in found.findings]
+    unread = [f"{one.count} of {found.read}: {one.reason}: {', '.join(one.examples)}" for one in found.not_understood]
+    bad = any(one.severity == "error" for one in found.findings)
+    views: list[View] = [Notes("Found", lines, tone="bad" if bad else "warn"), Notes("Not understood", unread)]
+    return Document("fleet lint", found.trace, views if lines or unread else [Headline("nothing found", tone="good")])
 
 
 def live_document(found: LiveRun) -> Document:

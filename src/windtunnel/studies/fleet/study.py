@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from windtunnel.questions.typed import check
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.jobs.trace import Jobs, held_at_once
+from windtunnel.studies.fleet.jobs.trace import Jobs, Unread, held_at_once
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
 from windtunnel.studies.fleet.policies.own import policy_of_text, title
@@ -250,16 +250,24 @@ class LintAnswer(Answer):
 
     trace: str
     findings: tuple[Finding, ...]
+    read: int = 0
+    not_understood: tuple[Unread, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {"trace": self.trace, "findings": [finding.to_dict() for finding in self.findings]}
+        return {
+            "trace": self.trace,
+            "read": self.read,
+            "not_understood": [asdict(each) for each in self.not_understood],
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
 
 
 def answer_lint(question: FleetLint) -> LintAnswer:
     """Look at a trace. Raises UserError for what cannot be read."""
     site = parse_site(question.cluster) if question.cluster else None
-    return LintAnswer(question.trace, tuple(lint_jobs(read_jobs(question.trace, question.where), site)))
+    jobs = read_jobs(question.trace, question.where)
+    return LintAnswer(question.trace, tuple(lint_jobs(jobs, site)), len(jobs), jobs.not_understood)
 
 
 def answer_flows(question: FleetFlows) -> Any:
@@ -296,14 +304,24 @@ def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]
     """The policies, the jobs and the site of a question, and what was assumed. Raises UserError."""
     names = _policies(question.policy)
     jobs = read_jobs(question.trace, question.where)
-    if question.cluster:
-        return names, jobs, parse_site(question.cluster, question.gpus_per_node), ()
     most = held_at_once(jobs)
+    unread = sum(each.count for each in jobs.not_understood)
+    notes: tuple[str, ...] = ()
+    if unread:
+        notes = (
+            f"{format_many(unread, 'job')} of the log read otherwise than written; `windtunnel fleet lint` says how",
+        )
+    if question.cluster:
+        site = parse_site(question.cluster, question.gpus_per_node)
+        if most > site.gpus:
+            held = f"jobs of the log held {format_many(most, 'GPU')} at once, and {site.text} has {site.gpus:,}"
+            notes += (f"{held}: the cluster is not the log's, or the log's GPUs are no whole GPUs",)
+        return names, jobs, site, notes
     if not most:
         raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
     cluster = f"gpu:{-(-most // USUAL_NODE) * USUAL_NODE if most > USUAL_NODE else most}"
     assumed = f"--cluster is not given: {cluster}, since the trace's jobs held {format_many(most, 'GPU')} at once"
-    return names, jobs, parse_site(cluster, question.gpus_per_node), (assumed,)
+    return names, jobs, parse_site(cluster, question.gpus_per_node), (*notes, assumed)
 
 
 def _policies(text: str) -> list[str]:
