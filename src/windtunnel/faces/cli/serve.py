@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import note, noted, print_answered, show, working, wrote
+from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_writable, write_atomically
 from windtunnel.questions.serve import Serve
 from windtunnel.questions.serve_listen import ServeListen
@@ -41,7 +41,7 @@ def show_plan(question: ServePlan, outputs: Outputs) -> None:
     from windtunnel.studies.serving.study import answer_plan
 
     if isinstance(question.replicas, Sought):
-        for flag, place in (("--report", outputs.report), ("--trace", outputs.trace), ("--rows", outputs.rows)):
+        for flag, place in (("--trace", outputs.trace), ("--rows", outputs.rows)):
             if place is not None:
                 raise SpecError(flag, str(place), "has no meaning beside --method: leave it out")
     _check_places(question, outputs)
@@ -49,11 +49,8 @@ def show_plan(question: ServePlan, outputs: Outputs) -> None:
         found = answer_plan(question, curve=outputs.report is not None, timeline=outputs.trace is not None)
     if not isinstance(found, Placed):
         _print_served(question, found, outputs)
-    elif outputs.json:
-        print_answered(question, found)
     else:
-        noted(found)
-        show(placed_document(found))
+        give(question, found, outputs, placed_document(found))
 
 
 def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
@@ -71,21 +68,12 @@ def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs)
     if outputs.rows is not None:
         write_atomically(outputs.rows, result.requests_csv().encode())
         wrote(outputs.rows)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(serving_document(result, () if served.curve is None else served.curve.points), outputs.report)
-        wrote(outputs.report)
     if outputs.trace is not None:
         from windtunnel.faces.report.serving.trace import write_trace
 
         write_trace(result.timeline, outputs.trace)
         wrote(outputs.trace)
-    if outputs.json:
-        print_answered(question, served)
-        return
-    noted(served)
-    show(serving_document(result), full=outputs.full)
+    give(question, served, outputs, serving_document(result, () if served.curve is None else served.curve.points))
 
 
 def show_policies(question: ServePolicies, outputs: Outputs) -> None:
@@ -95,11 +83,7 @@ def show_policies(question: ServePolicies, outputs: Outputs) -> None:
 
     with working("serving"):
         found = answer(question)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    noted(found)
-    show(policies_document(found.to_dict()), full=outputs.full)
+    give(question, found, outputs, policies_document(found.to_dict()))
 
 
 def show_spot(question: ServeSpot, outputs: Outputs) -> None:
@@ -109,16 +93,11 @@ def show_spot(question: ServeSpot, outputs: Outputs) -> None:
 
     with working("serving"):
         found = answer_spot(question)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    noted(found)
-    show(spot_serving_document(found.to_dict()), full=outputs.full)
+    give(question, found, outputs, spot_serving_document(found.to_dict()))
 
 
 def show_pool(question: ServePool, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.draw.page import write_page
     from windtunnel.faces.report.serving.views import pool_document, weight_pool_document
     from windtunnel.studies.serving.shared_pool.result import PoolResult
     from windtunnel.studies.serving.study import answer_pool
@@ -128,14 +107,7 @@ def show_pool(question: ServePool, outputs: Outputs) -> None:
     drawn = found.to_dict()
     grouped = isinstance(found, PoolResult)
     document = pool_document(drawn, question.pool.rpartition("/")[2]) if grouped else weight_pool_document(drawn)
-    if outputs.report is not None:
-        write_page(document, outputs.report)
-        wrote(outputs.report)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    noted(found)
-    show(document, full=outputs.full)
+    give(question, found, outputs, document)
 
 
 def show_real(question: ServeReal, outputs: Outputs) -> None:
@@ -145,10 +117,7 @@ def show_real(question: ServeReal, outputs: Outputs) -> None:
 
     with working("serving for real"):
         compared = answer(question)
-    if outputs.json:
-        print_answered(question, compared)
-    else:
-        show(real_document(compared.to_dict()), full=outputs.full)
+    give(question, compared, outputs, real_document(compared.to_dict()))
 
 
 def show_listen(question: ServeListen, outputs: Outputs) -> None:
@@ -175,9 +144,9 @@ def serve_app(*, everything: bool = False) -> App:
     files = ("report", "trace", "rows", "json", "full")
     app.default(command("serve", show_serve, files, everything=everything))
     app.command(command("serve plan", show_plan, files, everything=everything))
-    app.command(command("serve policies", show_policies, ("json", "full"), everything=everything))
-    app.command(command("serve spot", show_spot, ("json", "full"), everything=everything))
+    app.command(command("serve policies", show_policies, ("report", "json", "full"), everything=everything))
+    app.command(command("serve spot", show_spot, ("report", "json", "full"), everything=everything))
     app.command(command("serve pool", show_pool, ("report", "json", "full"), everything=everything))
-    app.command(command("serve real", show_real, ("json", "full"), everything=everything))
+    app.command(command("serve real", show_real, ("report", "json", "full"), everything=everything))
     app.command(command("serve listen", show_listen, (), everything=everything))
     return app
