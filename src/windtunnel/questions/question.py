@@ -159,6 +159,32 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.faces.report.comparison.compare:answer",
         "Show where two runs differ, and what explains it.",
     ),
+    "whatif": Verb(
+        "windtunnel.questions.saved:WhatIf",
+        "windtunnel.faces.report.comparison.compare:answer_whatif",
+        "Ask a saved run again with something changed, and show what that does.",
+    ),
+    "sweep": Verb(
+        "windtunnel.questions.sweep:Sweep",
+        "windtunnel.studies.sweeps.sweep:answer",
+        "Run any question over many points: one row each in one Parquet file; a killed sweep goes on where it was.",
+        pure=False,
+    ),
+    "sweep table": Verb(
+        "windtunnel.questions.sweep:SweepTable",
+        "windtunnel.studies.sweeps.table:answer",
+        "Show the best rows of a table that a sweep wrote.",
+    ),
+    "techniques": Verb(
+        "windtunnel.questions.sweep:Techniques",
+        "windtunnel.studies.techniques.named:answer",
+        "List the techniques: what each does and needs, its parameters, and what runs it in PyTorch.",
+    ),
+    "model": Verb(
+        "windtunnel.questions.sweep:ModelFacts",
+        "windtunnel.faces.cli.model:answer",
+        "Say what a model is made of: parameters, layers, and what a decoder keeps of a token and of a sequence.",
+    ),
     "launch": Verb(
         "windtunnel.questions.saved:Launch",
         "windtunnel.faces.cli.launch:answer",
