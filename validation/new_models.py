@@ -1,6 +1,6 @@
 """Published serving of the models of 2025 and 2026, beside what windtunnel predicts.
 
-    python validation/new_models.py validation/new_models.csv [--out table.csv]     (new_models_blind.csv: before any work)
+    python validation/new_models.py validation/new_models.csv [--out table.csv]   (new_models_blind.csv: before work)
 
 Each row: a deployment, its load, and measured output tokens per second and time per output token; an empty cell was not
 published. Models are configs that `aiconfigurator-core` ships, or `TYPE` for the defaults of transformers' class (the

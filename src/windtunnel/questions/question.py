@@ -142,6 +142,12 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.traces.explain:answer",
         "Say why a real job is slower than it should be: which worker, stage or kind of op, and what mending it gives.",
     ),
+    "diagnose": Verb(
+        "windtunnel.questions.diagnose:Diagnose",
+        "windtunnel.studies.diagnose:answer",
+        "Say whether a step that you measured is what it should be, where it is lost if not, and what to change.\n\n"
+        "Works with a number (--measured 11.0s), better with a log, best with traces.",
+    ),
     "watch": Verb(
         "windtunnel.questions.explain:Watch",
         "windtunnel.real.survive.watch.verdict:answer",

@@ -154,13 +154,18 @@ def trainer_of(
         fields["offload_optimizer"] = asked.offload_optimizer
     given = {name: getattr(asked, name) for name in ("tp", "pp", "cp", "ep", "recompute")}
     rows = asked.row_tokens or answers.cap + extra
-    trainer = Trainer(model, cluster, fields, rows, old, reference, habits.learner_factor)
+    factor = habits.experts_factor if _has_experts(model) else habits.learner_factor
+    trainer = Trainer(model, cluster, fields, rows, old, reference, factor)
     tokens = answers.batch(question.prompts, question.samples, question.seed * 100_003) + extra
     sizes = {name: size for name, size in given.items() if name != "recompute" and size is not None}
     if not sizes:
         return best_trainer(trainer, tokens, train_batch, given)
     layout = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, **sizes}
     return fitting(replace(trainer, fields={**fields, **layout}), tokens, train_batch, given | layout)
+
+
+def _has_experts(model: Model) -> bool:
+    return any(layer.feed_forward.kind == "moe" for layer in model.layers)
 
 
 def generators_of(job: Job, cluster: Cluster) -> tuple[Engine, int]:
