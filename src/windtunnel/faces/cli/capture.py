@@ -12,6 +12,8 @@ from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import counting, note, print_question, stdout, wrote
 from windtunnel.questions.capture import Capture
 
+WOULD_NOT_RUN = 4  # exit status
+
 
 def capture_app(*, everything: bool = False) -> Callable[..., Any]:
     """The verb."""
@@ -24,22 +26,31 @@ def capture(
     *,
     jobs: Annotated[int | None, Parameter(help="Ranks run at a time (one a core).")] = None,
     out: Annotated[Path, Parameter(help="Folder to write (captured).")] = Path("captured"),
-) -> None:
-    """Capture, and print."""
+) -> int:
+    """Capture, and print; the exit status is 4 where something was found that would hang or crash the real job."""
+    from windtunnel.real.capture.checks import FindingsError
     from windtunnel.real.capture.processes.scheduler import ScriptError
     from windtunnel.real.capture.question import answer
 
     try:
         with counting("running ranks") as bar:
             document = answer(question, jobs=jobs, out=out, report=lambda done, total, text: bar(done, total))
+    except FindingsError as error:
+        if outputs.json:
+            print_question(question, error.document, warnings=error.document["notes"])
+        if error.details:
+            note(error.details.rstrip())
+        note(f"windtunnel: error: {error}")
+        return WOULD_NOT_RUN
     except ScriptError as error:
         if error.details:
             note(error.details.rstrip())
         raise
     if outputs.json:
         print_question(question, document, warnings=document["notes"])
-        return
+        return 0
     from windtunnel.faces.report.captured import print_captured
 
     print_captured(document, str(out), question.cluster, stdout())
     wrote(out)
+    return 0
