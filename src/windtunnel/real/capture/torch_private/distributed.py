@@ -165,12 +165,13 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def dispatcher_ops(namespace: str) -> list[str]:
+@functools.cache
+def dispatcher_ops(namespace: str) -> tuple[str, ...]:
     """All ops of a namespace (`c10d`), without overloads: one that has no answer is then refused, not forgotten."""
     import torch
 
     names = torch._C._dispatch_get_all_op_names()
-    return sorted({name.split("::")[1].split(".")[0] for name in names if name.startswith(f"{namespace}::")})
+    return tuple(sorted({name.split("::")[1].split(".")[0] for name in names if name.startswith(f"{namespace}::")}))
 
 
 def kernel_library(namespace: str) -> torch.library.Library:
