@@ -47,5 +47,7 @@ class Predict:
     price: Annotated[float | None, About("Of one GPU for an hour, e.g. 2.5.", least=0, most=1e6)] = None
     anchor: Annotated[
         tuple[str, ...],
-        About("A run that you measured, in YAML as `windtunnel diagnose --save-anchor` writes it; repeatable."),
+        About(
+            "A run that you measured, in YAML as `windtunnel diagnose --save-anchor` writes it; repeatable.", rare=True
+        ),
     ] = ()

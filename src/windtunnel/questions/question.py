@@ -101,6 +101,11 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.rl.study:answer",
         "Predict a step of RL post-training (GRPO and its kin): how long, who waits for whom, what fits.",
     ),
+    "fabric": Verb(
+        "windtunnel.questions.fabric:Fabric",
+        "windtunnel.studies.fabric:answer",
+        "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
+    ),
     "fleet": Verb(
         "windtunnel.questions.fleet:Fleet",
         "windtunnel.studies.fleet.study:answer",
@@ -136,6 +141,12 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.explain:Explain",
         "windtunnel.studies.traces.explain:answer",
         "Say why a real job is slower than it should be: which worker, stage or kind of op, and what mending it gives.",
+    ),
+    "diagnose": Verb(
+        "windtunnel.questions.diagnose:Diagnose",
+        "windtunnel.studies.diagnose:answer",
+        "Say whether a step that you measured is what it should be, where it is lost if not, and what to change.\n\n"
+        "Works with a number (--measured 11.0s), better with a log, best with traces.",
     ),
     "watch": Verb(
         "windtunnel.questions.explain:Watch",

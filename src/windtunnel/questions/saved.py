@@ -25,9 +25,13 @@ class Compare(OfRuns):
     """Where two runs differ, and what explains it."""
 
     verb: ClassVar[str] = "compare"
-    positional: ClassVar[tuple[str, ...]] = ("run", "against")
+    positional: ClassVar[tuple[str, ...]] = ("run", "against", "more")
     run: Annotated[str, About(RUN)]
-    against: Annotated[str, About("The run to hold against it.")]
+    against: Annotated[
+        str,
+        About("The run to hold against it; or a trace of the job: Kineto's, or an SQLite export of Nsight Systems."),
+    ]
+    more: Annotated[tuple[str, ...], About("Traces of further ranks.")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,9 @@ def show_lint(question: FleetLint, outputs: Outputs) -> int:
     else:
         for finding in found.findings:
             print(f"{finding.severity}: {finding.text}; {finding.remedy}")
-        if not found.findings:
+        for unread in found.not_understood:
+            print(f"{unread.count} of {found.read}: {unread.reason}: {', '.join(unread.examples)}")
+        if not found.findings and not found.not_understood:
             print("nothing found")
     return 3 if any(finding.severity == "error" for finding in found.findings) else 0
 

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from windtunnel.physics.model import Model, load_model
-from windtunnel.physics.model.mixers import Indexed, Recurrent
-
-TWO_BYTES = 2.0
+from windtunnel.physics.model.cache import kv_bytes_per_token, state_bytes_per_sequence
+from windtunnel.physics.model.mixers import Compressed, Indexed, Recurrent
 
 
 def model(
@@ -33,24 +32,22 @@ def model(
 def facts_of(model: Model) -> dict[str, Any]:
     """The facts, in 16-bit caches; a windowed layer keeps its window, whatever the context."""
     layers: dict[str, int] = {}
-    per_token = per_sequence = 0.0
     for layer, count in model.distinct_layers():
         mixer, block = layer.attention, layer.feed_forward
         name: str = mixer.form if isinstance(mixer, Recurrent) else mixer.kind
         name += " indexed" if isinstance(mixer, Indexed) else " chunked" if mixer.chunked else ""
         name += f" window {mixer.window}" if mixer.window and not mixer.chunked else ""
+        if isinstance(mixer, Compressed) and mixer.ratio:
+            name += f" and every {mixer.ratio}{' indexed' if mixer.index_heads else ''}"
         kind = f"{name} + {'nothing' if not block.size else block.kind}"
         layers[kind] = layers.get(kind, 0) + count
-        kept = TWO_BYTES * mixer.cache_width()
-        per_token += 0.0 if mixer.window else count * kept
-        per_sequence += count * (mixer.state_bytes() + (kept * mixer.window if mixer.window else 0.0))
     return {
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
         "mtp_parameters": model.mtp_parameters,
         "layers": layers,
-        "kv_bytes_per_token": int(per_token),
-        "state_bytes_per_sequence": int(per_sequence),
-        "verified": "yaml",
+        "kv_bytes_per_token": kv_bytes_per_token(model),
+        "state_bytes_per_sequence": int(state_bytes_per_sequence(model)),
+        "verified": "derived" if model.derived else "yaml",
         "notes": list(model.notes),
     }

@@ -66,6 +66,8 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     blank = _blank(jobs, policy, dropped)
     if not len(keep):
         return blank
+    if traits.loop != "log":  # nobody starts a job that depends on others before they are done
+        kept = replace(kept, submit_s=np.fmax(kept.submit_s, kept.further("eligible_s")))
     return _as_it_ended(_put(blank, keep, _run(kept, site, policy, traits, options)))
 
 
@@ -215,9 +217,16 @@ def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
 
 
 def _current(jobs: Jobs, policy: str) -> Outcome:
-    """What happened, by the trace's own account."""
-    end = jobs.start_s + jobs.duration_s
-    state = np.zeros(len(jobs), np.int8)
+    """What happened, by the trace's own account; what it does not tell of ends, restarts and GPUs is one plain run."""
+    end, restarts, held = (jobs.further(name) for name in ("end_s", "log_restarts", "log_gpu_seconds"))
+    end = np.where(np.isnan(end), jobs.start_s + jobs.duration_s, end)
     return Outcome(
-        jobs, policy, "exact", jobs.start_s, end, np.zeros(len(jobs), np.int64), jobs.duration_s * jobs.gpus, state
+        jobs,
+        policy,
+        "exact",
+        jobs.start_s,
+        end,
+        np.nan_to_num(restarts).astype(np.int64),
+        np.where(np.isnan(held), jobs.duration_s * jobs.gpus, held),
+        np.where(np.isnan(end), STATES.index(UNFINISHED), STATES.index(COMPLETED)).astype(np.int8),
     )

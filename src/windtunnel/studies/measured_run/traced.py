@@ -9,12 +9,10 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import path_of
 from windtunnel.files.sqlite import is_sqlite
 from windtunnel.process import no_garbage_collection
-from windtunnel.studies.measured_run.by_class import StepTime, step_times
 from windtunnel.studies.measured_run.nsys import rank_of_nsys
-from windtunnel.studies.traces.json_trace import JsonTrace
-from windtunnel.studies.traces.kineto.events import event_of
+from windtunnel.studies.traces.by_class import StepTime, step_times
 from windtunnel.studies.traces.kineto.file import read_json_trace
-from windtunnel.studies.traces.kineto.rank import kineto_ops, rank_of
+from windtunnel.studies.traces.kineto.rank import kineto_ops, loading_of, rank_of
 from windtunnel.studies.traces.rank_ops import RankOps, rank_of_file
 
 GIVE = "give Kineto traces (.json, .json.gz), one a rank, or what `nsys export --type sqlite` writes"
@@ -38,19 +36,9 @@ def read_traced(paths: Sequence[str | Path]) -> dict[int, list[StepTime]]:
                 if not trace.is_kineto:
                     raise InputFileError(path, "is a Chakra trace: it has no times of idle streams", GIVE)
                 ops = kineto_ops(trace, rank_of_file(path, rank_of(trace), number, seen))
-                loading = _loading(trace)
+                loading = loading_of(trace)
             steps = step_times(ops, loading)
             if not steps:
                 raise InputFileError(path, "holds no work of a training step", GIVE)
             seen[ops.rank], found[ops.rank] = ops, steps
-    return found
-
-
-def _loading(trace: JsonTrace) -> list[tuple[int, int]]:
-    found = []
-    for item in trace.items:
-        if type(item) is dict and item.get("ph") == "X" and "DataLoader" in str(item.get("name")):
-            event = event_of(item) if type(item.get("cat")) is str else None
-            if event is not None:
-                found.append((event.start_ns, event.end_ns))
     return found

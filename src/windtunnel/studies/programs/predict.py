@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError, ScheduleError, SpecError, UserError
 from windtunnel.physics.cost.device_memory import outside_of_allocator
 from windtunnel.physics.graph.allocator_settings import AllocatorSettings, allocator_settings
@@ -30,6 +30,7 @@ from windtunnel.questions.parts import ClusterPart, ModelPart
 from windtunnel.questions.plan import Framework, Script
 from windtunnel.questions.predict import Predict
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.questions.typed import check
 from windtunnel.studies.programs.compiler.fused_program import fused
 from windtunnel.studies.programs.disturbances.disturbed import disturb, disturbed_job
 from windtunnel.studies.programs.disturbances.pace import placed_on
@@ -56,7 +57,6 @@ HASH = "@"  # between a captured folder and the hash of its content, as `reprodu
 POINTS = 400  # of the drawn timeline
 
 
-@typed
 def predict_captured(
     job: CapturedJob | str | Path,
     cluster: Cluster | str | Path,
@@ -76,6 +76,7 @@ def predict_captured(
     None: those that the script was captured with. Raises UserError on what cannot be; a job that runs out of memory is
     a Result whose status is "infeasible".
     """
+    check(locals(), job=CapturedJob | str | PathLike, framework=Framework, cuda_graphs=bool, allocator=str | None)
     named, scenario = cluster, with_parts(scenario, parts)
     for name in ("router_load", "lengths"):
         if getattr(scenario, name) is not None:

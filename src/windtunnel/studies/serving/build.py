@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -44,13 +45,18 @@ class Engine:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the cache of a replica holds."""
-        return self.blocks * self.rules.block_size
+        """Tokens that the cache of a replica holds; with windows or states, of the longest requests, as vLLM prints."""
+        longest, size = self.deployment.max_model_len, self.rules.block_size
+        if longest is None or not self.rules.beside_blocks:
+            return self.blocks * size
+        kv = self.blocks // self.deployment.attn_dp * size * self.memory.kv_per_token
+        printed = self.memory.cache.printed_tokens(kv, longest, self.rules.longest_chunk)
+        return printed * self.deployment.attn_dp
 
     @property
     def longest(self) -> int:
         """The most tokens that one request may have."""
-        tokens = self.blocks // self.deployment.attn_dp * self.rules.block_size
+        tokens = max(0, self.blocks // self.deployment.attn_dp - self.rules.beside_blocks) * self.rules.block_size
         limit = self.deployment.max_model_len
         return tokens if limit is None else min(tokens, limit)
 
@@ -81,6 +87,8 @@ def engine_of(
     size = deployment.block_size or used.block_size
     of_rank = memory.tokens // size if deployment.num_gpu_blocks is None else deployment.num_gpu_blocks
     blocks = of_rank * deployment.attn_dp
+    block_bytes = memory.kv_per_token * size
+    beside = math.ceil(memory.cache.beside_bytes / block_bytes) if block_bytes else 0
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
     told = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
@@ -113,7 +121,7 @@ def engine_of(
         used,
         memory,
         times,
-        rules_of(used, deployment, blocks, times.tokens_per_step),
+        rules_of(used, deployment, blocks, times.tokens_per_step, beside),
         blocks,
         told,
     )

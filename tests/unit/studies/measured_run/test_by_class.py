@@ -13,8 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.studies.measured_run.by_class import _Covered, typical
+from windtunnel.faces.report.comparison.compare import TraceComparison, answer
+from windtunnel.faces.report.comparison.views import trace_document
+from windtunnel.faces.report.run_folder import save
+from windtunnel.questions import read
+from windtunnel.questions.saved import Compare
 from windtunnel.studies.measured_run.traced import read_traced
+from windtunnel.studies.predict import answer as predicted
+from windtunnel.studies.traces.by_class import _Covered, typical
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 GEMM, NCCL = "nvjet_hsh_128x256_gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -144,3 +150,20 @@ def test_a_damaged_report_is_one_error(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(UserError, match="no GPU kernels"):
         read_traced([empty])
+
+
+def test_a_run_against_a_trace_is_class_by_class(tmp_path: Path) -> None:
+    asked = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:16"}
+    result = predicted(read({**asked, "plan": {"tp": 2, "global_batch": 64, "seq_len": 4096}}))
+    folder = save(result, tmp_path)
+    paths = [str(written(tmp_path, 0)), str(written(tmp_path, 1))]
+    found = answer(Compare(run=str(folder), against=paths[0], more=(paths[1],)))
+    assert isinstance(found, TraceComparison)
+    assert found.predicted_s == pytest.approx(result.step_time_s)
+    assert found.measured_s == pytest.approx(1000e-6)
+    document = found.to_dict()
+    classes = {one["name"]: one for one in document["classes"]}
+    assert classes["gemm"]["measured_s"] == pytest.approx(CLASSES["gemm"])
+    assert classes["exposed communication"]["measured_s"] == pytest.approx(CLASSES["all-reduce"])
+    assert sum(one["difference_s"] for one in document["classes"]) == pytest.approx(1000e-6 - result.step_time_s)
+    assert trace_document(found).views

@@ -26,8 +26,8 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError
+from windtunnel.questions.typed import check
 from windtunnel.real.techniques.offload.arena import Arena, HostedLayer, Link, device_bytes_of
 from windtunnel.units import parse_bytes
 
@@ -37,7 +37,6 @@ _AWAY: WeakSet[nn.Module] = WeakSet()  # layers that some window has taken
 MOMENTS = 2  # of Adam, taken when a window is chosen before there is any state
 
 
-@typed("window", "device_memory", "updaters", "link_bytes_per_s")
 def apply(
     model: nn.Module,
     optimizer: MakeOptimizer,
@@ -55,6 +54,13 @@ def apply(
     stay; auto: as many as `device_memory` (bytes, or "8 GiB") holds with parameters, gradients and two moments each.
     `link_bytes_per_s` throttles copies, to try out a slower link. Raises SpecError.
     """
+    check(
+        locals(),
+        window=int | Literal["auto"],
+        device_memory=int | str | None,
+        updaters=int,
+        link_bytes_per_s=float | None,
+    )
     if not isinstance(model, nn.Module):
         raise SpecError("model", model, "give a torch.nn.Module")
     found = list(layers) if layers is not None else _layers_of(model)

@@ -8,6 +8,7 @@ deadline_s, user.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.table import Table, read_table
 from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
-from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.jobs.trace import Jobs, Unread
 
 ALIASES = {
     "job": ("job", "pod", "job_id", "id", "name"),
@@ -43,6 +44,8 @@ FURTHER = (
     "pp",
     "cp",
     "ep",
+    *("queue", "qos", "priority", "account", "limit_s", "eligible_s"),  # as the log of a scheduler has them
+    *("end_s", "log_state", "log_restarts", "log_gpu_seconds"),
 )  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods
 
@@ -53,12 +56,13 @@ def read_jobs(path: str | Path, where: str = "") -> Jobs:
     Raises InputFileError (file, line, value, remedy) or SpecError (`where`).
     """
     path = Path(path)
-    table = matching(_table(path), where)
+    table, unread = _table(path)
+    table = matching(table, where)
     check_one_selection(table, SELECTORS)
-    return jobs_of(table)
+    return replace(jobs_of(table), not_understood=unread)
 
 
-def _table(path: Path) -> Table:
+def _table(path: Path) -> tuple[Table, tuple[Unread, ...]]:
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
         from windtunnel.studies.fleet.jobs.manifests import read_manifests
 
@@ -75,9 +79,9 @@ def _table(path: Path) -> Table:
             return read_sacct(path)
         if first.lstrip().lower().startswith(b"jobid "):
             raise InputFileError(
-                path, "is sacct's table for people", "write it with `sacct -P -X -a -o JobID,Submit,...`"
+                path, "is sacct's table for people", "write it with `sacct -P -D -X -a -o JobID,Submit,...`"
             )
-    return read_table(path, TRACE)
+    return read_table(path, TRACE), ()
 
 
 def jobs_of(table: Table) -> Jobs:

@@ -19,6 +19,7 @@ from windtunnel.studies.fleet.policies import (
     pollux,
     queues,
     sia,
+    slurm,
     srtf,
     themis,
     tiresias,
@@ -29,6 +30,7 @@ POLICIES: Mapping[str, Traits] = {
     traits.name: traits
     for traits in (
         *queues.POLICIES,
+        slurm.POLICY,
         tiresias.POLICY,
         gittins.POLICY,
         srtf.POLICY,

@@ -75,6 +75,9 @@ class Profile:
     gather: int = 0  # 0 = one for every attention rank
     receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
+    reserved_rank_bytes: float = 0.0  # the same where a replica has several GPUs: buffers of their collectives
+    windows: Literal["full", "freed", "pool"] = "full"  # how layers that keep a window are cached: kv/capacity.py
+    window_share: float = 0.8  # with `pool`: tokens of the windows' pool over those of the other
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
     expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
     by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that hold count

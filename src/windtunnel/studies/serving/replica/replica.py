@@ -141,7 +141,7 @@ class Replica:
                 self._held -= 1
                 self._join(one)
                 if rules.reserve == "output":
-                    self._promised += -(-(one.prompt + one.output) // rules.block_size)
+                    self._promised += self._final_blocks(one)
             self._adopted.clear()
         batch = len(self.decoding)
         chunks: list[tuple[Sequence, int]] = []
@@ -229,7 +229,7 @@ class Replica:
                 return  # whole prompts only: it waits for an empty step; one that never fits is taken in pieces
             blocks = -(-one.known // size)
             fresh = pool.fresh_needed(one.names, hit, blocks) if hit else blocks
-            if not self._room_for(one, fresh + kept, running):
+            if not self._room_for(one, fresh + kept + rules.beside_blocks, running):
                 return
             waiting.popleft()
             running += 1
@@ -257,7 +257,7 @@ class Replica:
             blocks = -(-one.known // rules.block_size)
             fresh = self.pool.fresh_needed(one.names, hit, blocks) if hit else blocks
             full = running >= rules.max_num_seqs or self._too_late(one, running)
-            if full or not self._room_for(one, fresh + kept, running):
+            if full or not self._room_for(one, fresh + kept + rules.beside_blocks, running):
                 stay.append(one)
                 break
             running += 1
@@ -276,12 +276,12 @@ class Replica:
             one.shared = list(one.names[:hit])
         pool.lookups += len(one.names)
         pool.hits += hit
-        pool.take(blocks - hit)
+        pool.take(blocks - hit + rules.beside_blocks)
         one.blocks = blocks
         one.computed = hit * size
         one.hit = hit * size
         if rules.reserve == "output":
-            self._promised += -(-(one.prompt + one.output) // size)
+            self._promised += self._final_blocks(one)
         if one.scheduled_ns < 0:
             planned = self._last_start >> SHIFT  # not before it came: the step that ran then may have left nobody
             one.scheduled_ns = max(planned, one.queued_ns) if rules.lag else self._clock >> SHIFT
@@ -306,8 +306,7 @@ class Replica:
         if running == 0:  # alone it may have all; one that will never fit is refused before it comes here
             return fresh <= pool.free
         if rules.reserve == "output":
-            final_blocks = -(-(one.prompt + one.output) // size)
-            return self._promised + final_blocks <= pool.total and fresh <= pool.free
+            return self._promised + self._final_blocks(one) <= pool.total and fresh <= pool.free
         if rules.reserve == "ratio":
             ratio = expected_share(rules.reserve_ratio, self._steps - self._ratio_from)
             lacking = self._end_sum - self._steps * len(self.decoding)
@@ -532,11 +531,15 @@ class Replica:
             self._gate.leaves(one)
 
     def _give_back(self, one: Sequence, blocks: int) -> None:
-        self.pool.release(blocks, one.shared, self.rules.prefix_caching)
+        self.pool.release(blocks + self.rules.beside_blocks, one.shared, self.rules.prefix_caching)
         one.shared = []
         one.blocks = 0
         if self.rules.reserve == "output":
-            self._promised -= -(-(one.prompt + one.output) // self.rules.block_size)
+            self._promised -= self._final_blocks(one)
+
+    def _final_blocks(self, one: Sequence) -> int:
+        """What a sequence holds at its end."""
+        return -(-(one.prompt + one.output) // self.rules.block_size) + self.rules.beside_blocks
 
     def _make_room(self, needed: int) -> bool:
         """Preempt from the tail until the decoding sequences can have the blocks of their next step.
