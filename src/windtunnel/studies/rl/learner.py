@@ -29,6 +29,7 @@ from windtunnel.studies.training.plan import read_plan
 from windtunnel.studies.training.pricing import Pricer
 from windtunnel.studies.training.schedules import Kind
 
+SHARDED = ("fsdp", "deepspeed", "torchtitan")
 ROW_STEP = 64  # tokens to which the mean row is rounded up, so that like batches are priced once
 SOFTMAX_BYTES = 24  # of each logit: read in 16 bits; written, read twice and reduced in 32
 
@@ -188,7 +189,7 @@ def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, 
     """
     best: tuple[float, Trainer] | None = None
     reason: UserError | None = None
-    for layout in layouts(trainer.model, trainer.cluster, given):
+    for layout in layouts(trainer.model, trainer.cluster, given, str(trainer.fields["framework"])):
         try:
             able = fitting(replace(trainer, fields={**trainer.fields, **layout}, _known={}), tokens, train_batch, given)
             seconds = able.passes(tokens, train_batch).total_s
@@ -202,7 +203,7 @@ def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, 
     return best[1]
 
 
-def layouts(model: Model, cluster: Cluster, given: Mapping[str, Any]) -> list[dict[str, int]]:
+def layouts(model: Model, cluster: Cluster, given: Mapping[str, Any], framework: str) -> list[dict[str, int]]:
     """Sizes of tensor, pipeline, context and expert parallelism that a trainer may have; `given` ones are kept."""
     gpus, node = cluster.n_gpus, cluster.gpus_per_node
     experts = max((layer.feed_forward.experts for layer in model.layers), default=0)
@@ -213,9 +214,10 @@ def layouts(model: Model, cluster: Cluster, given: Mapping[str, Any]) -> list[di
         return [int(given[name])] if given.get(name) else [size for size in powers if size <= most]
 
     found = []
-    for tp in of("tp", min(8, node, heads)):
-        for pp in of("pp", min(16, model.n_layers // 2)):
-            for cp in [int(given["cp"])] if given.get("cp") else [1]:
+    sharded = framework in SHARDED  # parameters are gathered layer by layer; no tensor or pipeline parallelism beside
+    for tp in of("tp", 1 if sharded else min(8, node, heads)):
+        for pp in of("pp", 1 if sharded else min(16, model.n_layers // 2)):
+            for cp in of("cp", 8 if sharded else 1):
                 for ep in of("ep", min(64, experts)) if experts else [1]:
                     dense = gpus // (tp * pp * cp)
                     if dense < 1 or gpus % (tp * pp * cp) or (gpus // pp) % ep:
