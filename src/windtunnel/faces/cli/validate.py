@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import counting, print_question, stdout, wrote
+from windtunnel.faces.cli.output import counting, print_question, show, stdout, wrote
 from windtunnel.files.write import writing
 from windtunnel.questions.validate import Validate
 from windtunnel.questions.words import command as line_of
@@ -30,6 +30,7 @@ def validate(
     import os
 
     from windtunnel.evidence.accuracy import Report
+    from windtunnel.evidence.accuracy.rl import RlReport
     from windtunnel.evidence.accuracy.study import answer
 
     if jobs is not None and not 1 <= jobs <= 1024:
@@ -45,6 +46,11 @@ def validate(
             from windtunnel.faces.report.accuracy.page import write_page
 
             write_page(report, outputs.report, line)
+        elif isinstance(report, RlReport):
+            from windtunnel.faces.report.draw.page import write_page as write_views
+            from windtunnel.faces.report.rl.views import accuracy_document
+
+            write_views(accuracy_document(report, line), outputs.report)
         else:
             from windtunnel.evidence.accuracy.serving.console import write_page as write_serving_page
 
@@ -59,6 +65,10 @@ def validate(
 
         console = stdout(piped_width=160)
         print_trimmed(render_report(report, console.width), console)
+    elif isinstance(report, RlReport):
+        from windtunnel.faces.report.rl.views import accuracy_document
+
+        show(accuracy_document(report), full=True)
     else:
         from windtunnel.evidence.accuracy.serving.console import print_report
 

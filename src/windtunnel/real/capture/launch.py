@@ -20,6 +20,7 @@ from windtunnel.errors import SpecError
 from windtunnel.process import terminated_is_an_end
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.leftovers import sweep
+from windtunnel.real.capture.processes.rank_process import EmptyStepError
 from windtunnel.real.capture.processes.scheduler import Outcome, Report, ScriptError, Workers
 from windtunnel.studies.programs.folder import publish, runs_document, table_document
 from windtunnel.studies.programs.program_file import numbers_of, read_program
@@ -91,6 +92,8 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
             table, verified = _from_few(launch, options, workers, task)
             tables, grid = table_document(table), table.layout.grid
             kept = {rank: [rank] for rank in table.counts()}
+        if not options.ranks and not any(outcome["flops"] for outcome in workers.outcomes.values()):
+            raise EmptyStepError(launch.line, f"step {options.steps} multiplies nothing (0 FLOPs) on any rank")
         counts = table.counts() if table else {rank: len(ranks) for rank, ranks in kept.items()}
         document = {
             **_facts(launch, options, workers, verified, time.monotonic() - begun),
@@ -136,7 +139,8 @@ def _fits(
 
 
 def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[str, Any]) -> tuple[Table, list[int]]:
-    workers.run([0], task)
+    together = options.verify is None and launch.world_size <= FEW_RANKS  # all will be: each asks what others hold
+    workers.run(range(launch.world_size) if together else [0], task)
     layout = _layout(launch, workers.outcomes)
 
     def digests(ranks: Sequence[int]) -> dict[int, str]:

@@ -43,6 +43,11 @@ class Engine:
         return self.deployment.gpus
 
     @property
+    def cache_tokens(self) -> int:
+        """Tokens that the cache of a replica holds."""
+        return self.blocks * self.rules.block_size
+
+    @property
     def longest(self) -> int:
         """The most tokens that one request may have."""
         tokens = self.blocks // self.deployment.attn_dp * self.rules.block_size
@@ -95,7 +100,7 @@ def engine_of(
         used,
         model.n_layers / deployment.pp,
         deployment.attn_dp,
-        _speculation(model, deployment, used),
+        (deployment.speculative_tokens, deployment.acceptance) if deployment.speculative_tokens else (0, 0.0),
         2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
         used.quantised_prefill_factor_blackwell if generation == "blackwell" and quantised else 1.0,
         used.expert_marginal_blackwell_fp8 if borrowed else 1.0,
@@ -130,15 +135,6 @@ def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str
     if deployment.weights in ("bf16", "fp16"):
         return profile.kv
     return profile.kv_blackwell_quantised if cluster.gpu.generation == "blackwell" else profile.kv_quantised
-
-
-def _speculation(model: Model, deployment: Deployment, profile: Profile) -> tuple[int, float]:
-    """(tokens drafted per step, chance that one is kept)."""
-    if deployment.speculative_tokens:
-        return deployment.speculative_tokens, deployment.acceptance
-    if profile.speculative_tokens and model.mtp_layers:
-        return profile.speculative_tokens, profile.acceptance
-    return 0, 0.0
 
 
 def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: Profile, kv: str) -> Layers:

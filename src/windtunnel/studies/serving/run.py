@@ -13,8 +13,8 @@ from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
-from windtunnel.physics.model.catalogue import load_model
-from windtunnel.studies.serving.build import Engine, engine_of
+from windtunnel.physics.model.catalogue import load_model, stored_as
+from windtunnel.studies.serving.build import Engine, engine_of, kv_format
 from windtunnel.studies.serving.deployment import Deployment, deployment_of
 from windtunnel.studies.serving.engines.profile import Profile
 from windtunnel.studies.serving.loop import Rejected, Router, simulate
@@ -22,7 +22,14 @@ from windtunnel.studies.serving.measures import Stamps, distribution, gap_distri
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import Sequence as Request
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
-from windtunnel.studies.serving.result import MemoryUse, Regime, ServingResult, ServingSpec
+from windtunnel.studies.serving.result import (
+    MemoryUse,
+    Regime,
+    ServingResult,
+    ServingSpec,
+    Started,
+    refused_words,
+)
 from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.step_time.times import EXPERT_KNEE, TICKS_PER_S, Prices
 from windtunnel.studies.serving.workload.requests import Workload
@@ -49,6 +56,7 @@ def serve(
 ) -> ServingResult:
     """Predict what a deployment does to a workload.
 
+    Where a deployment is a mapping without `weights`, formats are those of the named model's checkpoint.
     `slo`: `ttft_s` and `tpot_s`, either or both. `router`: a key of ROUTERS, or an object with `choose`.
     `profile`, `prices`: as in `build.engine_of`. A model that does not fit is an answer: `feasible` is False.
     Raises SpecError, LayoutError, UnknownNameError.
@@ -56,6 +64,8 @@ def serve(
     built = load_model(model) if isinstance(model, str) else model
     machine = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     layout = deployment if isinstance(deployment, Deployment) else deployment_of(deployment)
+    if isinstance(model, str) and not isinstance(deployment, Deployment) and "weights" not in deployment:
+        layout = layout.stored_as(stored_as(model))
     engine = engine_of(built, machine, layout, profile=profile, prices=prices)
     return serve_with(
         engine,
@@ -142,10 +152,12 @@ def summarise(
     batch = sum(one.tally.sequence_ticks for one in servers) / total_ticks
     context = float(workload.input_tokens.mean() + workload.output_tokens.mean() / 2)
     rate = float(done.sum()) / window
+    started, refusal = started_of(engine), refused[0].reason if refused else ""
+    nobody = len(refused) == len(workload) > 0
     return ServingResult(
         spec=_spec(engine, workload, len(servers)),
-        feasible=True,
-        reason="",
+        feasible=not nobody,
+        reason=refused_words(len(refused), len(workload), refusal, started) if nobody else "",
         requests=len(workload),
         finished=int(done.sum()),
         refused=len(refused),
@@ -174,16 +186,19 @@ def summarise(
         band=hypot(engine.profile.band, engine.times.doubt(batch, context)),
         sources=sources_of(engine),
         memory=_memory(engine),
+        started=started,
         stamps=stamps if workload.rows is None else replace(stamps, index=workload.rows[stamps.index]),
         timeline=tuple(servers[0].tally.timeline or ()),
         cost_per_gpu_hour=cost_per_gpu_hour,
-        refusal=refused[0].reason if refused else "",
+        refusal=refusal,
     )
 
 
 def sources_of(engine: Engine) -> tuple[str, ...]:
     """Where the prices come from, in words."""
-    engine_is = f"engine: profile {engine.profile.engine} {engine.profile.release}, fitted constants"
+    profile = engine.profile
+    fitted = "fitted constants" if profile.release == profile.calibrated_to else f"constants of {profile.calibrated_to}"
+    engine_is = f"engine: profile {profile.engine} {profile.release}, {fitted}"
     told = (f"kernels: {engine.kernels}", engine_is)
     marginal = engine.times.expert_marginal
     if marginal == 1.0:
@@ -223,6 +238,22 @@ def _router(name: str) -> Router:
     return ROUTERS[name].make()
 
 
+def started_of(engine: Engine) -> Started:
+    """What the engine runs with."""
+    deployment, profile = engine.deployment, engine.profile
+    return Started(
+        kv_cache_tokens=engine.cache_tokens,
+        weights_format=deployment.weights,
+        expert_weights_format=deployment.routed,
+        kv_format=kv_format(deployment, profile, engine.cluster),
+        max_model_len=deployment.max_model_len,
+        speculative_tokens=engine.times.speculative[0],
+        engine=f"{profile.engine} {profile.release}",
+        engine_calibrated_to=f"{profile.engine} {profile.calibrated_to}",
+        notice=profile.notice,
+    )
+
+
 def _memory(engine: Engine) -> MemoryUse:
     found = engine.memory
     return MemoryUse(
@@ -260,5 +291,5 @@ def infeasible(engine: Engine, workload: Workload, replicas: int, slo: Mapping[s
         _spec(engine, workload, replicas), False, reason, len(workload), 0, len(workload),
         None, None, None, None, None, 0.0, 0.0, 0.0, 0.0, dict(slo), 0.0 if slo else None, 0.0 if slo else None, "over",
         engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, engine.profile.band, sources_of(engine),
-        _memory(engine),
+        _memory(engine), started_of(engine),
     )  # fmt: skip

@@ -19,9 +19,10 @@ from windtunnel.evidence.accuracy.serving.launches import (
     held_back,
     planned_ahead,
     repeats,
+    taken_to_draft,
 )
 from windtunnel.evidence.accuracy.serving.models import model_named
-from windtunnel.evidence.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
+from windtunnel.evidence.accuracy.serving.recipes import DRAFTING, Recipe, layout_of, recipes_of
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
@@ -45,7 +46,8 @@ ODD_WORKERS = (11, 9, 7, 5, 3)
 USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
 MOST_BATCH = 512  # sequences of one decode worker
 MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
-DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
+DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer
+UNSTATED_DEPTH = (3, 0.5)  # of a run that says it drafted, not how many: InferenceX's launch scripts, chat template
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
 REGIMES = ("stable", "near saturation", "over")
@@ -148,12 +150,11 @@ def _run(
         return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
     deployment = deployed(row, deployment_of(row))
     cluster = gpu_of(row.text("gpu"), deployment.gpus)
-    profile = profiles.get(deployment.engine)
-    if drafted_not_yet(row):
-        profile = replace(profile or load_engine(deployment.engine), speculative_tokens=0)
-    profile = planned_ahead(row, profile or load_engine(deployment.engine))
+    profile = planned_ahead(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
     drafts = [(0, 0.0)]
-    if DRAFTING in row.text("model").lower():
+    if row.text("spec") == "mtp" and not deployment.speculative_tokens:
+        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken) if one.drafted] or [UNSTATED_DEPTH]
+    elif DRAFTING in row.text("model").lower() and row.text("spec") != "none":
         drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts
         if any(depth for depth, _ in drafts):
             depths = " or ".join(str(depth) for depth, _ in drafts)
@@ -198,7 +199,7 @@ def _pools(
     counts = [row.whole_number(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     found = []
-    for read in _readings(model, sides, counts, assumed, recipes):
+    for read in _readings(row, model, sides, counts, assumed, recipes):
         profile = profiles.get(read.decode.engine)
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
         one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
@@ -232,16 +233,26 @@ class _Reading:
 def _listed(row: ServingRow, taken: Collection[Recipe], drafted: bool | None) -> list[Recipe]:
     """Published deployments that a row may be."""
     found = recipes_of(row, taken)
+    drafted = row.text("spec") == "mtp" if row.text("spec") else drafted
     same = [one for one in found if drafted is None or (one.drafted > 0) == drafted]
     return same or found
 
 
 def _readings(
-    model: Model, sides: list[Deployment], counts: list[int], assumed: list[str], recipes: list[Recipe]
+    row: ServingRow,
+    model: Model,
+    sides: list[Deployment],
+    counts: list[int],
+    assumed: list[str],
+    recipes: list[Recipe],
 ) -> list[_Reading]:
     """What the row says; else the published recipes that fit it; else its layouts, without and with drafting."""
     prefill, decode = sides
+    spec = row.text("spec")
     if all(counts):
+        if spec == "mtp":
+            depth, kept = next(((one.drafted, one.accepted) for one in recipes if one.drafted), UNSTATED_DEPTH)
+            decode = _drafting(decode, depth, kept)
         return [_Reading(prefill, decode, *counts)]
     if recipes:
         assumed.append("workers as published for this concurrency" + (", half-way" if len(recipes) > 1 else ""))
@@ -254,8 +265,14 @@ def _readings(
             )
             for one in recipes
         ]
+    if spec == "mtp":
+        return [_Reading(prefill, _drafting(decode, *UNSTATED_DEPTH), *counts)]
     readings = [_Reading(prefill, decode, *counts)]
-    if model.mtp_layers and not load_engine(decode.engine).speculative_tokens:
+    if spec == "none":
+        return readings
+    if decode.engine.startswith("trtllm") and taken_to_draft(row):
+        return [_Reading(prefill, _drafting(decode, DRAFTED, ACCEPTED), *counts)]
+    if model.mtp_layers:
         readings.append(_Reading(prefill, _drafting(decode, DRAFTED, ACCEPTED), *counts))
         assumed.append("drafting is not stated: half-way, on a log scale, between without and with")
     return readings

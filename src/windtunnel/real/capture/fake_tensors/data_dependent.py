@@ -16,6 +16,7 @@ from windtunnel.real.capture.recorder.op_table import OpFacts
 from windtunnel.real.capture.recorder.rows import AFTER, Rows
 from windtunnel.real.capture.recorder.storages import Ledger
 from windtunnel.real.capture.torch_private import distributed as compat
+from windtunnel.real.capture.torch_private import factories as plain
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -47,7 +48,7 @@ class Reader:
         self._recorder, self._answers = recorder, answers
         self._fake_class = compat.fake_tensor_class()
         self.fake = False
-        self.values = KnownValues(recorder.ledger.number, self._constant, compat.outside_modes)
+        self.values = KnownValues(recorder.ledger.number, self._constant, compat.outside_modes, answers.integer)
         recorder.ledger.on_gone = self.values.forget
 
     def _constant(self, tensor: torch.Tensor) -> Any:
@@ -66,6 +67,7 @@ class Reader:
         if given is not None:
             given = _as(inputs[0].dtype, given)
             self._note(inputs[0], given, facts, where)
+            self.values.assume(inputs[0], given)
             return given
         known = [self.values.value(t) for t in inputs]
         if all(value is not None for value in known):
@@ -78,10 +80,10 @@ class Reader:
             same = facts.short == "allclose" or tuple(inputs[0].shape) == tuple(inputs[1].shape)
             self._note(inputs[0], same, facts)
             return same
-        if inputs[0].dtype == torch.bool and (sound := self._sound(inputs[0])) is not None:
-            self._note(inputs[0], sound, facts, where)
-            return sound
-        told = _as(inputs[0].dtype, self._answers.value(inputs[0].dtype, self._from_norm(inputs[0])))
+        told: float | int | bool | None = self._sound(inputs[0]) if inputs[0].dtype == torch.bool else None
+        if told is None:
+            told = _as(inputs[0].dtype, self._answers.value(inputs[0].dtype, self._from_norm(inputs[0])))
+        self.values.assume(inputs[0], told)
         self._note(inputs[0], told, facts, where)
         return told
 
@@ -245,7 +247,7 @@ class Reader:
 
     def _empty(self, shape: tuple[int, ...], **how: Any) -> Any:
         """A fake tensor: made while the recorder's own mode is off, below which the fake mode is on."""
-        return torch.empty(shape, **how)
+        return plain.empty(shape, **how)
 
 
 def _as(dtype: torch.dtype, value: float | int | bool) -> float | int | bool:

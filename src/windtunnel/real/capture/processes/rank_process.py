@@ -108,6 +108,7 @@ def _played(task: Mapping[str, Any], folder: Path, not_held: str) -> tuple[RankP
                 local_world_size=local_world,
                 mailbox=box,
                 mailbox_timeout_s=MAILBOX_TIMEOUT_S,
+                any_can_run=True,
                 devices=devices,
             ) as world,
             Recorder(
@@ -132,6 +133,7 @@ def _played(task: Mapping[str, Any], folder: Path, not_held: str) -> tuple[RankP
             raise
     if not taken:
         raise NoStepError(recorder.steps, wanted, launch.line)
+    check_not_empty(taken[0], launch.line)
     notes = tuple(dict.fromkeys((*taken[0].notes, *recorder.notes, *world.notes, *said)))
     facts = {**taken[0].facts, "step": wanted, "script": launch.line, "arguments": list(launch.arguments)}
     program = replace(taken[0], notes=notes, facts=facts)
@@ -141,6 +143,28 @@ def _played(task: Mapping[str, Any], folder: Path, not_held: str) -> tuple[RankP
         "faked": _faked(launch, device),
         "tails": [[runs_of(members), sorted(places)] for members, places in recorder.tails.items()],
     }
+
+
+class EmptyStepError(UserError):
+    """A step was recorded in which nothing is computed: its tensors have no elements, or nothing is multiplied."""
+
+    def __init__(self, script: str, what: str) -> None:
+        super().__init__(
+            f"{script}: {what}, so a step that trains was not captured; a size that the script reads from a tensor"
+            " holds no data here: say what it reads, --answer FILE.py:LINE=NUMBER"
+        )
+
+
+def check_not_empty(program: RankProgram, script: str) -> None:
+    """Refuse a step whose forward pass works on tensors without elements. Raises EmptyStepError."""
+    made = [op for op in program.ops if op.kind == "compute" and op.phase == "forward" and op.outputs]
+    empty = [op for op in made if all(0 in spec.shape for spec in op.outputs)]
+    if 2 * len(empty) > len(made):
+        first = empty[0]
+        shape = f"{first.name.removesuffix('.default')} gives {list(first.outputs[0].shape)}"
+        raise EmptyStepError(
+            script, f"{len(empty)} of {len(made)} ops of the forward pass give empty tensors ({shape})"
+        )
 
 
 class NoStepError(UserError):

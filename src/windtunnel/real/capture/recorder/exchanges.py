@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from windtunnel.real.operator_call import Arguments, Keywords
 
+_MOVES = ("all_gather", "gather", "scatter", "all_to_all")  # what they bring is like what is given to them
 _GIVES_NOTHING = ("send", "barrier", "monitored_barrier_")
 
 
@@ -108,6 +109,8 @@ class Exchanges:
             n = ledger.number(tensor)
             writer[n] = index
             ledger.categories.setdefault(n, "communication")
+        if any(call is not None and call.kind in _MOVES for call in begun):
+            recorder.reader.values.moved(inputs, [*_filled(facts, args, kwargs), *outputs])
         if facts.name.startswith("_c10d_functional"):
             for tensor in outputs:
                 self._of_storage[ledger.number(tensor)] = index

@@ -130,12 +130,13 @@ class Recorder:
         world.listener, self.exchanges.before = self.exchanges, before
         if compat.fake_mode() is not None:
             world.fake, world.known_value, world.let_know = True, values.value, values.learn
+            world.exact_value = values.exact_value
             world.outputs_of = self._mode.run
         try:
             yield
         finally:
             world.listener, world.fake = before, fake
-            for name in ("known_value", "let_know", "outputs_of"):
+            for name in ("known_value", "exact_value", "let_know", "outputs_of"):
                 vars(world).pop(name, None)
 
     @property

@@ -158,7 +158,7 @@ class ObjectCalls:
         data = dumps(obj)
         self._call(group, kind, len(data) * group.size, root)
         messages, rank = self._messages, self._world.rank
-        running = messages.named_among(group.members)
+        running = messages.can_say(group)
         if running and (root < 0 or group.members[root] != rank):
             receivers = running if root < 0 else [group.members[root]]
             for receiver in receivers:
@@ -229,9 +229,9 @@ def _empty(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, requires_grad: bool
 ) -> object:
     """Under fake tensors a fake one."""
-    import torch
+    from windtunnel.real.capture.torch_private import factories as plain
 
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(requires_grad)
+    return plain.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(requires_grad)
 
 
 def dumps(obj: object) -> bytes:
