@@ -148,6 +148,17 @@ QUESTIONS: Mapping[str, Verb] = {
         "Say whether a step that you measured is what it should be, where it is lost if not, and what to change.\n\n"
         "Works with a number (--measured 11.0s), better with a log, best with traces.",
     ),
+    "check": Verb(
+        "windtunnel.questions.check:Check",
+        "windtunnel.studies.check:answer",
+        "Say whether a launch file may be submitted: the exit status is 1 where a rule of --fail-if is broken.",
+    ),
+    "decide": Verb(
+        "windtunnel.questions.decide:Decide",
+        "windtunnel.studies.decide:answer",
+        "Hold clusters and models against each other: step, days, cost with failures, energy, head-room, risk and"
+        " break-even price in one table.",
+    ),
     "watch": Verb(
         "windtunnel.questions.explain:Watch",
         "windtunnel.real.survive.watch.verdict:answer",
