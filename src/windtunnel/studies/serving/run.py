@@ -117,8 +117,9 @@ def _check(replicas: int, slo: Mapping[str, float], cost_per_gpu_hour: float | N
 
 def hand_on(sent: Sequence[Request], profile: Profile) -> None:
     """Tokens as clients get them: later than the engine has them, by what the engine's front end takes."""
-    extra = round(profile.first_token_s * 1e9)
-    for one in sent if extra else ():
+    fixed, each = profile.first_token_s * 1e9, profile.prompt_token_s * 1e9
+    for one in sent:
+        extra = round(fixed + each * one.prompt)
         if one.first_ns >= 0:
             one.first_ns += extra
         if one.last_ns >= 0:

@@ -74,7 +74,9 @@ def test_what_stands_beside_the_tokens_limits_how_many_run_at_once() -> None:
     engine = engine_of(_with_states(4), gpu, Deployment(num_gpu_blocks=400, max_model_len=2048))
     assert engine.rules.beside_blocks > 100  # 400 hold two of them, and few tokens
     load = Workload([100] * 6, [20] * 6, None, 6)
+    most = engine.blocks // (engine.rules.beside_blocks + 7)  # 100 tokens are 7 blocks
     result = serve_with(engine, load)
     assert result.finished == 6
-    assert result.batch_mean < 3.5
+    assert most < 6
+    assert result.batch_mean <= most
     assert result.kv_use_peak <= 1.0
