@@ -63,7 +63,9 @@ class ServePlan:
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     attain: Annotated[
         float | None,
-        About("Share of requests that must meet the limits (0.99).", LIMITS, least=1e-9, most=1, unit="share"),
+        About(
+            "Share of requests that must meet the limits (0.99).", LIMITS, least=1e-9, most=1, unit="share", rare=True
+        ),
     ] = None
     price: Annotated[float | None, PRICE] = None
     seed: Annotated[int, SEED] = 0

@@ -98,6 +98,10 @@ class Profile:
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
+    # The same per sum and node beyond the first: no kernel of one node serves, and small messages wait for proxies.
+    # Read off two runs of reinforcement learning (bf16 DeepSeek-V3 over four nodes, GLM-4.5 over two), no benchmark:
+    # the band is wide there.
+    node_sum_s: float = 1.5e-4
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
