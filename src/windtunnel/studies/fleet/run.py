@@ -136,7 +136,10 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         unsaid = np.isnan(jobs.duration_s)
         if not _measured(traits, options, bool(unsaid.all())):
             drop(np.flatnonzero(unsaid), Reason.SAYS_TOO_LITTLE, "does not say how long it runs")
-    if "quota" in traits.needs and jobs.quotas:
+    if "quota" in traits.needs:
+        if not jobs.quotas:
+            written = "write it with `kubectl get clusterqueues,localqueues,workloads,jobs -A -o json`"
+            raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
         from windtunnel.studies.fleet.on_clock import queues_of
 
         widest = {quota.name: _most(quota, jobs.quotas) for quota in jobs.quotas}

@@ -18,11 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.errors import UserError
 from windtunnel.studies.fleet.board import Board, Lines, Move
 from windtunnel.studies.fleet.jobs.trace import Quota
 from windtunnel.studies.fleet.running import Rank, Running
-from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 LOWER = ("LowerPriority", "LowerOrNewerEqualPriority")
@@ -130,19 +128,12 @@ class Kueue(Lines):
         return needed[::-1]
 
 
-def _made(site: Site, per_node: int, quotas: Sequence[Quota]) -> Kueue:
-    if not quotas:
-        raise UserError(
-            "kueue needs the quotas of queues, and the trace has none: write it with `kubectl get"
-            " clusterqueues,localqueues,workloads,jobs -A -o json`"
-        )
-    return Kueue(per_node, {quota.name: quota for quota in quotas})
-
-
 POLICY = Traits(
     name="kueue",
     asks="lines",
-    make=lambda site, options: _made(site, 0 if options.pool else site.per_node, options.quotas),
+    make=lambda site, options: Kueue(
+        0 if options.pool else site.per_node, {quota.name: quota for quota in options.quotas}
+    ),
     needs=frozenset({"duration", "quota"}),
     capacity=FAILING,
     source="Kueue, kueue.sigs.k8s.io",
