@@ -163,3 +163,16 @@ class Rl:
             raise SpecError("async_steps", self.async_steps, "needs pools apart: add --generate N --train M")
         if self.hybrid and (self.generate is None or not self.async_steps):
             raise SpecError("hybrid", True, "needs pools apart and --async-steps 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlPlan(Rl):
+    """How to divide a cluster: what is given is kept; `async_steps` is the most that is tried."""
+
+    verb: ClassVar[str] = "rl plan"
+
+    def _check_pools(self) -> None:
+        if (self.generate is None) != (self.train is None):
+            raise SpecError("generate", self.generate, "give --generate and --train, or neither: then they are sought")
+        if self.config is not None:
+            raise SpecError("config", self.config, "is for rl: name the fields here")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.studies.rl.clock import NS, Run, Step
-from windtunnel.studies.rl.job import Job
+from windtunnel.studies.rl.job import Job, alone_s
 from windtunnel.studies.rl.learner import fullest
 from windtunnel.studies.rl.result import Lane, Phases, RlResult, Side
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
@@ -20,6 +20,7 @@ SPREAD = {"generation": 0.3, "learner": 0.2, "refit": 0.42, "other": 0.4}
 ASSUMED_LENGTHS = 0.15  # more on generation where nothing says how lengths spread
 GUESSED_MEAN = 0.4  # more on generation and learner where nothing says how long they are
 Z90 = 1.645
+LATENCY_BOUND = 0.6  # share of generation that the longest answer alone takes
 
 
 def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlResult:
@@ -65,11 +66,36 @@ def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlRes
         cost_per_1000_samples=None if cost is None else 1000.0 * cost / samples,
         steps=many,
         preemptions=sum(one.preemptions for one in run.generators),
-        verdicts=(),
+        verdicts=verdicts_of(job, steps, phases, idle, step_s),
         sources=sources_of(job),
         assumptions=assumptions_of(job),
         lanes=lanes_of(job, steps),
     )
+
+
+def verdicts_of(
+    job: Job, steps: list[Step], phases: Phases, idle: Mapping[str, float], step_s: float
+) -> tuple[str, ...]:
+    """What decides the step, in sentences."""
+    found = []
+    longest = int(np.mean([job.lengths(number).max() for number in range(2)]))
+    alone, waits = alone_s(job, longest), phases.exposed_generation_s > 0.1 * step_s
+    if waits and alone > LATENCY_BOUND * phases.generation_s:
+        found.append(
+            f"Generation is bound by latency: the longest answer alone takes {alone:.0f} of {phases.generation_s:.0f}"
+            " s; more generators do next to nothing, but tensor parallelism, speculation, partial rollouts or a shorter"
+            " cap do."
+        )
+    elif waits:
+        found.append(f"Generation is bound by throughput: the longest answer alone takes {alone:.0f} s of it.")
+    if not job.colocated and job.rules.async_steps:
+        slack = "trainers wait for generators" if waits else f"generators idle {idle['generation']:.0%} of the time"
+        found.append(
+            f"Pools overlap, and {slack}: " + ("generate with more GPUs." if waits else "train with more GPUs.")
+        )
+    elif not job.colocated:
+        found.append("Pools work in turn: each waits for the other; --async-steps 1 overlaps them.")
+    return tuple(found)
 
 
 def phases_of(job: Job, steps: list[Step], step_s: float) -> Phases:

@@ -22,9 +22,13 @@ def answered(job: Job, *, it_ran: bool = False) -> RlResult:
         if not (side.fits or it_ran):
             needs, has = side.needed_bytes / 2**30, side.capacity_bytes / 2**30
             return infeasible(job, memory, f"{name} needs {needs:.1f} GiB of a GPU's {has:.1f}")
-    eta = job.rules.oldest
-    warm = 0 if eta == 0 else eta + 1
-    batch = job.rules.groups * job.rules.samples
-    measured = max(2, min(STEPS + eta, MOST_SAMPLES // batch - warm))
+    warm, measured = window(job)
     run = run_of(job, job.engine, job.replicas, job.rules, job.times, warm + measured)
     return read_run(job, run, warm, memory)
+
+
+def window(job: Job) -> tuple[int, int]:
+    """Steps that are set aside, and steps that are measured."""
+    oldest = job.rules.oldest
+    warm = 0 if oldest == 0 else oldest + 1
+    return warm, max(2, min(STEPS + oldest, MOST_SAMPLES // (job.rules.groups * job.rules.samples) - warm))
