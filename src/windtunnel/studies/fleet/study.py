@@ -372,4 +372,10 @@ def _changes(capacity: Steady | Failing | ByFile) -> Any:
     mtbf = capacity.mtbf_node.strip()
     if mtbf[-1:].isdigit():
         raise SpecError("--mtbf-node", mtbf, f"say the unit: {mtbf}d, {mtbf}h or {mtbf}s")
-    return Changes(parse_time(mtbf, "--mtbf-node"), parse_time(capacity.repair, "--repair"), checkpoint_s)
+    return Changes(
+        parse_time(mtbf, "--mtbf-node"),
+        parse_time(capacity.repair, "--repair"),
+        capacity.repair_spread,
+        capacity.frailty,
+        checkpoint_s,
+    )
