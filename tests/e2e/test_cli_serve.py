@@ -153,9 +153,10 @@ def test_requests_that_a_cache_can_never_hold_are_refused_with_the_reason(capsys
     words = ["--prompt", "300", "--output", "9", "--rate", "3", "--requests", "4", "--num-gpu-blocks", "10"]
     found = _json(capsys, *SMALL, *words)
     assert (found["refused"], found["finished"]) == (4, 0)
-    assert found["warnings"] == ["4 of 4 requests are refused: 300 + 9 tokens exceed the 160 that fit in the KV cache"]
+    assert not found["feasible"]
+    assert found["reason"] == "4 of 4 requests are refused: 300 + 9 tokens exceed the 160 that fit in the KV cache"
     assert main([*SMALL, *words]) == 0
-    assert found["warnings"][0] in " ".join(capsys.readouterr().err.split())
+    assert found["reason"] in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:

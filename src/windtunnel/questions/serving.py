@@ -27,18 +27,22 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineName:
-    """An engine, and in which formats it keeps a model."""
+    """An engine, in which formats it keeps a model, and how long a request may be."""
 
     __pydantic_config__: ClassVar = STRICT
     engine: Annotated[
         str, About("Engine and release: vllm-0.12, sglang-0.5.9, trtllm-1.0; or a file (vllm).", ENGINE)
     ] = "vllm"
-    weights: Annotated[Weights, About("Weights (bf16).", ENGINE)] = "bf16"
+    weights: Annotated[Weights | None, About("Weights; as the checkpoint has them by default.", ENGINE)] = None
     expert_weights: Annotated[
         Weights | None, About("Weights of routed experts, where different.", ENGINE, rare=True)
     ] = None
     kv: Annotated[
-        Literal["bf16", "fp8"] | None, About("KV cache; the engine's choice by default.", ENGINE, rare=True)
+        Literal["bf16", "fp8"] | None,
+        About("KV cache; by default the checkpoint's, else the engine's choice.", ENGINE, rare=True),
+    ] = None
+    max_model_len: Annotated[
+        int | None, About("Most tokens of a request; by default the model's own.", ENGINE, least=1, rare=True)
     ] = None
     max_num_batched_tokens: Annotated[int | None, About("Tokens in a step.", ENGINE, least=1, rare=True)] = None
     gpu_memory_utilization: Annotated[

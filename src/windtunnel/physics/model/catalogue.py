@@ -9,6 +9,8 @@ from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.checkpoint import Stored, stored_formats
+from windtunnel.physics.model.config_file import config_of
 from windtunnel.physics.model.huggingface import read_config
 from windtunnel.physics.model.limits import showable
 from windtunnel.questions.parts import ModelPart
@@ -69,6 +71,22 @@ def load_model(spec: str | Path | Mapping[str, Any]) -> Model:
     raise UnknownNameError(
         "model", spec, catalogue_names(), "Or give the path of a config.json or of a captured folder."
     )
+
+
+def stored_as(spec: str | Path | Mapping[str, Any]) -> Stored:
+    """The number formats of a model's checkpoint; `spec` as in `load_model`. Raises SpecError."""
+    if isinstance(spec, Mapping):
+        return stored_formats(spec)
+    name = _resolved(spec) if isinstance(spec, str) else None
+    if name is not None and not ("/" in str(spec) and _exists(str(spec))):
+        return _shipped_as(name)
+    config, path = config_of(Path(spec))
+    return stored_formats(config, path.parent if path.name == "config.json" else None)
+
+
+@lru_cache(maxsize=128)
+def _shipped_as(name: str) -> Stored:
+    return stored_formats(config_of(FOLDER / f"{name}.json")[0])
 
 
 def _resolved(spec: str) -> str | None:

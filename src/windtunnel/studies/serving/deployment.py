@@ -16,6 +16,7 @@ from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.physics.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Layer, Model
+from windtunnel.physics.model.checkpoint import Stored
 
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks")
 
@@ -106,6 +107,11 @@ class Deployment:
     def experts_as(self, layer: Layer) -> str:
         """Number format in which a layer's experts are multiplied: those of DeepSeek and Kimi come scaled by blocks."""
         return "fp8_block" if self.routed == "fp8" and layer.attention.kind == "mla" else self.routed
+
+    def stored_as(self, checkpoint: Stored) -> Deployment:
+        """The same in the formats of a checkpoint, where they are not given; a cache is in 16 bits if it is silent."""
+        experts = self.expert_weights or checkpoint.expert_weights
+        return replace(self, weights=checkpoint.weights, expert_weights=experts, kv=self.kv or checkpoint.kv or "bf16")
 
     def cut(self, tp: int, pp: int) -> Deployment:
         """The same in a layout of tensor and pipeline parallelism alone."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
+from windtunnel.physics.model.checkpoint import PLAIN, Stored
 from windtunnel.questions.serving import AsRecorded, Closed, Drafted, EngineName, Lengths, Open, Replicas, Trace
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.workload.files import read_workload
@@ -40,12 +41,23 @@ def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, see
     return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name)
 
 
-def deployment_of(engine: EngineName, layout: Replicas | None = None) -> Deployment:
-    """One replica as a question says it; without a layout on one GPU."""
+def deployment_of(
+    engine: EngineName, layout: Replicas | None = None, stored: Stored = PLAIN, max_model_len: int | None = None
+) -> Deployment:
+    """One replica as a question says it; without a layout on one GPU.
+
+    Formats that it leaves open are the checkpoint's; so is the cache's, which is in 16 bits where the checkpoint does
+    not say. Of a checkpoint quantised otherwise (`weights`) the engine's profile knows.
+    """
     given: dict[str, Any] = {field.name: getattr(engine, field.name) for field in fields(engine)}
     drafting = given.pop("drafting", None)
+    if engine.weights is None:
+        del given["weights"]
+    if engine.max_model_len is None:
+        given["max_model_len"] = max_model_len
     if isinstance(drafting, Drafted):
         given |= {"speculative_tokens": drafting.speculative_tokens, "acceptance": drafting.acceptance}
     if layout is not None:
         given |= {"tp": layout.tp, "pp": layout.pp, "attn_dp": layout.dp, "moe_ep": layout.ep}
-    return Deployment(**given)
+    made = Deployment(**given)
+    return made.stored_as(stored) if engine.weights is None else made

@@ -24,7 +24,7 @@ from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import serve_with, sources_of
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, TICKS_PER_S
-from windtunnel.studies.serving.study import priced
+from windtunnel.studies.serving.study import checkpoint_of, priced
 
 POLICIES = ("fcfs", "skip-join")
 
@@ -57,7 +57,7 @@ def answer(question: ServePolicies) -> Compared:
         raise SpecError("router", "prefix-aware", "skip-join keeps no prefixes: leave one of them out")
     load = workload_of(question.requests, question.load, question.seed)
     model, machine = model_of(question.model), cluster_of(question.cluster)
-    engine = priced(model, machine, question.engine, question.replicas)
+    engine = priced(model, machine, question.engine, question.replicas, checkpoint_of(question.model))
     longest = int(load.input_tokens.max())
     results: dict[str, ServingResult] = {}
     for policy in policies:

@@ -76,6 +76,35 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """What the engine was started with, where it was not asked for too: formats, lengths, release."""
+
+    kv_cache_tokens: int  # of one replica: all its attention ranks
+    weights_format: str
+    expert_weights_format: str
+    kv_format: str
+    max_model_len: int | None
+    speculative_tokens: int
+    engine: str
+    engine_calibrated_to: str
+    notice: str = ""  # what has to be said of the release
+
+    def to_dict(self) -> dict[str, Plain]:
+        """Ready for JSON."""
+        found = plain_fields(self)
+        del found["notice"]
+        return found
+
+    def words(self) -> str:
+        """In one line."""
+        experts = "" if self.expert_weights_format == self.weights_format else f", experts {self.expert_weights_format}"
+        longest = "" if self.max_model_len is None else f" · at most {self.max_model_len:,} tokens a request"
+        drafted = f" · {self.speculative_tokens} drafted a step" if self.speculative_tokens else ""
+        cache = f"cache of {self.kv_cache_tokens:,} tokens in {self.kv_format}"
+        return f"weights {self.weights_format}{experts} · {cache}{longest}{drafted}"
+
+
+@dataclass(frozen=True, slots=True)
 class TriedRate:
     """A rate that was run, and the share of requests that met their limits."""
 
@@ -110,7 +139,8 @@ class ServingResult:
     """One run. Seconds, tokens and requests of all replicas together. faces/report/serving shows it by `to_dict`."""
 
     JSON_LEAVES_OUT: ClassVar = (
-        "spec", "band", "sources", "memory", "stamps", "timeline", "search", "cost_per_gpu_hour", "refusal", *LATENCIES
+        "spec", "band", "sources", "memory", "stamps", "timeline", "search", "cost_per_gpu_hour", "refusal", "started",
+        *LATENCIES,
     )  # or said below  # fmt: skip
 
     spec: ServingSpec
@@ -144,6 +174,7 @@ class ServingResult:
     band: float  # log half-width of p5 to p95 of step times
     sources: tuple[str, ...]
     memory: MemoryUse
+    started: Started
     stamps: Stamps | None = field(default=None, repr=False)
     timeline: tuple[tuple[int, int, int, int], ...] = field(default=(), repr=False)
     search: GoodputSearch | None = None
@@ -187,6 +218,7 @@ class ServingResult:
         band = self.tpot_band_s
         return {
             **plain_fields(self),
+            **self.started.to_dict(),
             **{f"{name}_s": plain(getattr(self, name)) for name in LATENCIES},
             "spec": {**self.spec.to_dict()},
             "tpot_band_s": None if band is None else {"p5": band[0], "p95": band[1]},
@@ -199,7 +231,15 @@ class ServingResult:
 
 
 def refusals(result: ServingResult) -> list[str]:
-    """A warning where requests are more than a replica can ever hold."""
-    if not (result.feasible and result.refused):
-        return []
-    return [f"{result.refused:,} of {result.requests:,} requests are refused: {result.refusal} in the KV cache"]
+    """What has to be said: of the engine's release, and where requests are more than a replica takes."""
+    found = [result.started.notice] if result.started.notice else []
+    if result.feasible and result.refused:
+        found.append(refused_words(result.refused, result.requests, result.refusal, result.started))
+    return found
+
+
+def refused_words(refused: int, requests: int, refusal: str, started: Started) -> str:
+    """How many requests are refused, and why."""
+    most = started.max_model_len
+    place = "in the KV cache" if most is None or most > started.kv_cache_tokens else "max_model_len (--max-model-len)"
+    return f"{refused:,} of {requests:,} requests are refused: {refusal} {place}"

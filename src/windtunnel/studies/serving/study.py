@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError, UserError
+from windtunnel.errors import SpecError, UserError, about_file
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
-from windtunnel.physics.model.catalogue import load_model, model_of
+from windtunnel.physics.model.catalogue import load_model, model_of, stored_as
+from windtunnel.physics.model.checkpoint import Stored
 from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.parts import ModelPart
 from windtunnel.questions.serve import Serve
 from windtunnel.questions.serve_listen import OfTrace, ServeListen, UpTo
 from windtunnel.questions.serve_plan import ServePlan, Sought
@@ -30,6 +32,7 @@ from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.requests import Workload
 
+RUNS = 400  # plans that may be run where nobody says
 ATTAIN = 0.99  # share of requests in time that a goodput has, where none is named
 Run = Callable[[Workload], ServingResult]
 
@@ -61,23 +64,44 @@ class Served(Answer):
 def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> Served:
     """What a deployment does to its users. `curve`, `timeline`: worked out as well. Raises UserError."""
     workload = workload_of(question.requests, question.load, question.seed)
-    run, model = _runner(question, timeline)
-    return _served(run, run(workload), workload, model, curve)
+    run = _runner(question, timeline)
+    return _served(run, run(workload), workload, curve)
 
 
 def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Any:
     """The highest rate that keeps the limits (`Served`), or the best placement. Raises UserError."""
     load = question.load
-    if isinstance(question.replicas, Sought):
+    if isinstance(question.replicas, Sought) and question.replicas.method != "fewest":
         return _placed(question, question.replicas.method)
     if isinstance(question.requests, Lengths) and isinstance(load, AsRecorded):
         load = Open(rate=1.0)  # the search scales it
     workload = workload_of(question.requests, load, question.seed)
+    if isinstance(question.replicas, Sought) or (question.replicas == Together() and isinstance(question.load, Open)):
+        return _fewest(question, workload)
     if not question.limits.seconds():
         raise UserError("goodput needs limits: add --ttft 1s, --tpot 50ms or both")
-    run, model = _runner(question, timeline)
+    run = _runner(question, timeline)
     result = goodput_of(run, workload, ATTAIN if question.attain is None else question.attain)
-    return _served(run, result, workload, model, curve)
+    return _served(run, result, workload, curve)
+
+
+def _fewest(question: ServePlan, workload: Workload) -> Any:
+    """Plans with the fewest GPUs (`ServingPlans`)."""
+    from windtunnel.studies.serving.placement import plan
+
+    model = load_model(question.model)
+    return plan.plan_for(
+        plan.Sought(
+            model,
+            cluster_of(question.cluster),
+            deployment_of(question.engine, None, checkpoint_of(question.model), model.max_sequence_length),
+            workload,
+            question.limits.seconds(),
+            ATTAIN if question.attain is None else question.attain,
+            question.price,
+            question.replicas.runs if isinstance(question.replicas, Sought) else RUNS,
+        )
+    )
 
 
 def _placed(question: ServePlan, method: str) -> Any:
@@ -85,40 +109,38 @@ def _placed(question: ServePlan, method: str) -> Any:
     from windtunnel.studies.serving.placement.answer import place_models, place_phases
     from windtunnel.studies.serving.placement.search import Question
 
-    machine, deployment, limits = (
-        cluster_of(question.cluster),
-        deployment_of(question.engine),
-        question.limits.seconds(),
-    )
+    machine, limits = cluster_of(question.cluster), question.limits.seconds()
     workload = workload_of(question.requests, question.load, question.seed)
     rate = question.load.rate if isinstance(question.load, Open) else rate_of(workload)
     if method != "distserve":
-        return place_models(method, question.model, rate, machine, deployment, workload, limits)
+        return place_models(method, question.model, rate, machine, deployment_of(question.engine), workload, limits)
     attain = ATTAIN if question.attain is None else question.attain
     model = load_model(question.model)
+    deployment = deployment_of(question.engine, None, stored_as(question.model), model.max_sequence_length)
     return place_phases(Question(model, machine, deployment, workload, limits, attain, rate))
 
 
-def _served(run: Run, result: ServingResult, workload: Workload, model: Model, curve: bool) -> Served:
-    warnings = past_context(model, workload) if result.feasible else []
-    warnings += refusals(result)
+def _served(run: Run, result: ServingResult, workload: Workload, curve: bool) -> Served:
+    warnings = refusals(result)
     if result.search is not None and result.search.warning:
         warnings.append(result.search.warning)
     drawn = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
     return Served(result, drawn, tuple(warnings))
 
 
-def _runner(question: Serve | ServePlan, timeline: bool) -> tuple[Run, Model]:
-    """What runs a load on the deployment, and its model."""
+def _runner(question: Serve | ServePlan, timeline: bool) -> Run:
+    """What runs a load on the deployment."""
     model = load_model(question.model) if isinstance(question.model, str) else model_of(question.model)
     machine = cluster_of(question.cluster)
     layout = question.replicas
     limits = question.limits.seconds()
     if isinstance(layout, Apart):
         words = (layout.prefill, layout.decode)
-        return pooled_runner(model, machine, deployment_of(question.engine), words, limits, question.price), model
+        stored = checkpoint_of(question.model)
+        deployment = deployment_of(question.engine, None, stored, model.max_sequence_length)
+        return pooled_runner(model, machine, deployment, words, limits, question.price)
     assert isinstance(layout, Together)
-    engine = priced(model, machine, question.engine, layout)
+    engine = priced(model, machine, question.engine, layout, checkpoint_of(question.model))
 
     def run(load: Workload) -> ServingResult:
         return serve_with(
@@ -131,20 +153,22 @@ def _runner(question: Serve | ServePlan, timeline: bool) -> tuple[Run, Model]:
             cost_per_gpu_hour=question.price,
         )
 
-    return run, model
+    return run
 
 
 def answer_spot(question: ServeSpot) -> Any:
     """A model on machines that come and go, under each policy (`SpotServing`). Raises UserError."""
     from windtunnel.studies.serving.spot.study import serve_on_spot
 
+    model = model_of(question.model)
+    stored = checkpoint_of(question.model)
     return serve_on_spot(
-        model_of(question.model),
+        model,
         cluster_of(question.cluster),
         workload_of(question.requests, question.load, question.seed),
         question.machines,
         [name.strip() for name in question.policy.split(",") if name.strip()],
-        deployment=deployment_of(question.engine),
+        deployment=deployment_of(question.engine, None, stored, model.max_sequence_length),
         notice_s=question.notice,
         usd_per_gpu_hour=question.price,
     )
@@ -157,9 +181,10 @@ def answer_pool(question: ServePool) -> Any:
     from windtunnel.studies.serving.weight_pool.study import read_weight_pool, run_weight_pool
 
     path = Path(question.pool)
-    if "weights" in read_mapping(path, "give a pool in YAML, with `groups:` and `models:`"):
-        return run_weight_pool(read_weight_pool(path))
-    return serve_pool(path)
+    with about_file(path):
+        if "weights" in read_mapping(path, "give a pool in YAML, with `groups:` and `models:`"):
+            return run_weight_pool(read_weight_pool(path))
+        return serve_pool(path)
 
 
 def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
@@ -171,13 +196,14 @@ def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
     model, machine = model_of(question.model), cluster_of(question.cluster)
     engine: Priced | Pools
     if isinstance(layout, Together):
-        engine = priced(model, machine, question.engine, layout)
+        engine = priced(model, machine, question.engine, layout, checkpoint_of(question.model))
     else:
         if layout.router == "prefix-aware" and layout.replicas > 1:
             raise SpecError(
                 "router", layout.router, "looks into replicas that do both: use least-loaded or round-robin"
             )
-        engine = pools_in_words(model, machine, deployment_of(question.engine), (layout.prefill, layout.decode))
+        deployment = deployment_of(question.engine, None, checkpoint_of(question.model), model.max_sequence_length)
+        engine = pools_in_words(model, machine, deployment, (layout.prefill, layout.decode))
         _check_replicas(layout.replicas * engine.gpus, machine)
     if isinstance(answers, UpTo):
         draw = drawn_lengths(answers.output, answers.length_ratio, answers.seed, None)
@@ -200,9 +226,14 @@ def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
     )
 
 
-def priced(model: Model, machine: Cluster, engine: Engine, layout: Replicas) -> Priced:
+def checkpoint_of(model: ModelPart | str) -> Stored:
+    """In which formats a model that a question names is stored. Raises UserError."""
+    return stored_as(model if isinstance(model, str) else model.base)
+
+
+def priced(model: Model, machine: Cluster, engine: Engine, layout: Replicas, stored: Stored) -> Priced:
     """The engine of each replica, by its own prices or by measured kernels that are given. Raises UserError."""
-    deployment = deployment_of(engine, layout)
+    deployment = deployment_of(engine, layout, stored, model.max_sequence_length)
     _check_replicas(layout.replicas * deployment.gpus, machine)
     if layout.kernels is None:
         return engine_of(model, machine, deployment)
@@ -216,13 +247,3 @@ def priced(model: Model, machine: Cluster, engine: Engine, layout: Replicas) -> 
 def _check_replicas(needed: int, machine: Cluster) -> None:
     if needed > machine.n_gpus:
         raise SpecError("replicas", needed, f"GPUs are more than the cluster's {machine.n_gpus}")
-
-
-def past_context(model: Model, workload: Workload) -> list[str]:
-    """A warning where requests have more tokens than the model was made for: they are answered all the same."""
-    longest = model.max_sequence_length
-    many = int(((workload.input_tokens + workload.output_tokens) > longest).sum())
-    those = (
-        f"{many:,} of {len(workload):,} requests pass the {longest:,} tokens that {model.name} is made for: a server"
-    )
-    return [f"{those} refuses them unless its configuration says otherwise"] if many else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -129,12 +130,57 @@ def test_a_file_of_requests_with_a_fault_is_no_traceback(
     assert "in.jsonl" in capsys.readouterr().err
 
 
-def test_prompts_longer_than_the_model_is_made_for_are_said_so(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "serve llama-2-7b --cluster h100-sxm:1 --output 96 --rate 3 --requests 4 --json"
-    assert main([*words.split(), "--prompt", "4001"]) == 0
-    assert "4 of 4 requests pass the 4,096 tokens" in capsys.readouterr().out
-    assert main([*words.split(), "--prompt", "4000"]) == 0
-    assert "requests pass" not in capsys.readouterr().out
+def test_requests_longer_than_the_model_is_made_for_are_refused_unless_the_server_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "serve",
+        "llama-2-7b",
+        "--cluster",
+        "h100-sxm:1",
+        "--output",
+        "96",
+        "--rate",
+        "3",
+        "--requests",
+        "4",
+        "--json",
+    ]
+    assert main([*words, "--prompt", "4001"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["feasible"], found["refused"], found["max_model_len"]) == (False, 4, 4096)
+    assert "--max-model-len" in found["reason"]
+    for more in (["--prompt", "4000"], ["--prompt", "4001", "--max-model-len", "5000"]):
+        assert main([*words, *more]) == 0
+        assert json.loads(capsys.readouterr().out)["finished"] == 4
+
+
+def test_formats_are_the_checkpoints_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "serve",
+        "gpt-oss-20b",
+        "--cluster",
+        "h100-sxm:1",
+        "--prompt",
+        "99",
+        "--output",
+        "9",
+        "--rate",
+        "3",
+        "--requests",
+        "4",
+        "--json",
+    ]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["weights_format"], found["kv_format"], found["max_model_len"]) == ("bf16", "bf16", 131072)
+    assert found["memory_bytes_per_gpu"]["weights"] < 16 * 2**30  # 21 billion, most of them in 4 bits
+    assert (found["speculative_tokens"], found["engine"]) == (0, found["engine_calibrated_to"])
+    assert main([*words, "--weights", "fp8", "--engine", "vllm-99.1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["weights_format"], found["engine"]) == ("fp8", "vllm 99.1")
+    assert found["engine_calibrated_to"] != found["engine"]
+    assert any("newer than" in one for one in found["warnings"])
 
 
 def test_a_placement_says_whom_it_leaves_out_and_what_the_cluster_lacks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,16 +32,43 @@ def test_a_release_that_is_not_listed_is_read_as_the_nearest_older_one() -> None
     assert load_engine("vllm").delay_steps == load_engine("vllm-99").delay_steps
     assert load_engine("vllm:0.19") == load_engine("vllm-v0.19") == load_engine("vllm-0.19")
     assert load_engine("tensorrt-llm-1.0.0rc3").engine == "trtllm"
-    assert load_engine("trtllm-1.2.0rc6.post2").speculative_tokens == 0
-    assert load_engine("trtllm-1.2.0rc6.post3").speculative_tokens > 0
+
+
+def test_a_release_newer_than_all_that_were_calibrated_says_so_and_has_a_wider_band() -> None:
+    for engine in ("vllm", "sglang", "trtllm"):
+        last = [name for name in engine_names() if name.startswith(engine)][-1].partition("-")[2]
+        known, newer = load_engine(engine), load_engine(f"{engine}-99.1")
+        assert (known.notice, known.release, known.calibrated_to) == ("", last, last)
+        assert (newer.release, newer.calibrated_to) == ("99.1", last)
+        assert "newer than" in newer.notice
+        assert newer.band > known.band
+        assert load_engine(f"{engine}-{last}.9").notice == ""
+
+
+@pytest.mark.parametrize(
+    ("tag", "engine", "release", "noticed"),
+    [
+        ("lmsysorg/sglang:v0.5.9-cu130", "sglang", "0.5.9", ""),
+        ("rocm/sgl-dev:sglang-0.5.8-rocm700-mi35x-mori-0210", "sglang", "0.5.8", ""),
+        ("nvcr.io#nvidia/tensorrt-llm/release:1.1.0rc2.post2", "trtllm", "1.1.0rc2.post2", ""),
+        ("nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:0.8.1.post2", "trtllm", "1.2.0rc6", ""),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.8.0", "vllm", "0.12", ""),
+        ("sglang-glm5-hopper", "sglang", None, "names no release"),
+        ("vllm-nightly-ab12cd", "vllm", None, "names no release"),
+        ("vllm-nightly-20990101", "vllm", None, "wider band"),
+    ],
+)
+def test_tags_of_containers_are_read_as_engines(tag: str, engine: str, release: str | None, noticed: str) -> None:
+    profile = load_engine(tag)
+    assert profile.engine == engine
+    assert release is None or profile.release == release
+    assert noticed in profile.notice
+    assert noticed or not profile.notice or "newer" in profile.notice
 
 
 def test_unknown_engines_and_faulty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="engine"):
         load_engine("llama-server")
-    for name in ("vllm-main", "vllm:", "vllm--0.19", "sglang=x0.5"):
-        with pytest.raises(UnknownNameError, match="engine"):
-            load_engine(name)
     file = tmp_path / "mine.yaml"
     file.write_text("releases: {}\n")
     with pytest.raises(InputFileError, match="releases"):

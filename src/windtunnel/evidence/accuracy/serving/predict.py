@@ -19,9 +19,11 @@ from windtunnel.evidence.accuracy.serving.launches import (
     held_back,
     planned_ahead,
     repeats,
+    taken_to_draft,
 )
+from windtunnel.evidence.accuracy.serving.mlperf import is_mlperf, laid_out, mlperf_workload, replicas_of
 from windtunnel.evidence.accuracy.serving.models import model_named
-from windtunnel.evidence.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
+from windtunnel.evidence.accuracy.serving.recipes import DRAFTING, Recipe, layout_of, recipes_of
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
@@ -45,9 +47,11 @@ ODD_WORKERS = (11, 9, 7, 5, 3)
 USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
 MOST_BATCH = 512  # sequences of one decode worker
 MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
-DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
+DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer
+UNSTATED_DEPTH = (3, 0.5)  # of a run that says it drafted, not how many: InferenceX's launch scripts, chat template
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
+KNOWN = 0.9  # of a turn's prompt: 30 turns a session, whose prompts grow to what the table has as their mean
 REGIMES = ("stable", "near saturation", "over")
 
 
@@ -72,7 +76,7 @@ def predicted(
     taken: Collection[Recipe] = (),
     drafted: bool | None = None,
 ) -> Predicted:
-    """Predict a row; one that cannot be asked is refused, with the reason.
+    """Predict a row; one that cannot be asked is refused, with the reason. Means over requests, or the row's medians.
 
     `profiles`: instead of the shipped ones. `taken`: published recipes that other rows of the table say they are.
     `drafted`: whether the row drafted, where its table tells.
@@ -85,13 +89,21 @@ def predicted(
         if result.ttft is None or result.tpot is None:
             reason = result.reason or "no request got an answer of two tokens"
             return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
-    ttft = _middle([one.ttft.mean for one in results if one.ttft is not None]) + _cold_s(row, assumed)
-    tpot = _middle([one.tpot.mean for one in results if one.tpot is not None])
+    median = row.text("statistic") == "median"
+    ttft = _middle([one.ttft.p50 if median else one.ttft.mean for one in results if one.ttft is not None])
+    ttft += 0.0 if median else _cold_s(row, assumed)
+    tpot = _middle([one.tpot.p50 if median else one.tpot.mean for one in results if one.tpot is not None])
     concurrency, osl = row.whole_number("concurrency", ASSUMED_CONCURRENCY), row.whole_number("osl", 1)
-    rate = concurrency * osl / (ttft + (osl - 1) * tpot)
+    if is_mlperf(row):
+        rate = _middle([mlperf_rate(row, one) for one in results])
+        held = 0
+    elif row.number("tokens_per_s_per_gpu"):  # counted over the whole run, ramp and drain included
+        rate, held = _middle([one.output_tokens_per_s for one in results]), held_back(row)
+    else:
+        rate, held = concurrency * osl / (ttft + (osl - 1) * tpot), held_back(row)
     bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
     seen = 1.0  # share of the time between first and last token that a client sees
-    if 0 < (held := held_back(row)) < osl - 1:
+    if 0 < held < osl - 1:
         ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
     tpot *= seen
     low, high = seen * min(one[0] for one in bands), seen * max(one[1] for one in bands)
@@ -143,27 +155,65 @@ def _run(
 ) -> tuple[list[ServingResult], list[str]]:
     assumed: list[str] = []
     model = model_named(row.text("model"), row.text("model_family"))
+    if is_mlperf(row):
+        return [_mlperf(row, model, profiles, assumed)], assumed
     load = workload_of(row, assumed)
     if row.disaggregated:
         return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
     deployment = deployed(row, deployment_of(row))
     cluster = gpu_of(row.text("gpu"), deployment.gpus)
-    profile = profiles.get(deployment.engine)
-    if drafted_not_yet(row):
-        profile = replace(profile or load_engine(deployment.engine), speculative_tokens=0)
-    profile = planned_ahead(row, profile or load_engine(deployment.engine))
+    profile = planned_ahead(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
     drafts = [(0, 0.0)]
-    if DRAFTING in row.text("model").lower():
+    if row.text("spec") == "mtp" and not deployment.speculative_tokens:
+        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken) if one.drafted] or [UNSTATED_DEPTH]
+    elif DRAFTING in row.text("model").lower() and row.text("spec") != "none":
         drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts
         if any(depth for depth, _ in drafts):
             depths = " or ".join(str(depth) for depth, _ in drafts)
             assumed.append(f"drafting {depths} tokens as published for this concurrency")
     engines = [engine_of_row(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
     engines = [_roomy(engine, load, assumed) for engine in engines]
+    if row.text("client") == "sessions_replayed" and engines[0].rules.prefix_caching:
+        assumed.append(f"of a turn's prompt {KNOWN:.0%} is the history that its session brought before")
+        load = replace(load, prefix_names=_histories(row, load))
     if engines[0].rules.prefix_caching and repeats(row):
         assumed.append(f"the client's {PROMPTS} prompts were sent again and again")
         return [_warm(engine, replace(load, prefix_names=_repeated(row, load))) for engine in engines], assumed
     return [serve_with(engine, load) for engine in engines], assumed
+
+
+def _histories(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
+    """Names of the blocks of prompts of lanes that send turn after turn: each begins with what was sent before."""
+    lanes = row.whole_number("concurrency", 1)
+    blocks = int(KNOWN * row.whole_number("isl", 1)) // load.prefix_block
+    return [tuple(range(index % lanes * 10**6, index % lanes * 10**6 + blocks)) for index in range(len(load))]
+
+
+def _mlperf(row: ServingRow, model: Model, profiles: dict[str, Profile], assumed: list[str]) -> ServingResult:
+    assumed.append("lengths: means of MLPerf's data set")
+    deployment = deployment_of(row)
+    gpus = row.whole_number("gpus", deployment.gpus)
+    deployment = laid_out(row, model, deployment, gpu_of(row.text("gpu"), gpus))
+    if not row.text("tp"):
+        assumed.append(f"layout {deployment.words()}")
+    cluster = gpu_of(row.text("gpu"), max(gpus, deployment.gpus))
+    engine = _engine(model, cluster, deployment, profiles.get(deployment.engine))
+    rules = replace(engine.rules, prefix_caching=False)
+    engine = replace(engine, rules=rules)
+    load = mlperf_workload(row, replicas_of(row, deployment.gpus), rules.max_num_seqs)
+    return serve_with(_roomy(engine, load, assumed), load)
+
+
+def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
+    """Output tokens/s of the whole machine: an open loop's while requests come, a full batch's without its drain."""
+    load, gpus = result.spec.workload, result.gpus
+    assert result.ttft is not None
+    assert result.tpot is not None
+    lifetime = result.ttft.mean + (load.output_tokens_mean - 1) * result.tpot.mean
+    if load.rate_per_s is not None:
+        per_s = load.rate_per_s * load.output_tokens_mean
+        return (min(per_s, result.output_tokens_per_s) if result.regime == "over" else per_s) * replicas_of(row, gpus)
+    return (load.concurrency or 1) * load.output_tokens_mean / lifetime * replicas_of(row, gpus)
 
 
 def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
@@ -198,7 +248,7 @@ def _pools(
     counts = [row.whole_number(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     found = []
-    for read in _readings(model, sides, counts, assumed, recipes):
+    for read in _readings(row, model, sides, counts, assumed, recipes):
         profile = profiles.get(read.decode.engine)
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
         one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
@@ -232,16 +282,26 @@ class _Reading:
 def _listed(row: ServingRow, taken: Collection[Recipe], drafted: bool | None) -> list[Recipe]:
     """Published deployments that a row may be."""
     found = recipes_of(row, taken)
+    drafted = row.text("spec") == "mtp" if row.text("spec") else drafted
     same = [one for one in found if drafted is None or (one.drafted > 0) == drafted]
     return same or found
 
 
 def _readings(
-    model: Model, sides: list[Deployment], counts: list[int], assumed: list[str], recipes: list[Recipe]
+    row: ServingRow,
+    model: Model,
+    sides: list[Deployment],
+    counts: list[int],
+    assumed: list[str],
+    recipes: list[Recipe],
 ) -> list[_Reading]:
     """What the row says; else the published recipes that fit it; else its layouts, without and with drafting."""
     prefill, decode = sides
+    spec = row.text("spec")
     if all(counts):
+        if spec == "mtp":
+            depth, kept = next(((one.drafted, one.accepted) for one in recipes if one.drafted), UNSTATED_DEPTH)
+            decode = _drafting(decode, depth, kept)
         return [_Reading(prefill, decode, *counts)]
     if recipes:
         assumed.append("workers as published for this concurrency" + (", half-way" if len(recipes) > 1 else ""))
@@ -254,8 +314,14 @@ def _readings(
             )
             for one in recipes
         ]
+    if spec == "mtp":
+        return [_Reading(prefill, _drafting(decode, *UNSTATED_DEPTH), *counts)]
     readings = [_Reading(prefill, decode, *counts)]
-    if model.mtp_layers and not load_engine(decode.engine).speculative_tokens:
+    if spec == "none":
+        return readings
+    if decode.engine.startswith("trtllm") and taken_to_draft(row):
+        return [_Reading(prefill, _drafting(decode, DRAFTED, ACCEPTED), *counts)]
+    if model.mtp_layers:
         readings.append(_Reading(prefill, _drafting(decode, DRAFTED, ACCEPTED), *counts))
         assumed.append("drafting is not stated: half-way, on a log scale, between without and with")
     return readings

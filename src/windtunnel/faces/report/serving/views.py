@@ -53,7 +53,8 @@ def serving_document(result: ServingResult, points: Sequence[Answer] = ()) -> Do
     )
     title = f"{spec['model']} on {result.gpus} × {spec['gpu']}"
     if not result.feasible:
-        views: list[View] = [Headline(f"Does not fit: {result.reason}.", tone="bad")]
+        said = result.reason if result.refusal else f"Does not fit: {result.reason}"
+        views: list[View] = [Headline(f"{said}.", tone="bad")]
         return Document("a model served", title, views, subtitle=under)
     return Document("a model served", title, list(_views(result)), list(_details(result, answer, points)), under)
 
@@ -84,7 +85,8 @@ def _views(result: ServingResult) -> Iterator[View]:
     ]
     yield Table("Latencies", [Column(""), *(Column(part, "s") for part in PARTS)], rows, by_row=True)
     use = f"mean batch {result.batch_mean:.1f}; KV {result.kv_use_mean:.0%} used, {result.kv_use_peak:.0%} at most"
-    lines = [f"{result.gpus} GPU{'' if result.gpus == 1 else 's'} {result.utilisation:.0%} busy; {use}"]
+    lines = [result.started.words()]
+    lines += [f"{result.gpus} GPU{'' if result.gpus == 1 else 's'} {result.utilisation:.0%} busy; {use}"]
     lines.append(f"{result.finished:,} requests finished, {result.refused:,} refused")
     if result.preemptions or result.prefix_hit_rate:
         known = text_of(result.prefix_hit_rate, "share")

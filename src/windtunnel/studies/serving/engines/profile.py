@@ -1,7 +1,8 @@
 """What differs between inference engines and their releases: how they batch, what they reserve, what they cost.
 
 A file `<engine>.yaml` holds `defaults`, then `releases` from the oldest to the newest, each with what is different. A
-release that is not listed is read as the nearest older one (or the oldest). Times:
+release that is not listed is read as the nearest older one (or the oldest). One newer than all is that too, but says
+so (`notice`), and its band is wider: updates change speeds. Times:
 
     step     t = max(GPU, host) when the next step is planned while this one runs, else their sum
     GPU      kernels + layers x layer_gap_s;   expert, attention and prefill kernels times their factor
@@ -17,18 +18,20 @@ import dataclasses
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import hypot
 from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware.gpu import Gpu
+from windtunnel.studies.serving.engines.names import engine_in
 from windtunnel.units import parse_bytes
 
 FOLDER = Path(__file__).parent
-ALIASES = {"tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trt-llm": "trtllm", "dynamo-trtllm": "trtllm"}
+NEWER_BAND = 0.35  # log half-width for what updates change: of a release newer than the newest that was calibrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,12 @@ class Profile:
     gather: int = 0  # 0 = one for every attention rank
     receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
+    reserved_rank_bytes: float = 0.0  # the same where a replica has several GPUs: buffers of their collectives
+    windows: Literal["full", "freed", "pool"] = "full"  # how layers that keep a window are cached: kv/capacity.py
+    window_share: float = 0.8  # with `pool`: tokens of the windows' pool over those of the other
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
     expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
-    by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that hold count
+    by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that says a field
     kv: str = "bf16"
     kv_quantised: str = "bf16"  # with weights below 16 bits
     # On Blackwell with weights below 16 bits: NVIDIA's checkpoints say so, and launch scripts of published runs
@@ -92,6 +98,10 @@ class Profile:
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
+    # The same per sum and node beyond the first: no kernel of one node serves, and small messages wait for proxies.
+    # Read off two runs of reinforcement learning (bf16 DeepSeek-V3 over four nodes, GLM-4.5 over two), no benchmark:
+    # the band is wide there.
+    node_sum_s: float = 1.5e-4
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
@@ -100,6 +110,7 @@ class Profile:
     # FP8 experts on Blackwell, whole ones spread over GPUs: share of the time per further token beyond 512, where those
     # that were timed are not the engine's own kernels. How much it does is in the band.
     expert_marginal_blackwell_fp8: float = 1.0
+    decode_factor: float = 1.0  # of dense products and small kernels where nobody is prefilled
     attention_factor: float = 1.0
     prefill_factor: float = 1.0
     quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits
@@ -111,17 +122,20 @@ class Profile:
     uneven_exchange_hop: float = 0.0
     prefill_attention_factor: float = 1.0
     cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
-    first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
-    speculative_tokens: int = 0  # drafted per step where a model has its own drafting layers and nothing else is said
-    acceptance: float = 0.0
+    first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, detokeniser, the client itself
+    prompt_token_s: float = 2.0e-6  # tokenising, of each token: half a million a second of a core
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     band: float = 0.15  # log half-width of p5 to p95 of a step time
+    calibrated_to: str = ""  # the listed release whose numbers these are
+    notice: str = ""  # what has to be said of that choice
 
     def on(self, gpu: Gpu) -> Profile:
-        """With the engine's defaults on this GPU."""
-        held = next((one.fields for one in self.by_gpu if one.hold_on(gpu)), ())
-        return dataclasses.replace(self, **dict(held))
+        """With the engine's defaults on this GPU: of several that say a field the first."""
+        held: dict[str, Any] = {}
+        for one in reversed(self.by_gpu):
+            held |= dict(one.fields) if one.hold_on(gpu) else {}
+        return replace(self, **held)
 
     def padded(self, batch: int) -> tuple[int, bool]:
         """(batch that is computed, whether it runs as a captured graph)."""
@@ -146,33 +160,56 @@ def engine_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def load_engine(spec: str) -> Profile:
-    """The profile of `vllm`, `vllm-0.12.0`, `vllm:0.12` or a YAML file: the newest release where none is named.
+    """The profile of `vllm`, `vllm-0.12.0`, a container's tag or a YAML file: the newest release where none is named.
 
     Raises:
-        UnknownNameError: no such engine, or a release that does not begin with a number.
+        UnknownNameError: no such engine.
         InputFileError, SpecError: a file with a fault.
     """
     if spec.endswith((".yaml", ".yml")):
-        path, wanted = Path(spec), ""
-        name = path.stem
-    else:
-        text = spec.lower().replace(" ", "-")
-        match = re.fullmatch(r"(tensorrt[-_]llm|trt-llm|dynamo-trtllm|[a-z_]+)(?:[-=@:]?v?(\d.*))?", text)
-        name, wanted = (ALIASES.get(match[1], match[1]), match[2] or "") if match else (text, "")
-        path = FOLDER / f"{name}.yaml"
-        if not path.exists():
-            raise UnknownNameError("engine", spec, [*engine_names(), *(p.stem for p in FOLDER.glob("*.yaml"))])
+        path = Path(spec)
+        return _of_release(path.stem, "", path)
+    named = engine_in(spec)
+    if named is None or not (path := FOLDER / f"{named.engine}.yaml").exists():
+        raise UnknownNameError("engine", spec, [*engine_names(), *(p.stem for p in FOLDER.glob("*.yaml"))])
+    if named.release or named.bare:
+        return _of_release(named.engine, named.release, path)
+    listed, newest = _dated(path), list(_document(path)["releases"])[-1]
+    if not named.day:
+        said = f"{spec} names no release: read as {named.engine} {newest}, the newest that was calibrated"
+        return replace(_of_release(named.engine, newest, path), notice=said)
+    out = [release for release, day in listed if day <= named.day]
+    profile = _of_release(named.engine, out[-1] if out else newest, path)
+    if out and out[-1] != newest:
+        return profile
+    said = f"{spec} is of {named.day}: read as {named.engine} {profile.release}, with a wider band"
+    return replace(profile, notice=said, band=hypot(profile.band, NEWER_BAND))
+
+
+def _of_release(name: str, wanted: str, path: Path) -> Profile:
     document = _document(path)
-    release = _nearest(wanted, list(document["releases"]))
+    releases = list(document["releases"])
+    release = _nearest(wanted, releases)
     fields = {**document.get("defaults", {}), **(document["releases"][release] or {})}
-    return _profile(name, wanted or release, fields, path)
+    profile = replace(_profile(name, wanted or release, fields, path), calibrated_to=release)
+    newest = order_of(releases[-1])
+    if order_of(wanted)[: len(newest)] <= newest:
+        return profile
+    said = f"{name} {wanted} is newer than {releases[-1]}, the newest that was calibrated"
+    said += ": read as that, with a wider band"
+    return replace(profile, notice=said, band=hypot(profile.band, NEWER_BAND))
+
+
+def _dated(path: Path) -> list[tuple[str, str]]:
+    """(release, day) of those that say one."""
+    named = _document(path)["releases"].items()
+    return [(name, day) for name, fields in named if (day := (fields or {}).get("released", ""))]
 
 
 def release_on(engine: str, date: str) -> str:
     """The newest release that was out on a date (2025-11-10); "" where the profile says no dates."""
-    path = FOLDER / f"{ALIASES.get(engine, engine)}.yaml"
-    releases = _document(path)["releases"] if path.exists() else {}
-    out = [name for name, fields in releases.items() if "" < (fields or {}).get("released", "") <= date]
+    path = FOLDER / f"{engine}.yaml"
+    out = [name for name, day in _dated(path) if day <= date] if path.exists() else []
     return out[-1] if out else ""
 
 
@@ -212,7 +249,7 @@ def _values(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if key == "by_gpu":
             values[key] = tuple(_of_gpu(one, path) for one in value)
             continue
-        if key not in known or key in ("engine", "release"):
+        if key not in known or key in ("engine", "release", "calibrated_to", "notice"):
             raise SpecError(key, value, f"unknown; an engine profile knows {', '.join(sorted(known))}", str(path))
         if isinstance(value, list):
             value = tuple(int(one) for one in value)

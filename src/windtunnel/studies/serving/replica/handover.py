@@ -64,4 +64,4 @@ def give_up(replica: Replica, one: Sequence, now_ns: int) -> None:
 
 
 def _blocks(replica: Replica, one: Sequence) -> int:
-    return -(-one.known // replica.rules.block_size)
+    return -(-one.known // replica.rules.block_size) + replica.rules.beside_blocks
