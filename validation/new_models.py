@@ -2,9 +2,9 @@
 
     python validation/new_models.py ROWS [--out table.csv]     ROWS: new_models.csv or new_models_training.csv
 
-`*_blind.csv` are the tables before any work on these models. Each row: a deployment, its load, and measured output tokens per second and time per output token; an empty cell was not
-published. Models are configs that `aiconfigurator-core` ships, or `TYPE` for the defaults of transformers' class (the
-shape of Qwen3-Next and Qwen3-Coder-Next). Errors are predicted over measured less one.
+`*_blind.csv` are the tables before any work on these models. Each row is a run as published; an empty cell was not.
+Models are configs that `aiconfigurator-core` ships, or `TYPE` for the defaults of transformers' class (the shape of
+Qwen3-Next and Qwen3-Coder-Next). Errors are predicted over measured less one.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def trained(row: dict[str, str], folder: Path) -> tuple[list[tuple[float, float]
                 "release": f"bridge-{row['source'].split()[-1][:5]}",
                 "precision": row["precision"],
                 "sequence_parallel": plan["tp"] > 1,
+                "etp": 1,
                 **plan,
             },
         }
