@@ -25,6 +25,7 @@ from windtunnel.physics.model.mixers import Compressed, ExtendedBlock, Indexed, 
 from windtunnel.studies.serving.deployment import Deployment
 
 TWO_BYTES = 2.0
+WIDE = 8  # GPUs, above which experts are wide
 SMALL_KERNELS = 5  # per layer: two norms with residual, rotary and cache write, activation, and what fusion leaves
 
 
@@ -155,11 +156,17 @@ class Layers:
         return line.at(tokens) + ways + self._exchange(tokens, block)
 
     def _exchange(self, tokens: float, block: FeedForward) -> float:
-        """Attention ranks with tokens of their own gather them before the experts and scatter the sums after."""
+        """Attention ranks with tokens of their own gather them before the experts and scatter the sums after.
+
+        Over more GPUs than one node has engines send a token only to the ranks that hold its experts (DeepEP, NVLink
+        one-sided all-to-all): of R ranks R (1 - (1 - 1 / R)^k) for k experts.
+        """
         ranks = self.deployment.tp * self.deployment.attn_dp
         if self.deployment.attn_dp == 1:
             return 0.0  # the sum after the experts is that of `_dense`
         whole = TWO_BYTES * tokens * self.model.hidden_size
+        if ranks > WIDE:
+            whole *= 1.0 - (1.0 - 1.0 / ranks) ** block.experts_per_token
         gathered = self.kernels.exchange_s("all_gather", whole / 2, ranks)  # quantised on the way there
         return gathered + self.kernels.exchange_s("reduce_scatter", whole, ranks)
 
