@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import counting, note, print_question, stdout, wrote
+from windtunnel.faces.cli.output import counting, give, note, print_question, wrote
 from windtunnel.questions.capture import Capture
 
 WOULD_NOT_RUN = 4  # exit status
@@ -46,11 +46,10 @@ def capture(
         if error.details:
             note(error.details.rstrip())
         raise
-    if outputs.json:
-        print_question(question, document, warnings=document["notes"])
-        return 0
-    from windtunnel.faces.report.captured import print_captured
+    from windtunnel.faces.report.captured import captured_document
 
-    print_captured(document, str(out), question.cluster, stdout())
-    wrote(out)
+    shown = captured_document(document, str(out), question.cluster)
+    give(question, document, outputs, shown, warnings=document["notes"])
+    if not outputs.json:
+        wrote(out)
     return 0
