@@ -13,7 +13,8 @@ A job that is well formed but does not fit is no error: it is an *infeasible* `R
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -72,6 +73,17 @@ class LayoutError(UserError):
     def __init__(self, problem: str, remedy: str) -> None:
         self.problem, self.remedy = problem, remedy
         super().__init__(f"{problem}; {remedy}")
+
+
+@contextmanager
+def about_file(path: object) -> Iterator[None]:
+    """Mistakes in what a file says, with its name in front where a message has it nowhere."""
+    try:
+        yield
+    except UserError as error:
+        if str(path) not in str(error):
+            error.args = (f"{path}: {error}",)
+        raise
 
 
 class ScheduleError(WindtunnelError):

@@ -16,7 +16,7 @@ from windtunnel.physics.hardware import cluster_with
 from windtunnel.physics.step.result import Result
 from windtunnel.studies.training import predict
 
-law = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+law = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 
 
 def answer(job: Job, **changes: Any) -> Result:

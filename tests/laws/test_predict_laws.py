@@ -21,7 +21,7 @@ from windtunnel.physics.step.result import Result
 from windtunnel.studies.training import predict
 from windtunnel.studies.training.pricing import Pricer
 
-law = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+law = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 
 def answer(job: Job) -> Result:
@@ -82,7 +82,7 @@ def no_fixed_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "launch_floor_s", lambda: 0.0)
 
 
-@settings(law, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(law, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs(low_precision=False), st.sampled_from([2.0, 4.0]))
 def test_twice_the_rates_and_half_the_latencies_halve_a_run_without_fixed_costs(no_fixed_costs, job, times):
     # Prices are remembered by cluster: names of their own keep these apart from every other test's.

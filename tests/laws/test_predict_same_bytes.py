@@ -25,7 +25,7 @@ from windtunnel.physics.step.result import Result
 from windtunnel.studies.training import predict
 from windtunnel.studies.training.lowering import passes
 
-law = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+law = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 
 def answer(job: Job) -> Result:

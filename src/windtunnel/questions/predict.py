@@ -45,3 +45,9 @@ class Predict:
         About("Tokens of the whole training, e.g. 15T: days, GPU-hours and, with --price, its cost.", unit="tokens"),
     ] = None
     price: Annotated[float | None, About("Of one GPU for an hour, e.g. 2.5.", least=0, most=1e6)] = None
+    anchor: Annotated[
+        tuple[str, ...],
+        About(
+            "A run that you measured, in YAML as `windtunnel diagnose --save-anchor` writes it; repeatable.", rare=True
+        ),
+    ] = ()

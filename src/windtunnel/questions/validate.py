@@ -20,7 +20,8 @@ class Validate:
         tuple[str, ...],
         About(
             "CSV of measured runs, with the columns of validation/measurements.csv; one or several. A table of served"
-            " deployments (id, model, gpu, engine, isl, osl, concurrency ...) is predicted as such."
+            " deployments (id, model, gpu, engine, isl, osl, concurrency ...) is predicted as such, and so is one of RL"
+            " steps (id, framework, model, gpu, n_gpus, rollouts_per_step, total_step_s ...)."
         ),
     ]
     level: Annotated[Literal["A", "B", "C"] | None, About("Only rows specified this well; all levels by default.")] = (
@@ -29,7 +30,7 @@ class Validate:
     source: Annotated[str | None, About("Only rows whose source contains this text.")] = None
     anchor: Annotated[
         Literal["none", "smallest"],
-        About("smallest: one factor per source, GPU, model and precision, from its smallest run."),
+        About("smallest: the smallest run of each source, GPU, model and precision moves the others by nearness."),
     ] = "none"
 
     def __post_init__(self) -> None:

@@ -47,8 +47,9 @@ def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Res
     mixed = parse_mixed(question.cluster.base) if question.cluster.base is not None else None
     if mixed is not None:
         changes = len(plain_part(question.model)) > 1 or len(plain_part(question.cluster)) > 1
-        if question.technique or changes or question.scenario.samples or question.scenario.disturbs:
-            why = "of several types of GPU: leave out techniques, --set, disturbances, routers and lengths"
+        odd = question.technique or question.anchor or question.scenario.samples or question.scenario.disturbs
+        if changes or odd:
+            why = "of several types of GPU: leave out techniques, anchors, --set, disturbances, routers and lengths"
             raise SpecError("--cluster", question.cluster.base, why)
         of_types = _as_asked(step_of(model_of(question.model, mixed.n_gpus), mixed, plan), question, notes)
         return of_types, lambda: of_types
@@ -63,14 +64,27 @@ def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Res
         return predict_with(model, machine, other, question.technique, scenario=question.scenario)
 
     result = _as_asked(again(cluster, plan), question, notes)
+    move = _anchored(question, result)
 
     def with_advice() -> Result:
         from windtunnel.studies.planning.advice import with_advice
 
         disturbed = bool(question.technique) or question.scenario.disturbs
-        return with_advice(result, model, cluster, plan, again if disturbed else None)
+        return move(with_advice(result, model, cluster, plan, again if disturbed else None))
 
-    return result, with_advice
+    return move(result), with_advice
+
+
+def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
+    """What moves the answer by the runs that were measured."""
+    if not question.anchor:
+        return lambda found: found
+    from windtunnel.studies.measured_run.anchoring import Anchor, check_anchorable, read_anchor, with_anchors
+
+    check_anchorable(result)
+    files = [(path, *read_anchor(path)) for path in question.anchor]
+    anchors = [Anchor(path, measured_s, answer(own)) for path, measured_s, own in files]
+    return lambda found: with_anchors(found, anchors)
 
 
 def is_captured(word: str) -> bool:
@@ -85,7 +99,7 @@ def is_captured(word: str) -> bool:
 
 def _as_asked(result: Result, question: Predict, notes: tuple[str, ...]) -> Result:
     """A result that names model and cluster as the question does."""
-    named = replace(read(result.question), model=question.model, cluster=question.cluster)
+    named = replace(read(result.question), model=question.model, cluster=question.cluster, anchor=question.anchor)
     warnings = (*result.warnings, *notes)
     return replace(result, question=plain(named), reproduce=command(named), warnings=warnings)
 
@@ -93,6 +107,8 @@ def _as_asked(result: Result, question: Predict, notes: tuple[str, ...]) -> Resu
 def _of_script(question: Predict) -> Result:
     from windtunnel.studies.programs.predict import predict_captured
 
+    if question.anchor:
+        raise SpecError("--anchor", question.anchor[0], "an anchor moves the step of a plan: name a model instead")
     if question.technique:
         remedy = "techniques rewrite the step of a plan: name a model instead"
         raise SpecError("--technique", question.technique[0], remedy)

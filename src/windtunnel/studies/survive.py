@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.questions.question import plain_part
 from windtunnel.questions.survive import Survive, SurviveSpot
+from windtunnel.questions.typed import check, texts
 from windtunnel.units import parse_bandwidth, parse_count, parse_time
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ class Shape:
     tokens_per_s: float | None
 
 
-@typed("step_time")
 def survive(
     model: Model | str | Path | Mapping[str, Any] | None,
     cluster: Cluster | str | Path | Mapping[str, Any],
@@ -58,6 +59,7 @@ def survive(
     `model`, `cluster` and `plan` as `windtunnel.predict` takes them; without a model the job is assumed, with
     steps of `step_time` (10s). `asked`: the keywords of `asked_of`. Raises UserError on the first mistake.
     """
+    check(locals(), step_time=str | float | None)
     from windtunnel.physics.hardware import Cluster, parse_cluster
     from windtunnel.physics.model import Model, load_model
     from windtunnel.studies.resilience import survive as survived
@@ -81,7 +83,6 @@ def survive(
     return survived(asked_of(predicted(built, machine, read_plan(plan)), machine, **asked))
 
 
-@typed
 def asked_of(
     shape: Shape,
     machine: Cluster,
@@ -100,6 +101,20 @@ def asked_of(
     seed: int = 0,
 ) -> Asked:
     """The question of `resilience.survive`, from words as the command line takes them. Raises UserError."""
+    check(
+        locals(),
+        days=float,
+        failures=str | PathLike,
+        observed=str | None,
+        checkpoint=str | float,
+        standbys=str | int,
+        storage=str | float | None,
+        gpu_hour=float | None,
+        planned_every=str | float | None,
+        seeds=int,
+        seed=int,
+    )
+    policies, recovery = texts("policies", policies), texts("recovery", recovery)
     from windtunnel.studies.resilience import ADAM_BYTES_PER_PARAMETER, Asked, Checkpoint, published
 
     n = machine.n_gpus
@@ -156,6 +171,9 @@ def _whole(text: str) -> int:
 def _process(failures: str, observed: str | None, machine: Cluster) -> FailureProcess:
     from windtunnel.studies.resilience import fit_log, read_failures
 
+    often = re.fullmatch(r"([^@]+)@([0-9,]+)", failures)
+    if often and observed is None:
+        return _every(parse_time(often[1], "--failures"), parse_count(often[2], "--failures"))
     if not failures.lower().endswith(".csv"):
         if observed is not None:
             raise SpecError("--log", observed, "leave it out: it is of a CSV log, given by --failures")
@@ -173,6 +191,16 @@ def _process(failures: str, observed: str | None, machine: Cluster) -> FailurePr
         raise SpecError("--log", observed, "write GPUS:DAYS, e.g. 1024:30, or GPUSxPER_NODE:DAYS")
     per = parse_count(per_node, "--log") if per_node else machine.gpus_per_node
     return fit_log(failures, parse_count(gpus, "--log"), length, per)
+
+
+def _every(mean_s: float, gpus: int) -> FailureProcess:
+    """Machines that fail so that a job of so many GPUs is interrupted so often on average."""
+    from windtunnel.studies.resilience.failures import Cause, FailureProcess
+
+    if not mean_s > 0.0:
+        raise SpecError("--failures", mean_s, "give a time above 0 and GPUs, e.g. 6h@512")
+    cause = Cause("failure of a machine", "unknown", "gpu", 1.0 / (mean_s * gpus))
+    return FailureProcess(f"one every {mean_s:g} s on {gpus} GPUs", "as asked", (cause,))
 
 
 def _times(recovery: Sequence[str], saved: Any) -> Any:

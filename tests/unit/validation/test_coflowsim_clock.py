@@ -16,6 +16,8 @@ from oracles.coflowsim.clock import java_doubles, run_ticks
 
 from windtunnel.studies.fleet.flows import POLICIES, Shuffle, Trace, read_trace, run_flows
 
+pytestmark = pytest.mark.long  # mostly the compiler; validation/fleet/oracles.py holds the whole trace to it
+
 HERE = Path(__file__).parent
 TRACE = read_trace(HERE.parent / "studies" / "fleet" / "coflows.txt")
 QUANTUM = 8

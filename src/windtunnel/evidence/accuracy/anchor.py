@@ -1,47 +1,60 @@
-"""One-anchor calibration: a group's smallest run sets one efficiency factor, the rest is judged with it.
+"""One run measured, the others judged: each source's smallest run of a model on a GPU moves its others by nearness.
 
-    factor(source, GPU, model, precision, plan) = measured / predicted of the run on the fewest GPUs
-
-Plan: its degrees but for data parallelism, micro-batch, length and recomputation. What is missing in one layout is not
-what is missing in another: one factor for all of a model's layouts made them worse. A run without its like is left
-alone, and scored.
+The rule is the product's own (`studies/measured_run/anchoring.py`): in full for the same plan at another scale, a
+quarter of it for other plans, none for other models, GPUs or formats. A run that fills its memory moves nothing.
 
 Levels of specification are kept apart, so that no swept row is an anchor for a known one. Ties go to the smaller global
-batch, then to the earlier row. The factor is one number; it stands for what differs
-between two installations of the same software: clocks, library builds, cluster health.
+batch, then to the earlier row.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from windtunnel.evidence.accuracy.outcome import Outcome
+from windtunnel.studies.measured_run.anchoring import Regime, carried
 
 Key = tuple[object, ...]
 
 
 def anchored(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes with every scored group scaled by its anchor; anchors are marked, to be left out of the scores."""
-    factors: dict[Key, tuple[float, str]] = {}
+    """The outcomes, every group's scored ones moved by its anchor; anchors are marked, to be left out of the scores."""
+    anchors: dict[Key, tuple[float, Outcome]] = {}
     scored = [outcome for outcome in outcomes if outcome.error is not None]
     alike = Counter(_key(outcome) for outcome in scored)
     for outcome in sorted(scored, key=_size):
-        if alike[_key(outcome)] == 1:
-            continue
-        row = outcome.row
-        measured, predicted = row.measured_s, outcome.step_time_s
-        assert measured is not None  # `error` is there, so both are
-        assert predicted is not None
-        factors.setdefault(_key(outcome), (measured / predicted, row.id))
-    found = ((outcome, factors.get(_key(outcome))) for outcome in outcomes)
-    return [one.scale(pair[0], is_anchor=one.row.id == pair[1]) if pair else one for one, pair in found]
+        if alike[_key(outcome)] > 1:
+            measured, predicted = outcome.row.measured_s, outcome.step_time_s
+            assert measured is not None  # `error` is there, so both are
+            assert predicted is not None
+            anchors.setdefault(_key(outcome), (math.log(measured / predicted), outcome))
+    return [_moved(outcome, anchors.get(_key(outcome))) for outcome in outcomes]
+
+
+def _moved(outcome: Outcome, anchor: tuple[float, Outcome] | None) -> Outcome:
+    if anchor is None or outcome.error is None:
+        return outcome
+    log_factor, other = anchor
+    if other.row.id == outcome.row.id:
+        return outcome.scale(math.exp(log_factor), is_anchor=True)
+    if other.full or other.status != "ok":
+        return outcome
+    found = carried(log_factor, regime_of(other), regime_of(outcome))
+    return outcome.scale(found.factor, is_anchor=False, half_width=found.half_width)
+
+
+def regime_of(outcome: Outcome) -> Regime:
+    """Of a published run."""
+    row = outcome.row
+    layout = (row.tp, row.pp, row.vpp, row.cp, row.ep)
+    return Regime(_key(outcome), layout, (row.micro_batch, row.recompute, row.seq_len), row.n_gpus or 0)
 
 
 def _key(outcome: Outcome) -> Key:
     row = outcome.row
-    plan = (row.tp, row.pp, row.vpp, row.cp, row.ep, row.micro_batch, row.seq_len, row.recompute)
-    return (row.source, row.gpu, row.model, row.precision, row.level, *plan)
+    return (row.source, row.gpu, row.model, row.framework, row.precision, row.level)
 
 
 def _size(outcome: Outcome) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -99,15 +100,21 @@ class Outcome:
             return None
         return self.p5_s <= low and high <= self.p95_s
 
-    def scale(self, factor: float, is_anchor: bool) -> Outcome:
-        """The same outcome with its times multiplied by an anchor's factor."""
+    def scale(self, factor: float, *, is_anchor: bool, half_width: float | None = None) -> Outcome:
+        """The same outcome with its times multiplied by an anchor's factor.
+
+        `half_width`: of the log of the step, where the band becomes narrower.
+        """
         if self.step_time_s is None or self.p5_s is None or self.p95_s is None:
             return self
+        low, high = self.p5_s / self.step_time_s, self.p95_s / self.step_time_s
+        if half_width is not None:
+            low, high = max(low, math.exp(-half_width)), min(high, math.exp(half_width))
         return replace(
             self,
             step_time_s=self.step_time_s * factor,
-            p5_s=self.p5_s * factor,
-            p95_s=self.p95_s * factor,
+            p5_s=self.step_time_s * factor * low,
+            p95_s=self.step_time_s * factor * high,
             anchor_factor=factor,
             is_anchor=is_anchor,
         )

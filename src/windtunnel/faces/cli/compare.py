@@ -1,4 +1,4 @@
-"""`windtunnel compare RUN_A RUN_B`."""
+"""`windtunnel compare RUN_A RUN_B` and `windtunnel compare RUN TRACE...`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import print_question, show, wrote
+from windtunnel.faces.cli.output import print_question, show, working, wrote
 from windtunnel.questions.saved import Compare
 
 
@@ -17,16 +17,21 @@ def compare_app(*, everything: bool = False) -> Callable[..., Any]:
 
 def compare(question: Compare, outputs: Outputs) -> None:
     """Answer, print, write."""
-    from windtunnel.faces.report.comparison.compare import answer
-    from windtunnel.faces.report.comparison.views import comparison_document
+    from windtunnel.faces.report.comparison.compare import TraceComparison, answer
+    from windtunnel.faces.report.comparison.views import comparison_document, trace_document
 
-    comparison = answer(question)
+    with working("reading"):
+        comparison = answer(question)
+    if isinstance(comparison, TraceComparison):
+        document = trace_document(comparison)
+    else:
+        document = comparison_document(comparison)
     if outputs.report is not None:
         from windtunnel.faces.report.draw.page import write_page
 
-        write_page(comparison_document(comparison), outputs.report)
+        write_page(document, outputs.report)
         wrote(outputs.report)
     if outputs.json:
         print_question(question, comparison.to_dict())
     else:
-        show(comparison_document(comparison))
+        show(document)

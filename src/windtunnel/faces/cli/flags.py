@@ -123,9 +123,10 @@ def command(
     for field in files:
         text: Any = Annotated[str | None, Parameter(help=field.about.text)]
         arguments.append(Argument(field.path, Argument.KEYWORD_ONLY, default=None, annotation=text))
-    has_parts = any(field.parts for field in fields_of(kind))
-    setting: Any = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET, show=has_parts)]
-    arguments.append(Argument("set", Argument.KEYWORD_ONLY, default=(), annotation=setting))
+    if "set" not in flag_fields(kind):
+        has_parts = any(field.parts for field in fields_of(kind))
+        setting: Any = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET, show=has_parts)]
+        arguments.append(Argument("set", Argument.KEYWORD_ONLY, default=(), annotation=setting))
     arguments += [one.replace(annotation=hints[name]) for name, one in own.items()]
     places = get_type_hints(Outputs, include_extras=True)
     for output in fields(Outputs):
@@ -144,7 +145,7 @@ def command(
         given = Given(
             flags=flags,
             files={field.path: options[field.path] for field in files if options.get(field.path) is not None},
-            sets=tuple(options.get("set", ())),
+            sets=() if "set" in flags else tuple(options.get("set") or ()),
         )
         below = Below({}) if reader is None else reader(given)
         question = from_flags(verb, {**flags, **below.instead}, given.sets, below.parts, below.path)

@@ -61,6 +61,9 @@ def predict(
     advice: Annotated[
         bool, Parameter(negative="--no-advice", help="Predict what would make it faster, or make it fit, as well.")
     ] = True,
+    measured: Annotated[
+        str | None, Parameter(help="Step time that you measured, e.g. 11s: what `diagnose` says of it.", show=False)
+    ] = None,
     launch_flags: Annotated[
         Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
         Parameter(help="Print the plan as that framework is launched with it, too.", show=False),
@@ -69,6 +72,13 @@ def predict(
     """Answer, print, write. The exit status is 3 for a job that does not fit in memory."""
     from windtunnel.studies.predict import answer_at_first, is_captured
 
+    if measured is not None:
+        from windtunnel.faces.cli.diagnosis import show_diagnosis
+        from windtunnel.studies.diagnose import with_measured
+        from windtunnel.units import parse_time
+
+        show_diagnosis(with_measured(question, parse_time(measured, "--measured")), outputs, notes, None)
+        return 0
     files: dict[Path, str] = {}
     places = {"--report": outputs.report, "--trace": outputs.trace, "--rows": outputs.rows}
     for name, path in places.items():

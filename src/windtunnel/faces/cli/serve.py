@@ -23,8 +23,6 @@ from windtunnel.questions.serving import Apart
 
 if TYPE_CHECKING:
     from windtunnel.studies.serving.manifests import Form
-    from windtunnel.studies.serving.placement.answer import Placed
-    from windtunnel.studies.serving.placement.distserve import Candidate
     from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.study import Served
 
@@ -50,6 +48,7 @@ def show_plan(
     out: Annotated[Path, Parameter(help="Where that goes (deploy).", group=OUTPUT, show=False)] = Path("deploy"),
 ) -> None:
     """Answer, and print."""
+    from windtunnel.faces.report.serving.placement import placed_document
     from windtunnel.studies.serving.placement.answer import Placed
     from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.study import answer_plan
@@ -75,7 +74,8 @@ def show_plan(
     elif outputs.json:
         print_answered(question, found)
     else:
-        _print_placed(found)
+        noted(found)
+        show(placed_document(found))
 
 
 def _emit(found: ServingPlans, form: Form, model: str, folder: Path) -> None:
@@ -143,45 +143,6 @@ def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs)
         return
     noted(served)
     show(serving_document(result), full=outputs.full)
-
-
-def _print_placed(placed: Placed) -> None:
-    from windtunnel.studies.serving.placement.distserve import Placement
-    from windtunnel.units import format_many
-
-    noted(placed)
-    console, found = stdout(), placed.found
-    if isinstance(found, Placement):
-        for phase, layout, count in (
-            ("prefill", found.prefill, found.prefill_instances),
-            ("decode", found.decode, found.decode_instances),
-        ):
-            console.print(f"{phase:8} {count} x tp{layout[0]} pp{layout[1]}")
-        console.print(f"{found.gpus} GPUs carry {found.rate_per_s:g} requests/s at {placed.attain:.0%} attainment")
-        console.print(
-            f"goodput  {found.goodput_per_gpu_per_s:.3g} requests/s per GPU, best of {len(found.tried)} candidates"
-        )
-        if found.runner_up is not None:
-            console.print(f"next     {found.runner_up.per_gpu:.3g} requests/s per GPU: {_layouts(found.runner_up)}")
-        return
-    shared, in_time = placed.method == "muxserve", placed.method == "alpaserve"
-    for group in found.groups:
-        words = group.layout if shared else f"{group.layout}: {', '.join(group.models) or 'idle'}"
-        console.print(f"{format_many(group.gpus, 'GPU')}  {words}", highlight=False)
-    what = "of requests in time" if in_time else "requests/s in all"
-    console.print(f"{_value(found.value, in_time)} {what}, best of {found.tried} {found.what_was_tried}")
-    if found.runner_up_value is not None:
-        costs = _value(found.value - found.runner_up_value, in_time) + ("" if in_time else " requests/s")
-        console.print(f"next: {found.runner_up}, {_value(found.runner_up_value, in_time)}: it costs {costs}")
-
-
-def _layouts(candidate: Candidate) -> str:
-    both = (("prefill", candidate.prefill), ("decode", candidate.decode))
-    return ", ".join(f"{phase} tp{layout[0]} pp{layout[1]}" for phase, layout in both if layout is not None)
-
-
-def _value(value: float, share: bool) -> str:
-    return f"{value:.1%}" if share else f"{value:.4g}"
 
 
 def show_policies(question: ServePolicies, outputs: Outputs) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from windtunnel.studies.traces.by_class import typical
 from windtunnel.studies.traces.stragglers.explanation import Asked, Explanation, Part
 from windtunnel.views import (
     Axis,
@@ -25,6 +26,7 @@ from windtunnel.views import (
 from windtunnel.views.text import plain, text_of
 
 PARTS_SHOWN = 8  # of one sort
+CLASSES_SHOWN = 7
 STEPS_SHOWN = 400
 CELLS_MOST = 12_000  # of the heat map
 LEAST_SPAN = 0.05  # of its scale, so that noise stays pale
@@ -43,19 +45,28 @@ def explanation_document(answer: Explanation) -> Document:
 
 def _views(answer: Explanation) -> Iterator[View]:
     slowdown = Number(answer.slowdown, "x")
-    yield Headline(answer.verdict, "slowdown", slowdown, "good" if answer.slowdown < 1.02 else "warn")
+    yield Headline(
+        answer.verdict,
+        "slowdown",
+        slowdown if answer.slowdown > 1 else None,
+        "good" if answer.slowdown < 1.02 else "warn",
+    )
     measured, replayed = answer.measured_ns, answer.replayed_ns
     off = f", {text_of(replayed / measured - 1, 'change')} of it" if measured else ""
     of = "mean of the steps" if answer.n_steps > 1 else "the whole recording"
     lost = (answer.slowdown - 1) / answer.slowdown if answer.slowdown > 1 else 0.0
-    yield Figures(
-        [
-            Figure("step time", Number(measured / 1e9, "s"), f"as measured, {of}"),
-            Figure("replayed", Number(replayed / 1e9, "s"), f"dependencies and durations only{off}"),
+    figures = [
+        Figure("step time", Number(measured / 1e9, "s"), f"as measured, {of}"),
+        Figure("replayed", Number(replayed / 1e9, "s"), f"dependencies and durations only{off}"),
+    ]
+    if answer.ideal_ns < min(replayed, measured or replayed):  # one that takes longer is none
+        figures += [
             Figure("ideal", Number(answer.ideal_ns / 1e9, "s"), "every op as long as its peers"),
             Figure("slowdown", slowdown, f"{text_of(lost, 'share')} of the time is lost to stragglers", lost),
         ]
-    )
+    yield Figures(figures)
+    if answer.rank_steps:
+        yield _by_class(answer)
     if answer.asked is not None:
         yield _mended(answer.asked, replayed)
     by_place = bool(answer.by_stage or answer.by_replica)
@@ -79,6 +90,25 @@ def _views(answer: Explanation) -> Iterator[View]:
         by_step = sorted(answer.step_slowdown.items(), key=lambda item: (-item[1], item[0]))[:PARTS_SHOWN]
         yield Notes("Slowest steps", [" · ".join(f"step {step} {value:.3f}" for step, value in by_step)])
     yield Notes("What the trace lacks", answer.notes, "warn")
+
+
+def _by_class(answer: Explanation) -> Table:
+    """A step of each rank by class of op, and each step of a single rank: every instant is of one class."""
+    ranks = sorted({one.rank for one in answer.rank_steps})
+    rows: list[tuple[str, dict[str, float]]] = []
+    if len(ranks) == 1:
+        rows = [(f"step {one.step}", dict(one.seconds)) for one in answer.rank_steps]
+    else:
+        rows = [(f"rank {rank}", typical([one for one in answer.rank_steps if one.rank == rank])) for rank in ranks]
+    names = sorted(
+        {name for _, parts in rows for name in parts}, key=lambda name: -sum(p.get(name, 0) for _, p in rows)
+    )
+    columns = [Column(""), Column("step", "s"), *(Column(name, "s") for name in names[:CLASSES_SHOWN])]
+    cells = [(who, sum(p.values()), *(p.get(name) for name in names[:CLASSES_SHOWN])) for who, p in rows]
+    note = (
+        "host: the queue was empty; idle: launched, but waiting for another stream; communication: what nothing hides"
+    )
+    return Table("Where the time goes", columns, cells, note, PARTS_SHOWN)
 
 
 def _details(answer: Explanation) -> Iterator[View]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import hypot
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.physics.cost.inference import inference_kernels
@@ -17,6 +18,8 @@ from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.rules import Rules, rules_of
 from windtunnel.studies.serving.step_time.layers import Layers
 from windtunnel.studies.serving.step_time.times import Prices, StepTimes
+
+UNMEASURED_BAND = 0.5  # log half-width of step times on a GPU that nobody timed; as far as roofline was off elsewhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +97,11 @@ def engine_of(
     beside = math.ceil(memory.cache.beside_bytes / block_bytes) if block_bytes else 0
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
+    scale = cluster.gpu.kernel_scale
     told = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
+    if cluster.gpu.generation == "other" or scale.compute < 0.5 * scale.memory:
+        used = replace(used, band=hypot(used.band, UNMEASURED_BAND))
+        told += f"; without measurements of {cluster.gpu.name}, so the band is wide"
     stands_in = kernels.derived_from(deployment.weights)
     if kernels.measured and stands_in:
         told += f"; {deployment.weights} products: {stands_in}'s, less the bytes of weights saved"

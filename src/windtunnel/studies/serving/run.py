@@ -8,12 +8,12 @@ from math import hypot, inf
 
 import numpy as np
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, stored_as
+from windtunnel.questions.typed import check
 from windtunnel.studies.serving.build import Engine, engine_of, kv_format
 from windtunnel.studies.serving.deployment import Deployment, deployment_of
 from windtunnel.studies.serving.engines.profile import Profile
@@ -46,7 +46,6 @@ LEAST_ROOM = 0.2
 PROMISES = ("ttft_s", "tpot_s")
 
 
-@typed
 def serve(
     model: str | Model,
     cluster: str | Cluster,
@@ -68,6 +67,7 @@ def serve(
     `profile`, `prices`: as in `build.engine_of`. A model that does not fit is an answer: `feasible` is False.
     Raises SpecError, LayoutError, UnknownNameError.
     """
+    check(locals(), model=str | Model, cluster=str | Cluster, deployment=Deployment | Mapping)
     built = load_model(model) if isinstance(model, str) else model
     machine = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     layout = deployment if isinstance(deployment, Deployment) else deployment_of(deployment)
@@ -85,7 +85,6 @@ def serve(
     )
 
 
-@typed
 def serve_with(
     engine: Engine,
     workload: Workload,
@@ -98,6 +97,7 @@ def serve_with(
     make: Callable[[], Replica | StepwiseReplica] | None = None,
 ) -> ServingResult:
     """As `serve`, on an engine that is priced already; `make`: replicas of another kind than the engine's own."""
+    check(locals(), workload=Workload, replicas=int, slo=Mapping | None, timeline=bool, cost_per_gpu_hour=float | None)
     _check(replicas, slo or {}, cost_per_gpu_hour)
     if not engine.fits:
         return infeasible(engine, workload, replicas, slo or {})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError, UserError
+from windtunnel.errors import SpecError, UserError, about_file
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
@@ -181,9 +181,10 @@ def answer_pool(question: ServePool) -> Any:
     from windtunnel.studies.serving.weight_pool.study import read_weight_pool, run_weight_pool
 
     path = Path(question.pool)
-    if "weights" in read_mapping(path, "give a pool in YAML, with `groups:` and `models:`"):
-        return run_weight_pool(read_weight_pool(path))
-    return serve_pool(path)
+    with about_file(path):
+        if "weights" in read_mapping(path, "give a pool in YAML, with `groups:` and `models:`"):
+            return run_weight_pool(read_weight_pool(path))
+        return serve_pool(path)
 
 
 def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:

@@ -30,7 +30,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError, about_file
 from windtunnel.files.bytes import TEXT_BYTES_MOST, read_bytes
 from windtunnel.files.document import read_mapping
 
@@ -117,7 +117,8 @@ def _digest_of_folder(path: str) -> str:
 def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
     """A study from a mapping or a YAML file. Raises InputFileError or SpecError."""
     if not isinstance(spec, Mapping):
-        spec = read_mapping(spec, "a study is lines of `field: value`, see docs/planning.md")
+        with about_file(spec):
+            return read_study(read_mapping(spec, "a study is lines of `field: value`, see docs/planning.md"), version)
     for name in spec:
         if name not in FIELDS:
             raise UnknownNameError("field of a study", str(name), FIELDS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import path_of
+from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.studies.traces.rank_ops import RankOps, rank_of_file
 from windtunnel.studies.traces.trace import Trace
 
@@ -62,9 +64,10 @@ def _read(paths: Sequence[Path]) -> Trace:
 
 
 def _json(paths: Sequence[Path]) -> Trace:
+    from windtunnel.studies.traces.by_class import step_times
     from windtunnel.studies.traces.joined import join_ranks
     from windtunnel.studies.traces.kineto.file import read_json_trace
-    from windtunnel.studies.traces.kineto.rank import kineto_ops, rank_of
+    from windtunnel.studies.traces.kineto.rank import kineto_ops, loading_of, rank_of
 
     trace = read_json_trace(paths[0])
     if not trace.is_kineto:
@@ -73,6 +76,7 @@ def _json(paths: Sequence[Path]) -> Trace:
 
         return chakra_trace([nodes_of(read_json_trace(path)) for path in paths])
     ranks: dict[int, RankOps] = {}
+    steps: list[StepTime] = []
     worlds: dict[int, int] = {}
     for number, path in enumerate(paths):
         if number > 0:
@@ -86,6 +90,7 @@ def _json(paths: Sequence[Path]) -> Trace:
         if isinstance(world, int) and not isinstance(world, bool):
             worlds.setdefault(world, rank)
         ranks[rank] = kineto_ops(trace, rank)
+        steps += step_times(ranks[rank], loading_of(trace))
         if stated is None and len(paths) > 1:
             ranks[rank].notes.append("the file does not say its rank: numbered in the order given")
     if len(worlds) > 1:
@@ -93,7 +98,7 @@ def _json(paths: Sequence[Path]) -> Trace:
         next(iter(ranks.values())).notes.append(
             f"the files say different numbers of ranks ({differing}): are they of one job?"
         )
-    return join_ranks("Kineto", list(ranks.values()))
+    return replace(join_ranks("Kineto", list(ranks.values())), rank_steps=tuple(steps))
 
 
 def _format(path: Path) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.physics.graph.program import Graph
+from windtunnel.studies.traces.by_class import StepTime
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,7 @@ class Trace:
     worker_rank: NDArray[np.int64]  # [w] global rank; of equally slow workers the lowest is named first
     ends_step: NDArray[np.bool_] | None = None  # [n] ops with which an ideal step ends; None: with the last of all
     forward_backward_correlation: float | None = None  # of the two times of a micro-batch; None where not known
+    rank_steps: tuple[StepTime, ...] = ()  # each step of each rank by class of op, where the format tells
     notes: tuple[str, ...] = ()  # what was left out, repaired or not matched, with counts and the first example
 
     def __post_init__(self) -> None:

@@ -100,20 +100,27 @@ def test_the_guess_is_exact_where_one_rate_is_all_there_is(tmp_path: Path) -> No
     assert off.guess_mean_abs == pytest.approx((1 / 3 + 1 / 3) / 2)
 
 
-def test_anchor_takes_out_a_common_factor_exactly(run: Any) -> None:
+def test_anchor_takes_nine_tenths_of_a_common_factor_out_of_the_same_plan(run: Any) -> None:
     group = [run(10 * scale, 7 * scale, n_gpus=16 // scale, dp=8 // scale, grad_accum=4 * scale) for scale in (1, 2, 4)]
     found = anchored(group)
     assert [one.is_anchor for one in found] == [False, False, True]  # the fewest GPUs
     scored = score("s", found)
     assert scored.rows == 2
-    assert scored.mean_abs == pytest.approx(0.0, abs=1e-12)
+    assert scored.mean_abs == pytest.approx(1 - 0.7**0.1)
+    assert all(one.inside_band for one in found)
 
 
-def test_anchor_keeps_precisions_and_models_apart(run: Any) -> None:
-    alone = [run(10, 5), run(10, 8, precision="fp8"), run(10, 20, model="other"), run(10, 20, tp=4, dp=4)]
-    assert anchored(alone) == alone  # no run of the same plan: nothing to be scaled by, and each is scored
-    pairs = [*alone, run(20, 5, n_gpus=32, dp=16), run(20, 8, n_gpus=32, dp=16, precision="fp8")]
-    assert [one.anchor_factor for one in anchored(pairs)] == [2.0, 1.25, None, None, 2.0, 1.25]
+def test_anchor_keeps_precisions_and_models_apart_and_trusts_other_layouts_less(run: Any) -> None:
+    alone = [run(10, 5), run(10, 8, precision="fp8"), run(10, 20, model="other")]
+    assert anchored(alone) == alone  # no run of the same job: nothing to be scaled by, and each is scored
+    pairs = [*alone, run(20, 5, n_gpus=32, dp=16), run(20, 8, n_gpus=32, dp=16, precision="fp8"), run(9, 9, tp=4, dp=4)]
+    factors = [one.anchor_factor for one in anchored(pairs)]
+    assert factors == [2.0, 1.25, None, pytest.approx(2.0**0.9), pytest.approx(1.25**0.9), pytest.approx(2.0**0.25)]
+
+
+def test_a_run_that_fills_its_memory_anchors_nothing(run: Any) -> None:
+    pairs = [run(10, 5, "infeasible"), run(20, 5, n_gpus=32, dp=16)]
+    assert [one.anchor_factor for one in anchored(pairs)] == [2.0, None]
 
 
 def test_ranking_regret_is_of_measured_times(run: Any) -> None:

@@ -76,9 +76,13 @@ def test_clock_and_missing_numbers_change_no_figure(tmp_path: Path, change: str)
 def test_one_rank_is_compared_with_its_other_steps(tmp_path: Path) -> None:
     found = explained(kineto_jobs.job(world=1, steps=3), tmp_path)
     assert found.slowdown == pytest.approx(1.0)
-    assert "Hardly anything" in found.verdict
+    assert "One rank" in found.verdict
+    assert "gemm" in found.verdict
+    assert [one.step for one in found.rank_steps] == [5, 6, 7]
+    for one in found.rank_steps:
+        assert sum(one.seconds.values()) > 0.0
     alone = explained(kineto_jobs.job(world=1, steps=1), tmp_path)
-    assert "Nothing to compare with" in alone.verdict
+    assert "One rank" in alone.verdict
 
 
 def test_waits_for_events_that_the_trace_does_not_name_are_counted(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_one_slow_worker_is_found_and_mending_it_gives_everything_back(tmp_path:
     assert next(iter(found.worker_slowdown)) == "replica 2 stage 1"
     assert found.slowest_workers.share == pytest.approx(1.0, abs=0.02)
     assert found.verdict.startswith("A slow worker is to blame: replica 2 stage 1")
+    assert "Stage" not in found.verdict  # one slow worker makes no stage heavy, though mending the stage mends it
     assert by_name(found.by_replica)["3"].slowdown == pytest.approx(1.0)
 
 

@@ -53,8 +53,8 @@ Sources are not pooled: their conventions, releases and clusters differ. *Guess*
 FLOP rate per framework, GPU and precision would have, fitted on these very rows: what a prediction has to beat."""
 
 _ANCHOR_READING = """\
-One efficiency factor per (source, GPU, model, precision), set by the run on the fewest GPUs, which is then left out of
-the score (`--anchor smallest`)."""
+The run on the fewest GPUs of each (source, GPU, model, precision) moves the others by nearness, and is left out of the
+score (`--anchor smallest`)."""
 
 _LEAVE_ONE_OUT_READING = """\
 The constants fitted again without the rows of one source, and that source predicted with them."""

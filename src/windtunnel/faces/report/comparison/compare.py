@@ -13,14 +13,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.faces.report.prediction.categories import label_of
 from windtunnel.faces.report.prediction.spec_words import difference_words, disturbing, flatten, title
 from windtunnel.faces.report.prediction.views import memory_parts
 from windtunnel.faces.report.run_folder import load
+from windtunnel.files.bytes import MIB, READABLE, read_bytes
+from windtunnel.files.sqlite import is_sqlite
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.saved import Compare
+from windtunnel.questions.saved import Compare, WhatIf
 from windtunnel.questions.scenario import NAMES
+from windtunnel.studies.measured_run.against import ClassTime, classes_against
+from windtunnel.studies.measured_run.traced import read_traced
+from windtunnel.studies.traces.kineto.file import TRACE_BYTES_MOST
 from windtunnel.units import format_bytes
 from windtunnel.views import text as figures
 from windtunnel.views.text import plain
@@ -80,10 +85,67 @@ class Comparison:
         return asdict(self)
 
 
-def answer(question: Compare) -> Comparison:
-    """Two saved runs side by side. Raises UserError."""
+@dataclass(frozen=True, slots=True)
+class TraceComparison:
+    """A predicted step and a traced one, class of op by class of op."""
+
+    title: str
+    content_hash: str
+    traces: tuple[str, ...]
+    classes: tuple[ClassTime, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form, for `--json`."""
+        both = {"predicted_step_s": self.predicted_s, "measured_step_s": self.measured_s}
+        classes = [asdict(one) | {"difference_s": one.difference_s} for one in self.classes]
+        return {"title": self.title, "traces": list(self.traces), **both, "classes": classes}
+
+    @property
+    def predicted_s(self) -> float:
+        """The predicted step."""
+        return sum(one.predicted_s for one in self.classes)
+
+    @property
+    def measured_s(self) -> float:
+        """The traced step, mean over the ranks."""
+        return sum(one.measured_s for one in self.classes)
+
+
+def answer(question: Compare) -> Comparison | TraceComparison:
+    """Two saved runs side by side, or a run and traces of the job. Raises UserError."""
     root = Path(question.runs)
-    return compare(load(question.run, root), load(question.against, root))
+    result = load(question.run, root)
+    if question.more or is_trace(question.against):
+        traces = (question.against, *question.more)
+        return TraceComparison(title(result), result.content_hash, traces, classes_against(result, read_traced(traces)))
+    return compare(result, load(question.against, root))
+
+
+def is_trace(word: str) -> bool:
+    """Whether a word names a trace, not a run."""
+    path = Path(word)
+    if not path.is_file() or path.name == "result.json":
+        return False
+    if is_sqlite(path) or path.suffix == ".gz":
+        return True
+    return path.suffix == ".json" and "traceEvents" in read_bytes(path, READABLE, TRACE_BYTES_MOST)[:MIB].decode(
+        "utf-8", "replace"
+    )
+
+
+def answer_whatif(question: WhatIf) -> Comparison:
+    """A saved run beside what it becomes. Raises UserError."""
+    return compare(*asked_again(question))
+
+
+def asked_again(question: WhatIf) -> tuple[Result, Result]:
+    """A saved run, and the answer to its question with something changed. Raises UserError."""
+    from windtunnel.studies.whatif import ask_again
+
+    if not question.set and not question.slow:
+        raise UserError("nothing is different: add --set, such as cluster.nic=800Gb/s or slow.none, or --slow")
+    before = load(question.run, Path(question.runs))
+    return before, ask_again(before, *question.set, slow=question.slow, run=question.run)
 
 
 def compare(a: Result, b: Result) -> Comparison:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from windtunnel.faces.report.comparison.compare import Comparison, Side
+from windtunnel.faces.report.comparison.compare import Comparison, Side, TraceComparison
+from windtunnel.faces.report.own_run import classes_table
 from windtunnel.faces.report.prediction.categories import Category, label_of, memory_categories, time_categories
 from windtunnel.faces.report.prediction.spec_words import difference_words
 from windtunnel.views import Bar, Bars, Cell, Column, Document, Headline, Number, Part, Table, View
+from windtunnel.views.text import text_of
 
 FIELDS_SHOWN = 16
 
@@ -19,6 +21,20 @@ def comparison_document(answer: Comparison) -> Document:
         f"A {answer.a.content_hash} and B {answer.b.content_hash}",
         list(_views(answer)),
         subtitle=f"A: {answer.a.title} · B: {answer.b.title}",
+    )
+
+
+def trace_document(answer: TraceComparison) -> Document:
+    """A predicted step and a traced one."""
+    worst = max(answer.classes, key=lambda one: one.difference_s)
+    change = answer.measured_s / answer.predicted_s - 1.0
+    lost = f"; {worst.name} has the most more, {text_of(worst.difference_s, 's')}" if worst.difference_s > 0 else ""
+    said = f"The traced step takes {text_of(answer.measured_s, 's')}, {text_of(change, 'change')} of the predicted one"
+    return Document(
+        "comparison",
+        f"{answer.title} and {len(answer.traces)} trace{'s' * (len(answer.traces) > 1)}",
+        [Headline(f"{said}{lost}."), classes_table(answer.classes)],
+        hash=answer.content_hash,
     )
 
 

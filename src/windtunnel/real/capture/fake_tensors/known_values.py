@@ -6,16 +6,23 @@ carry values on as the peers' data says. Tokens per expert are known because rou
 `histc`, `scatter_add_` of equal numbers and sums of masks of indices give every expert the same number (the first ones
 one more where it does not divide).
 
+Uniform: a large tensor whose elements are all one number is known by that number, through elementwise ops, reductions
+and communications. That unknown numbers are finite is known in this way: `isnan(x)` is false everywhere. What Python
+was told of an unknown number stays so for good, and its neighbours in the storage are the same.
+
 Shares: an index out of E (from `topk`, `argmax`, `sort` over E entries) hits a given one in 1/E of the cases, so a mask
 `index == e` is true in 1/E of its entries, a one-hot of width E likewise, ranges and conjunctions follow.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from windtunnel.real.capture.torch_private import factories as plain
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -43,6 +50,16 @@ _CARRIES = frozenset(
 _RANDOM = frozenset(
     ("bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "multinomial", "randperm", "rand", "randn", "randint")
 )
+_DRAWS = frozenset(("randint", "random_"))
+_CHECKS = frozenset(("isnan", "isinf", "isfinite", "isposinf", "isneginf", "eq", "ne", "lt"))
+_ELEMENTWISE = frozenset(
+    (
+        *("logical_not", "bitwise_not", "logical_or", "logical_and", "bitwise_or", "bitwise_and", "where", "abs"),
+        *("neg", "add", "sub", "mul", "div", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "_to_copy"),
+        *("clone", "any", "all", "amax", "amin", "max", "min", "mean", "cat", "stack", "expand", "contiguous"),
+    )
+)
+_ADDED_UP = frozenset(("sum", "count_nonzero"))
 
 
 class _Ran(NamedTuple):
@@ -59,11 +76,12 @@ class _Ran(NamedTuple):
 
 class KnownValues:
     """By number of storage. `number_of` finds or gives a tensor's; `known_of` a fake tensor's constant,
-    if it has one.
+    if it has one. `integer` is what a whole number is that nobody knows.
     """
 
-    def __init__(self, number_of: Any, constant_of: Any, outside: Any) -> None:
+    def __init__(self, number_of: Any, constant_of: Any, outside: Any, integer: int = 1) -> None:
         self._number_of, self._constant_of, self._outside = number_of, constant_of, outside
+        self._integer = integer
         self.values: dict[int, torch.Tensor] = {}  # storage -> its bytes, as a real CPU tensor
         self.assumed: set[int] = set()  # of these, those that rest on even routing
         self.choices: dict[int, int] = {}  # storage of indices -> out of how many
@@ -88,11 +106,20 @@ class KnownValues:
         constant = self._constant_of(tensor)
         if constant is not None:
             return constant
-        held = self.values.get(self._number_of(tensor))
+        number = self._number_of(tensor)
+        held = self.values.get(number)
         if held is None:
-            return None
+            fill = self.fills.get(number)
+            if fill is None or tensor.numel() > LIMIT:
+                return None
+            with self._outside():
+                return plain.full(tuple(tensor.shape), fill, dtype=tensor.dtype, device="cpu")
         with self._outside():
             return held.view(tensor.dtype).as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+    def exact_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """`value`, where it rests on nothing that was made up."""
+        return None if self._number_of(tensor) in self.assumed else self.value(tensor)
 
     def is_assumed(self, tensor: torch.Tensor) -> bool:
         """Whether its value rests on even routing."""
@@ -103,26 +130,57 @@ class KnownValues:
         size = tensor.untyped_storage().nbytes()
         if size > LIMIT * 8 or not size:
             return
-        raw = torch.zeros(size, dtype=torch.uint8)
+        raw = plain.zeros(size, dtype=torch.uint8, device="cpu")
         raw.view(tensor.dtype).as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()).copy_(value)
         number = self._number_of(tensor)
         self.values[number] = raw
         self.fills.pop(number, None)
         (self.assumed.add if assumed else self.assumed.discard)(number)
 
-    def learn(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
-        """Peers wrote into a tensor: what, or (None) nobody knows."""
-        if value is None or not _fills(tensor):
-            self.forget(self._number_of(tensor))
-        else:
+    def learn(self, tensor: torch.Tensor, value: torch.Tensor | None, assumed: bool = False) -> None:
+        """Peers wrote into a tensor: what, or (None) nobody knows. `assumed`: they are taken to be like this rank."""
+        number = self._number_of(tensor)
+        if getattr(tensor, "constant", None) is not None:
+            tensor.constant = None
+        if value is not None and _fills(tensor):
             with self._outside():
-                self.hold(tensor, value, assumed=True)
+                self.hold(tensor, value, assumed)
+        elif value is not None and number in self.values:
+            known = self.value(tensor)
+            assert known is not None
+            with self._outside():
+                known.copy_(value)
+            if assumed:
+                self.assumed.add(number)
+        else:
+            self.forget(number)
+
+    def assume(self, tensor: torch.Tensor, told: float | int | bool) -> None:
+        """Python was told this of a number that nobody knows: so it is from here on."""
+        number, size = self._number_of(tensor), tensor.untyped_storage().nbytes()
+        if not 0 < size <= CREATED * 8 or size % tensor.element_size():
+            if not tensor.dtype.is_floating_point:
+                self.fills[number] = told
+                self.assumed.add(number)
+            return
+        with self._outside():
+            count = size // tensor.element_size()
+            self.values[number] = plain.full((count,), told, dtype=tensor.dtype, device="cpu").view(torch.uint8)
+        self.assumed.add(number)
 
     def lifted(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """`torch.tensor([1, 2, 3])`: PyTorch keeps the value of a single number only."""
         if real.numel() <= CREATED and self._constant_of(tensor) is None and _fills(tensor):
             with self._outside():
                 self.hold(tensor, real)
+
+    def moved(self, given: Sequence[torch.Tensor], brought: Sequence[torch.Tensor]) -> None:
+        """Peers sent what is like `given`: choices out of as many, masks of which as large a share is true."""
+        for known in (self.choices, self.shares):
+            like = next((known[n] for t in given if (n := self._number_of(t)) in known), None)
+            if like is not None:
+                for tensor in brought:
+                    known[self._number_of(tensor)] = like  # type: ignore[assignment]
 
     # ---- ops
 
@@ -142,14 +200,23 @@ class KnownValues:
             if len(outputs) == 1:
                 self._made(func, short, args, kwargs, outputs[0])
             return
+        if short in _DRAWS:
+            for tensor in written:
+                self.forget(self._number_of(tensor))
+            self._drawn(args, (outputs or written)[0])
+            return
         if not inputs or (short in _COUNTS and self._even(short, args, outputs, written)):
             return
         if numbers is None:
             numbers = [self._number_of(t) for t in inputs]
-        values, constant_of = self.values, self._constant_of
-        known = sum([n in values or constant_of(t) is not None for n, t in zip(numbers, inputs, strict=True)])
+        values, constant_of, fills = self.values, self._constant_of, self.fills
+        known = sum(
+            [n in values or n in fills or constant_of(t) is not None for n, t in zip(numbers, inputs, strict=True)]
+        )
         if known or written:
             self._follow(_Ran(func, short, args, kwargs, inputs, outputs, written), known)
+        if short in _CHECKS and not known:
+            self._checked(short, args, inputs, outputs)
         if self.choices or self.shares or short in _CHOICES or short in _SCATTERS:
             self._carry_choices(_Ran(func, short, args, kwargs, inputs, outputs, written))
 
@@ -168,7 +235,7 @@ class KnownValues:
             return
         if small:
             with self._outside():
-                self.hold(made, torch.full(tuple(made.shape), fill, dtype=made.dtype))
+                self.hold(made, plain.full(tuple(made.shape), fill, dtype=made.dtype, device="cpu"))
         elif _fills(made):
             self.fills[self._number_of(made)] = fill
 
@@ -188,9 +255,83 @@ class KnownValues:
         elif known == len(inputs) and short not in _RANDOM and _small(outputs) and _small(inputs):
             assumed = any(self._number_of(t) in self.assumed for t in inputs)
             self._compute(func, args, kwargs, outputs, written, assumed)
+        elif known == len(inputs) and self._uniform(ran):
+            pass
         elif short != "_amp_foreach_non_finite_check_and_unscale_":
             for tensor in written:
                 self.forget(self._number_of(tensor))
+
+    # ---- uniform tensors
+
+    def _checked(
+        self, short: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
+        """A check of numbers that nobody knows: they are finite."""
+        if len(outputs) != 1 or not (inputs[0].is_floating_point() or inputs[0].is_complex()):
+            return
+        if short in ("eq", "ne", "lt"):
+            other = args[1] if len(args) > 1 else None
+            if other is not inputs[0] and not (isinstance(other, float) and math.isinf(other)):
+                return
+            if short == "lt" and other != math.inf:
+                return
+            true = (short == "eq") == (other is inputs[0]) if short != "lt" else True
+        else:
+            true = short == "isfinite"
+        self._spread(outputs[0], true, assumed=True)
+
+    def _spread(self, tensor: torch.Tensor, value: float | int | bool, *, assumed: bool) -> None:
+        """All elements of a tensor are known to be this."""
+        if not _fills(tensor):
+            return
+        if tensor.numel() <= CREATED:
+            with self._outside():
+                self.hold(tensor, plain.full(tuple(tensor.shape), value, dtype=tensor.dtype, device="cpu"), assumed)
+            return
+        number = self._number_of(tensor)
+        self.forget(number)
+        self.fills[number] = value
+        if assumed:
+            self.assumed.add(number)
+
+    def _uniform(self, ran: _Ran) -> bool:
+        """An op on tensors of which some are large and each is one number: done on one element of each."""
+        func, short, args, kwargs, inputs, outputs, written = ran
+        target = written or outputs
+        name = short.removesuffix("_") if written else short
+        if len(target) != 1 or not (name in _ELEMENTWISE or name in _ADDED_UP) or not _fills(target[0]):
+            return False
+        ones = {id(t): self._same(t) for t in inputs}
+        if None in ones.values():
+            return False
+        with self._outside():
+            small = {id(t): plain.full((1,) * t.dim(), ones[id(t)], dtype=t.dtype, device="cpu") for t in inputs}
+
+            def put(value: Any) -> Any:
+                if isinstance(value, torch.Tensor):
+                    return small[id(value)]
+                if isinstance(value, list | tuple):
+                    return [put(item) for item in value]
+                return torch.device("cpu") if isinstance(value, torch.device) else value
+
+            try:
+                made = func(*put(args), **{k: put(v) for k, v in kwargs.items() if k != "pin_memory"})
+            except (RuntimeError, TypeError, NotImplementedError, IndexError):
+                return False
+            if not isinstance(made, torch.Tensor) or not made.numel() or not bool((made == made.reshape(-1)[0]).all()):
+                return False
+            value = made.reshape(-1)[0].item()
+        if name in _ADDED_UP:
+            value *= inputs[0].numel() // max(1, target[0].numel())
+        self._spread(target[0], value, assumed=any(self._number_of(t) in self.assumed for t in inputs))
+        return True
+
+    def _drawn(self, args: Sequence[Any], made: torch.Tensor) -> None:
+        """Few whole numbers drawn at random are all the same one, known before Python reads it: `i + 256` follows."""
+        numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)][:2]
+        if numbers and not made.dtype.is_floating_point and made.numel() <= CREATED:
+            low, high = numbers if len(numbers) > 1 else (0, numbers[0])
+            self._spread(made, max(low, min(self._integer, high - 1)), assumed=True)
 
     def _compute(
         self,
@@ -232,7 +373,7 @@ class KnownValues:
         if isinstance(value, int | float):
             if _is_control(tensor):
                 with self._outside():
-                    self.hold(tensor, torch.full(tuple(tensor.shape), value, dtype=tensor.dtype))
+                    self.hold(tensor, plain.full(tuple(tensor.shape), value, dtype=tensor.dtype, device="cpu"))
             else:
                 self.fills[number] = value
 
@@ -293,7 +434,7 @@ class KnownValues:
         """Whole numbers that add up to `total`, or `each` where it need not be whole."""
         with self._outside():
             if tensor.dtype.is_floating_point and not float(each).is_integer():
-                value = torch.full(tuple(tensor.shape), each, dtype=tensor.dtype)
+                value = plain.full(tuple(tensor.shape), each, dtype=tensor.dtype, device="cpu")
             else:
                 value = _split(round(total), tensor.numel(), tensor.dtype).view(tuple(tensor.shape))
             self.hold(tensor, value, assumed=True)
@@ -371,4 +512,4 @@ def _fills(tensor: torch.Tensor) -> bool:
 
 def _split(total: int, parts: int, dtype: torch.dtype) -> torch.Tensor:
     each, more = divmod(total, parts)
-    return torch.tensor([each + (i < more) for i in range(parts)], dtype=dtype)
+    return plain.tensor([each + (i < more) for i in range(parts)], dtype=dtype, device="cpu")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from windtunnel.real.capture.replacements import Replacements
+from windtunnel.real.capture.torch_private import factories as plain
 
 if TYPE_CHECKING:
     from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda
@@ -281,7 +282,7 @@ def _random(patches: Replacements) -> None:
         from torch.utils._python_dispatch import _disable_current_modes
 
         with _disable_current_modes():  # read back as integers by DTensor: must hold data
-            return torch.zeros(16, dtype=torch.uint8)
+            return plain.zeros(16, dtype=torch.uint8)
 
     for name, value in {
         "manual_seed": nothing,

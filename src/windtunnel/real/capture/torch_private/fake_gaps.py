@@ -211,7 +211,9 @@ def random_dtensors() -> Replacements:
         yield
 
     def state(self: Any) -> Any:
-        return torch.zeros(16, dtype=torch.uint8, device=self._device)
+        from windtunnel.real.capture.torch_private import factories as plain
+
+        return plain.zeros(16, dtype=torch.uint8, device=self._device)
 
     return Replacements(
         (_random.OffsetBasedRNGTracker, "_distribute_region", region),

@@ -89,7 +89,7 @@ class Functional:
         if kind not in MESSAGES:
             sent, received = tuple(inputs), tuple(outputs)
             exchange = Exchange(call, sent, received, self._world.noise, None, tuple(rows_in), tuple(rows_out))
-            self._world.carry_known(exchange, fresh=not name.endswith(("_", "_out")))
+            self._world.carry_known(exchange, group, fresh=not name.endswith(("_", "_out")))
         self._remember(outputs if kind != "send" else inputs, call, group)
 
     def _batch(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from windtunnel.studies.programs.communication import Communication
 
 CONTROL_ELEMENTS = 256  # a control tensor has at most so many
+CONTROL_FLOATS = 8  # the same, of a broadcast of other numbers: a scale, a learning rate
+SMALL_GROUP = 8  # up to so many members each says what it holds; of more, all are taken to hold what this rank holds
 _UNKNOWN = b"?"  # the sender's tensor has no data (fake tensors) and nobody knows what it would hold
 _POLL_S = 0.05  # for each possible sender in turn, of a receive from any source
 
@@ -36,8 +38,11 @@ class Messages:
         mailbox: Mailbox | None,
         timeout_s: float,
         beside: Collection[int] = (),
+        *,
+        any_can_run: bool = False,
     ) -> None:
         self._world, self._mailbox, self._timeout_s = world, mailbox, timeout_s
+        self._any_can_run = any_can_run and mailbox is not None
         self._run = frozenset(beside)
         self._numbers: dict[str, int] = {}
         # what was sent and not yet received, or the other way round
@@ -54,6 +59,12 @@ class Messages:
         if self._mailbox is None:
             return []
         return [rank for rank in sorted(self._run.intersection(ranks)) if rank != self._world.rank]
+
+    def can_say(self, group: Group) -> list[int]:
+        """Other members that say what they gather, scatter and reduce: all of a small group, or those that run."""
+        if self._any_can_run and group.size <= SMALL_GROUP:
+            return [rank for rank in group.members if rank != self._world.rank]
+        return self.named_among(group.members)
 
     # --------------------------------------------------------------------------------------------------------- bytes
 
@@ -103,6 +114,81 @@ class Messages:
         self._decode(data, exchange.outputs, what)
         return True
 
+    def exchange_control(self, exchange: Exchange, group: Group) -> bool:
+        """Few whole numbers that Python may read are truly exchanged, where peers run; whether they were.
+
+        A broadcast's come from its root, whoever that is; others' from every member of a small group. Whose own are not
+        known does not ask, and says so to those that do.
+        """
+        call = exchange.call
+        if not self._any_can_run or group.size < 2 or call.is_message or call.kind == "barrier":
+            return False
+        if call.kind in ("broadcast", "scatter"):
+            return self._from_root(exchange, group)
+        tensors = (*exchange.inputs, *exchange.outputs)
+        if group.size > SMALL_GROUP or not tensors or not all(_is_control(t, 0) for t in tensors):
+            return False
+        keys = [self.key(group, member, member, f"numbers of {call.kind}") for member in group.members]
+        own = self._encoded(exchange.inputs, exactly=True)
+        self.post(keys[group.position], own)
+        if own == _UNKNOWN:
+            return False
+        if call.kind in ("reduce", "gather") and call.peer != self._world.rank:
+            return True
+        said = [
+            own if member == self._world.rank else self.get(key, f"{call.kind} of numbers", member)
+            for key, member in zip(keys, group.members, strict=True)
+        ]
+        if _UNKNOWN in said:
+            return False
+        if len(set(map(len, said))) > 1:
+            return False  # the programs differ: told where they are compared
+        with compat.outside_modes(), compat.below_autograd():
+            held = [self._decoded(one, exchange.inputs) for one in said]
+            found = combined(exchange, held)
+        for output, value in zip(exchange.outputs, found, strict=False):
+            self._give(output, value)
+        return True
+
+    def _from_root(self, exchange: Exchange, group: Group) -> bool:
+        call, tensors = exchange.call, exchange.outputs
+        few = CONTROL_FLOATS if call.kind == "broadcast" else 0
+        if not tensors or not all(_is_control(t, few) for t in tensors):
+            return False
+        key = self.key(group, call.peer, call.peer, f"numbers of {call.kind}")
+        if call.peer == self._world.rank:
+            self.post(key, self._encoded(exchange.inputs))
+            return False
+        data = self.get(key, f"{call.kind} of numbers", call.peer)
+        each = sum(t.numel() * t.element_size() for t in tensors)
+        if data != _UNKNOWN and call.kind == "scatter":
+            data = b"=" + data[1 + each * group.position : 1 + each * (group.position + 1)]
+        if data == _UNKNOWN or len(data) - 1 != each:
+            return False
+        with compat.outside_modes(), compat.below_autograd():
+            values = self._decoded(data, tensors)
+        for output, value in zip(tensors, values, strict=True):
+            self._give(output, value)
+        return True
+
+    def _give(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        if self._world.is_fake((tensor,)):
+            self._world.let_know(tensor, value)
+        else:
+            with compat.below_autograd():
+                tensor.copy_(value)
+
+    @staticmethod
+    def _decoded(data: bytes, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        import torch
+
+        rest, values = memoryview(bytearray(data[1:])), []
+        for tensor in like:
+            size = tensor.numel() * tensor.element_size()
+            values.append(torch.frombuffer(rest[:size], dtype=tensor.dtype).clone().reshape(tensor.shape))
+            rest = rest[size:]
+        return values
+
     def _from_any(self, call: Communication, group: Group, what: str) -> bytes:
         candidates = self.named_among(group.members)
         assert self._mailbox is not None
@@ -120,10 +206,11 @@ class Messages:
         why = "none of the ranks that run sent it" if candidates else "it is not known which ranks run"
         raise NoPeerError(what, neighbour, why)
 
-    def _encoded(self, tensors: Sequence[torch.Tensor]) -> bytes:
+    def _encoded(self, tensors: Sequence[torch.Tensor], *, exactly: bool = False) -> bytes:
         import torch
 
-        values = [value for tensor in tensors if (value := self._world.known_value(tensor)) is not None]
+        known = self._world.exact_value if exactly else self._world.known_value
+        values = [value for tensor in tensors if (value := known(tensor)) is not None]
         if len(values) < len(tensors):
             return _UNKNOWN
         with compat.outside_modes():
@@ -131,18 +218,13 @@ class Messages:
             return b"=" + b"".join(bytes(part.tolist()) for part in flat)
 
     def _decode(self, data: bytes, outputs: Sequence[torch.Tensor], what: str) -> None:
-        import torch
-
         if data == _UNKNOWN:
             return
-        rest = memoryview(bytearray(data[1:]))
-        for output in outputs:
-            size = output.numel() * output.element_size()
-            if size > len(rest):
-                raise WorldError(f"{what}: {len(data) - 1} bytes were sent; make both ends agree on shape and dtype")
-            with compat.outside_modes(), compat.below_autograd():
-                value = torch.frombuffer(rest[:size], dtype=output.dtype).clone().reshape(output.shape)
-            rest = rest[size:]
+        if sum(output.numel() * output.element_size() for output in outputs) > len(data) - 1:
+            raise WorldError(f"{what}: {len(data) - 1} bytes were sent; make both ends agree on shape and dtype")
+        with compat.outside_modes(), compat.below_autograd():
+            values = self._decoded(data, outputs)
+        for output, value in zip(outputs, values, strict=True):
             self._world.let_know(output, value)
 
     def _deliver_to_self(self, exchange: Exchange) -> bool:
@@ -161,3 +243,49 @@ class Messages:
         else:
             queue.append((call.kind, exchange.inputs or exchange.outputs))
         return True
+
+
+def _is_control(tensor: torch.Tensor, floats: int) -> bool:
+    """Whether these are few numbers that may decide what a script does. `floats`: how many need not be whole."""
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return bool(0 < tensor.numel() <= (CONTROL_ELEMENTS if whole else floats))
+
+
+def combined(exchange: Exchange, held: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """What each output holds after a collective to which each member gives the tensors that it holds."""
+    import torch
+
+    call, place, size = exchange.call, exchange.call.position, len(held)
+    if call.kind in ("all_reduce", "reduce"):
+        return [_reduced(list(parts), call.reduce_op) for parts in zip(*held, strict=True)]
+    if call.kind in ("all_gather", "gather"):
+        parts = [one for number in range(len(held[0])) for one in (of[number] for of in held)]
+        if len(exchange.outputs) == len(held[0]) and size > 1:  # each into one tensor
+            parts = [
+                torch.cat([one.reshape(-1) for one in parts[n * size : n * size + size]]) for n in range(len(held[0]))
+            ]
+    elif call.kind == "reduce_scatter":
+        whole = [_reduced(list(one), call.reduce_op) for one in zip(*held, strict=True)]
+        each = len(whole) // len(exchange.outputs)
+        parts = [
+            whole[n * each + place] if each > 1 else whole[n].reshape(size, -1)[place]
+            for n in range(len(exchange.outputs))
+        ]
+    elif len(held[0]) == size:  # all-to-all of a tensor for each member
+        parts = [of[place] for of in held]
+    elif exchange.send_rows or exchange.receive_rows:
+        return []
+    else:
+        parts = [torch.cat([of[0].reshape(size, -1)[place] for of in held])]
+    return [part.reshape(output.shape) for part, output in zip(parts, exchange.outputs, strict=True)]
+
+
+def _reduced(parts: list[torch.Tensor], op: str) -> torch.Tensor:
+    import torch
+
+    both = {"max": torch.maximum, "min": torch.minimum, "product": torch.mul, "band": torch.bitwise_and}
+    both |= {"bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total = both[op](total, part) if op in both else total + part
+    return total // len(parts) if op == "avg" else total

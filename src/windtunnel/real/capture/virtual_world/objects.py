@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from inspect import signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
@@ -44,7 +44,8 @@ def _while_open(world: AnsweringWorld, name: str, mine: Callable[..., object]) -
     """`mine` is given the group, if this rank is in it, and torch's other arguments by their names."""
 
     def make(original: Any) -> Any:
-        arguments_of = signature(original)
+        arguments_of, known = signature(original), signature(mine).parameters
+        takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in known.values())
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not world.is_open:
@@ -56,7 +57,8 @@ def _while_open(world: AnsweringWorld, name: str, mine: Callable[..., object]) -
                 c10d._warn_not_in_group(name)
                 return -1 if name == "recv_object_list" else None
             ours = world.group_of(group if group is not None else c10d._get_default_group())
-            return mine(ours, **given.arguments)
+            # Other versions of torch have arguments more, such as `weights_only`: they say how, not what.
+            return mine(ours, **{key: value for key, value in given.arguments.items() if takes_any or key in known})
 
         return call
 
@@ -158,7 +160,7 @@ class ObjectCalls:
         data = dumps(obj)
         self._call(group, kind, len(data) * group.size, root)
         messages, rank = self._messages, self._world.rank
-        running = messages.named_among(group.members)
+        running = messages.can_say(group)
         if running and (root < 0 or group.members[root] != rank):
             receivers = running if root < 0 else [group.members[root]]
             for receiver in receivers:
@@ -229,9 +231,9 @@ def _empty(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, requires_grad: bool
 ) -> object:
     """Under fake tensors a fake one."""
-    import torch
+    from windtunnel.real.capture.torch_private import factories as plain
 
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(requires_grad)
+    return plain.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(requires_grad)
 
 
 def dumps(obj: object) -> bytes:

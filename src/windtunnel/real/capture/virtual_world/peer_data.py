@@ -264,11 +264,13 @@ def fill_with_noise(tensor: torch.Tensor, generator: torch.Generator) -> None:
     """Normal with a standard deviation of `NOISE_SCALE` in floating-point tensors; zeros in others (a valid index)."""
     import torch
 
+    from windtunnel.real.capture.torch_private import factories as plain
+
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point():
         tensor.zero_()
     elif tensor.element_size() == 1:  # float8 cannot be drawn
-        tensor.copy_(torch.empty(tensor.shape, device=tensor.device).normal_(0, NOISE_SCALE, generator=generator))
+        tensor.copy_(plain.empty(tensor.shape, device=tensor.device).normal_(0, NOISE_SCALE, generator=generator))
     else:
         tensor.normal_(0, NOISE_SCALE, generator=generator)

@@ -71,13 +71,15 @@ class World:
         devices: Sequence[str] = ("cpu", "cuda"),
         around: Callable[[Callable[..., object]], Callable[..., object]] | None = None,
         beside: Collection[int] = (),
+        any_can_run: bool = False,
         real_peers: RealPeers | None = None,
     ) -> None:
         """Set up rank `rank` of `world_size`.
 
         Control messages that come through the mailbox are waited for. `beside` names ranks that are sure to run: what
-        they gather and scatter as objects is real too, and `real_peers` exchanges tensors with them. `around` wraps the
-        kernel of every op of `c10d`, to watch the calls.
+        they gather and scatter as objects is real too, and `real_peers` exchanges tensors with them. With `any_can_run`
+        a rank is started when it is asked for something, so small control tensors and objects are real. `around` wraps
+        the kernel of every op of `c10d`, to watch the calls.
         """
         if not 0 <= rank < world_size:
             raise WorldError(f"rank {rank} is not of a world of {world_size}: ranks go from 0 to {world_size - 1}")
@@ -85,7 +87,7 @@ class World:
         self.local_world_size = local_world_size
         self.peers = peers
         self.listener = listener
-        self.messages = mail.Messages(self, mailbox, mailbox_timeout_s, beside)
+        self.messages = mail.Messages(self, mailbox, mailbox_timeout_s, beside, any_can_run=any_can_run)
         self.real_peers = real_peers
         self.devices = tuple(devices)
         self.fake = False  # tensors hold no data: shapes only, no copying
@@ -96,6 +98,7 @@ class World:
         ] = []  # names and sizes of the script's own, each once
         self.coordinates: list[tuple[int, ...]] = []  # of this rank in each
         self.device_id: torch.device | int | None = None
+        self.on_set_up: Callable[[str, str], None] | None = None  # every rank makes a group, or initialises
         self.is_open = False
         self._groups: dict[str, Group] = {}
         self._made: dict[tuple[int, ...], int] = {}
@@ -213,7 +216,7 @@ class World:
             extra_devices=() if "cuda" in self.devices and torch.cuda.is_available() else self.devices,
         )
         self._asked[id(backend)] = (backend, asked)
-        group = Group(name, members, position, asked, ordinal, handle)
+        group = Group(name, members, position, asked, ordinal, handle, "" if desc in (None, "undefined") else str(desc))
         self._groups[name] = group
         if self.real_peers is not None:
             self.real_peers.join(group)
@@ -222,6 +225,15 @@ class World:
     def group_of(self, boxed: torch.ScriptObject) -> Group:
         """Ours, of what a dispatcher op or a script calls the group."""
         return self._groups[compat.unboxed_group(boxed).group_name]
+
+    def group_named(self, name: str) -> Group | None:
+        """The group that torch calls so, if this rank is in it."""
+        return self._groups.get(name)
+
+    def note_set_up(self, kind: str, about: str) -> None:
+        """The script makes a group, or initialises: what every rank does."""
+        if self.on_set_up is not None:
+            self.on_set_up(kind, about)
 
     def note_mesh(self, names: tuple[str, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...]) -> None:
         """The script made a mesh."""
@@ -277,16 +289,19 @@ class World:
         if self.messages.deliver(exchange, group):
             return self.messages.last_source if source >= 0 else source
         if not self.is_fake((*exchange.inputs, *exchange.outputs)):
-            with compat.below_autograd():
-                self.peers.fill(exchange)
+            if not self.messages.exchange_control(exchange, group):
+                with compat.below_autograd():
+                    self.peers.fill(exchange)
             return source
         if call.kind == "recv" and call.is_control:
             peer_data.like_me(exchange)  # refuses
-        self.carry_known(exchange)
+        self.carry_known(exchange, group)
         return source
 
-    def carry_known(self, exchange: peer_data.Exchange, *, fresh: bool = False) -> None:
+    def carry_known(self, exchange: peer_data.Exchange, group: Group, *, fresh: bool = False) -> None:
         """Fake outputs of known inputs are known; of others they are unknown, which `fresh` ones are anyway."""
+        if self.messages.exchange_control(exchange, group):
+            return
         known = self._with_known_values(exchange)
         if known is not None:
             with compat.outside_modes(), compat.below_autograd():
@@ -294,7 +309,7 @@ class World:
         elif fresh:
             return
         for number, output in enumerate(exchange.outputs):
-            self.let_know(output, None if known is None else known.outputs[number])
+            self.let_know(output, None if known is None else known.outputs[number], assumed=exchange.size > 1)
 
     def is_fake(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of the tensors holds no data."""
@@ -309,8 +324,16 @@ class World:
         """A real tensor with a tensor's values; None where nobody knows them. A recorder may know more: replace it."""
         return compat.known_value(tensor) if tensor.device.type != "meta" else None
 
-    def let_know(self, tensor: torch.Tensor, value: object) -> None:
-        """A tensor was given these values, or (None) unknown ones. A recorder may keep account of them: replace it."""
+    def exact_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """`known_value`, unless it rests on what other ranks are taken to hold. A recorder may replace it."""
+        return self.known_value(tensor)
+
+    def let_know(self, tensor: torch.Tensor, value: object, assumed: bool = False) -> None:
+        """A tensor was given these values, or (None) unknown ones. A recorder may keep account of them: replace it.
+
+        `assumed`: peers that do not run are taken to hold what this rank holds.
+        """
+        del assumed
         fake = isinstance(tensor, compat.fake_tensor_class())
         if not fake and value is not None:
             with compat.below_autograd():
@@ -322,7 +345,7 @@ class World:
 
     def _with_known_values(self, exchange: peer_data.Exchange) -> peer_data.Exchange | None:
         """The exchange on what fake tensors are known to hold; None where one is not known."""
-        import torch
+        from windtunnel.real.capture.torch_private import factories as plain
 
         if any(tensor.numel() > KNOWN_ELEMENTS for tensor in (*exchange.inputs, *exchange.outputs)):
             return None
@@ -334,7 +357,9 @@ class World:
                 if id(tensor) not in values:  # functional collectives have outputs where others work in place
                     place = exchange.call.kind in ("all_reduce", "broadcast")
                     own = values[id(exchange.inputs[number])] if place else None
-                    values[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype) if own is None else own.clone()
+                    values[id(tensor)] = (
+                        plain.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if own is None else own.clone()
+                    )
         own = tuple(values[id(tensor)] for tensor in exchange.inputs)
         theirs = tuple(values[id(tensor)] for tensor in exchange.outputs)
         return replace(exchange, inputs=own, outputs=theirs)

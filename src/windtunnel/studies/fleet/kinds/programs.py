@@ -31,7 +31,7 @@ def _solver() -> Any:
     solver = made()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", 0.0)
-    # Not "threads": HiGHS keeps one pool a process, and refuses to solve where another user of it has a pool of another size.
+    # Not "threads": HiGHS keeps one pool a process, and refuses to solve where another user's pool has another size.
     solver.setOptionValue("parallel", "off")
     return solver
 

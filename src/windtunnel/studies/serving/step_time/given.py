@@ -135,7 +135,7 @@ def given_prices(
 def _files(path: Path) -> list[Path]:
     folder = path if path.is_dir() else path.parent
     found = sorted(folder.glob("*.csv")) if path.is_dir() else [path, *sorted(folder.glob("*kernels*.csv"))]
-    unique = list(dict.fromkeys(one.resolve() for one in found))
+    unique = list({one.resolve(): one for one in reversed(found)}.values())[::-1]  # by the names as they are given
     if not unique or not path.exists():
         raise InputFileError(path, "holds no table", "give a kernel table in CSV, or the folder that holds them")
     return unique

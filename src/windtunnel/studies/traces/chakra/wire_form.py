@@ -23,6 +23,7 @@ from windtunnel.studies.traces.kineto.file import unpacked
 
 _Value = int | bytes
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+NODES_MOST = 10_000_000
 _FORMATS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 
 
@@ -44,6 +45,8 @@ def read_wire(path: Path) -> ChakraFile:
             size, at = _varint(content, at)
             if at + size > len(content):
                 raise _DamagedError("ends in the middle of a message")
+            if size == 0 or number > NODES_MOST:
+                raise _DamagedError("says nothing, or goes on for ever")
             message = content[at : at + size]
             at += size
             if number == 0 and _is_metadata(message):

@@ -52,6 +52,17 @@ def rank_of(trace: JsonTrace) -> int | None:
     return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
 
 
+def loading_of(trace: JsonTrace) -> list[tuple[int, int]]:
+    """When the host was in PyTorch's data loader, in nanoseconds."""
+    found = []
+    for item in trace.items:
+        if type(item) is dict and item.get("ph") == "X" and "DataLoader" in str(item.get("name")):
+            event = event_of(item) if type(item.get("cat")) is str else None
+            if event is not None:
+                found.append((event.start_ns, event.end_ns))
+    return found
+
+
 def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
     """The ops of one file."""
     ops = RankOps(rank=rank, path=str(trace.path), notes=list(trace.notes))

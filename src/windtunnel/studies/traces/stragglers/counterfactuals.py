@@ -19,7 +19,7 @@ from windtunnel.errors import InputFileError, ScheduleError
 from windtunnel.physics.engine.replay import replay
 from windtunnel.studies.traces.stragglers.explanation import Asked, Explanation, Part
 from windtunnel.studies.traces.stragglers.selection import chosen_ops
-from windtunnel.studies.traces.stragglers.verdict import verdict
+from windtunnel.studies.traces.stragglers.verdict import MOST, NEGLIGIBLE, verdict
 from windtunnel.studies.traces.trace import Trace
 
 _LARGEST_NS = 4e18  # a replay sums durations in 63 bits
@@ -159,11 +159,26 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
             len(scores),
             trace.forward_backward_correlation,
             has_peers=len(np.unique(trace.peers)) < trace.graph.n_ops,
+            slow_stages=slow_stages(trace, replays),
+            rank_steps=trace.rank_steps,
         ),
         forward_backward_correlation=trace.forward_backward_correlation,
         asked=asked,
+        rank_steps=trace.rank_steps,
         notes=(*trace.notes, *_gap(trace, replayed_ns)),
     )
+
+
+def slow_stages(trace: Trace, replays: Replays) -> frozenset[str]:
+    """Stages of which most workers compute for longer than their peers: one slow worker makes no stage heavy."""
+    computes = ~trace.is_communication
+    workers = len(trace.worker_names)
+    took, ideal = (
+        np.bincount(trace.worker[computes], weights=durations[computes].astype(np.float64), minlength=workers)
+        for durations in (replays.measured, replays.ideal)
+    )
+    slow = took > NEGLIGIBLE * ideal
+    return frozenset(str(stage) for stage in _known(trace.stage) if slow[trace.stage == stage].mean() > MOST)
 
 
 def _gap(trace: Trace, replayed_ns: float) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from windtunnel.studies.traces.by_class import StepTime
+
 
 @dataclass(frozen=True)
 class Part:
@@ -65,6 +67,7 @@ class Explanation:
     verdict: str
     forward_backward_correlation: float | None = None  # how alike forward and backward of a micro-batch deviate
     asked: Asked | None = None
+    rank_steps: tuple[StepTime, ...] = ()  # each step of each rank by class of op, where the format tells
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from windtunnel.studies.training.launch import accelerate, deepspeed, megatron_r
 from windtunnel.studies.training.launch.found import Native
 
 PLAN = "give the path of a plan, see docs/plan.md"
+ARGUMENTS_BYTES_MOST = 256 << 10  # shlex takes them letter by letter
 ARGUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 SUFFIXES = (".toml", ".json", *ARGUMENTS)
 
@@ -43,4 +44,4 @@ def read_native(path: str | Path, n_gpus: int) -> Native:
         return torchtitan.read(read_mapping(path, PLAN), n_gpus, where)
     if suffix == ".json":
         return deepspeed.read(read_mapping(path, PLAN), n_gpus, where)
-    return megatron_reading.read(read_text(path, PLAN), n_gpus, where)
+    return megatron_reading.read(read_text(path, PLAN, ARGUMENTS_BYTES_MOST), n_gpus, where)

@@ -1,0 +1,31 @@
+"""A diagnosis, asked and shown: what `diagnose` and `predict --measured` do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from windtunnel.faces.cli.flags import Outputs
+from windtunnel.faces.cli.output import note, print_answered, show, working, wrote
+from windtunnel.questions.diagnose import Diagnose
+
+
+def show_diagnosis(question: Diagnose, outputs: Outputs, notes: tuple[str, ...], save_anchor: Path | None) -> None:
+    """Answer, print, write."""
+    from windtunnel.faces.report.own_run import diagnose_document
+    from windtunnel.files.write import write_atomically
+    from windtunnel.studies.diagnose import answer
+
+    with working("reading, predicting, trying changes of the plan"):
+        found = answer(question, notes)
+    if outputs.json:
+        print_answered(question, found)
+    else:
+        show(diagnose_document(found), full=outputs.full)
+    if outputs.report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(diagnose_document(found), outputs.report)
+        wrote(outputs.report)
+    if save_anchor is not None:
+        write_atomically(save_anchor, found.anchor().encode())
+        note(f"wrote {save_anchor}; use it with: windtunnel predict ... --anchor {save_anchor}")

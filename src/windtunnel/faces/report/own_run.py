@@ -1,0 +1,127 @@
+"""What a user's own run showed, as views: the verdict, where the gap lies, class by class, and the diff to apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from windtunnel.faces.report.prediction.spec_words import title
+from windtunnel.studies.diagnose import Diagnosis
+from windtunnel.studies.measured_run.against import ClassTime
+from windtunnel.studies.planning.proposals import Proposal
+from windtunnel.views import (
+    Change,
+    Changes,
+    Column,
+    Document,
+    Figure,
+    Figures,
+    Files,
+    Headline,
+    Notes,
+    Number,
+    Table,
+    View,
+)
+from windtunnel.views.text import plain
+
+TONES = {"as expected": "good", "faster": "calm", "slower": "warn"}
+LINES_SHOWN = 5
+
+
+def diagnose_document(answer: Diagnosis) -> Document:
+    """Everything that there is to see of a diagnosis."""
+    read = f" · log of {answer.log_format}" if answer.log_format else ""
+    return Document(
+        "diagnosis",
+        title(answer.result),
+        list(_views(answer)),
+        list(_details(answer)),
+        f"measured against predicted{read}",
+        answer.result.content_hash,
+    )
+
+
+def _views(answer: Diagnosis) -> Iterator[View]:
+    predicted = Number(answer.predicted_step_s, "s", answer.predicted_p5_s, answer.predicted_p95_s)
+    tone = TONES[answer.verdict]
+    assert tone in ("good", "calm", "warn")
+    yield Headline(answer.sentence, "measured step", Number(answer.measured_step_s, "s"), tone)  # type: ignore[arg-type]
+    figures = [
+        Figure("measured", Number(answer.measured_step_s, "s"), _steady_words(answer)),
+        Figure("predicted", predicted, "nothing wrong with the machine"),
+        Figure("MFU", Number(answer.measured_mfu, "share"), "as measured"),
+        Figure("MFU predicted", Number(answer.predicted_mfu, "share")),
+    ]
+    yield Figures(figures)
+    if answer.causes:
+        rows = [(one.cause, Number(one.seconds, "s"), plain(one.evidence), one.mend) for one in answer.causes]
+        columns = (Column("cause"), Column("a step", "s"), Column("evidence"), Column("what to do first"))
+        left = Number(answer.not_explained_s, "s")
+        yield Table("Where it is lost", columns, [*rows, ("not explained", left, "", "")], most=len(rows) + 1)
+    if answer.classes:
+        yield classes_table(answer.classes)
+    yield from advice_views(answer.advice)
+    if answer.not_understood:
+        more = len(answer.not_understood) - LINES_SHOWN
+        lines = [plain(line) for line in answer.not_understood[:LINES_SHOWN]]
+        yield Notes(
+            "Lines that look like times and were not understood", [*lines, *([f"and {more:,} more"] * (more > 0))]
+        )
+    yield Notes("To mind", [plain(one) for one in answer.warnings], "warn")
+
+
+def _details(answer: Diagnosis) -> Iterator[View]:
+    if answer.advice and not answer.advice[0].diff:
+        yield Notes(
+            "No diff", ["give the launch file in place of the model, or --launch FILE, for advice as a diff of it"]
+        )
+
+
+def _steady_words(answer: Diagnosis) -> str:
+    steady = answer.steady
+    if steady is None:
+        return ""
+    aside = f", {steady.set_aside} set aside" if steady.set_aside else ""
+    return f"median of {steady.lines} lines, {steady.warm_up} of warm-up left out{aside}"
+
+
+def classes_table(classes: Sequence[ClassTime]) -> Table:
+    """Class of op by class of op; both columns sum to their step."""
+    rows = [
+        (
+            one.name,
+            one.predicted_s,
+            one.measured_s,
+            Number(one.difference_s, "s"),
+            one.calls or None,
+            plain(one.longest),
+        )
+        for one in classes
+    ]
+    total = (sum(one.predicted_s for one in classes), sum(one.measured_s for one in classes))
+    rows.append(("step", *total, Number(total[1] - total[0], "s"), None, ""))
+    columns = (
+        *(Column("class of op"), Column("predicted", "s"), Column("measured", "s"), Column("difference", "s")),
+        *(Column("calls", "count"), Column("longest op")),
+    )
+    return Table("Class of op by class of op", columns, rows, "mean over the ranks", most=len(rows))
+
+
+def advice_views(advice: Sequence[Proposal]) -> Iterator[View]:
+    """What to change, in words of the command line and as diffs of the user's file."""
+    if not advice:
+        return
+    names = ("saves", "step", "peak memory")
+    changes = [
+        Change(
+            one.flags,
+            Number(one.gain, "share"),
+            [Number(one.step_time_s, "s"), Number(float(one.peak_memory_bytes), "B")],
+            one.note,
+        )
+        for one in advice
+    ]
+    yield Changes("What would make the prediction shorter", names, changes, "each predicted; fewest changes first")
+    diffs = [(one.flags, one.diff) for one in advice if one.diff]
+    if diffs:
+        yield Files("As a patch of your file (patch -p1)", diffs[:1] if len(diffs) == 1 else [diffs[0], diffs[-1]])

@@ -1,0 +1,1 @@
+"""A step of RL post-training as views."""

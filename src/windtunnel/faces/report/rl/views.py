@@ -1,0 +1,180 @@
+"""A step of RL post-training: the verdict, its phases, both pools over time, memory of both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from windtunnel.evidence.accuracy.rl.run import RlReport, Score
+from windtunnel.studies.rl.plan import RlPlanned
+from windtunnel.studies.rl.result import RlResult
+from windtunnel.views import (
+    Bar,
+    Bars,
+    Column,
+    Document,
+    Figure,
+    Figures,
+    Headline,
+    Lane,
+    Lanes,
+    Notes,
+    Number,
+    Part,
+    Span,
+    Table,
+    View,
+)
+from windtunnel.views.text import plain, text_of
+
+PHASES = (  # field, name, colour; all but generation add up to the step
+    ("exposed_generation_s", "waiting for samples", "line-4"),
+    ("logprob_s", "old log-probs", "compute-1"),
+    ("ref_logprob_s", "reference log-probs", "compute-2"),
+    ("training_s", "training", "compute-0"),
+    ("weight_sync_s", "weight update", "line-2"),
+    ("other_s", "other", "line-6"),
+)
+COLOURS = {
+    "generation": "line-4",
+    "waiting": "line-6",
+    "old log-probs": "compute-1",
+    "reference log-probs": "compute-2",
+    "training": "compute-0",
+    "weights": "line-2",
+}
+TITLES = {"generation": "Memory of a generator's GPU", "training": "Memory of a trainer's GPU"}
+
+
+def rl_document(result: RlResult) -> Document:
+    """Everything that there is to see of a step."""
+    spec = result.spec
+    title = f"{spec['model']} on {spec['gpus']:,} × {spec['gpu']}"
+    mode = "in turn" if not spec["async_steps"] else f"up to {spec['async_steps']:g} steps ahead"
+    under = (
+        f"{spec['framework']} · {spec['placement']}, {mode} · {spec['prompts']:,} prompts × {spec['samples']:,} samples"
+        f" · generators {spec['generators']} ({spec['engine']}) · trainer {spec['trainer']}"
+    )
+    if not result.feasible:
+        views: list[View] = [Headline(f"Does not fit: {result.reason}.", tone="bad"), *_memory(result)]
+        return Document("an RL step", title, views, [_settled(result)], under)
+    return Document("an RL step", title, list(_views(result)), list(_details(result)), under)
+
+
+def _views(result: RlResult) -> Iterator[View]:
+    step = Number(result.step_time_s, "s", result.p5_s, result.p95_s)
+    yield Headline(_verdict(result), "step", step)
+    figures = [
+        Figure("step", step),
+        Figure("generation", Number(result.phases.generation_s, "s"), "of a batch"),
+        Figure("tokens/s", Number(result.tokens_per_s_per_gpu, ""), "per GPU"),
+        *(Figure(f"{name} idles", Number(share, "share")) for name, share in result.idle_share.items()),
+    ]
+    if result.cost is not None and result.cost_per_1000_samples is not None:
+        per = f"{text_of(result.cost_per_1000_samples, '$')} per 1,000 samples trained"
+        figures.append(Figure("cost of a step", Number(result.cost, "$"), per))
+    yield Figures(figures)
+    parts = [Part(name, getattr(result.phases, field), colour) for field, name, colour in PHASES]
+    yield Bars("Where a step goes", "s", [Bar("step", [part for part in parts if part.value > 0])])
+    lanes = []
+    for lane in result.lanes:
+        spans = [Span(begin, end, what, what, COLOURS.get(what, "line-6")) for what, begin, end in lane.spans]
+        lanes += _stacked(lane.name, spans)
+    yield Lanes("Both pools over a few steps", lanes)
+    yield Notes("What decides it", result.verdicts)
+
+
+def _stacked(name: str, spans: list[Span]) -> list[Lane]:
+    """Spans that overlap in lanes of their own."""
+    rows: list[list[Span]] = []
+    for span in sorted(spans, key=lambda one: one.begin_s):
+        row = next((one for one in rows if one[-1].end_s <= span.begin_s + 1e-9), None)
+        if row is None:
+            rows.append([span])
+        else:
+            row.append(span)
+    return [Lane(name if place == 0 else f"{name}, beside it", row, name) for place, row in enumerate(rows)]
+
+
+def _verdict(result: RlResult) -> str:
+    phases, step = result.phases, text_of(result.step_time_s, "s")
+    learner = phases.logprob_s + phases.ref_logprob_s + phases.training_s
+    shares = {
+        "trainers wait for samples": phases.exposed_generation_s,
+        "the trainers' own passes": learner,
+        "the weight update": phases.weight_sync_s,
+        "what lies between": phases.other_s,
+    }
+    name = max(shares, key=lambda key: shares[key])
+    return f"A step takes {step}; {text_of(shares[name] / result.step_time_s, 'share')} of it is {name}."
+
+
+def _details(result: RlResult) -> Iterator[View]:
+    yield from _memory(result)
+    ages = result.staleness["samples"]
+    yield Table(
+        "How old samples are when they are trained",
+        (Column("versions behind", ""), Column("samples", "count")),
+        [(age, count) for age, count in ages.items()],
+        note=f"mean {result.staleness['mean']:.2f}, at most {result.staleness['bound']} allowed",
+    )
+    yield Notes("What it rests on", result.sources)
+    yield _settled(result)
+
+
+def _memory(result: RlResult) -> Iterator[View]:
+    for name, side in result.memory.items():
+        parts = [
+            Part(what.replace("_", " "), size, f"mem-{place % 7}")
+            for place, (what, size) in enumerate(side.parts.items())
+            if size > 0
+        ]
+        yield Bars(TITLES[name], "B", [Bar(name, parts, limit=side.capacity_bytes)])
+
+
+def _settled(result: RlResult) -> Table:
+    rows = [(name, text_of(value) if isinstance(value, float) else plain(value)) for name, value in result.spec.items()]
+    return Table("As it was settled", (Column("field"), Column("value")), rows, folded=True)
+
+
+def plan_document(found: RlPlanned) -> Document:
+    """The best division of a cluster, and the others."""
+    best = rl_document(found.best)
+    step = Number(found.best.step_time_s, "s", found.best.p5_s, found.best.p95_s)
+    rows = [
+        (one.words, None if one.step_s is None else Number(one.step_s, "s"), Number(one.bound_s, "s"))
+        for one in found.tried
+    ]
+    views: list[View] = [
+        Headline(f"Best: {found.tried[0].words}, {text_of(step)} a step.", "step", step, "good"),
+        Notes("What the search shows", [*found.verdicts, f"Proof: {found.proof}."]),
+        Table("Candidates", (Column(""), Column("step", ""), Column("at least", "")), rows),
+    ]
+    return Document("a plan for RL", best.title, views, [*best.views[1:], *best.details], best.subtitle)
+
+
+def accuracy_document(report: RlReport, line: str = "") -> Document:
+    """Predicted steps beside measured ones."""
+    whole = report.scores()[-1]
+    if whole.mean is None or whole.bias is None:
+        said = "No row could be predicted."
+    else:
+        said = (
+            f"Steps are {text_of(whole.mean, 'share')} off in the mean, {text_of(whole.bias, 'share')} with the sign;"
+            f" {whole.answered} of {whole.rows} measured steps are predicted."
+        )
+    views: list[View] = [
+        Headline(said),
+        _scores("Step time", report.scores()),
+        _scores("Published phases", report.phases()),
+        Notes("Not predicted", [f"{one.id}: {one.status}, {one.reason}" for one in report.predictions if one.reason]),
+    ]
+    return Document("accuracy of RL steps", report.source, views, command=line)
+
+
+def _scores(title: str, scores: Sequence[Score]) -> Table:
+    columns = (
+        *(Column(""), Column("rows", "count"), Column("answered", "count"), Column("mean", "share")),
+        *(Column("bias", "change"), Column("worst", "change"), Column("in band", "share")),
+    )
+    rows = [(one.name, one.rows, one.answered, one.mean, one.bias, one.worst, one.in_band) for one in scores]
+    return Table(title, columns, rows, most=len(rows))

@@ -1,0 +1,237 @@
+"""The answer to `diagnose`: what was measured against what is predicted, where the difference lies, what to change."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.errors import UserError
+from windtunnel.files.document import to_yaml
+from windtunnel.physics.step.result import Result
+from windtunnel.questions.diagnose import Diagnose
+from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.plan import Plan
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.question import plain_part
+from windtunnel.questions.typed import plain_fields
+from windtunnel.studies.measured_run import MeasuredRun, Steady, read_run, steady_of
+from windtunnel.studies.measured_run.against import (
+    ClassTime,
+    classes_against,
+    predicted_classes,
+    representative,
+)
+from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, causes_of
+from windtunnel.studies.measured_run.run import FEW
+from windtunnel.studies.measured_run.traced import read_traced
+from windtunnel.studies.planning.proposals import Proposal, proposals
+from windtunnel.studies.predict import answer_at_first
+from windtunnel.studies.training.launch import is_native
+from windtunnel.studies.training.launch.megatron_reading import read as read_arguments
+from windtunnel.studies.training.question import cluster_of, model_of
+from windtunnel.units import format_percent, format_time
+
+Verdict = Literal["as expected", "faster", "slower"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis(Answer):
+    """Seconds of a step as measured and as predicted; what explains the difference, and what would make it shorter."""
+
+    measured_step_s: float
+    predicted_step_s: float
+    predicted_p5_s: float
+    predicted_p95_s: float
+    verdict: Verdict
+    sentence: str
+    measured_mfu: float
+    predicted_mfu: float
+    causes: tuple[Cause, ...]
+    not_explained_s: float  # of the gap; below zero where causes make up more than it
+    advice: tuple[Proposal, ...]
+    classes: tuple[ClassTime, ...]  # of a trace; empty without one
+    steady: Steady | None
+    log_format: str
+    notes: tuple[str, ...]
+    not_understood: tuple[str, ...]
+    result: Result = field(repr=False)
+    JSON_LEAVES_OUT = ("result",)
+
+    @property
+    def band(self) -> Mapping[str, Any]:
+        """Of the prediction."""
+        return band_entry("predicted_step_s", self.predicted_p5_s, self.predicted_p95_s)
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """Of the prediction."""
+        return dict(self.result.provenance)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Of the prediction, and of what was read."""
+        return (*self.result.warnings, *self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The study's own part."""
+        return plain_fields(self)
+
+    def anchor(self) -> str:
+        """The run as an anchor file."""
+        data: dict[str, Any] = {"step_time": f"{self.measured_step_s!r}s"}
+        if self.steady is not None:
+            data |= {"spread": round(self.steady.spread, 4), "lines": self.steady.lines}
+        question = {name: value for name, value in self.result.question.items() if name != "anchor"}
+        return to_yaml(data | {"question": question})
+
+
+def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
+    """The diagnosis. Raises UserError."""
+    asked = predict_of(question)
+    result, advised = answer_at_first(asked, notes)
+    model, cluster = model_of(asked.model, result.n_gpus), cluster_of(asked.cluster)
+    run = read_run(question.log) if question.log else None
+    sequences = result.spec["plan"]["global_batch"]
+    if run is not None:
+        run = run.with_seconds(float(result.tokens_per_step), sequences, result.n_gpus)
+    traced = read_traced(question.trace) if question.trace else {}
+    step_s, steady, said = _measured(question, run, traced)
+    differs, said_of_plan = ([], []) if run is None else _differs(asked, result, run)
+    expected = predicted_classes(result)
+    evidence = Evidence(step_s, expected, traced, run, steady, result.memory_capacity_bytes, differs)
+    causes = causes_of(evidence)
+    verdict = _verdict(step_s, result)
+    gap = step_s - result.step_time_s
+    explained = sum(one.seconds for one in causes if one.cause != PAUSES)  # which are on top of the steady step
+    launch = question.launch or _launch_of(question)
+    plan = asked.plan
+    assert isinstance(plan, Plan)  # the question has one
+    return Diagnosis(
+        measured_step_s=step_s,
+        predicted_step_s=result.step_time_s,
+        predicted_p5_s=result.step_time_p5_ns / 1e9,
+        predicted_p95_s=result.step_time_p95_ns / 1e9,
+        verdict=verdict,
+        sentence=_sentence(step_s, result, verdict, causes),
+        measured_mfu=result.mfu * result.step_time_s / step_s,
+        predicted_mfu=result.mfu,
+        causes=causes,
+        not_explained_s=gap - explained,
+        advice=proposals(advised(), model, cluster, plan, launch),
+        classes=classes_against(result, traced) if traced else (),
+        steady=steady,
+        log_format="" if run is None else run.format,
+        notes=(*said, *said_of_plan, *(() if run is None else run.notes)),
+        not_understood=() if run is None else run.not_understood,
+        result=result,
+    )
+
+
+def predict_of(question: Diagnose) -> Predict:
+    """The prediction that a diagnosis is held against."""
+    return Predict(model=question.model, cluster=question.cluster, plan=question.plan, anchor=question.anchor)
+
+
+def with_measured(question: Predict, step: float) -> Diagnose:
+    """`predict --measured 11s`: a diagnosis with a number alone. Raises UserError for what has no plan."""
+    if not isinstance(question.plan, Plan):
+        raise UserError("a captured script has no plan that a step could be held against: leave out --measured")
+    if question.technique or question.scenario.disturbs:
+        raise UserError("--measured is held against the plain step: leave out --technique and --slow")
+    return Diagnose(
+        model=question.model, cluster=question.cluster, plan=question.plan, measured=step, anchor=question.anchor
+    )
+
+
+def _launch_of(question: Diagnose) -> str | None:
+    word = question.model.base
+    return word if Path(word).is_file() and is_native(word) else None
+
+
+def _measured(
+    question: Diagnose, run: MeasuredRun | None, traced: Mapping[int, Any]
+) -> tuple[float, Steady | None, list[str]]:
+    """The step time: as given, else of the log, else of the trace."""
+    notes = []
+    steady = None
+    is_needed = question.measured is None and not traced
+    if run is not None and (is_needed or any(step.seconds for step in run.steps)):
+        steady = steady_of(run)
+        if steady.lines < FEW:
+            notes.append(f"only {steady.lines} lines behind the warm-up: no steady state")
+        if run.is_mean:
+            notes.append("one mean of the whole run, with its start and end: the steady step is shorter")
+    if question.measured is not None:
+        return question.measured, steady, notes
+    if steady is not None:
+        return steady.seconds, steady, notes
+    lengths = [representative(steps).length_s for steps in traced.values()]
+    notes.append("step time of the trace: a profiler makes a step longer")
+    return sum(lengths) / len(lengths), None, notes
+
+
+def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tuple[str, float]], list[str]]:
+    """What the run says of its plan and the question does not, with the seconds that it takes more."""
+    notes = []
+    if run.n_gpus is not None and run.n_gpus != result.n_gpus:
+        notes.append(f"the log is of {run.n_gpus:,} GPUs, the question of {result.n_gpus:,}")
+    batch = result.spec["plan"]["global_batch"]
+    if run.global_batch is not None and run.global_batch != batch:
+        notes.append(f"the log has a global batch of {run.global_batch:,}, the plan one of {batch:,}")
+    if not run.arguments:
+        return [], notes
+    words = []
+    for name, value in run.arguments.items():
+        if value not in ("False", "None"):
+            words.append(f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {shlex.quote(value)}"))
+    try:
+        native = read_arguments(" ".join(words), result.n_gpus, run.source)
+        stated = {name: value for name, value in native.fields.items() if name in DIFFERENCES}
+        own = result.spec["plan"]
+        others = {name: value for name, value in stated.items() if own.get(name) != value}
+        if not others:
+            return [], notes
+        plan = {**plain_part(asked.plan), **others}
+        as_run = answer_at_first(replace(asked, plan=_plan(plan)))[0]
+    except UserError as error:
+        return [], [*notes, f"the arguments in the log cannot be predicted: {error}"]
+    said = ", ".join(f"{name} {value}, not {own.get(name)}" for name, value in others.items())
+    return [(f"the log says {said}", as_run.step_time_s - result.step_time_s)], notes
+
+
+# What Megatron-Core's own names say without doubt.
+DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "seq_len", "recompute", "precision", "overlap_tp")
+
+
+def _plan(fields: Mapping[str, Any]) -> Plan:
+    from windtunnel.studies.training.plan import read_plan
+
+    return read_plan({name: value for name, value in fields.items() if name != "dp"})
+
+
+def _verdict(step_s: float, result: Result) -> Verdict:
+    if step_s > result.step_time_p95_ns / 1e9:
+        return "slower"
+    return "faster" if step_s < result.step_time_p5_ns / 1e9 else "as expected"
+
+
+def _sentence(step_s: float, result: Result, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
+    measured, predicted = format_time(step_s), format_time(result.step_time_s)
+    ratio = step_s / result.step_time_s - 1.0
+    amount = f"{format_percent(abs(ratio), 0)} {'slower' if ratio > 0 else 'faster'} than the {predicted} predicted"
+    pauses = next((one for one in causes if one.cause == PAUSES), None)
+    beside = f"; pauses take {format_time(pauses.seconds)} a step besides" if pauses else ""
+    first = next((one for one in causes if one is not pauses), None)
+    if verdict == "as expected":
+        lost = (
+            f"; {format_time(first.seconds)} of it: {first.cause}" if first else "" if beside else ": nothing is wrong"
+        )
+        return f"{measured} is {amount} and within the band{lost}{beside}."
+    if verdict == "faster":
+        return f"{measured} is {amount}, below the band: does the run do all that the plan says{beside}?"
+    lost = f"; most is lost to {first.cause}, {format_time(first.seconds)}" if first else ""
+    more = "" if first else "; a trace would say where"
+    return f"{measured} is {amount}, beyond the band{lost}{more}{beside}."

@@ -1,0 +1,137 @@
+"""A traced step held against a predicted one, class of op by class of op; both sides sum to their step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from windtunnel.physics.step.result import Result
+from windtunnel.studies.traces.by_class import SENDS, StepTime
+
+COMPUTE = ("gemm", "attention", "memory-bound", "optimizer", "other kernels", "copies")
+COMMUNICATION, PIPELINE = "exposed communication", "pipeline"
+ORDER = (*COMPUTE, COMMUNICATION, PIPELINE, "data loader", "host", "idle")
+SLOWED = "slowed by overlap"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTime:
+    """One class of op in a step. `longest`: the op that took most, as the trace names it."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    calls: int = 0
+    longest: str = ""
+
+    @property
+    def difference_s(self) -> float:
+        """Measured less predicted."""
+        return self.measured_s - self.predicted_s
+
+
+def predicted_classes(result: Result) -> dict[str, float]:
+    """The breakdown of a prediction in the classes of a trace: receiving from a stage before is the pipeline's."""
+    found: dict[str, float] = {}
+    for name, ns in result.breakdown_ns.items():
+        if name != SLOWED:
+            kind = PIPELINE if name == "pipeline bubble" or name.startswith("exposed pp") else name
+            if kind.startswith(("exposed ", "waiting ")):
+                kind = COMMUNICATION
+            found[kind] = found.get(kind, 0.0) + ns * 1e-9
+    kernels = [name for name in COMPUTE if found.get(name)] or ["gemm"]
+    whole = sum(found.get(name, 0.0) for name in kernels) or 1.0
+    for name in kernels:  # a kernel beside communication is the same kernel, only longer
+        share = found.get(name, 0.0) / whole if whole else 1.0
+        found[name] = found.get(name, 0.0) + share * result.breakdown_ns.get(SLOWED, 0) * 1e-9
+    return found
+
+
+def measured_classes(step: StepTime) -> dict[str, float]:
+    """A traced step in the same classes."""
+    found: dict[str, float] = {}
+    for name, seconds in step.seconds.items():
+        kind = name if name in ORDER else PIPELINE if name in SENDS else COMMUNICATION
+        found[kind] = found.get(kind, 0.0) + seconds
+    return found
+
+
+def representative(steps: Sequence[StepTime]) -> StepTime:
+    """The step of median length of a rank; the first is left out where there are others, as it warms up."""
+    later = sorted(steps, key=lambda one: one.step)[1:] or list(steps)
+    ordered = sorted(later, key=lambda one: (one.length_s, one.step))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def mean_classes(traced: Mapping[int, Sequence[StepTime]]) -> dict[str, float]:
+    """Mean over the ranks of their representative steps."""
+    each = [measured_classes(representative(steps)) for steps in traced.values()]
+    return {
+        name: sum(one.get(name, 0.0) for one in each) / len(each) for name in ORDER if any(name in one for one in each)
+    }
+
+
+def classes_against(result: Result, traced: Mapping[int, Sequence[StepTime]]) -> tuple[ClassTime, ...]:
+    """Class by class, in the order of a step."""
+    predicted, measured = predicted_classes(result), mean_classes(traced)
+    steps = [representative(one) for one in traced.values()]
+    found = []
+    for name in (*ORDER, *sorted(set(predicted) - set(ORDER))):
+        if predicted.get(name) or measured.get(name):
+            mine = [kind for kind in steps[0].calls if _belongs(kind, name)]
+            calls = sum(steps[0].calls[kind] for kind in mine)
+            longest = max((steps[0].longest.get(kind, "") for kind in mine), key=len, default="")
+            found.append(ClassTime(name, predicted.get(name, 0.0), measured.get(name, 0.0), calls, longest))
+    return tuple(found)
+
+
+def _belongs(kind: str, name: str) -> bool:
+    return name == (kind if kind in ORDER else PIPELINE if kind in SENDS else COMMUNICATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Whom the others wait for in traced steps."""
+
+    rank: int  # that is last most often
+    seconds: float  # a step, that it works longer than the others in the median
+    share: float  # of the steps in which it is the last
+    kind: str  # class in which it differs most
+
+
+def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
+    """Who works longest before the others can go on; None with one rank, or where nobody does by much."""
+    numbers = set.intersection(*({one.step for one in steps} for steps in traced.values()))
+    first = min(numbers, default=0)
+    by_step = {
+        number: {rank: next(one for one in steps if one.step == number) for rank, steps in traced.items()}
+        for number in sorted(numbers)
+        if number != first or len(numbers) == 1
+    }
+    if len(traced) < 2 or not by_step:
+        return None
+    last: dict[int, list[float]] = {}
+    for ranks in by_step.values():
+        own = {rank: own_work_s(step) for rank, step in ranks.items()}
+        rank = max(own, key=lambda one: (own[one], -one))
+        others = median([seconds for one, seconds in own.items() if one != rank])
+        last.setdefault(rank, []).append(own[rank] - others)
+    rank = max(last, key=lambda one: (len(last[one]), sum(last[one])))
+    every = [lead for leads in last.values() for lead in leads]
+    share = len(last[rank]) / len(every)
+    mine = [measured_classes(ranks[rank]) for ranks in by_step.values()]
+    theirs = [measured_classes(step) for ranks in by_step.values() for one, step in ranks.items() if one != rank]
+    kinds = [name for name in ORDER if name not in (COMMUNICATION, PIPELINE, "idle")]
+
+    def differs(name: str) -> float:
+        return median([one.get(name, 0.0) for one in mine]) - median([one.get(name, 0.0) for one in theirs])
+
+    return Lateness(rank, sum(every) / len(every), share, max(kinds, key=differs))
+
+
+def own_work_s(step: StepTime) -> float:
+    """What a rank does before others can go on: all but communication and idling."""
+    return sum(
+        seconds for name, seconds in measured_classes(step).items() if name not in (COMMUNICATION, PIPELINE, "idle")
+    )

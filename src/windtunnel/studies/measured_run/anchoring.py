@@ -1,0 +1,230 @@
+"""How far one measured run carries: a factor on other predictions, weighed by how near they are.
+
+    f                  measured / predicted of the anchor, predicted anew by this release
+    factor             f^w, w by nearness
+    band               of the same plan exp(+-(HALF_WIDTH + WIDER |log f|)), never wider than without an anchor; else as
+                       without one, moved by the factor
+
+    nearness           the same plan at another scale; the same degrees with another batch, length or recomputation;
+                       another layout; and 0 for another GPU, model, framework or precision: a factor belongs to a
+                       regime, not to a site
+
+Weights as `validation/anchoring.py` finds them on published runs, predicted by a fit without their own source: mean
+errors of the same plan fall from 5.0 to 2.3 % (176 runs; of 2026, 20 runs, from 29 to 6.5 %), those of other plans
+change by at most .2 points. Carried in full, a factor makes other plans worse (4.8 to 12 %).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError, UserError
+from windtunnel.files.document import read_mapping
+from windtunnel.physics.step.result import Limit, Result
+from windtunnel.questions import read
+from windtunnel.questions.predict import Predict
+from windtunnel.units import format_percent, format_time, parse_number, parse_time
+
+SAME, BATCH, LAYOUT, OTHER = "same plan", "same layout", "other layout", "other job"
+WEIGHTS = {SAME: 0.9, BATCH: 0.25, LAYOUT: 0.25, OTHER: 0.0}
+HALF_WIDTH, WIDER = 0.085, 0.1  # of the log of a step, in the same plan
+ONE_NODE = 8  # GPUs: beyond them one GPU says nothing
+FULL, HOST_BOUND, UNSTEADY, FEW_LINES = 0.95, 0.15, 0.10, 5
+LAYOUT_FIELDS = ("tp", "pp", "virtual_stages", "cp", "ep", "etp", "schedule", "zero_stage")
+BATCH_FIELDS = ("micro_batch", "recompute", "seq_len")
+REMEDY = "write step_time, model, cluster and plan, or let `windtunnel diagnose --save-anchor FILE` write it"
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What tells whether a factor carries."""
+
+    job: tuple[object, ...]  # model, GPU, framework, precision
+    layout: tuple[object, ...]
+    batch: tuple[object, ...]
+    n_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A measured run beside what is predicted for it."""
+
+    source: str
+    measured_s: float
+    predicted: Result
+
+    @property
+    def log_factor(self) -> float:
+        """log of measured / predicted."""
+        return math.log(self.measured_s / self.predicted.step_time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What an anchor does. `half_width`: of the log of the step; None: the band is as wide as before."""
+
+    factor: float
+    half_width: float | None
+
+
+def nearness(anchor: Regime, asked: Regime) -> str:
+    """SAME, BATCH, LAYOUT or OTHER."""
+    if anchor.job != asked.job:
+        return OTHER
+    if anchor.layout != asked.layout:
+        return LAYOUT
+    return BATCH if anchor.batch != asked.batch else SAME
+
+
+def carried(log_factor: float, anchor: Regime, asked: Regime) -> Carried:
+    """The factor that one run gives another."""
+    near = nearness(anchor, asked)
+    if anchor == asked:
+        return Carried(math.exp(log_factor), HALF_WIDTH)
+    if anchor.n_gpus == 1 and asked.n_gpus > ONE_NODE:
+        return Carried(1.0, None)
+    width = HALF_WIDTH + WIDER * abs(log_factor) if near == SAME else None
+    return Carried(math.exp(WEIGHTS[near] * log_factor), width)
+
+
+def regime_of(result: Result) -> Regime:
+    """Of a prediction."""
+    plan, cluster = result.spec["plan"], result.spec["cluster"]
+    job = (result.spec["model"]["name"], cluster["gpu"]["name"], plan["framework"], plan["precision"])
+    layout, batch = (tuple(_hashable(plan.get(name)) for name in names) for names in (LAYOUT_FIELDS, BATCH_FIELDS))
+    return Regime(job, layout, batch, result.n_gpus)
+
+
+def _hashable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# ----------------------------------------------------------------------------------------------------------- files
+
+
+def read_anchor(path: str) -> tuple[float, Predict]:
+    """The step time of an anchor file, and the question that predicts it. Raises UserError."""
+    data = read_mapping(path, REMEDY)
+    step_s = parse_time(data.pop("step_time", None), "step_time", path)
+    if not step_s > 0.0:
+        raise InputFileError(path, "step_time is not above 0", REMEDY)
+    lines, spread = data.pop("lines", None), data.pop("spread", None)
+    for name, value in (("lines", lines), ("spread", spread)):
+        if value is not None:
+            parse_number(value, name, path)
+    if lines is not None and float(lines) < FEW_LINES:
+        raise InputFileError(path, f"rests on {lines} lines of a log", "measure a few steps more behind the warm-up")
+    if spread is not None and float(spread) > UNSTEADY:
+        raise InputFileError(path, f"its steps spread by {float(spread):.0%}", "an unsteady run says nothing of others")
+    asked = data.pop("question", None)
+    question = read(dict(asked) if isinstance(asked, Mapping) else {"question": "predict", **_plan_read(data, path)})
+    if not isinstance(question, Predict):
+        raise InputFileError(path, "asks no prediction", REMEDY)
+    return step_s, replace(question, anchor=())
+
+
+def _plan_read(data: dict[str, Any], path: str) -> dict[str, Any]:
+    """A plan that is named by its file, which lies beside the anchor, as its fields."""
+    if isinstance(data.get("plan"), str):
+        from windtunnel.studies.training.plan import PLAN_FILE
+
+        return {**data, "plan": read_mapping(Path(path).parent / data["plan"], PLAN_FILE)}
+    return data
+
+
+def usable(anchor: Anchor) -> str:
+    """Why a run must not be carried to others; empty where it may."""
+    result = anchor.predicted
+    if result.infeasible is not None:
+        return "it is predicted not to fit in memory"
+    if result.memory:
+        share = result.peak_memory.device_bytes / max(1, result.capacity_of(result.peak_memory))
+        if share > FULL:
+            return f"it fills {format_percent(share, 0)} of the memory: the allocator's stalls are its own"
+    host = result.breakdown_ns.get("host", 0) / max(1, result.step_time_ns)
+    if host > HOST_BOUND:
+        return f"{format_percent(host, 0)} of its step is the host's: that is no factor of other plans"
+    return ""
+
+
+def with_anchors(result: Result, anchors: Sequence[Anchor]) -> Result:
+    """The prediction, moved by the nearest of its anchors, or by all that are equally near; a warning says how."""
+    asked, notes = regime_of(result), []
+    near: dict[str, list[Anchor]] = {}
+    for one in anchors:
+        kind = nearness(regime_of(one.predicted), asked)
+        why = "" if kind == SAME and regime_of(one.predicted) == asked else usable(one)
+        if kind == OTHER:
+            why = "it is of another model, GPU, framework or precision"
+        if not why and one.predicted.n_gpus == 1 and asked.n_gpus > ONE_NODE:
+            why = "one GPU says nothing of several nodes"
+        if why:
+            notes.append(f"anchor {one.source} is not used: {why}")
+        else:
+            near.setdefault(kind, []).append(one)
+    if not near:
+        return replace(result, warnings=(*result.warnings, *notes))
+    nearest = next(one for one in (SAME, BATCH, LAYOUT) if one in near)
+    chosen = near[nearest]
+    log_factor = sum(one.log_factor for one in chosen) / len(chosen)
+    found = carried(log_factor, regime_of(chosen[0].predicted), asked)
+    low, high = result.step_time_p5_ns / result.step_time_ns, result.step_time_p95_ns / result.step_time_ns
+    if found.half_width is not None:
+        low, high = max(low, math.exp(-found.half_width)), min(high, math.exp(found.half_width))
+    moved = _scaled(result, found.factor, low, high)
+    bands = [
+        f"{format_time(one.step_time_p5_ns / 1e9)} to {format_time(one.step_time_p95_ns / 1e9)}"
+        for one in (moved, result)
+    ]
+    said = (
+        f"anchored: {', '.join(one.source for one in chosen)} took {math.exp(log_factor):.3f} times what is predicted"
+        f" for it; carried over, as {nearest}, as {found.factor:.3f}; band {bands[0]} instead of {bands[1]}"
+    )
+    return replace(moved, warnings=(*result.warnings, *notes, said))
+
+
+def _scaled(result: Result, factor: float, low: float, high: float) -> Result:
+    """The result with each of its times multiplied; parts still sum to the step."""
+    step = round(result.step_time_ns * factor)
+
+    def parts(breakdown: Mapping[str, int], total: int) -> dict[str, int]:
+        scaled = {name: round(ns * factor) for name, ns in breakdown.items()}
+        if scaled:
+            scaled[max(scaled, key=lambda name: (scaled[name], name))] += total - sum(scaled.values())
+        return scaled
+
+    def faster(figure: float) -> float:
+        return figure * result.step_time_ns / step
+
+    limits = tuple(Limit(one.what, one.share, one.step_time_s_without * factor) for one in result.limits)
+    stages = tuple(replace(one, breakdown_ns=parts(one.breakdown_ns, step)) for one in result.stages)
+    excerpt = tuple(
+        replace(one, start_ns=round(one.start_ns * factor), end_ns=round(one.end_ns * factor)) for one in result.excerpt
+    )
+    advice = tuple(replace(one, step_time_ns=round(one.step_time_ns * factor)) for one in result.advice)
+    return replace(
+        result,
+        step_time_ns=step,
+        step_time_p5_ns=min(step, round(step * low)),
+        step_time_p95_ns=max(step, round(step * high)),
+        tokens_per_s=faster(result.tokens_per_s),
+        tokens_per_s_per_gpu=faster(result.tokens_per_s_per_gpu),
+        mfu=faster(result.mfu),
+        hfu=faster(result.hfu),
+        model_tflops_per_gpu=faster(result.model_tflops_per_gpu),
+        breakdown_ns=parts(result.breakdown_ns, step),
+        stages=stages,
+        limits=limits,
+        excerpt=excerpt,
+        advice=advice,
+    )
+
+
+def check_anchorable(result: Result) -> None:
+    """Raises UserError for what cannot be moved: a captured script, a disturbed step, a technique."""
+    if not result.spec.get("plan") or result.disturbed is not None or result.technique is not None:
+        raise UserError("an anchor moves the plain step of a plan: leave out --anchor, or --slow and --technique")

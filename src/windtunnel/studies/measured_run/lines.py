@@ -1,0 +1,243 @@
+r"""Lines of training logs: which framework prints what, under which name, in which unit.
+
+A line is searched by name, never by column; `#` in a pattern stands for a number (1,024  4.71  1.07e+04
+np.float64(2.5)). A unit is fixed where the framework fixes it, or read beside the number. What has no unit there is
+not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from windtunnel.studies.measured_run.run import Step
+
+MS, MIB, GIB, GB = 1e-3, 2**20, 2**30, 10**9
+NUMBER = r"(?:np\.float\d+\()?['\"]?([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron abridges
+TIMES = {"ms": MS, "s": 1.0}
+CLOCK = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+RANK = re.compile(r"\[(?:default|rank[- ]?|Rank )(\d+)(?:/\d+)?\]")
+
+Unit = float | Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What one framework prints. `names`: of Record's fields, a pattern with the number and its unit."""
+
+    name: str
+    sign: re.Pattern[str]
+    fields: Mapping[str, tuple[re.Pattern[str], Unit]]
+    parts: tuple[re.Pattern[str], float] | None = None  # name and seconds of parts of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one line says."""
+
+    format: str
+    step: Step
+    values: Mapping[str, float] = field(default_factory=dict)  # global_batch, allocated_bytes, reserved_bytes, ...
+    spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def _format(name: str, sign: str, parts: tuple[str, float] | None = None, **fields: tuple[str, Unit]) -> Format:
+    compiled = {key: (_pattern(text), unit) for key, (text, unit) in fields.items()}
+    return Format(name, re.compile(sign), compiled, None if parts is None else (_pattern(parts[0]), parts[1]))
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text.replace("#", NUMBER))
+
+
+FORMATS = (
+    _format(
+        "nanotron",
+        r"elapsed_time_per_iteration_ms: ",
+        number=(r"\biteration: #", 1.0),
+        seconds=(r"elapsed_time_per_iteration_ms: #([KM]?)", {one: MS * THOUSANDS[one] for one in ("", "K", "M")}),
+        tokens_per_s_per_gpu=(r"tokens_per_sec_per_gpu: #([KMG]?)", THOUSANDS),
+        global_batch=(r"global_batch_size: #([KM]?)", THOUSANDS),
+        reserved_bytes=(r"cuda_max_memory_reserved: #([KMGT]?)", THOUSANDS),
+    ),
+    _format(
+        "Megatron-LM",
+        r"elapsed time per iteration \(ms\): *\d|elapsed_time_per_iteration_ms=\d",
+        number=(r"\biteration[=: ] *#", 1.0),
+        seconds=(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?[:=] *#", MS),
+        tokens_per_s_per_gpu=(r"(?:tokens/sec/GPU:|\(tokens/s/GPU\):|tokens/s/GPU:|per_second_tgs=) *#", 1.0),
+        global_batch=(r"global[ _]batch[ _]size[:=] *#", 1.0),
+        skipped=(r"number[ _]of[ _]skipped[ _]iterations[:=] *#", 1.0),
+    ),
+    _format(
+        "Megatron memory",
+        r"after \d+ iterations\) memory \(MB\)",
+        number=(r"after # iterations", 1.0),
+        allocated_bytes=(r"max allocated: #", MIB),
+        reserved_bytes=(r"max reserved: #", MIB),
+    ),
+    _format(
+        "Megatron memory",
+        r"after \d+ iterations\) memory \(GB\)",
+        number=(r"after # iterations", 1.0),
+        allocated_bytes=(r"mem-max-allocated-gigabytes: #", GB),
+        reserved_bytes=(r"mem-max-reserved-gigabytes: #", GB),
+        retries=(r"mem-alloc-reti?r(?:ie|e)s: #", 1.0),
+    ),
+    _format(
+        "torchtitan",
+        r"\bstep: *\d+.*\bmemory: *[\d.]+GiB",
+        number=(r"\bstep: *#", 1.0),
+        reserved_bytes=(r"memory: *#GiB", GIB),
+        tokens_per_s_per_gpu=(r"\b(?:tps|wps): *#", 1.0),
+    ),
+    _format(
+        "NeMo",
+        r"train_step_timing in s\"?[:=]",
+        number=(r"global_step\"?[:=] *#", 1.0),
+        seconds=(r"train_step_timing in s\"?[:=] *#", 1.0),
+        tokens_per_s_per_gpu=(r"tokens_per_sec_per_gpu[:=] *#", 1.0),
+        global_batch=(r"global_batch_size[:=] *#", 1.0),
+    ),
+    _format(
+        "Hugging Face Trainer",
+        r"train_steps_per_second['\"]?:",
+        steps_per_s=(r"train_steps_per_second['\"]?: *#", 1.0),
+    ),
+    _format(
+        "DeepSpeed",
+        r"time \(ms\) \| ",
+        (r"\| ([a-z][a-z_-]*): #", MS),
+    ),
+    _format(
+        "DeepSpeed",
+        r"CurrSamplesPerSec=",
+        number=(r"(?:global_step=| )#(?:, RunningAvg)", 1.0),
+        samples_per_s=(r"CurrSamplesPerSec=#", 1.0),
+        allocated_bytes=(r"MaxMemAllocated=#GB", GIB),
+    ),
+    _format(
+        "MaxText",
+        r"completed step: *\d+, seconds:",
+        number=(r"completed step: *#", 1.0),
+        seconds=(r"seconds: *#", 1.0),
+        tokens_per_s_per_gpu=(r"[Tt]okens/s/device: *#", 1.0),
+    ),
+    _format(
+        "mmengine",
+        r"(?:Iter|Epoch)\(train\) .*\btime: ",
+        number=(r"\[ *#/\d+\]", 1.0),
+        seconds=(r"(?<!_)\btime: *#", 1.0),
+        data_loader=(r"data_time: *#", 1.0),
+        reserved_bytes=(r"\bmemory: *#", MIB),
+    ),
+    _format(
+        "InternEvo",
+        r"tgs \(tokens/gpu/second\)=",
+        number=(r"\bstep=#", 1.0),
+        tokens_per_s_per_gpu=(r"tgs/last_tgs_1=#", 1.0),
+        tgs=(r"tgs \(tokens/gpu/second\)=#", 1.0),
+    ),
+    _format(
+        "verl",
+        r"timing_s/step:",
+        (r"timing_s/([\w/@.-]+): *#", 1.0),
+        number=(r"\bstep:#", 1.0),
+        seconds=(r"timing_s/step: *#", 1.0),
+        allocated_bytes=(r"perf/max_memory_allocated_gb: *#", GIB),
+        reserved_bytes=(r"perf/max_memory_reserved_gb: *#", GIB),
+    ),
+    _format("NeMo RL", r"• Total step time: ", seconds=(r"Total step time: *#s", 1.0)),
+    _format("NeMo RL", r"• [\w/ ]+: *[\d.]+s \(", (r"• ([\w/ ]+): *#s", 1.0)),
+    _format(
+        "nanoGPT",
+        r"\bdt: *[\d.,]+ ?m?s\b",
+        number=(r"\bstep:? *#", 1.0),
+        seconds=(r"\bdt: *# ?(m?s)\b", TIMES),
+        tokens_per_s=(r"tok/sec: *#", 1.0),
+    ),
+    _format(
+        "training loop",
+        r"(?i)\bstep.*\bstep[ _]time ?: *[\d.,]+ ?m?s\b",
+        number=(r"(?i)(?<!outer )\bstep:? +\[?#", 1.0),
+        seconds=(r"(?i)step[ _]time ?: *# ?(m?s)\b", TIMES),
+    ),
+    _format(
+        "progress bar",
+        r"\d+/\d+ \[[\d:]+<[\d:?]+, *[\d.]+ ?(?:s/it|it/s)",
+        number=(r" #/\d+ \[", 1.0),
+        seconds=(r"<[\d:?]+, *# ?s/it", 1.0),
+        steps_per_s=(r"<[\d:?]+, *# ?it/s", 1.0),
+    ),
+)
+TIMER = re.compile(rf"^\W*([a-z][\w/-]*) \.{{3,}}: \({NUMBER}, {NUMBER}\)")
+TIMERS_ONCE = ("setup", "load-checkpoint", "save-checkpoint", "evaluate", "iterators")
+LOOKS_TIMED = re.compile(r"(?i)\b(?:iter(?:ation)?|step)s?\b.*\d.*(?:\bms\b|\bsec|\btok|it/s|time)")
+STEP_FIELDS = ("number", "seconds", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s")
+
+
+def read_line(text: str) -> Record | None:
+    """What a line says; None for what no framework here prints."""
+    line = ESCAPES.sub("", text)
+    for form in FORMATS:
+        if form.sign.search(line):
+            found = _read(form, line)
+            if found is not None:
+                return found
+    timer = TIMER.match(line)
+    if timer and not any(word in timer[1] for word in TIMERS_ONCE):
+        return Record("Megatron timers", Step(), spread={timer[1]: (_number(timer[2]) * MS, _number(timer[3]) * MS)})
+    return None
+
+
+def _read(form: Format, line: str) -> Record | None:
+    values: dict[str, float] = {}
+    for name, (pattern, unit) in form.fields.items():
+        match = pattern.search(line)
+        if match:
+            values[name] = _number(match[1]) * (unit[match[2]] if isinstance(unit, Mapping) else unit)
+    parts: dict[str, float] = {}
+    if form.parts is not None:
+        pattern, factor = form.parts
+        parts = {name.strip(): _number(text) * factor for name, text in pattern.findall(line)}
+    if "data_loader" in values:
+        parts["data loader"] = values.pop("data_loader")
+    if not values and not parts:
+        return None
+    if "tgs" in values:  # the step's own, where there is no newer name for it
+        values.setdefault("tokens_per_s_per_gpu", values.pop("tgs"))
+    if values.get("steps_per_s"):
+        values["seconds"] = 1.0 / values.pop("steps_per_s")
+    if {"fwd", "bwd", "step"} <= parts.keys():  # DeepSpeed's sums over the micro-steps of one step
+        values["seconds"] = parts["fwd"] + parts["bwd"] + parts["step"]
+    own = {name: values.pop(name) for name in STEP_FIELDS if name in values}
+    number = own.pop("number", None)
+    rank = RANK.search(line)
+    step = Step(
+        None if number is None else int(number),
+        clock_s=_clock(line),
+        rank=None if rank is None else int(rank[1]),
+        phases=parts,
+        **{name: value for name, value in own.items() if value > 0.0},
+    )
+    return Record(form.name, step, values)
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _clock(line: str) -> float | None:
+    match = CLOCK.search(line)
+    if match is None:
+        return None
+    *whole, part = match.groups()
+    try:
+        year, month, day, hour, minute, second = map(int, whole)
+        return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp() + float(f"0.{part or 0}")
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,118 @@
+"""Text logs as a run: lines of one or several frameworks, and the arguments that Megatron-Core prints of itself."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+from windtunnel.studies.measured_run.lines import ESCAPES, LOOKS_TIMED, Record, read_line
+from windtunnel.studies.measured_run.run import MeasuredRun, Step
+
+ARGUMENT = re.compile(r"^(?:\d+: *)?(?:\[[^\]]*\]:? *)? *([a-z][a-z0-9_]*) \.{3,} (.+?)\s*$")
+BLOCK_BEGINS, BLOCK_ENDS = re.compile(r"-{4,} arguments -{4,}"), re.compile(r"-{4,} end of arguments -{4,}")
+LEAST_TRUSTED = ("progress bar", "training loop", "Hugging Face Trainer")  # step times only where nothing else has any
+SHOWN = 160  # characters of a line that was not understood
+
+
+def run_of_text(text: str, source: str) -> MeasuredRun:
+    """What a log says."""
+    records: list[Record] = []
+    odd: list[str] = []
+    arguments: dict[str, str] = {}
+    inside = False
+    for line in text.replace("\r", "\n").splitlines():
+        if not line.strip():
+            continue
+        if inside or BLOCK_BEGINS.search(line):
+            inside = not BLOCK_ENDS.search(line)
+            said = ARGUMENT.match(ESCAPES.sub("", line))
+            if said:
+                arguments[said[1]] = said[2]
+            continue
+        record = read_line(line)
+        if record is not None:
+            records.append(record)
+        elif LOOKS_TIMED.search(line):
+            odd.append(line.strip()[:SHOWN])
+    return _joined(records, odd, arguments, source)
+
+
+def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], source: str) -> MeasuredRun:
+    timed = Counter(one.format for one in records if _is_timed(one.step))
+    by_clock = not timed
+    if by_clock:  # then the times at which numbered steps were printed
+        timed = Counter(one.format for one in records if _is_clocked(one))
+    trusted = {name: count for name, count in timed.items() if name not in LEAST_TRUSTED} or dict(timed)
+    if "Hugging Face Trainer" in trusted and len(trusted) > 1:
+        del trusted["progress bar"]  # it rounds, and counts what is not training
+    form = max(trusted, key=lambda name: (trusted[name], name), default="")
+    notes = []
+    steps: list[Step] = []
+    phases: dict[str, float] = {}
+    skipped = 0
+    for one in records:
+        if one.format == form and (_is_clocked(one) if by_clock else _is_timed(one.step)):
+            steps.append(replace(one.step, phases={**phases, **one.step.phases}))
+            phases = {}
+            skipped += int(one.values.get("skipped", 0))
+        elif one.step.phases:
+            phases |= one.step.phases  # printed before or beside the step that they are of
+    if phases and steps:
+        steps[-1] = replace(steps[-1], phases={**steps[-1].phases, **phases})
+    elif phases:
+        steps = [Step(phases=phases)]
+        notes.append("parts of micro-steps without a step: how many of them make a step is not said")
+    numbers = [step.number for step in steps if step.number is not None]
+    back = sum(b < a for a, b in pairwise(numbers))
+    if back:
+        notes.append(f"step numbers go back {back} times: restarts, or several jobs in one file")
+    if skipped:
+        notes.append(f"{skipped:,} iterations were skipped: loss scaling, which takes less time than an update")
+    others = sorted(set(timed) - {form} - {"progress bar"})
+    if others:
+        notes.append(f"step times of {form}; those of {', '.join(others)} in the same file are not used")
+    spread = {name: pair for one in records for name, pair in one.spread.items()}
+    batches = [one.values["global_batch"] for one in records if "global_batch" in one.values]
+    if len(set(batches[-len(batches) // 2 :])) > 1:
+        notes.append("the global batch changes in the log: step times are of several batches")
+    world = arguments.get("world_size", "")
+    return MeasuredRun(
+        source,
+        form or ("Megatron memory" if records else ""),
+        tuple(steps),
+        _peaks(records, "allocated_bytes"),
+        _peaks(records, "reserved_bytes"),
+        spread,
+        int(world) if world.isascii() and world.isdigit() else None,
+        int(batches[-1]) if batches else None,
+        arguments,
+        is_mean=form == "Hugging Face Trainer",
+        notes=tuple(notes) + _retries(records),
+        not_understood=tuple(odd),
+    )
+
+
+def _is_timed(step: Step) -> bool:
+    rates = step.tokens_per_s_per_gpu or step.tokens_per_s or step.samples_per_s
+    return step.seconds is not None or bool(rates)
+
+
+def _is_clocked(one: Record) -> bool:
+    return one.format != "Megatron memory" and one.step.number is not None and one.step.clock_s is not None
+
+
+def _peaks(records: Iterable[Record], name: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for one in records:
+        if one.values.get(name):
+            rank = one.step.rank or 0
+            found[rank] = max(found.get(rank, 0), round(one.values[name]))
+    return found
+
+
+def _retries(records: Iterable[Record]) -> tuple[str, ...]:
+    most = max((int(one.values.get("retries", 0)) for one in records), default=0)
+    return (f"the allocator had to start over {most:,} times: memory is full",) if most else ()

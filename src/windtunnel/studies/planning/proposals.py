@@ -1,0 +1,132 @@
+"""Advice as a person gives it: the fewest changes first, the simplest plan among those that are not told apart.
+
+    single changes that were predicted (`advice.py`), those within TOLD_APART of each other by how simple they are
+    the best of them together, where that is quicker still
+
+and each as a change of the user's own file, where one is given: the patched file is read back, and said only if it lays
+out as the plan that was predicted. Nothing leaves less than the head-room of `advice.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.physics.hardware import Cluster
+from windtunnel.physics.model import Model
+from windtunnel.physics.step.result import Advice, Result
+from windtunnel.questions.question import plain_part
+from windtunnel.studies.planning.advice import HEAD_ROOM
+from windtunnel.studies.planning.changes import PLAN, change_fields, flags_of
+from windtunnel.studies.planning.oracle import Layout, Plan, host_holds, laid_out, memory_bytes, read_plan, step_ns
+from windtunnel.studies.training.launch.patch import diff, patch, read_again
+
+TOLD_APART = 0.03  # of a step: what two plans of one job differ by in error (validation/planning)
+MOST = 4
+SIMPLE = (  # from what costs nothing to try to what changes most
+    *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p", "overlap_ep", "compile"),
+    *("attention_impl", "cuda_graphs", "bucket_parameters", "sequence_parallel", "micro_batch", "recompute"),
+    *("virtual_stages", "schedule", "account_for_embedding", "zero_stage", "shard_group"),
+    *("tp", "pp", "cp", "cp_kind", "ep", "etp", "n_gpus", "offload_activations", "offload_optimizer"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A change that was predicted. `diff`: of the user's file; empty where none is given or it has no option for it."""
+
+    changes: Mapping[str, Any]
+    flags: str
+    diff: str
+    step_time_s: float
+    gain: float  # of the step as it is predicted now; negative: it takes longer, but fits
+    peak_memory_bytes: int
+    note: str = ""
+
+
+def proposals(result: Result, model: Model, cluster: Cluster, plan: Plan, launch: str | None) -> tuple[Proposal, ...]:
+    """What to change, from a result that has its advice. Raises UserError where `launch` cannot be read."""
+    base = laid_out(model, cluster, plan)
+    singles = ordered([one for one in result.advice if one.kind == PLAN])
+    found = [_of(one, base, launch, _apart(one, singles)) for one in singles[:MOST]]
+    both = _together(result, base, singles)
+    if both is not None:
+        found.append(_of(both, base, launch, "together"))
+    return tuple(found)
+
+
+def ordered(advice: Sequence[Advice]) -> list[Advice]:
+    """Quickest first; of those that are not told apart the simplest first."""
+    left = sorted(advice, key=lambda one: (one.step_time_ns, one.flags))
+    found: list[Advice] = []
+    while left:
+        most = left[0].step_time_ns * (1.0 + TOLD_APART)
+        alike = [one for one in left if one.step_time_ns <= most]
+        for one in sorted(alike, key=lambda one: (simplicity(one.changes), one.step_time_ns)):
+            # What asks for all that another one does, and is not told apart from it, only asks for more.
+            if not any(other.changes.items() <= one.changes.items() for other in found):
+                found.append(one)
+        left = [one for one in left if one.step_time_ns > most]
+    return found
+
+
+def simplicity(changes: Mapping[str, Any]) -> tuple[int, int]:
+    """How much a change asks for: offloading last, then the number of fields, then the field that changes most."""
+    ranks = [SIMPLE.index(name) if name in SIMPLE else len(SIMPLE) for name in changes if name != "dp"]
+    offloads = any(name.startswith("offload") for name in changes)
+    return (len(SIMPLE) * offloads + len(ranks), max(ranks, default=0))
+
+
+def _apart(one: Advice, singles: Sequence[Advice]) -> str:
+    best = min(each.step_time_ns for each in singles)
+    slower = one.step_time_ns / best - 1.0
+    return "the simplest of those that are not told apart" if one is singles[0] and slower > 0.0 else ""
+
+
+def _together(result: Result, base: Layout, singles: Sequence[Advice]) -> Advice | None:
+    """The best of the single changes joined, as far as they go together."""
+    if not singles or "n_gpus" in singles[0].changes:
+        return None
+    fields, best = dict(singles[0].changes), singles[0].step_time_ns
+    room = int(result.memory_capacity_bytes * (1.0 - HEAD_ROOM))
+    found = None
+    for one in singles[1:]:
+        if set(one.changes) & set(fields) - {"dp"} or "n_gpus" in one.changes:
+            continue
+        asked = {name: value for name, value in {**fields, **one.changes}.items() if name != "dp"}
+        change = change_fields(base, asked)
+        if change is None or change.kind != PLAN:
+            continue
+        needed = memory_bytes(change.layout, room)
+        if needed > room or not host_holds(change.layout):
+            continue
+        taken = step_ns(change.layout)
+        if taken < best * (1.0 - TOLD_APART / 3.0):
+            fields, best = dict(change.fields), taken
+            gain = 1.0 - taken / result.step_time_ns
+            found = Advice(dict(change.fields), flags_of(change.fields), PLAN, taken, gain, needed)
+    return found
+
+
+def _of(one: Advice, base: Layout, launch: str | None, note: str) -> Proposal:
+    text = "" if launch is None or "n_gpus" in one.changes else _diff(one.changes, base, launch)
+    return Proposal(one.changes, one.flags, text, one.step_time_s, one.gain, one.peak_memory_bytes, note)
+
+
+def _diff(changes: Mapping[str, Any], base: Layout, launch: str) -> str:
+    """The change of the user's file; empty where the file, patched, does not say the plan that was predicted."""
+    asked, n_gpus = base.asked, base.cluster.n_gpus
+    free = {"dp": None} if asked.dp is not None else {}
+    changed = asked.with_fields({**free, **changes})
+    wanted = laid_out(base.model, base.cluster, changed)
+    try:
+        text = patch(launch, (plain_part(asked), base.dp), (plain_part(changed), wanted.dp), n_gpus, base.model.name)
+        if not text:
+            return ""
+        native = read_again(launch, text, n_gpus).fields
+        again = laid_out(base.model, base.cluster, read_plan({**plain_part(asked), **free, **native}))
+    except UserError:
+        return ""
+    return diff(launch, text) if again.plan == wanted.plan else ""

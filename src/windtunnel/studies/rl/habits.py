@@ -1,0 +1,81 @@
+"""What differs between RL frameworks and their releases: passes, engine, assignment, weight transfer.
+
+A file `frameworks/<name>.yaml` holds `defaults`, then `releases` from the oldest to the newest with what is different.
+A release that is not listed is read as the nearest older one. Each number stands beside where it was read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.errors import UnknownNameError
+from windtunnel.files.document import own_document
+
+FOLDER = Path(__file__).parent / "frameworks"
+ALIASES = {"nemo": "nemo-rl", "nemorl": "nemo-rl", "prime": "prime-rl", "primerl": "prime-rl"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """One release of one framework."""
+
+    name: str
+    release: str
+    engine: str  # profile of serving
+    trainer: str  # framework of a training plan
+    assignment: Literal["chunks", "least-loaded"]  # of a batch to generators: in order, or to the least busy
+    gpu_memory_utilization: float
+    old_logprob: Literal["always", "unless-on-policy", "never"]
+    reference: bool  # log-probs of a reference model
+    partial: bool  # answers under way survive a weight update
+    keep_cache: bool  # ... and their cache does
+    in_order: bool  # batches are trained in the order in which their prompts began
+    refit_colocated_bytes_per_s: float
+    refit_apart_bytes_per_s: float
+    refit_s: float  # of a weight update, beside its bytes
+    wake_s: float  # engine and trainer change places, beside what PCIe takes
+    between_s: float  # data, rewards, advantages
+    loss: str | None = None  # of a training plan, where it is not the trainer's
+    # RL engines are not benchmark engines: log-probs returned, executors in step, detokenising, fixed assignment; RL
+    # trainers pack unlike rows, keep no graph, balance no experts. Fitted on NeMo RL 0.4 to 0.7 (validation/rl.py), by
+    # release left out 1.49 to 1.70, 0.99 to 1.36 and 1.27 to 1.63; other frameworks have published nothing to fit.
+    generation_factor: float = 1.53  # on steps of generators
+    learner_factor: float = 1.36  # on log-probs and training
+    experts_factor: float = 1.64  # the same where a model has experts
+
+
+def load_habits(spec: str) -> Habits:
+    """The habits of `verl`, `nemo-rl-0.6`. Raises UnknownNameError."""
+    text = re.sub(r"[\s_]+", "-", spec.strip().lower())
+    match = re.fullmatch(r"([a-z-]*[a-z])(?:[-=@:]?v?(\d[\w.]*))?", text)
+    name, wanted = (match[1], match[2] or "") if match else (text, "")
+    return _habits(ALIASES.get(name, name), wanted, spec)
+
+
+def framework_names() -> tuple[str, ...]:
+    """All that are known."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+@lru_cache(maxsize=64)
+def _habits(name: str, wanted: str, spec: str) -> Habits:
+    if name not in framework_names():
+        raise UnknownNameError("RL framework", spec, framework_names())
+    document: dict[str, Any] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    releases = list(document["releases"])
+    older = [one for one in releases if _order(one) <= _order(wanted)]
+    release = (older[-1] if older else releases[0]) if wanted else releases[-1]
+    values = {**document["defaults"], **(document["releases"][release] or {})}
+    known = {one.name: one for one in fields(Habits)}
+    settled: dict[str, Any] = {
+        key: float(value) if known[key].type == "float" else value for key, value in values.items()
+    }
+    return Habits(name=name, release=wanted or release, **settled)
+
+
+def _order(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:4])

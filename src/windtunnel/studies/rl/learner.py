@@ -1,0 +1,256 @@
+"""The learner's side: samples packed into rows, rows dealt to ranks, and passes priced by the training study.
+
+rows      first fit, longest first, into rows of `row_tokens`; as many on every data-parallel rank, rounded up
+training  the predicted step of that many micro-batches, of the length of the fullest rank's mean row,
+          attention inside documents; so many times as there are optimizer steps
+log-prob  forward passes only: fill of the pipeline, then the slowest stage for each further micro-batch, and the
+          softmax over the vocabulary in 32 bits, which training's loss fuses and these passes write out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, lcm
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import LayoutError, UserError
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Layer, Model
+from windtunnel.physics.step.result import StageMemory
+from windtunnel.studies.training.layout import Layout, resolve
+from windtunnel.studies.training.lowering.model_chunks import pieces_of
+from windtunnel.studies.training.lowering.simulated import simulate
+from windtunnel.studies.training.memory.peak import memory_of
+from windtunnel.studies.training.plan import read_plan
+from windtunnel.studies.training.pricing import Pricer
+from windtunnel.studies.training.schedules import Kind
+
+SHARDED = ("fsdp", "deepspeed", "torchtitan")
+ROW_STEP = 64  # tokens to which the mean row is rounded up, so that like batches are priced once
+SOFTMAX_BYTES = 24  # of each logit: read in 16 bits; written, read twice and reduced in 32
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rows of one optimizer step."""
+
+    micro_batches: int  # of every data-parallel rank
+    row_tokens: int  # of the fullest rank's mean row
+    document_tokens: int  # that a token finds itself in, on average
+    fill: float  # of the rows, over all ranks
+    imbalance: float  # fullest rank over the mean
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Seconds of one RL step's learner."""
+
+    old_logprob_s: float
+    reference_s: float
+    training_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of them."""
+        return self.old_logprob_s + self.reference_s + self.training_s
+
+
+def packed(tokens: NDArray[np.int64], capacity: int, dp: int, quantum: int) -> Packed:
+    """Samples of these tokens in rows of `capacity`, dealt to `dp` ranks; lengths are multiples of `quantum`."""
+    longest_first = np.sort(tokens)[::-1]
+    room = np.full(len(tokens), capacity, np.int64)
+    used = 0
+    for size in longest_first:
+        place = int(np.argmax(room[: used + 1] >= size))
+        room[place] -= size
+        used = max(used, place + 1)
+    loads = np.sort(capacity - room[:used])[::-1]
+    micro_batches = ceil(used / dp)
+    dealt = np.zeros(micro_batches * dp, np.int64)
+    dealt[:used] = loads
+    rounds = dealt.reshape(micro_batches, dp)
+    rounds[1::2] = rounds[1::2, ::-1]  # back and forth, so that sums are even
+    ranks = rounds.sum(axis=0)
+    fullest = int(ranks.max())
+    step = quantum * ceil(ROW_STEP / quantum)
+    row = ceil(fullest / micro_batches / step) * step
+    document = float((tokens.astype(np.float64) ** 2).sum() / tokens.sum())
+    document = min(row, ceil(document / ROW_STEP) * ROW_STEP)
+    mean = float(tokens.sum()) / dp
+    return Packed(micro_batches, row, int(document), float(tokens.sum()) / (used * capacity), fullest / mean)
+
+
+@dataclass(eq=False)
+class Trainer:
+    """A policy's layout on its GPUs, whose passes are priced as batches come, and remembered."""
+
+    model: Model
+    cluster: Cluster
+    fields: Mapping[str, Any]  # of a plan, without batch and lengths
+    row_tokens: int
+    old_logprob: bool
+    reference: bool
+    factor: float = 1.0
+    _known: dict[tuple[int, int, int], _Priced] = field(default_factory=dict, repr=False)
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks."""
+        return max(1, self.cluster.n_gpus // self.model_gpus)
+
+    @property
+    def model_gpus(self) -> int:
+        """GPUs of one replica of the policy."""
+        return int(self.fields.get("tp", 1)) * int(self.fields.get("pp", 1)) * int(self.fields.get("cp", 1))
+
+    @property
+    def quantum(self) -> int:
+        """What a row's tokens are a multiple of."""
+        return lcm(2 * int(self.fields.get("cp", 1)), int(self.fields.get("tp", 1)))
+
+    def passes(self, tokens: NDArray[np.int64], train_batch: int) -> Passes:
+        """Seconds that a batch of samples takes. `tokens`: of each sample with its prompt."""
+        training = forward = 0.0
+        capacity = max(self.row_tokens, int(tokens.max()))
+        for begin in range(0, len(tokens), train_batch):
+            rows = packed(tokens[begin : begin + train_batch], capacity, self.dp, self.quantum)
+            priced = self.priced(rows)
+            training += priced.step_s
+            forward += priced.forward_s
+        factor = self.factor
+        return Passes(factor * forward * self.old_logprob, factor * forward * self.reference, factor * training)
+
+    def priced(self, rows: Packed) -> _Priced:
+        """One optimizer step of these rows, and a forward pass over them. Raises LayoutError, SpecError."""
+        key = (rows.micro_batches, rows.row_tokens, rows.document_tokens)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = _price(self.model, self.cluster, self.fields, key, self.dp)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A step of the training study."""
+
+    step_s: float
+    forward_s: float
+    memory: tuple[StageMemory, ...]
+    p5: float  # of the passes, relative
+    p95: float
+
+
+def _price(model: Model, cluster: Cluster, fields: Mapping[str, Any], key: tuple[int, int, int], dp: int) -> _Priced:
+    micro_batches, row, document = key
+    # NeMo RL, verl, slime and Megatron-Bridge recipes split no expert: expert_tensor_parallel_size 1.
+    experts = {"etp": 1} if int(fields.get("ep", 1)) > 1 else {}
+    plan = read_plan({**fields, **experts, "global_batch": micro_batches * dp, "seq_len": row, "micro_batch": 1})
+    layout = resolve(model, cluster, plan)
+    pricer = Pricer(layout)
+    if document < row:
+        pricer = pricer.with_documents(document)
+    found = simulate(layout, pieces_of(layout), layout.schedule_table(), pricer)
+    step = found.step
+    forwards = [step.segments[number].duration_ns for number in step.segment_of[:, Kind.FORWARD]]
+    stages = np.zeros(step.schedule.stages)
+    for rank, chunks in enumerate(step.schedule.virtual_stage):
+        stages[rank] = sum(forwards[place] for place in chunks)
+    softmax_s = _softmax_s(layout, row)
+    stages[-1] += 1e9 * softmax_s
+    forward_ns = stages.sum() + (micro_batches - 1) * stages.max()
+    memory = memory_of(layout, found.pieces, step, found.timeline.end_ns)
+    widths = [(one.p5, one.p95, one.duration_ns) for one in step.segments]
+    weight = sum(width for _, _, width in widths)
+    return _Priced(
+        found.makespan_ns * 1e-9,
+        float(forward_ns) * 1e-9,
+        memory,
+        sum(low * width for low, _, width in widths) / weight,
+        sum(high * width for _, high, width in widths) / weight,
+    )
+
+
+def _softmax_s(layout: Layout, row: int) -> float:
+    """Log-softmax over the vocabulary, a row's logits split over tensor and context parallelism."""
+    plan, model = layout.plan, layout.model
+    logits = row / plan.cp * model.vocab_size / plan.tp
+    return SOFTMAX_BYTES * logits / layout.cluster.gpu.memory_bandwidth_bytes_per_s
+
+
+def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, Any]) -> Trainer:
+    """The layout that is fastest among those that fit, where `given` leaves one open. Raises UserError where none is.
+
+    Of recomputation: none where that fits, else full.
+    """
+    best: tuple[float, Trainer] | None = None
+    reason: UserError | None = None
+    for layout in layouts(trainer.model, trainer.cluster, given, str(trainer.fields["framework"])):
+        try:
+            able = fitting(replace(trainer, fields={**trainer.fields, **layout}, _known={}), tokens, train_batch, given)
+            seconds = able.passes(tokens, train_batch).total_s
+        except (LayoutError, UserError) as error:
+            reason = error
+            continue
+        if best is None or seconds < best[0]:
+            best = (seconds, able)
+    if best is None:
+        raise reason or LayoutError("no layout of the trainer is possible", "give more GPUs to --train")
+    return best[1]
+
+
+def layouts(model: Model, cluster: Cluster, given: Mapping[str, Any], framework: str) -> list[dict[str, int]]:
+    """Sizes of tensor, pipeline, context and expert parallelism that a trainer may have; `given` ones are kept."""
+    gpus, node = cluster.n_gpus, cluster.gpus_per_node
+    experts = max((layer.feed_forward.experts for layer in model.layers), default=0)
+    heads = min(layer.attention.heads for layer in model.layers)
+    powers = [1 << i for i in range(11)]
+
+    def of(name: str, most: int) -> list[int]:
+        return [int(given[name])] if given.get(name) else [size for size in powers if size <= most]
+
+    found = []
+    expert = sum(_expert_parameters(model, layer) for layer in model.layers)
+    dense = model.parameters - expert
+    sharded = framework in SHARDED  # parameters are gathered layer by layer; no tensor or pipeline parallelism beside
+    for tp in of("tp", 1 if sharded else min(8, node, heads)):
+        for pp in of("pp", 1 if sharded else min(16, model.n_layers // 2)):
+            for cp in of("cp", 8 if sharded else 1):
+                for ep in of("ep", min(64, experts)) if experts else [1]:
+                    if gpus % (tp * pp * cp) or gpus // pp % ep or gpus < tp * pp * cp:
+                        continue
+                    # Weights and gradients in 16 bits, and what an optimizer that is sharded over all GPUs holds.
+                    held = 4 * (dense / (tp * pp) + expert / (ep * pp)) + 12 * model.parameters / gpus
+                    if sharded or held <= cluster.gpu.usable_memory_bytes or given.get("tp"):
+                        found.append({"tp": tp, "pp": pp, "cp": cp, "ep": ep})
+    return found
+
+
+def _expert_parameters(model: Model, layer: Layer) -> int:
+    """Of a layer's routed experts."""
+    block = layer.feed_forward
+    return block.experts * block.matrices * block.size * model.hidden_size if block.kind == "moe" else 0
+
+
+def fitting(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, Any]) -> Trainer:
+    """The same with recomputation where none is given: none where that fits, else full. Raises LayoutError."""
+    choices = [given["recompute"]] if given.get("recompute") else ["none", "full"]
+    for word in choices:
+        able = replace(trainer, fields={**trainer.fields, "recompute": word}, _known={})
+        most = fullest(able, tokens, train_batch)
+        if most.device_bytes <= able.cluster.gpu.usable_memory_bytes:
+            return able
+    if given.get("recompute") or given.get("tp"):
+        return able  # what was asked for is answered, with the memory that it lacks
+    size = most.device_bytes / 2**30
+    raise LayoutError(f"the trainer needs {size:.1f} GiB of a GPU", "use more GPUs, or parallel sizes that split more")
+
+
+def fullest(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int) -> StageMemory:
+    """The stage that needs most, in the first optimizer step."""
+    capacity = max(trainer.row_tokens, int(tokens.max()))
+    rows = packed(tokens[:train_batch], capacity, trainer.dp, trainer.quantum)
+    return max(trainer.priced(rows).memory, key=lambda stage: stage.device_bytes)

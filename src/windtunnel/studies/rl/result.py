@@ -1,0 +1,112 @@
+"""What came of a run: a step and its phases, who waits, how old samples are, memory of both sides, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from windtunnel.questions.header import Answer, band_entry
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Seconds of one step, means over steps. All but `generation_s` add up to the step."""
+
+    generation_s: float  # from a batch's first sample to its last; hidden where pools overlap
+    logprob_s: float
+    ref_logprob_s: float
+    training_s: float
+    weight_sync_s: float
+    other_s: float  # data, rewards, engine and trainer changing places, generators that run empty
+    exposed_generation_s: float  # for which the learner waits
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side's memory of a GPU, in bytes."""
+
+    parts: Mapping[str, float]
+    needed_bytes: float
+    capacity_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it does."""
+        return self.needed_bytes <= self.capacity_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"fits": self.fits, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What a pool does over a few steps: (what, begin, end) in seconds."""
+
+    name: str
+    spans: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RlResult(Answer):
+    """The answer to `rl`. Times in seconds; an infeasible one has a reason and no times."""
+
+    spec: Mapping[str, Any]  # model, gpus, layouts, framework as they were settled
+    feasible: bool
+    reason: str
+    step_time_s: float
+    p5_s: float
+    p95_s: float
+    phases: Phases
+    idle_share: Mapping[str, float]  # by pool
+    staleness: Mapping[str, Any]  # mean, most, bound, and how many samples by age
+    tokens_per_s_per_gpu: float
+    tokens: Mapping[str, int]  # begun, trained, dropped, open: they add up
+    memory: Mapping[str, Side]  # generation, training
+    cost: float | None  # of a step
+    cost_per_1000_samples: float | None  # that were trained
+    steps: int  # over which means are taken
+    preemptions: int
+    verdicts: tuple[str, ...]  # what decides it, in sentences
+    sources: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    lanes: tuple[Lane, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What to mind."""
+        return self.assumptions
+
+    @property
+    def band(self) -> Mapping[str, Any] | None:
+        """Of the step."""
+        return band_entry("step_time_s", self.p5_s, self.p95_s) if self.feasible else None
+
+    @property
+    def provenance(self) -> Mapping[str, Any] | None:
+        """What it rests on."""
+        return {"rests on": list(self.sources)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "feasible": self.feasible,
+            "reason": self.reason,
+            "step_time_s": self.step_time_s,
+            "p5_s": self.p5_s,
+            "p95_s": self.p95_s,
+            "phases": asdict(self.phases),
+            "idle_share": dict(self.idle_share),
+            "staleness": dict(self.staleness),
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "tokens": dict(self.tokens),
+            "memory": {name: side.to_dict() for name, side in self.memory.items()},
+            "cost": self.cost,
+            "cost_per_1000_samples": self.cost_per_1000_samples,
+            "steps": self.steps,
+            "preemptions": self.preemptions,
+            "verdicts": list(self.verdicts),
+            "settled": dict(self.spec),
+            "lanes": [asdict(lane) for lane in self.lanes],
+        }

@@ -1,0 +1,34 @@
+"""The answer to `rl`: a question settled (`job.py`), run as events (`clock.py`), read (`reading.py`)."""
+
+from __future__ import annotations
+
+from windtunnel.questions.rl import Rl
+from windtunnel.studies.rl.job import Job, run_of, settled
+from windtunnel.studies.rl.reading import infeasible, memory_of, read_run
+from windtunnel.studies.rl.result import RlResult
+
+STEPS, MOST_SAMPLES = 3, 24_000  # measured steps; samples after which fewer are
+
+
+def answer(question: Rl) -> RlResult:
+    """How long a step is. Raises UserError."""
+    return answered(settled(question))
+
+
+def answered(job: Job, *, it_ran: bool = False) -> RlResult:
+    """A settled job, run and read. `it_ran`: it is known to fit, whatever memory is predicted."""
+    memory = memory_of(job)
+    for name, side in memory.items():
+        if not (side.fits or it_ran):
+            needs, has = side.needed_bytes / 2**30, side.capacity_bytes / 2**30
+            return infeasible(job, memory, f"{name} needs {needs:.1f} GiB of a GPU's {has:.1f}")
+    warm, measured = window(job)
+    run = run_of(job, job.engine, job.replicas, job.rules, job.times, warm + measured)
+    return read_run(job, run, warm, memory)
+
+
+def window(job: Job) -> tuple[int, int]:
+    """Steps that are set aside, and steps that are measured."""
+    oldest = job.rules.oldest
+    warm = 0 if oldest == 0 else oldest + 1
+    return warm, max(2, min(STEPS + oldest, MOST_SAMPLES // (job.rules.groups * job.rules.samples) - warm))

@@ -1,0 +1,230 @@
+"""A change of a plan as an edit of the user's own launch file: Megatron-Core arguments, TOML, JSON or YAML.
+
+What the writers of this package would write before and after the change is compared option by option, and each
+difference is made where the file says it: the value behind an option, or the variable that holds it and nothing else;
+a new option goes behind one that is there. All else stays to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from difflib import unified_diff
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.files.bytes import read_text
+from windtunnel.files.document import read_mapping
+from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan
+from windtunnel.studies.training.launch.found import Native, _leaves
+from windtunnel.studies.training.launch.megatron_reading import _Arguments, _words
+from windtunnel.studies.training.launch.native import PLAN, read_native
+
+ANCHORS = ("--micro-batch-size", "--global-batch-size", "--seq-length", "--tensor-model-parallel-size")
+VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s\\)\"']+)"
+AUTO = {"parallelism.data_parallel_shard_degree": -1}
+
+Plan = Mapping[str, Any]
+
+
+def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: int, model: str) -> str:
+    """The file's text with a change of its plan; empty where the format has no option for it.
+
+    `before` and `after`: the fields of a plan and its data-parallel degree. Raises UserError.
+    """
+    text, kind = read_text(path, PLAN), Path(path).suffix.lower()
+    if kind == ".toml":
+        written = [torchtitan.write(plan, dp, model) for plan, dp in (before, after)]
+        edit = _toml
+    elif kind == ".json":
+        written = [deepspeed.write(plan, dp) for plan, dp in (before, after)]
+        edit = _json
+    elif kind in (".yaml", ".yml"):
+        written = [accelerate.write(plan, dp, n_gpus) for plan, dp in (before, after)]
+        edit = _yaml
+    else:
+        written = [megatron.write(plan, dp) for plan, dp in (before, after)]
+        if set(written[1][1]) - set(written[0][1]):
+            return ""
+        return _arguments(text, *(_options(text_of) for text_of, _ in written))
+    if set(written[1][1]) - set(written[0][1]):  # what is changed has no key
+        return ""
+    old, new = (_document(text_of, kind) for text_of, _ in written)
+    own = dict(_leaves(_document(text, kind), ""))
+    for name in sorted({*old, *new}):
+        is_automatic = name in AUTO and own.get(name) == AUTO[name]
+        if old.get(name) != new.get(name) and not is_automatic:
+            text = edit(text, name, new.get(name), own)
+    return text
+
+
+def diff(path: str, patched: str) -> str:
+    """The unified diff of a file and what it is to be, as `patch -p1` takes it; empty where they are the same."""
+    before, after = (text.splitlines(keepends=True) for text in (read_text(path, PLAN), patched))
+    name = path.lstrip("/")
+    return "".join(unified_diff(before, after, f"a/{name}", f"b/{name}"))
+
+
+def read_again(path: str, patched: str, n_gpus: int) -> Native:
+    """What the patched file says. Raises UserError."""
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / Path(path).name
+        copy.write_text(patched, encoding="utf-8")
+        return read_native(copy, n_gpus)
+
+
+def _document(text: str, kind: str) -> dict[str, Any]:
+    """A text of a format as its leaves by dotted name."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"text{kind}"
+        path.write_text(text, encoding="utf-8")
+        return dict(_leaves(read_mapping(path, PLAN), ""))
+
+
+# --------------------------------------------------------------------------------------------- Megatron's arguments
+
+
+def _options(text: str) -> dict[str, list[str]]:
+    return _Arguments(_words(text, "arguments"), "arguments").given
+
+
+def _arguments(text: str, old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> str:
+    for name in sorted({*old, *new}):
+        if old.get(name) == new.get(name):
+            continue
+        there = _find(_option(name), text)
+        if name not in new:
+            text = _without(text, name)
+        elif there is None:
+            text = _added(text, name, new[name])
+        elif new[name]:
+            text = _with_value(text, name, new[name])
+    return text
+
+
+def _option(name: str, values: int = 0) -> re.Pattern[str]:
+    """An option, and so many values behind it."""
+    spelled = "--" + re.sub("[-_]", "[-_]", name.removeprefix("--"))
+    return re.compile(rf"(?m)(?<=[\s\"'(=]){spelled}(?![\w-])" + rf"(?:[ \t]*=[ \t]*|[ \t]+){VALUE}" * values)
+
+
+def _with_value(text: str, name: str, words: list[str]) -> str:
+    match = _find(_option(name, 1), text)
+    if match is None:
+        raise UserError(f"{name} has no value that can be changed here")
+    variable = re.fullmatch(r"[\"']?\$\{?([A-Za-z_]\w*)\}?[\"']?", match[1])
+    if variable and len(words) == 1:
+        uses = len(re.findall(rf"\$\{{?{variable[1]}\b", text))
+        said = list(re.finditer(rf"(?m)^([ \t]*(?:export[ \t]+)?{variable[1]}=){VALUE}", text))
+        if uses == 1 and len(said) == 1:
+            return text[: said[0].start(2)] + words[0] + text[said[0].end(2) :]
+    end = match.end(1)
+    for _ in range(1, _count_of(text, end)):  # further values of a list
+        more = re.compile(rf"[ \t]+{VALUE}").match(text, end)
+        end = end if more is None else more.end(1)
+    return text[: match.start(1)] + " ".join(words) + text[end:]
+
+
+def _count_of(text: str, at: int) -> int:
+    """How many values an option has whose first one ends here."""
+    rest = re.compile(r"(?:[ \t]+(?!-)[^\s\\)\"'#]+)*").match(text, at)
+    return 1 + (len(rest[0].split()) if rest else 0)
+
+
+def _without(text: str, name: str) -> str:
+    match = _find(_option(name), text)
+    if match is None:
+        return text
+    values = re.compile(r"(?:[ \t]*=[ \t]*[^\s\\)]+|(?:[ \t]+(?!-)[^\s\\)#\"']+)*)").match(text, match.end())
+    end = match.end() if values is None else values.end()
+    begin = text.rfind("\n", 0, match.start()) + 1
+    stop = text.find("\n", end)
+    stop = len(text) if stop < 0 else stop + 1
+    left = (text[begin : match.start()] + text[end:stop]).strip()
+    if left in ("", "\\"):  # the line held nothing else
+        return text[:begin] + text[stop:]
+    return (
+        text[: match.start()].rstrip(" \t")
+        + (" " if text[end : end + 1] not in ("\n", '"', "'", " ") else "")
+        + text[end:]
+    )
+
+
+def _added(text: str, name: str, words: list[str]) -> str:
+    for anchor in ANCHORS:
+        match = _find(_option(anchor, 1), text)
+        if match is not None:
+            return text[: match.end()] + " " + " ".join([name, *words]) + text[match.end() :]
+    raise UserError(f"no option is there behind which {name} could be put")
+
+
+def _find(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The first match outside of comments, which are blanked at their length."""
+    return pattern.search(re.sub(r"(?m)(?:^|(?<=\s))#[^\n]*", lambda comment: " " * len(comment[0]), text))
+
+
+# ------------------------------------------------------------------------------------------------- keys and values
+
+
+def _toml(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
+    section, _, key = name.rpartition(".")
+    lines = text.splitlines(keepends=True)
+    headers = [at for at, line in enumerate(lines) if re.match(r"\s*\[", line)]
+    begin = next((at for at in headers if re.match(rf"\s*\[{re.escape(section)}\]", lines[at])), None)
+    said = f"{key} = {json.dumps(value)}"
+    if begin is None:
+        return text if value is None else f"{text.rstrip()}\n\n[{section}]\n{said}\n"
+    end = next((at for at in headers if at > begin), len(lines))
+    at = next((at for at in range(begin, end) if re.match(rf"\s*{key}\s*=", lines[at])), None)
+    if at is None:
+        return text if value is None else "".join([*lines[: begin + 1], said + "\n", *lines[begin + 1 :]])
+    parts = re.match(r"(\s*)[^=]+=\s*(?:\"[^\"]*\"|'[^']*'|\[[^\]]*\]|[^\s#]+)(\s*#.*)?", lines[at])
+    indent, comment = (parts[1], parts[2] or "") if parts else ("", "")
+    lines[at] = "" if value is None else f"{indent}{said}{comment.rstrip()}\n"
+    return "".join(lines)
+
+
+def _json(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
+    parent, _, key = name.rpartition(".")
+    if name in own:
+        found = list(re.finditer(rf'"{re.escape(key)}"\s*:\s*("[^"\n]*"|[^,\s}}]+)', text))
+        same = [match for match in found if json.loads(match[1]) == own[name]]
+        if len(found) != len(same) or len(same) != 1 or value is None:
+            raise UserError(f"{name} stands several times")
+        return text[: same[0].start(1)] + json.dumps(value) + text[same[0].end(1) :]
+    if value is None:
+        return text
+    outer = (
+        re.search(rf'"{re.escape(parent.rpartition(".")[2])}"\s*:\s*\{{', text) if parent else re.search(r"\{", text)
+    )
+    if outer is None:
+        inner: object = value
+        for part in reversed(name.split(".")[1:]):
+            inner = {part: inner}
+        outer, key, value = re.search(r"\{", text), name.split(".")[0], inner
+    assert outer is not None  # it was read as a mapping
+    indent = re.search(r"\n([ \t]*)\"", text[outer.end() :])
+    space = indent[1] if indent else "  "
+    return f"{text[: outer.end()]}\n{space}{json.dumps(key)}: {json.dumps(value)},{text[outer.end() :]}"
+
+
+def _yaml(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
+    parent, _, key = name.rpartition(".")
+    spelled = json.dumps(value) if not isinstance(value, str) else value
+    found = list(re.finditer(rf"(?m)^([ \t]*){re.escape(key)}:[ \t]*([^\n#]*?)([ \t]*(?:#[^\n]*)?)\n", text + "\n"))
+    if name in own and len(found) == 1:
+        match = found[0]
+        quoted = f"'{spelled}'" if match[2][:1] in "'\"" and match[2] else spelled
+        said = "" if value is None else f"{match[1]}{key}: {quoted}{match[3]}\n"
+        return (text[: match.start()] + said + text[match.end() :]).rstrip("\n") + "\n"
+    if value is None:
+        return text
+    if not parent:
+        return f"{text.rstrip()}\n{key}: {spelled}\n"
+    outer = re.search(rf"(?m)^{re.escape(parent)}:[ \t]*\n([ \t]+)", text)
+    if outer is None:
+        return f"{text.rstrip()}\n{parent}:\n  {key}: {spelled}\n"
+    return f"{text[: outer.start(1)]}{outer[1]}{key}: {spelled}\n{text[outer.start(1) :]}"

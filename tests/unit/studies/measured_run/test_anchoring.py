@@ -1,0 +1,101 @@
+"""What one measured run says of others: the nearer the more, and nothing where it would poison."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.errors import UserError
+from windtunnel.questions import read
+from windtunnel.studies.measured_run.anchoring import (
+    BATCH,
+    LAYOUT,
+    OTHER,
+    SAME,
+    Regime,
+    carried,
+    nearness,
+)
+from windtunnel.studies.predict import answer
+
+PLAN = {"tp": 2, "global_batch": 64, "seq_len": 4096}
+STEP = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": PLAN}
+BASE = Regime(("m", "h100"), (2, 1), (1, "none"), 16)
+
+
+@pytest.mark.parametrize(
+    ("other", "near"),
+    [
+        (Regime(("m", "h100"), (2, 1), (1, "none"), 64), SAME),
+        (Regime(("m", "h100"), (2, 1), (2, "none"), 16), BATCH),
+        (Regime(("m", "h100"), (4, 1), (1, "none"), 16), LAYOUT),
+        (Regime(("m", "b200"), (2, 1), (1, "none"), 16), OTHER),
+    ],
+)
+def test_nearness(other: Regime, near: str) -> None:
+    assert nearness(BASE, other) == near
+
+
+@given(st.floats(-1.0, 1.0))
+def test_a_factor_is_carried_less_the_farther(log_factor: float) -> None:
+    others = [Regime(("m", "h100"), (2, 1), (1, "none"), 64), Regime(("m", "h100"), (4, 1), (1, "none"), 16)]
+    others.append(Regime(("m", "b200"), (2, 1), (1, "none"), 16))
+    moved = [abs(math.log(carried(log_factor, BASE, one).factor)) for one in (BASE, *others)]
+    assert moved[0] == pytest.approx(abs(log_factor))
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] == 0.0
+    one_gpu = Regime(("m", "h100"), (2, 1), (1, "none"), 1)
+    assert carried(log_factor, one_gpu, BASE).factor == 1.0
+
+
+def anchor(folder: Path, step_s: float, text: str = "") -> str:
+    path = folder / "my-run.yaml"
+    path.write_text(
+        f"step_time: {step_s}s\nmodel: llama-3-8b\ncluster: h100-sxm:16\n"
+        f"plan: {{tp: 2, global_batch: 64, seq_len: 4096}}\n{text}"
+    )
+    return str(path)
+
+
+def test_the_run_itself_is_predicted_as_it_was_measured(tmp_path: Path) -> None:
+    bare = answer(read(STEP))
+    found = answer(read({**STEP, "anchor": [anchor(tmp_path, 1.2 * bare.step_time_s)]}))
+    assert found.step_time_s == pytest.approx(1.2 * bare.step_time_s)
+    assert sum(found.breakdown_ns.values()) == found.step_time_ns
+    assert all(sum(stage.breakdown_ns.values()) == found.step_time_ns for stage in found.stages)
+    assert found.mfu == pytest.approx(bare.mfu / 1.2)
+    assert found.step_time_p5_ns <= found.step_time_ns <= found.step_time_p95_ns
+    width, before = (one.step_time_p95_ns / one.step_time_p5_ns for one in (found, bare))
+    assert width < before
+    assert "anchored" in found.warnings[-1]
+    assert "--anchor" in found.reproduce
+
+
+def test_another_scale_moves_by_nine_tenths_and_another_gpu_not_at_all(tmp_path: Path) -> None:
+    path = anchor(tmp_path, 1.2 * answer(read(STEP)).step_time_s)
+    larger = {**STEP, "cluster": "h100-sxm:64", "plan": {**PLAN, "global_batch": 256}}
+    bare, found = answer(read(larger)), answer(read({**larger, "anchor": [path]}))
+    assert found.step_time_s == pytest.approx(1.2**0.9 * bare.step_time_s)
+    other = {**STEP, "cluster": "b200:16"}
+    assert answer(read({**other, "anchor": [path]})).step_time_ns == answer(read(other)).step_time_ns
+    assert "not used" in answer(read({**other, "anchor": [path]})).warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("lines: 2\n", "2 lines"), ("spread: 0.4\n", "spread by 40"), ("unheard: 1\n", "unheard")],
+)
+def test_what_would_poison_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        answer(read({**STEP, "anchor": [anchor(tmp_path, 2.0, text)]}))
+
+
+def test_a_step_time_without_a_unit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("step_time: -1s\nmodel: llama-3-8b\ncluster: h100-sxm:16\nplan: {global_batch: 8, seq_len: 64}\n")
+    with pytest.raises(UserError):
+        answer(read({**STEP, "anchor": [str(path)]}))

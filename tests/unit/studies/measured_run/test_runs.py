@@ -1,0 +1,186 @@
+"""Whole files: steady state, peaks, throughput with a plan, exports, collectives; hostile files are one error."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import UserError
+from windtunnel.studies.measured_run import read_run, steady_of
+from windtunnel.studies.measured_run.collectives import waits_for
+from windtunnel.studies.measured_run.run import phases_of
+
+MEGATRON = (
+    " iteration {at:8d}/ 2000 | elapsed time per iteration (ms): {ms} | global batch size:   128 | lm loss: 2.6E+00 |"
+)
+
+
+def megatron(times_ms: list[float]) -> str:
+    return "\n".join(MEGATRON.format(at=at, ms=ms) for at, ms in enumerate(times_ms, 1))
+
+
+def written(folder: Path, name: str, text: str | bytes) -> str:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+def test_warm_up_and_outliers_are_apart(tmp_path: Path) -> None:
+    times = [79489.9, 11182.0, 10883.5] + [10800.0] * 9 + [30000.0] + [10800.0] * 9 + [30000.0] + [10800.0] * 9
+    steady = steady_of(read_run([written(tmp_path, "a.log", megatron([*times, 30000.0]))]))
+    assert steady.seconds == pytest.approx(10.8)
+    assert (steady.warm_up, steady.set_aside, steady.every) == (3, 3, 10)
+    assert steady.lost_s == pytest.approx(3 * (30.0 - 10.8) / 30)
+    assert steady.drift == 0.0
+
+
+def test_a_slower_and_slower_run_drifts(tmp_path: Path) -> None:
+    steady = steady_of(read_run([written(tmp_path, "a.log", megatron([1000.0 + 10.0 * at for at in range(40)]))]))
+    assert 0.15 < steady.drift < 0.3
+
+
+def test_throughput_becomes_seconds_with_the_plan(tmp_path: Path) -> None:
+    line = "[rank0]:[titan] 2025-06-04 08:5{}:10,000 - root - INFO - step: {}  memory: 30.99GiB(32.62%)  tps: {}"
+    text = "\n".join(line.format(at, 10 * at, "8,192") for at in range(9))
+    run = read_run([written(tmp_path, "t.log", text)]).with_seconds(8 * 8192.0, 8, 8)
+    assert steady_of(run).seconds == pytest.approx(1.0)
+    assert run.reserved_bytes == {0: round(30.99 * 2**30)}
+    bare = read_run([written(tmp_path, "u.log", text.replace("tps: 8,192", ""))]).with_seconds(8 * 8192.0, 8, 8)
+    assert steady_of(bare).seconds == pytest.approx(6.0)  # a minute for ten steps
+    assert "clock" in bare.notes[-1]
+
+
+def test_what_is_not_understood_is_named_and_never_guessed(tmp_path: Path) -> None:
+    text = "Step 12 | Loss: 3.1 | Step Time: 15.2 | LR: 1e-4\n" * 9
+    run = read_run([written(tmp_path, "x.log", text)])
+    assert run.steps == ()
+    assert len(run.not_understood) == 9
+    with pytest.raises(UserError, match=r"Step Time: 15\.2"):
+        steady_of(run)
+
+
+def test_arguments_of_the_log_and_memory_by_rank(tmp_path: Path) -> None:
+    text = (
+        "------------------------ arguments ------------------------\n"
+        "  tensor_model_parallel_size ...................... 8\n  world_size ...................... 64\n"
+        "-------------------- end of arguments ---------------------\n"
+        + megatron([1000.0] * 9)
+        + "\n[Rank 8] (after 1 iterations) memory (MB) | allocated: 10 | max allocated: 20 | max reserved: 40"
+    )
+    run = read_run([written(tmp_path, "a.log", text)])
+    assert run.arguments["tensor_model_parallel_size"] == "8"
+    assert run.n_gpus == 64
+    assert run.reserved_bytes == {8: 40 * 2**20}
+    assert run.global_batch == 128
+
+
+def test_deepspeed_parts_belong_to_their_step(tmp_path: Path) -> None:
+    line = "[Rank 0] time (ms) | fwd: 100.0 | bwd: 200.0 | bwd_inner: 150.0 | bwd_allreduce: 50.0 | step: 20.0\n"
+    run = read_run([written(tmp_path, "d.log", line * 9)])
+    assert steady_of(run).seconds == pytest.approx(0.32)
+    assert phases_of(run)["bwd_allreduce"] == pytest.approx(0.05)
+
+
+def test_exports_of_trackers(tmp_path: Path) -> None:
+    rows = "".join(f"{at},{2.5 * at},{2.5}\n" for at in range(12))
+    table = written(tmp_path, "w.csv", "_step,_runtime,run7 - timing_s/step\n" + rows)
+    assert steady_of(read_run([table])).seconds == 2.5
+    clock = written(tmp_path, "c.csv", "_step,_runtime,loss\n" + rows)
+    assert steady_of(read_run([clock]).with_seconds(1.0, 1, 1)).seconds == 2.5
+    lines = "".join(json.dumps({"_step": at, "train_step_timing in s": 3.0}) + "\n" for at in range(9))
+    assert steady_of(read_run([written(tmp_path, "h.jsonl", lines)])).seconds == 3.0
+    state = {"global_step": 100, "log_history": [{"loss": 1.0, "step": 5}, {"train_runtime": 300.0, "step": 100}]}
+    run = read_run([written(tmp_path, "trainer_state.json", json.dumps(state))])
+    assert steady_of(run).seconds == 3.0
+    assert run.is_mean
+
+
+def event(step: int, wall_s: float, tag: str, value: float) -> bytes:
+    scalar = bytes([0x0A, len(tag)]) + tag.encode() + b"\x15" + struct.pack("<f", value)
+    summary = bytes([0x0A, len(scalar)]) + scalar
+    data = b"\x09" + struct.pack("<d", wall_s) + b"\x10" + bytes([step]) + bytes([0x2A, len(summary)]) + summary
+    return struct.pack("<QI", len(data), 0) + data + b"\0" * 4
+
+
+def test_tensorboard_without_tensorflow(tmp_path: Path) -> None:
+    content = b"".join(event(at, 100.0 + at, "train_step_timing in s", 4.0) for at in range(9))
+    path = written(tmp_path, "events.out.tfevents.1", content)
+    run = read_run([path])
+    assert [step.number for step in run.steps] == list(range(9))
+    assert steady_of(run).seconds == 4.0
+    cut = written(tmp_path, "events.out.tfevents.2", content[:-20])
+    assert len(read_run([cut]).steps) == 8
+    with pytest.raises(UserError):
+        read_run([written(tmp_path, "events.out.tfevents.3", b"\xff" * 60)])
+
+
+def test_tensorboard_written_by_its_own_writer(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("tensorboard.summary")
+    writer = tensorboard.Writer(str(tmp_path))
+    for at in range(9):
+        writer.add_scalar("train_step_timing in s", 2.0, at)
+    writer.close()
+    (path,) = tmp_path.glob("*tfevents*")
+    assert steady_of(read_run([path])).seconds == 2.0
+
+
+INSPECTED = {
+    "header": {"id": "0xad56c683b0c4ef", "rank": 1, "n_ranks": 3, "nnodes": 3},
+    "metadata": {"inspector_output_format_version": "v4.0", "dump_timestamp_us": 1772585717263338},
+    "coll_perf": {
+        **{"coll": "AllReduce", "coll_sn": 8995, "coll_msg_size_bytes": 2360832, "coll_exec_time_us": 5663.0},
+        **{"coll_timing_source": "kernel_gpu", "coll_algobw_gbs": 0.416887, "coll_busbw_gbs": 0.555850},
+    },
+}
+
+
+def test_collectives_say_whom_the_others_wait_for(tmp_path: Path) -> None:
+    lines = []
+    for number in range(20):
+        for rank in range(4):
+            one = json.loads(json.dumps(INSPECTED))
+            one["header"]["rank"], one["coll_perf"]["coll_sn"] = rank, number
+            one["coll_perf"]["coll_exec_time_us"] = 100.0 if rank == 2 else 900.0
+            lines.append(json.dumps(one))
+    run = read_run([written(tmp_path, "nccl.log", "\n".join(lines))])
+    assert len(run.collectives) == 80
+    assert waits_for(run.collectives) == (2, pytest.approx(800e-6), 20)
+    assert waits_for(run.collectives[:1]) is None
+
+
+def test_a_flight_recorder_is_read_and_never_run(tmp_path: Path) -> None:
+    entry = {
+        **{"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "time_created_ns": 1724779239936775119},
+        **{"input_sizes": [[3, 4]], "input_dtypes": ["Float"], "state": "completed", "duration_ms": 39.0},
+    }
+    run = read_run([written(tmp_path, "dump_7", pickle.dumps({"version": "2.4", "entries": [entry]}))])
+    assert (run.collectives[0].rank, run.collectives[0].size_bytes) == (7, 48)
+    assert run.collectives[0].seconds == pytest.approx(0.039)
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (str(tmp_path / "ran"),)
+
+    with pytest.raises(UserError, match="plain data"):
+        read_run([written(tmp_path, "dump_8", pickle.dumps({"entries": [Bomb()]}))])
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.log", b"\0\1\2\3" * 100),
+        ("a.json", b'{"traceEvents": []}'),
+        ("a.csv", b"\xff\xfe,\n1,2\n"),
+        ("a_1", b"\x80\x04\x95garbage"),
+        ("a.gz", b"\x1f\x8bnothing"),
+    ],
+)
+def test_hostile_files_are_one_error(name: str, content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        read_run([written(tmp_path, name, content)])
+    assert "\n" not in str(caught.value)

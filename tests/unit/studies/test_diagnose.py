@@ -1,0 +1,193 @@
+"""A measured step against the predicted one: verdict, causes with their seconds, and what to change as a patch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import UserError
+from windtunnel.questions import ask, changed, plain, read
+from windtunnel.studies.diagnose import Diagnosis, answer, with_measured
+from windtunnel.studies.measured_run.against import predicted_classes
+from windtunnel.studies.measured_run.causes import Evidence, causes_of
+from windtunnel.studies.predict import answer as predicted
+from windtunnel.studies.traces.by_class import StepTime
+
+PLAN = {"tp": 2, "global_batch": 64, "seq_len": 4096}
+STEP = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": PLAN}
+TRAIN = """#!/bin/bash
+#SBATCH --nodes=8
+TP=4
+# --recompute-granularity full would save memory
+ARGS="
+    --tensor-model-parallel-size ${TP} \\
+    --sequence-parallel \\
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 \\
+    --group-query-attention --num-query-groups 8 --swiglu --untie-embeddings-and-output-weights \\
+    --seq-length 4096 --micro-batch-size 1 --global-batch-size 128 --vocab-size 128256 \\
+    --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \\
+    --use-distributed-optimizer \\
+    --bf16
+"
+torchrun pretrain_gpt.py $ARGS
+"""
+
+
+@pytest.fixture(scope="module")
+def step_s() -> float:
+    return predicted(read(STEP)).step_time_s
+
+
+def diagnosed(**more: Any) -> Diagnosis:
+    found = ask({**STEP, "question": "diagnose", **more})
+    assert isinstance(found, Diagnosis)
+    return found
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "as expected"), (1.6, "slower"), (0.6, "faster")])
+def test_a_number_alone_has_a_verdict(factor: float, verdict: str, step_s: float) -> None:
+    found = diagnosed(measured=factor * step_s)
+    assert found.verdict == verdict
+    assert found.predicted_step_s == step_s
+    assert found.measured_mfu == pytest.approx(found.predicted_mfu / factor)
+    assert found.causes == ()
+    assert found.not_explained_s == pytest.approx((factor - 1.0) * step_s)
+    document = found.to_dict()
+    assert {"measured_step_s", "predicted_step_s", "verdict", "causes", "advice"} <= document.keys()
+    json.dumps(document, allow_nan=False)
+    own = with_measured(read(STEP), factor * step_s)
+    assert answer(own).to_dict() == document
+
+
+def log(folder: Path, times_s: list[float], more: str = "") -> str:
+    path = folder / "train.log"
+    line = " iteration {at}/ 2000 | elapsed time per iteration (ms): {ms} | global batch size:   64 |"
+    path.write_text("\n".join([*(line.format(at=at, ms=1e3 * s) for at, s in enumerate(times_s, 1)), more]))
+    return str(path)
+
+
+def test_a_log_says_pauses_apart_from_the_steady_step(tmp_path: Path, step_s: float) -> None:
+    times = [30.0, *[step_s] * 12, 9 * step_s, *[step_s] * 12, 9 * step_s, *[step_s] * 12, 9 * step_s]
+    found = diagnosed(log=[log(tmp_path, times)])
+    assert found.verdict == "as expected"
+    assert [one.cause for one in found.causes] == ["pauses"]
+    assert found.causes[0].seconds == pytest.approx(3 * 8 * step_s / 37, rel=0.05)
+    assert found.not_explained_s == pytest.approx(0.0, abs=1e-3 * step_s)
+
+
+def test_what_the_run_says_of_itself_and_the_plan_does_not(tmp_path: Path, step_s: float) -> None:
+    said = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "global_batch_size": 64, "bf16": True}
+    said |= {"seq_length": 4096, "micro_batch_size": 1, "recompute_granularity": "full", "recompute_method": "uniform"}
+    block = "\n".join(f"  {name} ...... {value}" for name, value in said.items())
+    block = f"-------- arguments --------\n{block}\n-------- end of arguments --------"
+    asked = {**STEP, "plan": {**PLAN, "overlap_tp": False}}
+    recomputed = predicted(changed(read(asked), {"plan.recompute": "full"})).step_time_s
+    found = ask({**asked, "question": "diagnose", "log": [log(tmp_path, [recomputed] * 20, block)]})
+    assert found.causes[0].cause == "another plan"
+    assert "recompute full" in found.causes[0].evidence
+    assert found.causes[0].seconds == pytest.approx(recomputed - predicted(read(asked)).step_time_s)
+    assert abs(found.not_explained_s) < 0.01 * recomputed
+
+
+def traced(classes: dict[str, float], ranks: int = 4, **of_rank: dict[str, float]) -> dict[int, list[StepTime]]:
+    """Steps of ranks that take these seconds; whoever works less waits in an all-reduce."""
+    each = {rank: {**classes, **of_rank.get(f"rank{rank}", {})} for rank in range(ranks)}
+    longest = max(sum(one.values()) for one in each.values())
+    found = {}
+    for rank, own in each.items():
+        seconds = {**own, "all-reduce": own.get("all-reduce", 0.0) + longest - sum(own.values())}
+        found[rank] = [StepTime(rank, step, seconds, {"all-reduce": 1}, {}) for step in range(4)]
+    return found
+
+
+HEALTHY = {"gemm": 0.6, "attention": 0.2, "memory-bound": 0.1, "all-reduce": 0.08, "host": 0.02}
+EXPECTED = {"gemm": 0.6, "attention": 0.2, "memory-bound": 0.1, "exposed communication": 0.08, "host": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "seconds"),
+    [
+        ({}, None, 0.0),
+        ({"host": 0.32}, "host-bound", 0.30),
+        ({"data loader": 0.25}, "data loader", 0.25),
+        ({"all-reduce": 0.28}, "exposed communication", 0.20),
+        ({"gemm": 0.72, "attention": 0.24, "memory-bound": 0.12}, "clocks or power", 0.18),
+        ({"attention": 0.5}, "slow attention", 0.30),
+        ({"copies": 0.1}, "copies", 0.1),
+    ],
+)
+def test_the_cause_that_was_put_into_a_trace_comes_first(
+    changes: dict[str, float], first: str | None, seconds: float
+) -> None:
+    ranks = traced({**HEALTHY, **changes})
+    found = causes_of(Evidence(ranks[0][0].length_s, EXPECTED, ranks))
+    assert [one.cause for one in found[:1]] == ([] if first is None else [first])
+    if first:
+        assert found[0].seconds == pytest.approx(seconds, rel=0.15)
+        assert len(found) == 1
+
+
+def test_a_slow_rank_is_told_from_communication() -> None:
+    ranks = traced(HEALTHY, rank2={"gemm": 0.9})
+    found = causes_of(Evidence(ranks[0][0].length_s, EXPECTED, ranks))
+    assert found[0].cause == "slow rank 2"
+    assert found[0].seconds == pytest.approx(0.3)
+    assert "exposed communication" not in {one.cause for one in found}
+
+
+def test_uneven_work_is_no_slow_rank() -> None:
+    ranks = traced(HEALTHY)
+    for step in range(4):
+        for rank, steps in ranks.items():
+            late = rank == step
+            seconds = {**HEALTHY, "gemm": 0.9 if late else 0.6, "all-reduce": 0.08 if late else 0.38}
+            steps[step] = StepTime(rank, step, seconds, {}, {})
+    found = causes_of(Evidence(1.3, EXPECTED, ranks))
+    assert found[0].cause == "imbalance"
+    assert found[0].seconds == pytest.approx(0.3)
+
+
+def test_the_predicted_classes_sum_to_the_step() -> None:
+    result = predicted(read({**STEP, "plan": {**PLAN, "pp": 2}}))
+    assert sum(predicted_classes(result).values()) == pytest.approx(result.step_time_s)
+
+
+def test_advice_is_a_patch_that_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.sh").write_text(TRAIN)
+    from windtunnel.studies.training.launch import read_native
+
+    native = read_native("train.sh", 32)
+    asked = {"model": "train.sh", "cluster": "h100-sxm:32", "plan": dict(native.fields)}
+    found = ask({"question": "diagnose", **asked, "measured": 5.0})
+    patches = [one for one in found.advice if one.diff]
+    assert len(patches) >= 3
+    for one in patches:
+        Path("train.sh").write_text(TRAIN)
+        subprocess.run(["patch", "-p1"], input=one.diff, text=True, check=True, capture_output=True)
+        assert "# --recompute-granularity full would save memory" in Path("train.sh").read_text()
+        again = read_native("train.sh", 32)
+        result = predicted(read({"question": "predict", **asked, "plan": dict(again.fields)}))
+        assert result.step_time_s == pytest.approx(one.step_time_s, rel=1e-9)
+        assert result.peak_memory.device_bytes <= 0.97 * result.memory_capacity_bytes
+    steps = [one.step_time_s for one in found.advice]
+    assert min(steps) == steps[-1]  # the best of them together comes last
+    assert len(found.advice[0].changes) == 1
+
+
+def test_an_anchor_that_was_saved_predicts_what_was_measured(tmp_path: Path, step_s: float) -> None:
+    found = diagnosed(measured=1.3 * step_s)
+    (tmp_path / "run.yaml").write_text(found.anchor())
+    again = predicted(read({**STEP, "anchor": [str(tmp_path / "run.yaml")]}))
+    assert again.step_time_s == pytest.approx(1.3 * step_s)
+
+
+def test_nothing_measured_is_an_error() -> None:
+    with pytest.raises(UserError, match="measured"):
+        ask({**STEP, "question": "diagnose"})
+    question = read({**STEP, "question": "diagnose", "measured": 2.0})
+    assert read(plain(question)) == question

@@ -1,0 +1,99 @@
+"""How far one measured run carries to others, judged on published runs whose source the fit has not seen.
+
+    python validation/anchoring.py TABLE.csv ...
+
+A series: runs of one source, model, GPU, framework, precision and level. Its anchor is the run on the fewest GPUs; each
+other run is predicted without an anchor, with its factor in full, and by the product's rule. Errors are those of a fit
+without the row's own source (`left_out_rows.csv`), bands those that the product states. Besides, the weight that would
+have been best, found without the judged source.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.evidence.accuracy.anchor import _key, _size, regime_of
+from windtunnel.evidence.accuracy.outcome import Outcome
+from windtunnel.evidence.accuracy.run import run_validation
+from windtunnel.studies.measured_run.anchoring import BATCH, LAYOUT, SAME, carried, nearness
+
+LEFT_OUT = Path(__file__).parent / "left_out_rows.csv"
+CLASSES = (SAME, BATCH, LAYOUT)
+
+
+def unseen(tables: Sequence[Path]) -> list[Outcome]:
+    """Outcomes with the step that a fit without their source predicts, and the band of the product about it."""
+    with LEFT_OUT.open(encoding="utf-8") as file:
+        errors = {line["id"]: float(line["left_out"]) for line in csv.DictReader(file)}
+    found = []
+    for one in run_validation(tables, None, None, "none").outcomes:
+        if one.error is not None and one.row.id in errors and one.row.measured_s is not None:
+            factor = one.row.measured_s * (1.0 + errors[one.row.id]) / (one.step_time_s or 1.0)
+            found.append(replace(one.scale(factor, is_anchor=False), anchor_factor=None))
+    return found
+
+
+def series(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, Outcome, bool]]:
+    """Anchor, run, and whether it may be one."""
+    groups = defaultdict(list)
+    for one in outcomes:
+        groups[_key(one)].append(one)
+    for group in groups.values():
+        first, *rest = sorted(group, key=_size)
+        for one in rest:
+            yield first, one, first.status == "ok" and not first.full
+
+
+def log_error(one: Outcome) -> float:
+    """log of predicted / measured."""
+    assert one.error is not None
+    return math.log1p(one.error)
+
+
+def main() -> None:
+    tables = [Path(text) for text in sys.argv[1:]]
+    rows = defaultdict(list)
+    pairs = defaultdict(list)
+    for anchor, one, usable in series(unseen(tables)):
+        regimes = regime_of(anchor), regime_of(one)
+        near = nearness(*regimes)
+        error, its_own = log_error(one), -log_error(anchor)
+        found = carried(its_own, *regimes) if usable else None
+        moved = one if found is None else one.scale(found.factor, is_anchor=False, half_width=found.half_width)
+        rows[near].append((error, error + its_own, log_error(moved), bool(moved.inside_band), bool(one.inside_band)))
+        if usable:
+            pairs[near].append((one.row.source, -its_own, error))
+    print("nearness      runs   none  in full  rule   in the band, was   best weight without the judged source")
+    for near in CLASSES:
+        if not rows[near]:
+            continue
+        none, full, rule, inside, before = (np.array(column, float) for column in zip(*rows[near], strict=True))
+        means = [100 * np.mean(np.abs(np.expm1(error))) for error in (none, full, rule)]
+        weights = [weight([p for p in pairs[near] if p[0] != source]) for source in sorted({p[0] for p in pairs[near]})]
+        shown = "  ".join(f"{mean:5.1f} %" for mean in means)
+        print(
+            f"{near:13s} {len(none):4d} {shown}   {100 * inside.mean():3.0f} %, {100 * before.mean():3.0f} %"
+            f"           {min(weights, default=0):.2f} to {max(weights, default=0):.2f}"
+        )
+
+
+def weight(pairs: Sequence[tuple[str, float, float]]) -> float:
+    """Of the anchor's log error in that of the run, least squares, each source counting once."""
+    count: dict[str, int] = defaultdict(int)
+    for source, _, _ in pairs:
+        count[source] += 1
+    top = sum(a * b / count[source] for source, a, b in pairs)
+    below = sum(a * a / count[source] for source, a, b in pairs)
+    return top / below if below else 0.0
+
+
+if __name__ == "__main__":
+    main()
