@@ -59,7 +59,7 @@ def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlRes
             "begun": run.tokens_begun,
             "trained": run.tokens_trained,
             "dropped": run.tokens_dropped,
-            "open": run.open_tokens(),
+            "open": run.open_tokens() + run.tokens_training,
         },
         memory=memory,
         cost=cost,
