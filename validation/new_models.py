@@ -44,7 +44,7 @@ def predicted(row: dict[str, str], folder: Path) -> dict[str, Any]:
             "question": "serve",
             "model": str(config_of(row["model"], folder)),
             "cluster": row["cluster"],
-            "engine": {"engine": row["engine"], "weights": row["weights"]},
+            "engine": {"engine": row["engine"], "weights": row["weights"], "max_model_len": 32768},
             "replicas": {"kind": "together", "tp": int(row["tp"])},
             "load": {"kind": "closed", "concurrency": concurrency},
             "requests": {

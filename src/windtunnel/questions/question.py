@@ -153,6 +153,17 @@ QUESTIONS: Mapping[str, Verb] = {
         "Say whether a step that you measured is what it should be, where it is lost if not, and what to change.\n\n"
         "Works with a number (--measured 11.0s), better with a log, best with traces.",
     ),
+    "check": Verb(
+        "windtunnel.questions.check:Check",
+        "windtunnel.studies.check:answer",
+        "Say whether a launch file may be submitted: the exit status is 1 where a rule of --fail-if is broken.",
+    ),
+    "decide": Verb(
+        "windtunnel.questions.decide:Decide",
+        "windtunnel.studies.decide:answer",
+        "Hold clusters and models against each other: step, days, cost with failures, energy, head-room, risk and"
+        " break-even price in one table.",
+    ),
     "watch": Verb(
         "windtunnel.questions.explain:Watch",
         "windtunnel.real.survive.watch.verdict:answer",
@@ -163,6 +174,32 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.saved:Compare",
         "windtunnel.faces.report.comparison.compare:answer",
         "Show where two runs differ, and what explains it.",
+    ),
+    "whatif": Verb(
+        "windtunnel.questions.saved:WhatIf",
+        "windtunnel.faces.report.comparison.compare:answer_whatif",
+        "Ask a saved run again with something changed, and show what that does.",
+    ),
+    "sweep": Verb(
+        "windtunnel.questions.sweep:Sweep",
+        "windtunnel.studies.sweeps.sweep:answer",
+        "Run any question over many points: one row each in one Parquet file; a killed sweep goes on where it was.",
+        pure=False,
+    ),
+    "sweep table": Verb(
+        "windtunnel.questions.sweep:SweepTable",
+        "windtunnel.studies.sweeps.table:answer",
+        "Show the best rows of a table that a sweep wrote.",
+    ),
+    "techniques": Verb(
+        "windtunnel.questions.sweep:Techniques",
+        "windtunnel.studies.techniques.named:answer",
+        "List the techniques: what each does and needs, its parameters, and what runs it in PyTorch.",
+    ),
+    "model": Verb(
+        "windtunnel.questions.sweep:ModelFacts",
+        "windtunnel.faces.cli.model:answer",
+        "Say what a model is made of: parameters, layers, and what a decoder keeps of a token and of a sequence.",
     ),
     "launch": Verb(
         "windtunnel.questions.saved:Launch",

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
-from cyclopts import Parameter
-
+from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.output import give
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.model.cache import kv_bytes_per_token, state_bytes_per_sequence
 from windtunnel.physics.model.mixers import Compressed, Indexed, Recurrent
+from windtunnel.questions.sweep import ModelFacts
+from windtunnel.views import Column, Document, Table
 
 
-def model(
-    config: Annotated[str, Parameter(help="A model of the catalogue, or the path of a config.json.")],
-    *,
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
-) -> None:
-    """Say what a model is made of: parameters, layers, and what a decoder keeps of a token and of a sequence."""
-    from windtunnel.faces.cli.output import print_answer, stdout
+def model_app(*, everything: bool = False) -> Callable[..., Any]:
+    """The verb."""
+    return command("model", model, ("report", "json"), everything=everything)
 
-    facts = facts_of(load_model(config))
-    if json:
-        print_answer("model", {"config": config}, facts)
-        return
-    console = stdout()
-    for name, value in facts.items():
-        shown = ", ".join(f"{n} x {kind}" for kind, n in value.items()) if isinstance(value, dict) else value
-        console.print(f"{name.replace('_', ' '):26} {shown:,}" if isinstance(shown, int) else f"{name:26} {shown}")
+
+def model(question: ModelFacts, outputs: Outputs) -> None:
+    """Answer, print."""
+    facts = answer(question)
+    rows = [(name.replace("_", " "), _shown(value)) for name, value in facts.items() if value != []]
+    document = Document("model", question.config, [Table("", (Column("fact"), Column("value")), rows)])
+    give(question, facts, outputs, document)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count} x {kind}" for kind, count in value.items())
+    return f"{value:,}" if isinstance(value, int) else "; ".join(value) if isinstance(value, list) else str(value)
+
+
+def answer(question: ModelFacts) -> dict[str, Any]:
+    """Its facts. Raises UserError."""
+    return facts_of(load_model(question.config))
 
 
 def facts_of(model: Model) -> dict[str, Any]:

@@ -152,6 +152,11 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
     outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
     warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
+    if question.restart is None:
+        often = [one for one in outcomes if one.restarts.any() and one.policy != "current"]
+        free = ", ".join(f"{int(one.restarts.sum()):,} with {one.policy}" for one in often)
+        if free:
+            warnings += (f"restarts cost nothing: {free}; say what one costs with --restart 5min",)
     points: tuple[Mapping[str, float], ...] = ()
     if frontier and question.serving is not None and "lyra" in names:
         from windtunnel.studies.fleet.loans.frontier import frontier as frontier_of
@@ -308,9 +313,8 @@ def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]
     unread = sum(each.count for each in jobs.not_understood)
     notes: tuple[str, ...] = ()
     if unread:
-        notes = (
-            f"{format_many(unread, 'job')} of the log read otherwise than written; `windtunnel fleet lint` says how",
-        )
+        what = f"{format_many(unread, 'job')} of the log not taken as they stand"
+        notes = (f"{what}; `windtunnel fleet lint` says which and why",)
     if question.cluster:
         site = parse_site(question.cluster, question.gpus_per_node)
         if most > site.gpus:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
@@ -20,6 +20,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.questions import QUESTIONS
+from windtunnel.questions.sweep import Sweep
 from windtunnel.questions.typed import check
 from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
@@ -41,6 +42,15 @@ class SweepOutcome:
     by_status: Mapping[str, int]
     best: Mapping[str, Any] | None = None  # inputs of the best trial, where an optimiser asked
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the first point of each status that has one
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def answer(question: Sweep, **where: Any) -> SweepOutcome:
+    """Run the study of a question; `where`: keywords of `sweep` but for what runs. Raises UserError."""
+    return sweep(question.study, **where)
 
 
 def sweep(

@@ -17,6 +17,7 @@ from windtunnel.physics.hardware.gpu import AS_MEASURED
 from windtunnel.studies.training.layout import Layout
 
 WORTH_SAYING = 0.10
+DERIVED = 0.2  # a guess: what a mixer that is taken for another may cost more or less
 
 
 class Distance(NamedTuple):
@@ -55,6 +56,8 @@ def _distances(layout: Layout) -> Iterator[Distance]:
             yield Distance("no run like it with experts over several ranks was measured", rules["mixture"])
         if plan.lora_rank and not seen["adapters"]:
             yield Distance("no run like it with adapters was measured", rules["adapters"])
+    if layout.model.derived:
+        yield Distance("the model was derived from what transformers builds, not verified", DERIVED)
     if plan.ep > 1 and plan.release is None and plan.framework == "megatron":
         words = "the release is not given: releases before 2025-09 send every choice of a token to its expert"
         yield Distance(words, rules["release"])

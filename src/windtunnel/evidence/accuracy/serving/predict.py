@@ -211,8 +211,8 @@ def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
     assert result.tpot is not None
     lifetime = result.ttft.mean + (load.output_tokens_mean - 1) * result.tpot.mean
     if load.rate_per_s is not None:
-        kept = min(1.0, load.requests / load.rate_per_s / max(1e-9, result.duration_s - lifetime))
-        return load.rate_per_s * kept * load.output_tokens_mean * replicas_of(row, gpus)
+        per_s = load.rate_per_s * load.output_tokens_mean
+        return (min(per_s, result.output_tokens_per_s) if result.regime == "over" else per_s) * replicas_of(row, gpus)
     return (load.concurrency or 1) * load.output_tokens_mean / lifetime * replicas_of(row, gpus)
 
 

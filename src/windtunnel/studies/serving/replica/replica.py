@@ -159,6 +159,8 @@ class Replica:
                 if n > 0:
                     chunks.append((one, n))
                     budget -= n
+                    if one.names:
+                        self._name(one, n)
             if not preempted and self.waiting and budget > 0:
                 if self._gate is not None:
                     self._admit_by_rank(self._gate, chunks, kept)
@@ -293,6 +295,17 @@ class Replica:
             one.computed = one.known - 1
             n = 1
         chunks.append((one, n))
+        if one.names:
+            self._name(one, n)
+
+    def _name(self, one: Sequence, n: int) -> None:
+        """Full blocks have their names from the time that their tokens are planned: siblings in one step share them.
+
+        vLLM: kv_cache_manager.allocate_slots caches blocks when it schedules; SGLang lets one of them go first.
+        """
+        if self.rules.prefix_caching:
+            size, before = self.rules.block_size, one.computed
+            one.shared.extend(self.pool.name(one.names[before // size : (before + n) // size]))
 
     def _too_late(self, one: Sequence, running: int) -> bool:
         """Whether the next step was planned before this request, or the place for it, was there."""
@@ -392,7 +405,7 @@ class Replica:
     # --------------------------------------------------------------------------------------------------- end a step
 
     def _end_mixed(self) -> list[Sequence]:
-        rules, pool, length = self.rules, self.pool, self._length
+        pool, length = self.pool, self._length
         self._last_start = self._clock
         self._clock += length
         now_ns = self._clock >> SHIFT
@@ -407,15 +420,10 @@ class Replica:
             self._pop_finished(now_ns, finished)
         elif self.decoding:
             self._stall += length
-        size = rules.block_size
         for one, n in self._chunks:
             tokens += n
-            before = one.computed
-            one.computed = before + n
+            one.computed += n
             self.outstanding_tokens -= n
-            if one.names and rules.prefix_caching:
-                full = one.computed // size
-                one.shared.extend(pool.name(one.names[before // size : full]))
             if one.computed < one.known:
                 continue
             self.partial.remove(one)

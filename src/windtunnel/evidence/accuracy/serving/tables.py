@@ -1,32 +1,18 @@
-"""The report of a serving validation, for the terminal and as a page in Markdown."""
+"""The report of a serving validation as texts, and as a page in Markdown."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from windtunnel.evidence.accuracy.serving.report import Score, ServingReport
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 HEAD = ("group", "rows", "answered", "TPOT", "median", "bias", "tok/s", "median", "TTFT median", "in band")
 NAIVE = ("naive rows", "TPOT", "tok/s")
 
 
-def print_report(report: ServingReport, console: Console) -> None:
-    """One line per group, and the whole."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in (*HEAD, *NAIVE):
-        table.add_column(name, justify="left" if name == "group" else "right")
-    for score in (*report.scores(), *report.by_level(), report.overall()):
-        table.add_row(*cells(score))
-    console.print(table)
-    refused = [one for one in report.predictions if one.status == "refused"]
-    for one in refused[:10]:
-        console.print(f"refused {one.id}: {one.reason}", highlight=False)
+def scored(report: ServingReport) -> tuple[Score, ...]:
+    """Every group, every level, and the whole."""
+    return (*report.scores(), *report.by_level(), report.overall())
 
 
 def cells(score: Score) -> tuple[str, ...]:
@@ -69,7 +55,5 @@ def write_page(report: ServingReport, path: Path, command: str) -> None:
         "| " + " | ".join((*HEAD, *NAIVE)) + " |",
         "| --- |" + " ---: |" * (len(HEAD) + len(NAIVE) - 1),
     ]
-    lines += [
-        "| " + " | ".join(cells(score)) + " |" for score in (*report.scores(), *report.by_level(), report.overall())
-    ]
+    lines += ["| " + " | ".join(cells(score)) + " |" for score in scored(report)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

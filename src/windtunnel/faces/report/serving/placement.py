@@ -1,0 +1,54 @@
+"""The best placement of served models as views."""
+
+from __future__ import annotations
+
+from windtunnel.studies.serving.placement.answer import Placed
+from windtunnel.studies.serving.placement.distserve import Candidate, Placement
+from windtunnel.units import format_many
+from windtunnel.views import Column, Document, Headline, Notes, Table, View
+
+
+def placed_document(placed: Placed) -> Document:
+    """What stands where, what it carries, and what the next best costs."""
+    found, title = placed.found, f"Placement by {placed.method}"
+    if isinstance(found, Placement):
+        verdict = f"{found.gpus} GPUs carry {found.rate_per_s:g} requests/s at {placed.attain:.0%} attainment"
+        phases = (
+            ("prefill", found.prefill, found.prefill_instances),
+            ("decode", found.decode, found.decode_instances),
+        )
+        rows = [(phase, f"{count} x tp{layout[0]} pp{layout[1]}") for phase, layout, count in phases]
+        best = f"{found.goodput_per_gpu_per_s:.3g} requests/s per GPU, best of {len(found.tried)} candidates"
+        lines = [f"goodput: {best}"]
+        if found.runner_up is not None:
+            lines.append(f"next: {found.runner_up.per_gpu:.3g} requests/s per GPU: {_layouts(found.runner_up)}")
+    else:
+        shared, in_time = placed.method == "muxserve", placed.method == "alpaserve"
+        rows = [
+            (
+                format_many(group.gpus, "GPU"),
+                group.layout if shared else f"{group.layout}: {', '.join(group.models) or 'idle'}",
+            )
+            for group in found.groups
+        ]
+        what = "of requests in time" if in_time else "requests/s in all"
+        verdict = f"{_value(found.value, in_time)} {what}, best of {found.tried} {found.what_was_tried}"
+        lines = []
+        if found.runner_up_value is not None:
+            costs = _value(found.value - found.runner_up_value, in_time) + ("" if in_time else " requests/s")
+            lines.append(f"next: {found.runner_up}, {_value(found.runner_up_value, in_time)}: it costs {costs}")
+    views: list[View] = [
+        Headline(verdict),
+        Table("", (Column(""), Column("layout")), rows, most=len(rows)),
+        Notes("", lines),
+    ]
+    return Document("placement", title, views)
+
+
+def _layouts(candidate: Candidate) -> str:
+    both = (("prefill", candidate.prefill), ("decode", candidate.decode))
+    return ", ".join(f"{phase} tp{layout[0]} pp{layout[1]}" for phase, layout in both if layout is not None)
+
+
+def _value(value: float, share: bool) -> str:
+    return f"{value:.1%}" if share else f"{value:.4g}"
