@@ -106,6 +106,11 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.fabric:answer",
         "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
     ),
+    "rl plan": Verb(
+        "windtunnel.questions.rl:RlPlan",
+        "windtunnel.studies.rl.plan:answer",
+        "Find the split of a cluster between generation and training that makes an RL step shortest, and prove it.",
+    ),
     "fleet": Verb(
         "windtunnel.questions.fleet:Fleet",
         "windtunnel.studies.fleet.study:answer",
@@ -147,6 +152,17 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.diagnose:answer",
         "Say whether a step that you measured is what it should be, where it is lost if not, and what to change.\n\n"
         "Works with a number (--measured 11.0s), better with a log, best with traces.",
+    ),
+    "check": Verb(
+        "windtunnel.questions.check:Check",
+        "windtunnel.studies.check:answer",
+        "Say whether a launch file may be submitted: the exit status is 1 where a rule of --fail-if is broken.",
+    ),
+    "decide": Verb(
+        "windtunnel.questions.decide:Decide",
+        "windtunnel.studies.decide:answer",
+        "Hold clusters and models against each other: step, days, cost with failures, energy, head-room, risk and"
+        " break-even price in one table.",
     ),
     "watch": Verb(
         "windtunnel.questions.explain:Watch",

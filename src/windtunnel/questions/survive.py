@@ -34,7 +34,11 @@ class Survive:
         ),
     ] = ""
     failures: Annotated[
-        str, About("llama3, rsc-1, rsc-2, production, none, a YAML file, or a CSV log with --log (llama3).")
+        str,
+        About(
+            "llama3, rsc-1, rsc-2, production, none, TIME@GPUS (6h@512: one every 6 h on 512), a YAML file, or a CSV"
+            " log with --log (llama3)."
+        ),
     ] = "llama3"
     log: Annotated[
         str | None, About("GPUs and days that a CSV log was kept for, e.g. 1024:30 or 1024x8:30.", rare=True)

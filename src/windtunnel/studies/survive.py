@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -170,6 +171,9 @@ def _whole(text: str) -> int:
 def _process(failures: str, observed: str | None, machine: Cluster) -> FailureProcess:
     from windtunnel.studies.resilience import fit_log, read_failures
 
+    often = re.fullmatch(r"([^@]+)@([0-9,]+)", failures)
+    if often and observed is None:
+        return _every(parse_time(often[1], "--failures"), parse_count(often[2], "--failures"))
     if not failures.lower().endswith(".csv"):
         if observed is not None:
             raise SpecError("--log", observed, "leave it out: it is of a CSV log, given by --failures")
@@ -187,6 +191,16 @@ def _process(failures: str, observed: str | None, machine: Cluster) -> FailurePr
         raise SpecError("--log", observed, "write GPUS:DAYS, e.g. 1024:30, or GPUSxPER_NODE:DAYS")
     per = parse_count(per_node, "--log") if per_node else machine.gpus_per_node
     return fit_log(failures, parse_count(gpus, "--log"), length, per)
+
+
+def _every(mean_s: float, gpus: int) -> FailureProcess:
+    """Machines that fail so that a job of so many GPUs is interrupted so often on average."""
+    from windtunnel.studies.resilience.failures import Cause, FailureProcess
+
+    if not mean_s > 0.0:
+        raise SpecError("--failures", mean_s, "give a time above 0 and GPUs, e.g. 6h@512")
+    cause = Cause("failure of a machine", "unknown", "gpu", 1.0 / (mean_s * gpus))
+    return FailureProcess(f"one every {mean_s:g} s on {gpus} GPUs", "as asked", (cause,))
 
 
 def _times(recovery: Sequence[str], saved: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.flags import OUTPUT, Below, Given, Outputs, command
 from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_writable, write_atomically
 from windtunnel.questions.serve import Serve
@@ -21,6 +22,8 @@ from windtunnel.questions.serve_spot import ServeSpot
 from windtunnel.questions.serving import Apart
 
 if TYPE_CHECKING:
+    from windtunnel.studies.serving.manifests import Form
+    from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.study import Served
 
 
@@ -34,10 +37,20 @@ def show_serve(question: Serve, outputs: Outputs) -> None:
     _print_served(question, served, outputs)
 
 
-def show_plan(question: ServePlan, outputs: Outputs) -> None:
+EMIT = "Write how to start the best plan: vllm (command lines), dynamo or llm-d (manifests)."
+
+
+def show_plan(
+    question: ServePlan,
+    outputs: Outputs,
+    *,
+    emit: Annotated[Literal["vllm", "dynamo", "llm-d"] | None, Parameter(help=EMIT, group=OUTPUT)] = None,
+    out: Annotated[Path, Parameter(help="Where that goes (deploy).", group=OUTPUT, show=False)] = Path("deploy"),
+) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.serving.placement import placed_document
+    from windtunnel.faces.report.serving.placement import placed_document, plans_document
     from windtunnel.studies.serving.placement.answer import Placed
+    from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.study import answer_plan
 
     if isinstance(question.replicas, Sought):
@@ -47,10 +60,37 @@ def show_plan(question: ServePlan, outputs: Outputs) -> None:
     _check_places(question, outputs)
     with working("searching"):
         found = answer_plan(question, curve=outputs.report is not None, timeline=outputs.trace is not None)
-    if not isinstance(found, Placed):
+    if emit is not None and not isinstance(found, ServingPlans):
+        raise SpecError("--emit", emit, "writes a plan for a rate: add --rate, and leave the layout open")
+    if isinstance(found, ServingPlans):
+        if emit is not None:
+            _emit(found, emit, question.model, out)
+        give(question, found, outputs, plans_document(found, question.model, str(question.cluster.base)))
+    elif not isinstance(found, Placed):
         _print_served(question, found, outputs)
     else:
         give(question, found, outputs, placed_document(found))
+
+
+def _emit(found: ServingPlans, form: Form, model: str, folder: Path) -> None:
+    from windtunnel.studies.serving.manifests import files_of
+
+    for name, text in files_of(form, model, found.sides()).items():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / name, text.encode())
+        wrote(folder / name)
+
+
+def _started(given: Given) -> Below:
+    """What a command line of an engine, or a manifest, in the place of the model says."""
+    from windtunnel.studies.serving.manifests import is_started, parts_of
+
+    text = str(given.flags.get("model", ""))
+    if not is_started(text):
+        return Below({})
+    parts = parts_of(text)
+    layout = dict(parts.replicas)
+    return Below({"engine": parts.engine, "replicas": layout}, path=text[:80], instead={"model": parts.model})
 
 
 def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
@@ -142,7 +182,7 @@ def serve_app(*, everything: bool = False) -> App:
         help_format="plaintext",
     )
     files = ("report", "trace", "rows", "json", "full")
-    app.default(command("serve", show_serve, files, everything=everything))
+    app.default(command("serve", show_serve, files, reader=_started, everything=everything))
     app.command(command("serve plan", show_plan, files, everything=everything))
     app.command(command("serve policies", show_policies, ("report", "json", "full"), everything=everything))
     app.command(command("serve spot", show_spot, ("report", "json", "full"), everything=everything))

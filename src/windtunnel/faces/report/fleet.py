@@ -41,6 +41,8 @@ ROWS = (  # measure, key of the figures, unit
     ("mean queueing delay", "queueing_delay_mean_s", "s"),
     ("makespan", "makespan_s", "s"),
     ("utilisation", "utilisation", "share"),
+    ("mean wait against the log's", "log_wait_error", "share"),
+    ("median error of a start", "log_start_error_p50_s", "s"),
     ("restarts", "restarts", "count"),
     ("deadlines met, by log", "deadline_met_by_log", "share"),
     ("deadlines met, scored", "deadline_met_scored", "share"),

@@ -16,6 +16,7 @@ from windtunnel.errors import SpecError
 from windtunnel.physics.model.architecture import Model, checked
 from windtunnel.physics.model.config_fields import Fields
 from windtunnel.physics.model.config_file import config_of
+from windtunnel.physics.model.derived import INSTALL, derivable, derived
 from windtunnel.physics.model.grammar import read_type, type_names
 from windtunnel.physics.model.limits import showable
 from windtunnel.physics.model.mpt import mpt
@@ -43,9 +44,13 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
     kind = source.get("model_type")
     if not isinstance(kind, str):
         raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(readable())}", where)
-    if kind not in READERS and kind not in type_names():
+    if kind not in readable():
+        if derivable():
+            return checked(replace(derived(source, where), name=name or kind[:80]), where)
         # No nearest name: a neighbour by spelling (deepseek_v3 for deepseek_v32) is another architecture.
-        remedy = f"this architecture cannot be read; those that can: {', '.join(readable())}"
+        remedy = (
+            f"this architecture cannot be read without transformers: {INSTALL}; those that can: {', '.join(readable())}"
+        )
         raise SpecError("model_type", kind[:80], remedy, where)
     fields = Fields(source, where)
     model = READERS[kind](fields) if kind in READERS else read_type(kind, fields)

@@ -39,6 +39,7 @@ class Habits:
     refit_s: float  # of a weight update, beside its bytes
     wake_s: float  # engine and trainer change places, beside what PCIe takes
     between_s: float  # data, rewards, advantages
+    loss: str | None = None  # of a training plan, where it is not the trainer's
     # RL engines are not benchmark engines: log-probs returned, executors in step, detokenising, fixed assignment; RL
     # trainers pack unlike rows, keep no graph, balance no experts. Fitted on NeMo RL 0.4 to 0.7 (validation/rl.py), by
     # release left out 1.49 to 1.70, 0.99 to 1.36 and 1.27 to 1.63; other frameworks have published nothing to fit.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import hypot
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.physics.cost.inference import inference_kernels
@@ -17,6 +18,8 @@ from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.rules import Rules, rules_of
 from windtunnel.studies.serving.step_time.layers import Layers
 from windtunnel.studies.serving.step_time.times import Prices, StepTimes
+
+UNMEASURED_BAND = 0.5  # log half-width of step times on a GPU that nobody timed; as far as roofline was off elsewhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,7 @@ class Engine:
     rules: Rules
     blocks: int  # of one replica: all attention ranks together
     kernels: str  # whose times attention and experts are priced by, in words
+    measured: bool  # whether they were measured, on this GPU or as given
 
     @property
     def fits(self) -> bool:
@@ -82,6 +86,8 @@ def engine_of(
     """
     check(deployment, model, cluster)
     used = (load_engine(deployment.engine) if profile is None else profile).on(cluster.gpu)
+    nodes = -(-deployment.tp // cluster.gpus_in_domain)
+    used = replace(used, collective_gap_s=used.collective_gap_s + used.node_sum_s * (nodes - 1))
     kv = kv_format(deployment, used, cluster)
     memory = memory_of(model, deployment, used, cluster, kv)
     size = deployment.block_size or used.block_size
@@ -91,7 +97,11 @@ def engine_of(
     beside = math.ceil(memory.cache.beside_bytes / block_bytes) if block_bytes else 0
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
+    scale = cluster.gpu.kernel_scale
     told = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
+    if cluster.gpu.generation == "other" or scale.compute < 0.5 * scale.memory:
+        used = replace(used, band=hypot(used.band, UNMEASURED_BAND))
+        told += f"; without measurements of {cluster.gpu.name}, so the band is wide"
     stands_in = kernels.derived_from(deployment.weights)
     if kernels.measured and stands_in:
         told += f"; {deployment.weights} products: {stands_in}'s, less the bytes of weights saved"
@@ -124,6 +134,7 @@ def engine_of(
         rules_of(used, deployment, blocks, times.tokens_per_step, beside),
         blocks,
         told,
+        kernels.measured or prices is not None,
     )
 
 

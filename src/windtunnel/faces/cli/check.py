@@ -1,0 +1,50 @@
+"""`windtunnel check TRAIN.sh --cluster SPEC --fail-if oom,slower=5%`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.output import print_answered, show, working, wrote
+from windtunnel.faces.cli.predict import plan_below
+from windtunnel.questions.check import Check
+
+BROKEN = 1
+
+
+def check_app(*, everything: bool = False) -> Callable[..., Any]:
+    """The verb."""
+    return command("check", check, ("report", "full", "json"), reader=plan_below, everything=everything)
+
+
+def check(
+    question: Check,
+    outputs: Outputs,
+    *,
+    notes: tuple[str, ...] = (),
+    github: Annotated[
+        bool, Parameter(negative="", help="Print broken rules as annotations of a GitHub Action.")
+    ] = False,
+) -> int:
+    """Answer, print, write. The exit status is 1 where a rule is broken."""
+    from windtunnel.faces.report.decision import check_document, github_lines
+    from windtunnel.studies.check import answer
+
+    with working("predicting"):
+        found = answer(question, notes)
+    if outputs.json:
+        print_answered(question, found)
+    else:
+        show(check_document(found), full=outputs.full)
+    if github:
+        for line in github_lines(found, question.model.base):
+            print(line)
+    if outputs.report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(check_document(found), outputs.report)
+        wrote(outputs.report)
+    return 0 if found.passed else BROKEN

@@ -1,0 +1,96 @@
+"""Clusters against each other, and rules of a check, as views."""
+
+from __future__ import annotations
+
+from windtunnel.faces.report.prediction.spec_words import title
+from windtunnel.studies.check import Checked
+from windtunnel.studies.decide import Decision, Option
+from windtunnel.views import Cell, Column, Document, Figure, Figures, Files, Headline, Notes, Number, Table
+from windtunnel.views.text import plain
+
+
+def decide_document(answer: Decision) -> Document:
+    """One table for someone who was not there."""
+    money = any(one.cost is not None for one in answer.options)
+    several = len({one.model for one in answer.options}) > 1
+    columns = [
+        *([Column("model")] * several),
+        *(Column("cluster"), Column("step", "s"), Column("MFU", "share"), Column("trains", "share"), Column("days")),
+        *((Column("cost"), Column("per M tokens"), Column("even at")) if money else ()),
+        *(Column("energy"), Column("head-room", "B"), Column("estimated", "share"), Column("told apart")),
+    ]
+    rows = [_row(one, answer.currency, money)[0 if several else 1 :] for one in answer.options]
+    note = (
+        "with failures; trains: the share of the time that does; estimated: of the busy time, what rests on formulas;"
+        f" even at: the price of a GPU-hour at which it costs what the cheapest other does; best by {answer.by} first"
+    )
+    able = [one for one in answer.options if one.fits]
+    plans = [(f"{one.model} on {one.cluster}", f"{one.predict}\n{one.survive}\n") for one in able]
+    return Document(
+        "decision",
+        "Which cluster to train on" if several else f"Where to train {answer.options[0].model}",
+        [
+            Headline(answer.sentence, tone="good" if able else "bad"),
+            Table("Side by side", columns, rows, note, most=len(rows)),
+            Notes("Assumed", answer.notes, "warn"),
+            Notes(
+                "What cannot",
+                [f"{one.model} on {one.cluster}: {plain(one.reason)}" for one in answer.options if not one.fits],
+            ),
+        ],
+        [Files("Each figure by itself", plans)] if plans else [],
+        f"{answer.tokens / 1e9:,.0f} billion tokens",
+    )
+
+
+def _row(one: Option, currency: str, money: bool) -> list[Cell]:
+    if not one.fits:
+        return [one.model, one.cluster, *([None] * (7 + 3 * money)), "does not fit"]
+
+    def spent(value: float | None) -> str | None:
+        return None if value is None else f"{currency}{value:,.0f}" if value >= 100 else f"{currency}{value:,.3g}"
+
+    days = f"{one.days:,.3g} ({one.days_p5:,.3g}-{one.days_p95:,.3g})"
+    row: list[Cell] = [one.model, one.cluster, one.step_time_s, one.mfu, one.effective_share, days]
+    if money:
+        row += [spent(one.cost), spent(one.cost_per_million_tokens), spent(one.break_even_price)]
+    energy = f"{one.energy_mwh:,.0f} MWh" if (one.energy_mwh or 0) >= 10 else f"{one.energy_mwh:,.3g} MWh"
+    return [*row, energy, one.head_room_bytes, one.estimated_share, "" if one.told_apart else "no"]
+
+
+def check_document(answer: Checked) -> Document:
+    """The rules, and whether they are kept."""
+    broken = [one for one in answer.findings if not one.passed]
+    said = f"Not to be submitted: {broken[0].said}." if broken else "It may be submitted: every rule is kept."
+    peak = Number(float(answer.peak_memory_bytes), "B")
+    return Document(
+        "check",
+        title(answer.result),
+        [
+            Headline(said, tone="bad" if broken else "good"),
+            Figures(
+                [
+                    Figure("step time", Number(answer.step_time_s, "s")),
+                    Figure("MFU", Number(answer.mfu, "share")),
+                    Figure("peak memory", peak),
+                ]
+            ),
+            Table(
+                "Rules",
+                (Column("fail if"), Column(""), Column("found")),
+                [(one.rule, "kept" if one.passed else "BROKEN", plain(one.said)) for one in answer.findings],
+                most=len(answer.findings),
+            ),
+            Notes("Warnings", [plain(one) for one in answer.warnings], "warn"),
+        ],
+    )
+
+
+def github_lines(answer: Checked, path: str) -> list[str]:
+    """The broken rules as annotations of a GitHub Action."""
+    named = path.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
+    return [
+        f"::error file={named},title=windtunnel {one.rule}::{plain(one.said).replace('%', '%25')}"
+        for one in answer.findings
+        if not one.passed
+    ]

@@ -1,0 +1,140 @@
+"""The answer to `check`: rules that a plan keeps or breaks, for pipelines and for submit hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import hexdigits
+from typing import Any
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.files.document import read_json
+from windtunnel.physics.step.result import Result
+from windtunnel.questions.check import Check
+from windtunnel.questions.header import Answer
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.typed import plain_fields
+from windtunnel.studies.planning.changes import PLAN
+from windtunnel.studies.predict import answer_at_first
+from windtunnel.units import format_bytes, format_percent, format_time, parse_share, parse_time
+
+RULES = ("oom", "tight", "slower", "mfu", "memory", "step")
+BARE = ("oom", "tight")  # that take no value
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule, and whether it is kept."""
+
+    rule: str
+    passed: bool
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked(Answer):
+    """All rules, in the order in which they were asked."""
+
+    passed: bool
+    findings: tuple[Finding, ...]
+    step_time_s: float
+    mfu: float
+    peak_memory_bytes: int
+    memory_capacity_bytes: int
+    baseline_step_s: float | None
+    result: Result = field(repr=False)
+    JSON_LEAVES_OUT = ("result",)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Of the prediction."""
+        return self.result.warnings
+
+    def to_dict(self) -> dict[str, Any]:
+        """The study's own part."""
+        return plain_fields(self)
+
+
+def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
+    """The findings. Raises UserError."""
+    rules = [_rule(text) for text in question.fail_if.split(",") if text.strip()]
+    asked = Predict(model=question.model, cluster=question.cluster, plan=question.plan, anchor=question.anchor)
+    result, advised = answer_at_first(asked, notes)
+    baseline_s = None if question.baseline is None else _baseline(question.baseline, Path(question.runs))
+    if baseline_s is None and any(name == "slower" for name, _ in rules):
+        result = advised()
+    findings = tuple(_finding(name, value, result, baseline_s) for name, value in rules)
+    peak = result.peak_memory if result.memory else None
+    return Checked(
+        passed=all(one.passed for one in findings),
+        findings=findings,
+        step_time_s=result.step_time_s,
+        mfu=result.mfu,
+        peak_memory_bytes=0 if peak is None else peak.device_bytes,
+        memory_capacity_bytes=result.memory_capacity_bytes if peak is None else result.capacity_of(peak),
+        baseline_step_s=baseline_s,
+        result=result,
+    )
+
+
+def _rule(text: str) -> tuple[str, float]:
+    name, equals, value = text.strip().partition("=")
+    if name not in RULES:
+        raise SpecError("--fail-if", name, f"use {', '.join(RULES)}")
+    if (name in BARE) == bool(equals):
+        raise SpecError("--fail-if", text.strip(), "leave the value out" if equals else f"give one, such as {name}=5%")
+    if name in BARE:
+        return name, 0.0
+    found = parse_time(value, "--fail-if") if name == "step" else parse_share(value, "--fail-if")
+    return name, found
+
+
+def _baseline(word: str, runs: Path) -> float:
+    """A step time, or that of a saved run. Raises UserError."""
+    path = Path(word)
+    kept = sorted(runs.glob(f"{word}*/result.json")) if set(word) <= set(hexdigits) else []
+    for place in (path, path / "result.json", *kept):
+        if place.is_file():
+            data = read_json(place, "name a run folder or its result.json")
+            step_ns = data.get("step_time_ns") if isinstance(data, dict) else None
+            if not isinstance(step_ns, int) or step_ns <= 0:
+                raise UserError(f"{place}: holds no step time; name a run folder or its result.json")
+            return step_ns / 1e9
+    return parse_time(word, "--baseline")
+
+
+def _finding(name: str, value: float, result: Result, baseline_s: float | None) -> Finding:
+    fits = result.infeasible is None
+    if name == "oom":
+        said = "it fits in memory" if result.infeasible is None else result.infeasible.reason
+        return Finding("oom", fits, said)
+    peak = result.peak_memory if result.memory else None
+    used, capacity = (0, 1) if peak is None else (peak.device_bytes, result.capacity_of(peak))
+    memory = f"{format_bytes(used)} of {format_bytes(capacity)} at the peak"
+    if name == "tight":
+        return Finding("tight", fits and not result.tight, memory + (": it may not fit" if result.tight else ""))
+    if name == "memory":
+        return Finding(f"memory={format_percent(value, 0)}", used <= value * capacity, memory)
+    if name == "mfu":
+        return Finding(f"mfu={format_percent(value, 0)}", result.mfu >= value, f"MFU {format_percent(result.mfu)}")
+    if name == "step":
+        return Finding(
+            f"step={format_time(value)}", result.step_time_s <= value, f"step {format_time(result.step_time_s)}"
+        )
+    return _slower(value, result, baseline_s)
+
+
+def _slower(value: float, result: Result, baseline_s: float | None) -> Finding:
+    rule = f"slower={format_percent(value, 0)}"
+    step = format_time(result.step_time_s)
+    if baseline_s is not None:
+        change = result.step_time_s / baseline_s - 1.0
+        return Finding(rule, change <= value, f"{step} against {format_time(baseline_s)}: {change:+.1%}")
+    own = [one for one in result.advice if one.kind == PLAN]
+    best = min(own, key=lambda one: one.step_time_ns, default=None)
+    if best is None:
+        return Finding(rule, True, f"{step}: no single change makes it shorter")
+    change = result.step_time_s / best.step_time_s - 1.0
+    return Finding(
+        rule, change <= value, f"{step} against {format_time(best.step_time_s)} with {best.flags}: {change:+.1%}"
+    )

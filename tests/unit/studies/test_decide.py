@@ -1,0 +1,107 @@
+"""Clusters side by side: each figure is the one that its verb gives, and what the bands do not tell apart is said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from windtunnel.errors import UserError
+from windtunnel.questions import ask
+from windtunnel.questions.words import from_flags
+from windtunnel.studies.decide import Decision
+
+PLAN = {"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1, "global_batch": 64, "seq_len": 4096, "recompute": "none"}
+ASKED = {
+    "question": "decide",
+    "models": ["llama-3-8b"],
+    "clusters": "h100-sxm:16,b200:16",
+    "tokens": "1T",
+    "plan": PLAN,
+    "price": "h100-sxm=2.5,b200=4",
+    "mtbf": "6h",
+    "within": 1,
+    "seeds": 20,
+}
+
+
+@pytest.fixture(scope="module")
+def decision() -> Decision:
+    found = ask(ASKED)
+    assert isinstance(found, Decision)
+    return found
+
+
+def asked_again(line: str) -> object:
+    """The answer to a line that a row names."""
+    import shlex
+
+    _, verb, model, *words = shlex.split(line)
+    flags = {}
+    while words:
+        name, value = words.pop(0).removeprefix("--"), words.pop(0)
+        flags[name] = value == "true" if value in ("true", "false") else value
+    return ask({"question": verb, **json.loads(json.dumps(_plain(verb, {"model": model, **flags})))})
+
+
+def _plain(verb: str, flags: dict[str, object]) -> dict[str, object]:
+    from windtunnel.questions import plain
+
+    return {name: value for name, value in plain(from_flags(verb, flags)).items() if name != "question"}
+
+
+def test_each_figure_is_that_of_the_verb_beside_it(decision: Decision) -> None:
+    for one in decision.options:
+        result, survival = asked_again(one.predict), asked_again(one.survive)
+        assert one.step_time_s == result.step_time_s  # type: ignore[attr-defined]
+        assert one.mfu == result.mfu  # type: ignore[attr-defined]
+        assert one.tokens_per_s == result.tokens_per_s  # type: ignore[attr-defined]
+        best = max(survival.entries, key=lambda entry: entry.ettr)  # type: ignore[attr-defined]
+        assert (one.effective_share, one.policy) == (best.ettr, best.policy)
+        assert one.days == pytest.approx(1e12 / result.tokens_per_s / 86_400 / best.ettr)  # type: ignore[attr-defined]
+        assert one.days_without_failures < one.days  # type: ignore[operator]
+        assert one.gpu_hours == pytest.approx(one.days * 24 * 16)  # type: ignore[operator]
+        assert one.cost == pytest.approx(one.gpu_hours * one.price)  # type: ignore[operator]
+        assert one.head_room_bytes == result.memory_capacity_bytes - result.peak_memory.device_bytes  # type: ignore[attr-defined]
+
+
+def test_at_the_break_even_price_it_costs_what_the_other_does(decision: Decision) -> None:
+    first, second = decision.options
+    assert first.cost <= second.cost  # type: ignore[operator]
+    assert first.break_even_price * first.gpu_hours == pytest.approx(second.cost)  # type: ignore[operator]
+    assert second.break_even_price * second.gpu_hours == pytest.approx(first.cost)  # type: ignore[operator]
+
+
+def test_what_bands_do_not_tell_apart_is_said(decision: Decision) -> None:
+    first, second = decision.options
+    overlap = second.cost_p5 <= first.cost_p95  # type: ignore[operator]
+    assert second.told_apart is not overlap
+    assert ("not told apart" in decision.sentence) is overlap
+    same = ask({**ASKED, "clusters": "h100-sxm:16,h100-sxm:16", "price": ""})
+    assert not same.options[1].told_apart
+    assert same.by == "days"
+    assert same.options[0].cost is None
+    json.dumps(decision.to_dict(), allow_nan=False)
+
+
+def test_failures_of_a_larger_job_come_in_proportion() -> None:
+    from windtunnel.studies.survive import _process
+
+    process = _process("6h@512", None, None)  # type: ignore[arg-type]
+    assert process.mttf_s(512, 8) == pytest.approx(6 * 3600)
+    assert process.mttf_s(1024, 8) == pytest.approx(3 * 3600)
+
+
+def test_a_model_that_fits_nowhere_has_its_reason() -> None:
+    found = ask({**ASKED, "models": ["llama-3.1-405b"], "clusters": "h100-sxm:8", "price": ""})
+    assert not found.options[0].fits
+    assert found.options[0].reason
+    assert "None of them" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"price": "a100=2"}, {"price": "x"}, {"clusters": ","}, {"models": []}, {"mtbf": "0s"}]
+)
+def test_what_cannot_be_asked(wrong: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        ask({**ASKED, **wrong})
