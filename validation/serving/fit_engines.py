@@ -60,7 +60,11 @@ def _cells(rows: list[ServingRow], asked: argparse.Namespace) -> dict[tuple[str,
     for row in rows:
         if row.text("spec_level") != "A" or row.text("duplicate_of") or is_mlperf(row) or not row.number("tpot_ms"):
             continue
-        if row.text("spec") not in ("none", "") or row.text("engine") != asked.engine or asked.gpu not in row.text("gpu"):
+        if (
+            row.text("spec") not in ("none", "")
+            or row.text("engine") != asked.engine
+            or asked.gpu not in row.text("gpu")
+        ):
             continue
         if row.text("client") == "sessions_replayed" or not 0 < (row.number("concurrency") or 0) <= 600:
             continue
@@ -125,7 +129,10 @@ def _fit(name: str, rows: list[ServingRow], rounds: int) -> None:
     for _ in range(rounds):
         errors = np.concatenate([_errors(row, values) for row in rows])
         slopes = np.stack(
-            [(np.concatenate([_errors(row, values + step) for row in rows]) - errors) / step.sum() for step in np.diag(STEP)],
+            [
+                (np.concatenate([_errors(row, values + step) for row in rows]) - errors) / step.sum()
+                for step in np.diag(STEP)
+            ],
             axis=1,
         )
         before = values
