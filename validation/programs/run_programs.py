@@ -323,15 +323,17 @@ def page(rows: dict[str, dict[str, object]]) -> str:
         "",
         "## Fetched programs",
         "",
-        "Programs that are no packages, fetched at a commit and captured unmodified: `python",
-        "validation/programs/fetched.py FOLDER` names versions and commands (2026-11-24, torch 2.13.0+cpu, Python 3.11, two busy cores: CPU seconds).",
+        "Programs that are no packages, fetched at a commit and captured unmodified:",
+        "`python validation/programs/fetched.py FOLDER` names versions and commands (2026-11-24, torch 2.13.0+cpu,",
+        "Python 3.11, two busy cores: CPU seconds).",
         "",
         "| program | ranks | captured |",
         "|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in FETCHED),
         "",
-        "Megatron-LM's main needs Python 3.12 for `typing.override`: here a `sitecustomize.py` gave 3.11 one. DeepSpeed",
-        "0.19.8 was unpacked from its sdist. ZeRO-2's flat buffers are cut at other places on each rank: they do not fold.",
+        "Megatron-LM's main needs Python 3.12 for `typing.override`: here a `sitecustomize.py` gave 3.11 one.",
+        "DeepSpeed 0.19.8 was unpacked from its sdist. ZeRO-2's flat buffers are cut at other places on each rank: they",
+        "do not fold.",
     ]
     lines += ["", "## What does not run, and why", "", *(reasons or ["Everything in the table runs."])]
     lines += [
