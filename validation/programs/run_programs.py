@@ -332,8 +332,8 @@ def page(rows: dict[str, dict[str, object]]) -> str:
         *(f"| {' | '.join(row)} |" for row in FETCHED),
         "",
         "Megatron-LM's main needs Python 3.12 for `typing.override`: here a `sitecustomize.py` gave 3.11 one.",
-        "DeepSpeed 0.19.8 was unpacked from its sdist. ZeRO-2's flat buffers are cut at other places on each rank: they",
-        "do not fold.",
+        "DeepSpeed 0.19.8 was unpacked from its sdist. ZeRO-2's flat buffers are cut at other places on each rank:",
+        "they do not fold.",
     ]
     lines += ["", "## What does not run, and why", "", *(reasons or ["Everything in the table runs."])]
     lines += [
