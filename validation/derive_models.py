@@ -1,61 +1,144 @@
 """Parameters of model types as transformers builds them on the meta device, beside windtunnel's reading of the config.
 
-    python validation/derive_models.py types.json     (needs torch and transformers; writes the rows of the tests)
+    python validation/derive_models.py rows.json [TYPE ...]     (needs torch and transformers; writes the tests' rows)
 
-Of each type that windtunnel reads: the config of the class's defaults, as transformers writes it, the parameters of the
-model built from it without weights, and the balancing biases that are buffers there. Rows that differ are printed and
-the exit status is 1.
+Of each type: the config of the class's defaults, as transformers writes it, the parameters of the model built from it
+without weights, those of towers and what joins them left out, and the balancing biases that are buffers there. Rows
+that differ are printed and the exit status is 1. A type that is not read yet is printed with the shapes of its
+parameters, which is what its file is written from.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.physics.model import read_config
-from windtunnel.physics.model.grammar import type_names
+from windtunnel.physics.model.config_fields import IRRELEVANT
+from windtunnel.physics.model.huggingface import readable
 
-# Sizes that a class leaves open and every checkpoint gives.
+SPARSE = [*["full_attention"] * 3, *["minimax_m3_sparse"] * 5]
+# Sizes that a class leaves open and every checkpoint gives, and second configs of a type (`TYPE#what`).
 GIVEN: dict[str, dict[str, Any]] = {
-    "hunyuan_v1_moe": {"num_experts": 64, "moe_topk": 8, "moe_intermediate_size": 3072, "num_shared_expert": 1},
+    "hunyuan_v1_moe": {
+        "num_experts": 64,
+        "moe_topk": 8,
+        "moe_intermediate_size": 3072,
+        "num_shared_expert": 1,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+    },
     "hunyuan_v1_dense": {"head_dim": 128},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
-    "ministral": {"layer_types": ["full_attention", *["sliding_attention"] * 3] * 9, "num_hidden_layers": 36},
+    "ministral": {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3] * 9,
+        "num_hidden_layers": 36,
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "intermediate_size": 12288,
+    },
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "nemotron": {"num_key_value_heads": 8},
+    "minimax_m3_vl_text#sparse": {
+        "num_hidden_layers": 8,
+        "layer_types": SPARSE,
+        "mlp_layer_types": ["dense", *["sparse"] * 7],
+    },
+    "bamba#attention": {"attn_layer_indices": [9, 18, 27]},
+    "granitemoehybrid#attention": {"layer_types": ["mamba", "attention"] * 16},
+    "gemma4_text#shared": {"num_kv_shared_layers": 10, "use_double_wide_mlp": True},
+    "gemma4_text#experts": {
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
+    "qwen3_omni_moe_thinker": {"text_config": {"num_attention_heads": 32, "head_dim": 128}},
+    "falcon_h1#norm": {"mamba_rms_norm": True},
 }
+OF_TOWERS = re.compile(
+    r"visual|vision|audio|tower|projector|language_projection|merger|image|img_|connector|aligner|qformer|query_tokens|resampler|perceiver"
+    r"|image_adapter|model[.]adapter|generation|vqmodel|embed_tokens_extend|view_separator|modality_projection|embed_audio|mlp_AR|\.vit\."
+)
 
 
-def built(kind: str) -> dict[str, Any]:
+def built(name: str) -> dict[str, Any]:
     """The config that transformers writes for a type, and what it builds from it."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
-    config = CONFIG_MAPPING[kind](**GIVEN.get(kind, {}))
+    kind = name.split("#")[0]
+    config = CONFIG_MAPPING[kind](**GIVEN.get(name, {}))
+    if kind in CAUSAL and not config.is_encoder_decoder and hasattr(config, "is_decoder"):
+        config.is_decoder = True  # as a decoder, which is what these classes build
     written = json.loads(config.to_json_string(use_diff=False))
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    biases = sum(b.numel() for name, b in model.named_buffers() if "bias" in name and b.is_floating_point())
+        model = (AutoModelForCausalLM if kind in CAUSAL else AutoModelForImageTextToText).from_config(config)
+    biases = [b for path, b in model.named_buffers() if "bias" in path and b.is_floating_point() and b.dim() == 1]
+    shapes: Counter[str] = Counter()
+    for path, p in model.named_parameters():
+        shapes[f"{re.sub(r'[.][0-9]+[.]', '.N.', path)} {tuple(p.shape)}"] += 1
+    text = [p.numel() for path, p in model.named_parameters() if not OF_TOWERS.search(path)]
     return {
-        "config": {key: value for key, value in written.items() if value is not None and not key.startswith("id2")},
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "balancing_bias": biases,
+        "config": _slim(written),
+        "parameters": sum(text),
+        "balancing_bias": sum(b.numel() for b in biases),
+        "shapes": shapes,
     }
 
 
-def main(path: str) -> int:
+def _slim(config: dict[str, Any]) -> dict[str, Any]:
+    """Without what says nothing about shapes."""
+    kept: dict[str, Any] = {}
+    for key, value in config.items():
+        if (
+            value is None
+            or (key in IRRELEVANT and key not in ("model_type", "rope_parameters"))
+            or key.startswith("id2")
+        ):
+            continue
+        if key == "rope_parameters" or (
+            isinstance(value, dict) and re.match(r"(vision|audio|vq|qformer|high_res|depth)_", key)
+        ):
+            continue
+        kept[key] = _slim(value) if key == "text_config" else value
+    return kept
+
+
+def main(path: str, *names: str) -> int:
     """Build every type, compare, and write the rows that agree."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers.models.auto import modeling_auto
+
+    known = {
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
     rows, status = {}, 0
-    for kind in type_names():
+    for kind in names or sorted(known | {*GIVEN}):
         try:
             row = built(kind)
+        except Exception as error:  # whatever a class of transformers makes of its own defaults
+            print(f"{kind}: not built: {type(error).__name__}: {str(error)[:120]}")
+            continue
+        shapes = row.pop("shapes")
+        if kind.split("#")[0] not in readable():
+            print(f"{kind}: no file", *(f"    {shape} x {n}" for shape, n in shapes.items()) if names else (), sep="\n")
+            continue
+        try:
             ours = read_config(row["config"]).parameters
-        except (UserError, KeyError, ValueError, ImportError, TypeError) as error:
-            print(f"{kind}: {type(error).__name__}: {str(error)[:160]}")
+        except UserError as error:
+            print(f"{kind}: {str(error)[:200]}")
+            status = 1
             continue
         if ours != row["parameters"] + row["balancing_bias"]:
             print(f"{kind}: {ours:,} here, {row['parameters']:,} + {row['balancing_bias']:,} there")
@@ -64,9 +147,9 @@ def main(path: str) -> int:
         rows[kind] = row
     lines = ",\n".join(f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in sorted(rows.items()))
     Path(path).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-    print(f"{len(rows)} of {len(type_names())} types agree")
+    print(f"{len(rows)} rows agree; {len(known & {*readable()})} of {len(known)} types of transformers have a file")
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

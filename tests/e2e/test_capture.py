@@ -316,7 +316,7 @@ def test_a_module_is_run_as_torchrun_runs_it(folder: Path) -> None:
 def test_what_cannot_be_captured_is_said_in_one_line_with_its_place(words: list[str], said: str, folder: Path) -> None:
     done = capture(folder, "--device", "cpu", "--world-size", "8", *words)
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 2
+    assert done.returncode == (4 if words[-1] in ("wait", "circle") else 2)  # 4: it would hang on a cluster too
     assert last.startswith("windtunnel: error: ")
     assert said in last, done.stderr
     assert "windtunnel/" not in done.stderr.replace(str(folder), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import grimp
@@ -55,3 +56,14 @@ def test_no_circle_among_files() -> None:
 def test_the_top_level_has_few_packages() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert len(packages) <= PACKAGES_MOST, packages
+
+
+def test_only_what_draws_writes_rich_tables_or_html() -> None:
+    """Faces give views; `faces/report/draw` alone makes tables, panels and tags of them. Progress is no answer."""
+    tags = re.compile(r"</(div|table|p|h[1-6]|td|tr|span|svg|section)>")
+    writers = set()
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if tags.search(text) or re.search(r"^\s*(from|import) rich\.(?!console|progress)", text, re.MULTILINE):
+            writers.add(path.relative_to(PACKAGE).parts[:3])
+    assert writers == {("faces", "report", "draw")}

@@ -3,8 +3,8 @@
     windtunnel validate TABLE --rows OUT.csv
     python validation/serving/history.py TABLE OUT.csv "title" [--write]
 
-error = predicted / measured - 1 of rows that are no repeats. A cell is model family, GPU, engine, together or apart, drafting
-or not; *held* is the share of its rows whose TPOT lies in their band.
+error = predicted / measured - 1 of rows that are no repeats. A cell is model family, GPU, engine, together or apart,
+drafting or not; *held* is the share of its rows whose TPOT lies in their band.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "accuracy-serving-history.md"
 HEAD = """# History of accuracy: serving
 
 Written by `python validation/serving/history.py TABLE ROWS.csv TITLE --write`; do not edit. Each section is one table
-of measured deployments, predicted by the code as it stood: mean, median and bias (median of predicted / measured) of TPOT,
-mean error of output tokens/s, median error of TTFT, in percent.
+of measured deployments, predicted by the code as it stood: mean, median and bias (median of predicted / measured) of
+TPOT, mean error of output tokens/s, median error of TTFT, in percent.
 """
 NAMES = ("cell", "rows", "answered", "TPOT", "median", "bias", "tokens/s", "TTFT", "held")
 MEASURES = (

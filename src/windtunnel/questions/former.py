@@ -46,15 +46,19 @@ def renewed(words: Sequence[str]) -> list[str]:
     return [*verb, *places, *_written([flag for flag in flags if flag[0] not in WHERE_IT_RUNS])]
 
 
+TABLE = ".parquet"
 OF_RUNS, OF_CALIBRATION = ("list", "tag", "delete"), ("device", "collectives", "show")
 HELP = ("--help", "-h", "--help-all")
 
 
 def _of_several(words: Sequence[str]) -> list[str]:
-    """`explain --silent`, `runs` and `calibrate` of before, as the verbs that they are now. They are still taken."""
+    """`explain --silent`, `sweep --show`, `runs` and `calibrate` of before, as the verbs of now: still taken."""
     verb, rest = list(words[:1]), list(words[1:])
     if verb == ["explain"] and "--silent" in rest:
         return ["watch", *(word for word in rest if word != "--silent"), "--over"]
+    shown = any(word.partition("=")[0] == "--show" for word in rest)
+    if verb == ["sweep"] and rest[:1] != ["table"] and (shown or (rest[:1] and rest[0].endswith(TABLE))):
+        return ["sweep", "table", *rest]
     if verb == ["runs"] and rest[:1] not in [[name] for name in (*OF_RUNS, *HELP)]:
         return _of_runs(rest)
     if verb == ["calibrate"] and rest[:1] not in [[name] for name in (*OF_CALIBRATION, *HELP)]:

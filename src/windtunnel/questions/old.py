@@ -20,6 +20,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> flag o
     "survive": {"--gpu-hour": "--price", "--observed": "--log"},
     "run": {"--write-times": "--rows"},
     "compare": {"--out": "--runs"},
+    "whatif": {"--out": "--runs"},
     "runs list": {"--out": "--runs"},
     "runs tag": {"--out": "--runs"},
     "runs delete": {"--out": "--runs"},
@@ -98,7 +99,7 @@ def _asked(verb: str, words: list[str]) -> Any:
         known = name if name in names or name == "--set" else f"--{name.removeprefix('--no-')}"
         if known not in names and known != "--set":
             raise SpecError("command", word, "is no flag of this question")
-        if known == "--set":
+        if known == "--set" and known not in names:
             sets.append(value if equals else rest.pop(0) if rest else "")
             continue
         flag = names[known]

@@ -101,6 +101,16 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.rl.study:answer",
         "Predict a step of RL post-training (GRPO and its kin): how long, who waits for whom, what fits.",
     ),
+    "fabric": Verb(
+        "windtunnel.questions.fabric:Fabric",
+        "windtunnel.studies.fabric:answer",
+        "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
+    ),
+    "rl plan": Verb(
+        "windtunnel.questions.rl:RlPlan",
+        "windtunnel.studies.rl.plan:answer",
+        "Find the split of a cluster between generation and training that makes an RL step shortest, and prove it.",
+    ),
     "fleet": Verb(
         "windtunnel.questions.fleet:Fleet",
         "windtunnel.studies.fleet.study:answer",
@@ -164,6 +174,32 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.saved:Compare",
         "windtunnel.faces.report.comparison.compare:answer",
         "Show where two runs differ, and what explains it.",
+    ),
+    "whatif": Verb(
+        "windtunnel.questions.saved:WhatIf",
+        "windtunnel.faces.report.comparison.compare:answer_whatif",
+        "Ask a saved run again with something changed, and show what that does.",
+    ),
+    "sweep": Verb(
+        "windtunnel.questions.sweep:Sweep",
+        "windtunnel.studies.sweeps.sweep:answer",
+        "Run any question over many points: one row each in one Parquet file; a killed sweep goes on where it was.",
+        pure=False,
+    ),
+    "sweep table": Verb(
+        "windtunnel.questions.sweep:SweepTable",
+        "windtunnel.studies.sweeps.table:answer",
+        "Show the best rows of a table that a sweep wrote.",
+    ),
+    "techniques": Verb(
+        "windtunnel.questions.sweep:Techniques",
+        "windtunnel.studies.techniques.named:answer",
+        "List the techniques: what each does and needs, its parameters, and what runs it in PyTorch.",
+    ),
+    "model": Verb(
+        "windtunnel.questions.sweep:ModelFacts",
+        "windtunnel.faces.cli.model:answer",
+        "Say what a model is made of: parameters, layers, and what a decoder keeps of a token and of a sequence.",
     ),
     "launch": Verb(
         "windtunnel.questions.saved:Launch",

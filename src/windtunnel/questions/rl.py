@@ -99,7 +99,13 @@ class Beside:
             "Bandwidth of a weight update, as measured (the framework's).", EXTRAS, least=1, unit="bandwidth", rare=True
         ),
     ] = None
-    log: Annotated[str | None, About("Log of the framework: its phases anchor the answer.", EXTRAS)] = None
+    log: Annotated[str | None, About("Log of this run by its framework: its phases anchor the answer.", EXTRAS)] = None
+    anchor: Annotated[
+        str | None,
+        About(
+            "An anchor that another answer printed: generation=1.2,learner=0.9,refit=3,between=2.", EXTRAS, rare=True
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +115,22 @@ class Rl:
     __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "rl"
     positional: ClassVar[tuple[str, ...]] = ("model",)
-    model: Annotated[ModelPart, About("A model of the catalogue, or the path of a config.json.")]
+    model: Annotated[ModelPart | None, About("A model of the catalogue, or a config.json (the config's).")] = None
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:128, or a cluster file.")]
+    config: Annotated[
+        str | None,
+        About("The framework's own YAML, TOML or launch script: it says what is not said here."),
+    ] = None
     framework: Annotated[
-        str, About("Framework and release: verl, nemo-rl-0.6, slime, openrlhf, areal, skyrl, prime-rl, trl (verl).")
-    ] = "verl"
-    prompts: Annotated[int, About("Prompts of a step.", BATCH, least=1, most=1_000_000)]
-    samples: Annotated[int, About("Samples of a prompt (1).", BATCH, least=1, most=100_000)] = 1
+        str | None,
+        About("Framework and release: verl, nemo-rl-0.6, slime, openrlhf, areal, skyrl, prime-rl, trl (verl)."),
+    ] = None
+    prompts: Annotated[int | None, About("Prompts of a step (the config's).", BATCH, least=1, most=1_000_000)] = None
+    samples: Annotated[int | None, About("Samples of a prompt (1).", BATCH, least=1, most=100_000)] = None
     lengths: Annotated[
-        str,
+        str | None,
         About("Answers: mean=9000,cap=32768, with sd= (of the logarithm) if known; or a CSV or JSONL of them.", BATCH),
-    ]
+    ] = None
     prompt_tokens: Annotated[int, About("Tokens of a prompt (150).", BATCH, least=1, rare=True)] = 150
     generate: Annotated[int | None, About("GPUs that generate, apart from those that train.", POOLS, least=1)] = None
     train: Annotated[int | None, About("GPUs that train, apart from those that generate.", POOLS, least=1)] = None
@@ -145,9 +156,29 @@ class Rl:
     seed: Annotated[int, About("Seed of lengths (0).", least=0, rare=True)] = 0
 
     def __post_init__(self) -> None:
+        if self.config is None:
+            for name in ("model", "prompts", "lengths"):
+                if getattr(self, name) is None:
+                    raise SpecError(name, None, f"give {name}, or --config with the framework's own file")
+            self._check_pools()
+
+    def _check_pools(self) -> None:
         if (self.generate is None) != (self.train is None):
             raise SpecError("generate", self.generate, "give --generate and --train, or neither: then they share GPUs")
         if self.async_steps and self.generate is None:
             raise SpecError("async_steps", self.async_steps, "needs pools apart: add --generate N --train M")
         if self.hybrid and (self.generate is None or not self.async_steps):
             raise SpecError("hybrid", True, "needs pools apart and --async-steps 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlPlan(Rl):
+    """How to divide a cluster: what is given is kept; `async_steps` is the most that is tried."""
+
+    verb: ClassVar[str] = "rl plan"
+
+    def _check_pools(self) -> None:
+        if (self.generate is None) != (self.train is None):
+            raise SpecError("generate", self.generate, "give --generate and --train, or neither: then they are sought")
+        if self.config is not None:
+            raise SpecError("config", self.config, "is for rl: name the fields here")

@@ -1,4 +1,4 @@
-"""What is asked of saved runs: `compare`, `launch`, `runs list`, `runs tag`, `runs delete`."""
+"""What is asked of saved runs: `compare`, `whatif`, `launch`, `runs list`, `runs tag`, `runs delete`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,23 @@ class Compare(OfRuns):
         About("The run to hold against it; or a trace of the job: Kineto's, or an SQLite export of Nsight Systems."),
     ]
     more: Annotated[tuple[str, ...], About("Traces of further ranks.")] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf(OfRuns):
+    """A saved run with something changed."""
+
+    verb: ClassVar[str] = "whatif"
+    positional: ClassVar[tuple[str, ...]] = ("run",)
+    run: Annotated[str, About(RUN)]
+    set: Annotated[
+        tuple[str, ...],
+        About(
+            "What is different: cluster.nic=800Gb/s, plan.tp=4, model.layers=64; slow.none mends everything,"
+            " slow.without=gpu=1037:1.15 one thing. Repeatable."
+        ),
+    ] = ()
+    slow: Annotated[tuple[str, ...], About("Something more that is slow, as in predict.")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

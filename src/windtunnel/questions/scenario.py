@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypedDict
 
-from windtunnel.arguments import texts
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.typed import texts
 from windtunnel.units import parse_share
 
 

@@ -42,7 +42,7 @@ class EngineName:
         About("KV cache; by default the checkpoint's, else the engine's choice.", ENGINE, rare=True),
     ] = None
     max_model_len: Annotated[
-        int | None, About("Most tokens of a request; by default what the model is made for.", ENGINE, least=1)
+        int | None, About("Most tokens of a request; by default the model's own.", ENGINE, least=1, rare=True)
     ] = None
     max_num_batched_tokens: Annotated[int | None, About("Tokens in a step.", ENGINE, least=1, rare=True)] = None
     gpu_memory_utilization: Annotated[

@@ -1,10 +1,19 @@
-"""Answers as frozen dataclasses: one encoder for their JSON, and what is checked of their figures as they are built."""
+"""Answers as frozen dataclasses: one encoder for their JSON, and what is checked of their figures as they are built.
+
+Also what public functions check of their arguments, which no question has read.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
+from os import PathLike
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from windtunnel.errors import SpecError
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -43,3 +52,50 @@ def check_sum(parts: Mapping[str, float], whole: float) -> None:
     """AssertionError where parts that are to make up a whole do not, but for the last digits."""
     total = math.fsum(parts.values())
     assert math.isclose(total, whole, rel_tol=1e-9, abs_tol=1e-9), f"{dict(parts)} add up to {total}, not {whole}"
+
+
+def check(arguments: Mapping[str, object], **kinds: Any) -> None:
+    """Each argument that is named is of its type; NumPy's numbers are numbers, a truth is none. Raises SpecError."""
+    for name, kind in kinds.items():
+        if not _is(arguments[name], kind):
+            raise SpecError(name, arguments[name], f"give {_words(kind)}")
+
+
+def texts(field: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    """Texts from a text or several. Raises SpecError."""
+    check({field: value}, **{field: str | Sequence[str]})
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _is(value: object, kind: Any) -> bool:
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is(value, one) for one in inside)
+    if origin is Literal:
+        return isinstance(value, str) and value in inside
+    if origin in (Sequence, tuple):
+        several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return several and all(_is(one, inside[0]) for one in value)  # type: ignore[attr-defined]
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return isinstance(value, origin or kind) or (kind is bool and type(value).__name__ in ("bool", "bool_"))
+
+
+def _words(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_words(one) for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
+    if get_origin(kind) in (Sequence, tuple):
+        return f"a list of {_words(get_args(kind)[0]).removeprefix('a ')}s"
+    return _WORDS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
+
+
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    PathLike: "a path",
+    Mapping: "a mapping",
+}

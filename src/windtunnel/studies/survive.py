@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.questions.question import plain_part
 from windtunnel.questions.survive import Survive, SurviveSpot
+from windtunnel.questions.typed import check, texts
 from windtunnel.units import parse_bandwidth, parse_count, parse_time
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ class Shape:
     tokens_per_s: float | None
 
 
-@typed("step_time")
 def survive(
     model: Model | str | Path | Mapping[str, Any] | None,
     cluster: Cluster | str | Path | Mapping[str, Any],
@@ -59,6 +59,7 @@ def survive(
     `model`, `cluster` and `plan` as `windtunnel.predict` takes them; without a model the job is assumed, with
     steps of `step_time` (10s). `asked`: the keywords of `asked_of`. Raises UserError on the first mistake.
     """
+    check(locals(), step_time=str | float | None)
     from windtunnel.physics.hardware import Cluster, parse_cluster
     from windtunnel.physics.model import Model, load_model
     from windtunnel.studies.resilience import survive as survived
@@ -82,7 +83,6 @@ def survive(
     return survived(asked_of(predicted(built, machine, read_plan(plan)), machine, **asked))
 
 
-@typed
 def asked_of(
     shape: Shape,
     machine: Cluster,
@@ -101,6 +101,20 @@ def asked_of(
     seed: int = 0,
 ) -> Asked:
     """The question of `resilience.survive`, from words as the command line takes them. Raises UserError."""
+    check(
+        locals(),
+        days=float,
+        failures=str | PathLike,
+        observed=str | None,
+        checkpoint=str | float,
+        standbys=str | int,
+        storage=str | float | None,
+        gpu_hour=float | None,
+        planned_every=str | float | None,
+        seeds=int,
+        seed=int,
+    )
+    policies, recovery = texts("policies", policies), texts("recovery", recovery)
     from windtunnel.studies.resilience import ADAM_BYTES_PER_PARAMETER, Asked, Checkpoint, published
 
     n = machine.n_gpus

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.old import question_of
 from windtunnel.questions.predict import Predict
 from windtunnel.questions.scenario import CALM, Scenario
+from windtunnel.questions.typed import check, texts
 from windtunnel.questions.words import with_settings
 from windtunnel.studies.predict import answer
 
@@ -19,7 +19,6 @@ CAPTURED_HASH = "@"
 BESIDE_SLOW = ("jitter", "router load", "lengths")  # disturbances with a flag of their own, as results name them
 
 
-@typed
 def ask_again(result: Result, *changes: str, slow: Sequence[str] = (), run: str = "") -> Result:
     """What a result becomes with something changed: `windtunnel whatif` for Python, without advice.
 
@@ -28,6 +27,8 @@ def ask_again(result: Result, *changes: str, slow: Sequence[str] = (), run: str 
     Raises UserError where a change means nothing, and InputFileError where the result does not say how it was made or
     was made from files that are not there.
     """
+    check(locals(), result=Result, run=str)
+    changes, slow = texts("changes", changes), texts("slow", slow)
     if not changes and not slow:
         raise UserError("nothing is different: give a change, such as cluster.nic=800Gb/s or slow.none, or slow")
     return answer(changed_question(question_of_result(result, run or f"run {result.content_hash}"), changes, slow))

@@ -22,7 +22,7 @@ STEP = {"model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": {"tp": 2, "glob
 SERVED = {"model": "llama-3.1-8b", "cluster": "h100-sxm:1", "requests": {"prompt": 64, "output": 8, "requests": 9}}
 NO_TOOLS = {  # they run programs, hold a port, write, or look at the clock
     *("serve real", "serve listen", "fleet live", "watch", "runs tag", "runs delete"),
-    *("capture", "run", "calibrate device", "calibrate collectives"),
+    *("capture", "run", "sweep", "calibrate device", "calibrate collectives"),
 }
 
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import counting, note, print_question, stdout, wrote
+from windtunnel.faces.cli.output import counting, give, note, print_question, wrote
 from windtunnel.questions.capture import Capture
+
+WOULD_NOT_RUN = 4  # exit status
 
 
 def capture_app(*, everything: bool = False) -> Callable[..., Any]:
@@ -24,22 +26,30 @@ def capture(
     *,
     jobs: Annotated[int | None, Parameter(help="Ranks run at a time (one a core).")] = None,
     out: Annotated[Path, Parameter(help="Folder to write (captured).")] = Path("captured"),
-) -> None:
-    """Capture, and print."""
+) -> int:
+    """Capture, and print; the exit status is 4 where something was found that would hang or crash the real job."""
+    from windtunnel.real.capture.checks import FindingsError
     from windtunnel.real.capture.processes.scheduler import ScriptError
     from windtunnel.real.capture.question import answer
 
     try:
         with counting("running ranks") as bar:
             document = answer(question, jobs=jobs, out=out, report=lambda done, total, text: bar(done, total))
+    except FindingsError as error:
+        if outputs.json:
+            print_question(question, error.document, warnings=error.document["notes"])
+        if error.details:
+            note(error.details.rstrip())
+        note(f"windtunnel: error: {error}")
+        return WOULD_NOT_RUN
     except ScriptError as error:
         if error.details:
             note(error.details.rstrip())
         raise
-    if outputs.json:
-        print_question(question, document, warnings=document["notes"])
-        return
-    from windtunnel.faces.report.captured import print_captured
+    from windtunnel.faces.report.captured import captured_document
 
-    print_captured(document, str(out), question.cluster, stdout())
-    wrote(out)
+    shown = captured_document(document, str(out), question.cluster)
+    give(question, document, outputs, shown, warnings=document["notes"])
+    if not outputs.json:
+        wrote(out)
+    return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from inspect import Parameter as Argument
 from inspect import Signature, signature
 from keyword import iskeyword
@@ -49,6 +49,7 @@ class Below:
     parts: Mapping[str, Mapping[str, Any]]
     notes: tuple[str, ...] = ()
     path: str = ""
+    instead: Mapping[str, object] = field(default_factory=dict)  # flags that the file is, as what they mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,10 @@ def command(
     for field in files:
         text: Any = Annotated[str | None, Parameter(help=field.about.text)]
         arguments.append(Argument(field.path, Argument.KEYWORD_ONLY, default=None, annotation=text))
-    has_parts = any(field.parts for field in fields_of(kind))
-    setting: Any = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET, show=has_parts)]
-    arguments.append(Argument("set", Argument.KEYWORD_ONLY, default=(), annotation=setting))
+    if "set" not in flag_fields(kind):
+        has_parts = any(field.parts for field in fields_of(kind))
+        setting: Any = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET, show=has_parts)]
+        arguments.append(Argument("set", Argument.KEYWORD_ONLY, default=(), annotation=setting))
     arguments += [one.replace(annotation=hints[name]) for name, one in own.items()]
     places = get_type_hints(Outputs, include_extras=True)
     for output in fields(Outputs):
@@ -143,10 +145,10 @@ def command(
         given = Given(
             flags=flags,
             files={field.path: options[field.path] for field in files if options.get(field.path) is not None},
-            sets=tuple(options.get("set", ())),
+            sets=() if "set" in flags else tuple(options.get("set") or ()),
         )
         below = Below({}) if reader is None else reader(given)
-        question = from_flags(verb, flags, given.sets, below.parts, below.path)
+        question = from_flags(verb, {**flags, **below.instead}, given.sets, below.parts, below.path)
         more = {name: options[name] for name in own if name in options}
         if takes_notes:
             more["notes"] = below.notes

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import note, noted, print_answered, show, stdout, working, wrote
+from windtunnel.faces.cli.output import give, note, noted, working, wrote
 from windtunnel.files.write import check_writable, writing
 from windtunnel.questions.fleet import Fleet
 from windtunnel.questions.fleet_flows import FleetFlows
@@ -19,7 +19,6 @@ from windtunnel.questions.fleet_pack import FleetPack
 from windtunnel.questions.fleet_when import FleetWhen
 
 if TYPE_CHECKING:
-    from windtunnel.studies.fleet.flows.study import FlowsStudy
     from windtunnel.studies.fleet.study import FleetAnswer
     from windtunnel.views import Document
 
@@ -44,21 +43,14 @@ def show_fleet(question: Fleet, outputs: Outputs, *, executor: Executor = "seria
         found = answer(question, executor, frontier=outputs.report is not None)
     for text in found.notes:
         note(text)
-    noted(found)
+    if outputs.json:
+        noted(found)
     if outputs.rows is not None:
         from windtunnel.studies.fleet.outcome import write_jobs
 
         with writing(outputs.rows):
             write_jobs(list(found.outcomes), outputs.rows)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        show(_document(found), full=outputs.full)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(_document(found), outputs.report)
-        wrote(outputs.report)
+    give(question, found, outputs, _document(found))
 
 
 def _document(found: FleetAnswer) -> Document:
@@ -75,18 +67,14 @@ def _document(found: FleetAnswer) -> Document:
 
 def show_when(question: FleetWhen, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.fleet import when_document
+    from windtunnel.faces.report.fleet import when_documents
     from windtunnel.studies.fleet.study import answer_when
 
     with working("running"):
         found = answer_when(question)
     for text in found.notes:
         note(text)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    for one in found.when:
-        show(when_document(one), full=outputs.full)
+    give(question, found, outputs, when_documents(found.when))
 
 
 def show_pack(question: FleetPack, outputs: Outputs) -> None:
@@ -99,87 +87,47 @@ def show_pack(question: FleetPack, outputs: Outputs) -> None:
         check_writable(outputs.rows)
     with working("packing"):
         found = answer_pack(question)
-    noted(found)
+    if outputs.json:
+        noted(found)
     if outputs.rows is not None:
         with writing(outputs.rows):
             found.write_rows(outputs.rows)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        show(fleet_document(Shown(found.jobs.source, found.cluster, None, found.figures)), full=outputs.full)
+    give(question, found, outputs, fleet_document(Shown(found.jobs.source, found.cluster, None, found.figures)))
 
 
 def show_lint(question: FleetLint, outputs: Outputs) -> int:
     """Answer, and print; 3 where something cannot be right."""
+    from windtunnel.faces.report.fleet import lint_document
     from windtunnel.studies.fleet.study import answer_lint
 
     found = answer_lint(question)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        for finding in found.findings:
-            print(f"{finding.severity}: {finding.text}; {finding.remedy}")
-        if not found.findings:
-            print("nothing found")
+    give(question, found, outputs, lint_document(found))
     return 3 if any(finding.severity == "error" for finding in found.findings) else 0
 
 
 def show_flows(question: FleetFlows, outputs: Outputs) -> None:
     """Answer, and print."""
+    from windtunnel.faces.report.fleet import flows_document
     from windtunnel.studies.fleet.study import answer_flows
 
     with working("moving flows"):
         found = answer_flows(question)
     if outputs.rows is not None:
         found.write_rows(outputs.rows)
+    give(question, found, outputs, flows_document(found))
     if outputs.json:
-        print_answered(question, found)
-    else:
-        _print_flows(found)
-    noted(found)
+        noted(found)
     if outputs.rows is not None:
         wrote(outputs.rows)
 
 
-def _print_flows(found: FlowsStudy) -> None:
-    import numpy as np
-    from rich.table import Table
-
-    title = "Coflow completion time, seconds"
-    table = Table(title=title, title_justify="left")
-    for column in ("policy", "mean", "p50", "p95", "p99", "last end"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for answer in found.answers:
-        cct = answer.cct_s
-        if not len(cct):
-            table.add_row(answer.policy, *["-"] * 5)
-            continue
-        values = [cct.mean(), *np.percentile(cct, [50, 95, 99]), np.nanmax(answer.finish_s)]
-        table.add_row(answer.policy, *(f"{value:,.3f}" for value in values))
-    stdout().print(table)
-
-
 def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("fleet-live")) -> None:
     """Answer, and print."""
+    from windtunnel.faces.report.fleet import live_document
     from windtunnel.studies.fleet.study import answer_live
 
     found = answer_live(question, out)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    for row in found.jobs:
-        real, beside = (_seconds(row[name]) for name in ("jct_s", "simulated_jct_s"))
-        print(f"{row['job']:20} {row['state']:9} {real} s real {beside} s simulated")
-    mean, simulated = found.jct_mean_s, found.simulated_jct_mean_s
-    if mean is None:
-        print("no job completed")
-        return
-    beside = f", {simulated:.2f} s simulated ({mean / simulated - 1:+.1%})" if simulated else ""
-    print(f"mean JCT {mean:.2f} s real{beside}")
-
-
-def _seconds(value: float | None) -> str:
-    return f"{'-' if value is None else f'{value:.2f}':>9}"
+    give(question, found, outputs, live_document(found))
 
 
 def fleet_app(*, everything: bool = False) -> App:
@@ -191,9 +139,9 @@ def fleet_app(*, everything: bool = False) -> App:
         help_format="plaintext",
     )
     app.default(command("fleet", show_fleet, ("report", "rows", "json", "full"), everything=everything))
-    app.command(command("fleet when", show_when, ("json", "full"), everything=everything))
-    app.command(command("fleet pack", show_pack, ("rows", "json", "full"), everything=everything))
-    app.command(command("fleet flows", show_flows, ("rows", "json"), everything=everything))
-    app.command(command("fleet lint", show_lint, everything=everything))
+    app.command(command("fleet when", show_when, ("report", "json", "full"), everything=everything))
+    app.command(command("fleet pack", show_pack, ("report", "rows", "json", "full"), everything=everything))
+    app.command(command("fleet flows", show_flows, ("report", "rows", "json"), everything=everything))
+    app.command(command("fleet lint", show_lint, ("report", "json"), everything=everything))
     app.command(command("fleet live", show_live, everything=everything))
     return app

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from windtunnel.questions.words import command
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from windtunnel.faces.cli.flags import Outputs
     from windtunnel.views import Document
 
 PIPED_WIDTH = 120  # columns where no terminal says how wide it is
@@ -39,33 +39,11 @@ def _columns() -> int | None:
     return max(40, int(columns)) if columns.isascii() and columns.isdigit() and len(columns) < 5 else None
 
 
-def show(document: Document, *, full: bool = False) -> None:
+def show(document: Document, *, full: bool = False, piped_width: int = PIPED_WIDTH) -> None:
     """Print what an answer shows; `full`: all of it, not its first screen alone."""
     from windtunnel.faces.report.draw.console import print_document
 
-    print_document(document, stdout(), full=full)
-
-
-def print_answer(
-    verb: str,
-    asked: Mapping[str, str | tuple[str, ...] | int | None],
-    own: Mapping[str, Any],
-    *,
-    study: str | None = None,
-    warnings: Sequence[str] = (),
-) -> None:
-    """The answer of a verb without a question as one JSON document: the header, and its own part.
-
-    `asked`: a value for each flag, and for what has none by a name without dashes; None where it is not given.
-    """
-    words = ["windtunnel", verb]
-    for name, value in asked.items():
-        for one in value if isinstance(value, tuple) else () if value is None else (value,):
-            words += [name, str(one)] if name.startswith("--") else [str(one)]
-    spec = {
-        name.removeprefix("--"): list(value) if isinstance(value, tuple) else value for name, value in asked.items()
-    }
-    print_json(header(study or verb, spec, shlex.join(words), warnings=warnings) | dict(own))
+    print_document(document, stdout(piped_width), full=full)
 
 
 def print_question(
@@ -80,6 +58,23 @@ def print_question(
     data = plain(question)
     head = header(question.verb, data, command(question), band=band, provenance=provenance, warnings=warnings)
     print_json(head | {"question": data} | dict(own))
+
+
+def give(question: Any, answer: Answer | Mapping[str, Any], outputs: Outputs, document: Document, **head: Any) -> None:
+    """An answer as it is asked for: a report, and JSON or what there is to see. `head`: of `print_question`."""
+    if outputs.report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(document, outputs.report)
+        wrote(outputs.report)
+    if not outputs.json:
+        if isinstance(answer, Answer):
+            noted(answer)
+        show(document, full=outputs.full)
+    elif isinstance(answer, Answer):
+        print_answered(question, answer)
+    else:
+        print_question(question, answer, **head)
 
 
 def print_answered(question: Any, answer: Answer) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cyclopts import App
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
-from windtunnel.faces.cli.output import note, print_answered, stdout
+from windtunnel.faces.cli.output import give, note
 from windtunnel.questions.saved import RunsDelete, RunsList, RunsTag
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def delete_runs(question: RunsDelete, outputs: Outputs) -> None:
 
 
 def _print(question: RunsList | RunsTag, found: Listed, outputs: Outputs, *, some: bool) -> None:
-    from windtunnel.faces.report.runs_console import print_runs
+    from windtunnel.faces.report.runs import runs_document
 
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        print_runs(found.runs, found.tags, stdout(), some=some, where=question.runs)
+    document = runs_document(found.runs, found.tags, question.runs, some=some)
+    give(question, found, outputs, document)

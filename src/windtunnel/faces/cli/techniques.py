@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Any
 
-from cyclopts import Parameter
+from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.output import give
+from windtunnel.questions.sweep import Techniques
 
-from windtunnel.faces.cli.output import print_answer, stdout
+
+def techniques_app(*, everything: bool = False) -> Callable[..., Any]:
+    """The verb."""
+    return command("techniques", techniques, ("report", "json"), everything=everything)
 
 
-def techniques(
-    name: str | None = None,
-    /,
-    *,
-    json: Annotated[bool, Parameter(negative="", help="Print the list as JSON.")] = False,
-) -> None:
-    """List the techniques: what each does and needs, its parameters, and what runs it in PyTorch.
+def techniques(question: Techniques, outputs: Outputs) -> None:
+    """List, print."""
+    from windtunnel.faces.report.techniques import techniques_document
+    from windtunnel.studies.techniques.named import answer
 
-    Parameters
-    ----------
-    name
-        One technique alone.
-    """
-    from windtunnel.studies.techniques.named import find_technique, list_techniques
-
-    listed = list_techniques()
-    if name is not None:
-        one = find_technique(name).name
-        listed = [entry for entry in listed if entry["name"] == one]
-    if json:
-        print_answer("techniques", {"name": name}, {"techniques": listed})
-        return
-    from windtunnel.faces.report.techniques import print_techniques
-
-    print_techniques(listed, stdout())
+    found = answer(question)
+    give(question, found, outputs, techniques_document(found["techniques"]))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import counting, print_question, show, stdout, wrote
+from windtunnel.faces.cli.output import counting, print_question, show, wrote
 from windtunnel.files.write import writing
 from windtunnel.questions.validate import Validate
 from windtunnel.questions.words import command as line_of
+
+if TYPE_CHECKING:
+    from windtunnel.evidence.accuracy import Report
+    from windtunnel.evidence.accuracy.rl import RlReport
+    from windtunnel.evidence.accuracy.serving.report import ServingReport
+    from windtunnel.views import Document
 
 
 def validate_app(*, everything: bool = False) -> Callable[..., Any]:
@@ -48,31 +54,31 @@ def validate(
             write_page(report, outputs.report, line)
         elif isinstance(report, RlReport):
             from windtunnel.faces.report.draw.page import write_page as write_views
-            from windtunnel.faces.report.rl.views import accuracy_document
 
-            write_views(accuracy_document(report, line), outputs.report)
+            write_views(_document(report, line), outputs.report)
         else:
-            from windtunnel.evidence.accuracy.serving.console import write_page as write_serving_page
+            from windtunnel.evidence.accuracy.serving.tables import write_page as write_serving_page
 
             with writing(outputs.report):
                 write_serving_page(report, outputs.report, line)
     if outputs.json:
         measured = report.table if isinstance(report, Report) else report.source
         print_question(question, report.to_dict(), provenance={"measured": measured})
-    elif isinstance(report, Report):
-        from windtunnel.faces.report.accuracy.console import render_report
-        from windtunnel.faces.report.draw.printing import print_trimmed
-
-        console = stdout(piped_width=160)
-        print_trimmed(render_report(report, console.width), console)
-    elif isinstance(report, RlReport):
-        from windtunnel.faces.report.rl.views import accuracy_document
-
-        show(accuracy_document(report), full=True)
     else:
-        from windtunnel.evidence.accuracy.serving.console import print_report
-
-        print_report(report, stdout(piped_width=160))
+        show(_document(report, line_of(question)), full=True, piped_width=160)
     for path in (outputs.rows, outputs.report):
         if path is not None:
             wrote(path)
+
+
+def _document(report: Report | ServingReport | RlReport, line: str) -> Document:
+    from windtunnel.evidence.accuracy import Report
+    from windtunnel.evidence.accuracy.serving.report import ServingReport
+    from windtunnel.faces.report.accuracy.views import accuracy_document, serving_accuracy_document
+    from windtunnel.faces.report.rl.views import accuracy_document as rl_accuracy_document
+
+    if isinstance(report, Report):
+        return accuracy_document(report)
+    if isinstance(report, ServingReport):
+        return serving_accuracy_document(report)
+    return rl_accuracy_document(report, line)

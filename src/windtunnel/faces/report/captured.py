@@ -2,74 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-from windtunnel.faces.report.draw.printing import print_trimmed
 from windtunnel.units import format_bytes, format_count
-from windtunnel.views.text import plain
+from windtunnel.views import Column, Document, Headline, Notes, Table, View
 
 MOST_CLASSES, MOST_ANSWERS, MOST_NOTES = 20, 8, 8
+CALLS = (Column("kind"), Column("calls", "number"), Column("a rank", "number"), Column(""))
+HOST = "objects and small tensors of the host"
 
 
-def print_captured(document: Mapping[str, object], folder: str, cluster: str | None, console: Console) -> None:
-    """Print the document of a captured folder."""
-    print_trimmed(render_captured(document, folder, cluster), console)
+def captured_document(document: Mapping[str, Any], folder: str, cluster: str | None) -> Document:
+    """What a captured folder's document says. `cluster`: what the next command names."""
+    world, classes, facts, grid = int(document["world_size"]), document["classes"], document["facts"], document["grid"]
+    sizes = " x ".join(f"{name} {size}" for name, size in zip(grid["names"], grid["sizes"], strict=True))
+    notes = [str(text) for text in document["notes"]]
+    views: list[View] = [Headline(_verdict(document, world)), _classes(classes)]
+    views += [
+        Notes("Compared, and fit", [str(document["compared"])] if document.get("compared") else []),
+        Table("Communication", CALLS, [*_calls(classes, "collectives"), *_calls(classes, "control", HOST)]),
+        Notes("Answered where Python read a tensor", _answers(document["answers"])),
+        Notes("Faked", [str(text) for text in document["faked"]]),
+        Notes("Notes", [*notes[:MOST_NOTES], *_more(len(notes) - MOST_NOTES, "notes")]),
+        Notes("", [_spent(document), *_next(document, folder, cluster)]),
+    ]
+    where = f"step {facts['step']} on {world:,} ranks" + (f" ({sizes})" if len(grid["sizes"]) > 1 else "")
+    return Document("captured", str(document["script"]["line"]), views, subtitle=where)
 
 
-def render_captured(document: Mapping[str, Any], folder: str, cluster: str | None = None) -> RenderableType:
-    """The screen as a rich renderable. `cluster`: what the next command names."""
-    world = int(document["world_size"])
-    parts: list[RenderableType] = [_title(document, world), Text(""), _classes(document, world)]
-    parts += [Text(""), *_collectives(document["classes"], "collectives")]
-    parts += _collectives(document["classes"], "control", ", objects and small tensors of the host")
-    parts += _section("answered where Python read a tensor", _answers(document["answers"]))
-    parts += _section("faked", [plain(str(text)) for text in document["faked"]])
-    notes = [plain(str(text)) for text in document["notes"]]
-    parts += _section("notes", [*notes[:MOST_NOTES], *_more(len(notes) - MOST_NOTES, "notes")])
-    parts += [Text(""), Text(_spent(document)), *_next(document, folder, cluster)]
-    return Group(*parts)
-
-
-def _title(document: Mapping[str, Any], world: int) -> Text:
-    facts = document["facts"]
-    grid = document["grid"]
-    dimensions = " x ".join(f"{name} {size}" for name, size in zip(grid["names"], grid["sizes"], strict=True))
-    text = Text(plain(str(document["script"]["line"])), style="bold")
-    text.append(f"  step {facts['step']} on {world:,} ranks", style="default")
-    if len(grid["sizes"]) > 1:
-        text.append(f" ({plain(dimensions)})", style="default")
-    return text
-
-
-def _classes(document: Mapping[str, Any], world: int) -> RenderableType:
-    classes = document["classes"]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
-    for name in ("rank", "stands for"):
-        table.add_column(name, justify="right")
-    table.add_column("at")
-    for name in ("ops", "FLOPs", "peak memory"):
-        table.add_column(name, justify="right")
-    table.add_column("at the peak", overflow="ellipsis", no_wrap=True)
-    for one in classes[:MOST_CLASSES]:
-        table.add_row(
-            str(one["rank"]),
-            f"{one['ranks']:,}",
-            plain(str(one["at"])),
-            f"{one['ops']:,}",
-            format_count(one["flops"]),
-            format_bytes(one["peak_bytes"]),
-            plain(str(one["peak_op"])),
+def _classes(classes: Sequence[Mapping[str, Any]]) -> Table:
+    columns = (
+        *(Column("rank", "number"), Column("stands for", "number"), Column("at"), Column("ops", "number")),
+        *(Column("FLOPs", "number"), Column("peak memory", "number"), Column("at the peak")),
+    )
+    rows = [
+        (
+            *(str(one["rank"]), f"{one['ranks']:,}", str(one["at"]), f"{one['ops']:,}"),
+            *(format_count(one["flops"]), format_bytes(one["peak_bytes"]), str(one["peak_op"])),
         )
-    verdict = _verdict(document, world)
-    more = [Text(text) for text in _more(len(classes) - MOST_CLASSES, "classes")]
-    compared = [Text(f"compared, and fit: {document['compared']}")] if document.get("compared") else []
-    return Group(table, *more, Text(verdict), *compared)
+        for one in classes
+    ]
+    return Table("", columns, rows, most=MOST_CLASSES)
 
 
 def _verdict(document: Mapping[str, Any], world: int) -> str:
@@ -85,17 +59,19 @@ def _verdict(document: Mapping[str, Any], world: int) -> str:
     return f"{kinds}, from {played} ranks that were run; {checked}"
 
 
-def _collectives(classes: Sequence[Mapping[str, Any]], which: str, more: str = "") -> list[RenderableType]:
+def _calls(classes: Sequence[Mapping[str, Any]], which: str, more: str = "") -> Iterator[tuple[str, str, str, str]]:
     """Calls and bytes a step, of the class with most bytes; `to` where classes differ."""
     kinds: dict[str, list[tuple[int, int]]] = {}
     for one in classes:
         for kind, entry in one.get(which, {}).items():
             kinds.setdefault(kind, []).append((entry["calls"], entry["bytes"]))
-    lines: list[RenderableType] = []
     for kind, entries in sorted(kinds.items(), key=lambda pair: -max(moved for _, moved in pair[1])):
-        calls, moved = [calls for calls, _ in entries], [moved for _, moved in entries]
-        lines.append(Text(f"{kind:<15} {_range(calls, str):>12} calls   {_range(moved, format_bytes)} a rank{more}"))
-    return lines
+        yield (
+            kind,
+            _range([calls for calls, _ in entries], str),
+            _range([moved for _, moved in entries], format_bytes),
+            more,
+        )
 
 
 def _range(values: Sequence[int], form: Any) -> str:
@@ -105,17 +81,11 @@ def _range(values: Sequence[int], form: Any) -> str:
 
 def _answers(answers: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"{one['where']}: {one['told']} for {one['what']}, {_times(one['times'])}" for one in answers]
-    return [*map(plain, lines[:MOST_ANSWERS]), *_more(len(lines) - MOST_ANSWERS, "answers")]
+    return [*lines[:MOST_ANSWERS], *_more(len(lines) - MOST_ANSWERS, "answers")]
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
-
-
-def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
-    if not lines:
-        return []
-    return [Text(""), Text(title, style="bright_black"), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines)]
 
 
 def _more(count: int, what: str) -> list[str]:
@@ -130,8 +100,8 @@ def _spent(document: Mapping[str, Any]) -> str:
     )
 
 
-def _next(document: Mapping[str, object], folder: str, cluster: str | None) -> list[RenderableType]:
+def _next(document: Mapping[str, object], folder: str, cluster: str | None) -> list[str]:
     if "stages" not in document and "runs" not in document:
         return []
     spec = cluster or f"h100-sxm:{document['world_size']}"
-    return [Text(f"next: windtunnel predict {folder} --cluster {spec}")]
+    return [f"next: windtunnel predict {folder} --cluster {spec}"]

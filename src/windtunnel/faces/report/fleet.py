@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.studies.fleet.flows.study import FlowsStudy
+from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
+from windtunnel.studies.fleet.study import LintAnswer
 from windtunnel.studies.fleet.when import When
 from windtunnel.views import (
     Axis,
@@ -38,6 +41,8 @@ ROWS = (  # measure, key of the figures, unit
     ("mean queueing delay", "queueing_delay_mean_s", "s"),
     ("makespan", "makespan_s", "s"),
     ("utilisation", "utilisation", "share"),
+    ("mean wait against the log's", "log_wait_error", "share"),
+    ("median error of a start", "log_start_error_p50_s", "s"),
     ("restarts", "restarts", "count"),
     ("deadlines met, by log", "deadline_met_by_log", "share"),
     ("deadlines met, scored", "deadline_met_scored", "share"),
@@ -318,5 +323,47 @@ def when_document(answer: When) -> Document:
     return Document("fleet", title, views, subtitle=under)
 
 
+def when_documents(answers: Sequence[When]) -> Document:
+    """The same under several policies, one after the other."""
+    documents = list(map(when_document, answers))
+    if len(documents) == 1:
+        return documents[0]
+    views = [view for one in documents for view in (Notes(one.title, [one.subtitle]), *one.views)]
+    return Document("fleet", documents[0].title.partition(" under ")[0], views)
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(plain, names[:NAMED])) + (f", and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
+
+
+def flows_document(found: FlowsStudy) -> Document:
+    """Coflow completion times, policy by policy."""
+    columns = [Column("policy"), *(Column(name, "s") for name in ("mean", "p50", "p95", "p99", "last end"))]
+    rows: list[tuple[Cell, ...]] = []
+    for one in found.answers:
+        cct = one.cct_s
+        times = [cct.mean(), *np.percentile(cct, [50, 95, 99]), np.nanmax(one.finish_s)] if len(cct) else [None] * 5
+        rows.append((one.policy, *(None if value is None else float(value) for value in times)))
+    return Document("fleet flows", found.trace, [Table("Coflow completion time", columns, rows)])
+
+
+def lint_document(found: LintAnswer) -> Document:
+    """What is wrong with a trace, and what of it was not understood."""
+    lines = [f"{one.severity}: {one.text}; {one.remedy}" for one in found.findings]
+    unread = [f"{one.count} of {found.read}: {one.reason}: {', '.join(one.examples)}" for one in found.not_understood]
+    bad = any(one.severity == "error" for one in found.findings)
+    views: list[View] = [Notes("Found", lines, tone="bad" if bad else "warn"), Notes("Not understood", unread)]
+    return Document("fleet lint", found.trace, views if lines or unread else [Headline("nothing found", tone="good")])
+
+
+def live_document(found: LiveRun) -> Document:
+    """Jobs that ran here, beside their simulation."""
+    columns = (Column("job"), Column("state"), Column("real", "s"), Column("simulated", "s"))
+    rows = [(row["job"], row["state"], row["jct_s"], row["simulated_jct_s"]) for row in found.jobs]
+    mean, simulated = found.jct_mean_s, found.simulated_jct_mean_s
+    if mean is None:
+        verdict = "no job completed"
+    else:
+        beside = f", {text_of(simulated, 's')} simulated ({mean / simulated - 1:+.1%})" if simulated else ""
+        verdict = f"mean JCT {text_of(mean, 's')} real{beside}"
+    return Document("fleet live", "Jobs run here", [Headline(verdict), Table("", columns, rows, most=len(rows))])

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 
-from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError
 from windtunnel.faces.report.prediction.document import DocumentError, from_bytes, to_bytes, to_document
 from windtunnel.files.bytes import read_bytes
 from windtunnel.files.document import to_yaml
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
+from windtunnel.questions.typed import check
 
 RESULT_FILE, REPORT_FILE, TRACE_FILE, SPEC_FILE = "result.json", "report.html", "trace.json.gz", "spec.yaml"
 QUESTION_FILE = "question.yaml"
@@ -29,12 +30,12 @@ _HASH_PREFIX = re.compile(r"[0-9a-f]{2,12}")
 _LARGEST_BYTES = 1 << 30
 
 
-@typed
 def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False, trace: bool = False) -> Path:
     """Write the run folder of `result` under `root` and return its path.
 
     Saving the same result again writes the same bytes. Raises InputFileError when `root` cannot be written.
     """
+    check(locals(), result=Result, root=str | PathLike)
     result = replace(result, advice=(), advice_tried=0)  # kept is the answer, however it was asked for
     folder = Path(root) / result.content_hash
     if html:
@@ -55,12 +56,12 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
     return folder
 
 
-@typed
 def load(path: Path | str, root: Path | str = Path("runs")) -> Result:
     """The Result at `path`: a run folder, its result.json, or the first digits of a hash under `root`.
 
     Raises InputFileError when there is no such run, or its file is cut off, edited, foreign or of a newer schema.
     """
+    check(locals(), path=str | PathLike, root=str | PathLike)
     file = _find(str(path), Path(root))
     data = read_bytes(file, "give a run folder, its result.json or its hash", _LARGEST_BYTES)
     try:

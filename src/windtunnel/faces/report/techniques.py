@@ -1,43 +1,30 @@
-"""Techniques on the console: the list of them, and what one brings to a step."""
+"""The list of techniques as views, and what one brings to a step in words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.units import format_bytes, format_time
+from windtunnel.units import format_bytes, format_many, format_time
+from windtunnel.views import Document, Notes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from windtunnel.physics.step.result import TechniqueGain
 
 
-def print_techniques(listed: Sequence[Mapping[str, Any]], console: Console) -> None:
+def techniques_document(listed: Sequence[Mapping[str, Any]]) -> Document:
     """Each with what it does, needs and takes."""
-    for number, one in enumerate(listed):
-        if number:
-            console.print()
-        names = ", ".join(one["aliases"])
-        console.print(f"[bold]{one['name']}[/bold]" + (f" (also {names})" if names else ""))
-        _hanging(console, 2, one["does"])
-        _hanging(console, 2, f"needs: {one['needs']}")
-        _hanging(console, 2, f"runs:  {one['runs']}")
-        if one["excludes"]:
-            _hanging(console, 2, f"not with: {', '.join(one['excludes'])}")
-        for parameter in one["parameters"]:
-            choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
-            _hanging(console, 4, f"{parameter['name']}={_shown(parameter['default'])}  {parameter['help']}{choices}")
+    return Document("techniques", format_many(len(listed), "technique"), [_listed(one) for one in listed])
 
 
-def _hanging(console: Console, columns: int, line: str) -> None:
-    """A line that begins so many columns in, and goes on four further in where it is too long."""
-    begin, on = " " * columns, " " * (columns + 4)
-    text = fill(
-        line, console.width, initial_indent=begin, subsequent_indent=on, break_on_hyphens=False, break_long_words=False
-    )
-    console.print(text, soft_wrap=True, markup=False)
+def _listed(one: Mapping[str, Any]) -> Notes:
+    names = f" (also {', '.join(one['aliases'])})" if one["aliases"] else ""
+    lines = [one["does"], f"needs: {one['needs']}", f"runs: {one['runs']}"]
+    lines += [f"not with: {', '.join(one['excludes'])}"] if one["excludes"] else []
+    for parameter in one["parameters"]:
+        choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
+        lines.append(f"{parameter['name']}={_shown(parameter['default'])} {parameter['help']}{choices}")
+    return Notes(f"{one['name']}{names}", lines)
 
 
 def gain_lines(gain: TechniqueGain) -> list[str]:

@@ -125,7 +125,7 @@ def _gemm(costs: KernelCosts, m: float, n: float, k: float, dtype: str) -> Price
     if dtype not in _TABLE_OF:  # fp64, fp32, tf32, int8: the bf16 kernel at the ratio of the rates, but never faster
         slower = max(1.0, gpu.peak_flops("bf16") / rate)
         price = price.scaled(slower).widened(-_BORROWED_BAND, _BORROWED_BAND, Source.FITTED)
-    price = _scaled(costs, price, roofline.gemm_bytes(m, n, k, dtype))
+    price = _scaled(costs, price, roofline.gemm_bytes(m, n, k, dtype), 2.0 * m * n * k / rate)
     return _at_least(price, 2.0 * m * n * k / rate)
 
 
@@ -187,7 +187,8 @@ def _attention(
             extra = _WINDOW_BAND if cuts else _UNMASKED_BAND
             price = price.widened(-extra, extra, price.source)
         memory_s = bytes_total / (gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(gpu)[0])
-        price = _at_least(_scaled(costs, price, bytes_total), memory_s)
+        products_s = 4.0 * query_rows * mean_length * mean_dim / gpu.peak_flops("bf16")
+        price = _at_least(_scaled(costs, price, bytes_total, products_s), memory_s)
     if dtype in ("fp32", "fp64"):  # no flash kernel takes it: the fused one that does computes at that rate
         slower = max(1.0, gpu.peak_flops("bf16") / gpu.flops_per_s.get(dtype, gpu.peak_flops("bf16")))
         idle = _attention(costs, 1, 1, 1, 1, 1, 128, True, None, False, "bf16", None).seconds  # starts, ends
@@ -238,12 +239,19 @@ def _banded(
     return Price(seconds, seconds * math.exp(low), seconds * math.exp(high), source)
 
 
-def _scaled(costs: KernelCosts, price: Price, bytes_total: float) -> Price:
-    """From the measured GPU to the one that borrows its tables."""
+def _scaled(costs: KernelCosts, price: Price, bytes_total: float, products_s: float) -> Price:
+    """From the measured GPU to the one that borrows its tables; `products_s`: of its matrix units at their peak.
+
+    Where they lose far more than the memory does (H20), a kernel keeps its time but for the memory, and is not faster
+    than its products at the share of the peak that a large one reaches: on such a GPU nearly every kernel reaches it.
+    """
     scale = costs.gpu.kernel_scale
     if scale.compute == 1.0 and scale.memory == 1.0:
         return price
     source = Source(max(price.source, Source.INTERPOLATED))
+    if scale.compute < 0.5 * scale.memory:
+        price = price.scaled(1.0 / scale.memory).widened(-0.15, 0.15, source)
+        return _at_least(price, products_s / roofline.gemm_efficiency(costs.gpu, "bf16").peak)
     price = price.scaled(1.0 / scale.compute).widened(-0.05, 0.05, source)
     if scale.memory < scale.compute:
         efficiency, _ = roofline.memory_efficiency(costs.gpu)

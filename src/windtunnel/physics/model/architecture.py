@@ -206,7 +206,9 @@ class Model:
     `learned_positions`: rows of the position table, 0 = none. `embedding_norm`: a norm right after the embedding
     (BLOOM). `mtp_layers`: multi-token-prediction modules (DeepSeek V3), each one more layer of the last kind behind two
     norms and a 2h -> h projection; they share embedding and head, and published totals leave them out, as `parameters`
-    does. `notes`: what the source describes and this model leaves out.
+    does. `notes`: what the source describes and this model leaves out. `more_weights`: elements of matrices outside of
+    the layers that every token is multiplied with, `more_parameters`: whatever else is learned there; both count with
+    the embedding. `derived`: read from what transformers built, not from a file of this package.
     """
 
     name: str
@@ -224,6 +226,9 @@ class Model:
     max_sequence_length: int = 4096
     mtp_layers: int = 0
     notes: tuple[str, ...] = ()
+    more_weights: int = 0
+    more_parameters: int = 0
+    derived: bool = False
 
     @property
     def n_layers(self) -> int:
@@ -261,9 +266,9 @@ class Model:
 
     @property
     def embedding_parameters(self) -> int:
-        """Token table, position table and the norm after them."""
+        """Token table, position table, the norm after them, and what else is outside of the layers."""
         table = (self.vocab_size + self.learned_positions) * self.hidden_size
-        return table + self.norm_parameters * self.embedding_norm
+        return table + self.norm_parameters * self.embedding_norm + self.more_weights + self.more_parameters
 
     @property
     def head_parameters(self) -> int:
@@ -296,7 +301,7 @@ class Model:
             n * (layer.attention.matmul_parameters(hidden) + layer.feed_forward.matmul_parameters(hidden))
             for layer, n in self.distinct_layers()
         )
-        return inside + self.vocab_size * hidden
+        return inside + self.vocab_size * hidden + self.more_weights
 
     def forward_flops_per_token(self, seq_len: int, attention: AttentionCount = "causal") -> float:
         """Model FLOPs of one token's forward pass in a sequence of `seq_len`; a training step costs three times that.
@@ -312,6 +317,7 @@ class Model:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
         whole = {field: getattr(self, field) for field in self.__slots__ if field not in ("layers", "notes")}
+        whole = {field: value for field, value in whole.items() if value or field not in SELDOM}
         runs: list[dict[str, Any]] = []
         previous: Layer | None = None
         for layer in self.layers:
@@ -381,6 +387,7 @@ def checked(model: Model, where: str | None = None) -> Model:
     return model
 
 
+SELDOM = ("more_weights", "more_parameters", "derived")  # of a model's written form: only where they say something
 _COUNTED: dict[int, tuple[tuple[Layer, ...], tuple[tuple[Layer, int], ...]]] = {}
 COUNTED_KEPT = 64
 

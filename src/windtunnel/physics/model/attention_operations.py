@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from windtunnel.physics.model.architecture import Attention, Model
 from windtunnel.physics.model.layer_parts import linear, transferred
-from windtunnel.physics.model.mixers import Indexed, Recurrent
+from windtunnel.physics.model.mixers import Compressed, Extended, Indexed, Recurrent
 from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
 
 
@@ -14,6 +14,8 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
     """The ops of one attention block in forward order."""
     if isinstance(attention, Recurrent):
         return _recurrent(attention, model, shard)
+    if isinstance(attention, Compressed):
+        return _compressed(attention, model, shard)
     t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
     heads = attention.heads / shard.tp
     kv_heads = max(attention.kv_heads / shard.tp, 1.0)
@@ -34,11 +36,14 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
             )
         else:
             ops.append(linear("q", "attention", t, heads * d, h, shard, side="column"))
-        ops.append(linear("kv_down", "attention", own, rank + rope + index_in, h, shard, side="none"))
+        # Gates read the same input; each rank has those of its heads, or of its tokens.
+        gates = (_more(attention, model) + attention.heads * dv * attention.output_gate) * t / own / shard.tp
+        ops.append(linear("kv_down", "attention", own, rank + rope + index_in + gates, h, shard, side="none"))
         ops.append(linear("kv_up", "mla_up_proj", t, heads * (nope + dv), rank, shard, side="column"))
         kv_heads = heads
     else:
         width = heads * d + kv_heads * (d + dv) + heads * dv * attention.output_gate
+        width += _more(attention, model) / shard.tp
         ops.append(linear("qkv", "attention", t, width, h, shard, side="column"))
     query_key = t * (heads + kv_heads) * d
     passes = 0.0
@@ -64,6 +69,55 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
     ops += _core_attention(attention, shard, heads, kv_heads)
     ops.append(linear("out", "attention", t, h, heads * dv, shard, side="row"))
     return ops
+
+
+def _more(attention: Attention, model: Model) -> float:
+    """Columns of whatever other matrices there are, as if all read the layer's input."""
+    columns = attention.more_weights / model.hidden_size if isinstance(attention, Extended) else 0.0
+    if isinstance(attention, Indexed) and attention.kind == "gqa" and attention.index_heads:
+        columns += attention.index_heads + attention.index_dim
+    return columns
+
+
+def _compressed(attention: Compressed, model: Model, shard: Shard) -> list[Operation]:
+    """One key that is its value, a window of them and compressed ones: one product in, one up, the scores, two out."""
+    t, h, w, s = shard.tokens, model.hidden_size, shard.activation_bytes, shard.seq_len
+    heads, d, rank = attention.heads / shard.tp, attention.head_dim, attention.q_lora_rank or 0
+    index = attention.index_heads * attention.index_dim
+    groups = attention.out_groups * attention.out_rank / shard.tp
+    met = int(min(s, (attention.window or s) + attention.far_keys(s)))
+    keys = s / shard.cp
+    core = Operation(
+        "core_attention",
+        "core_attention",
+        "attention",
+        shape=(shard.batch, s, s, heads, 1.0, d, d, met if met < s else 0, shard.cp),
+        flops=t * attention.score_flops_per_token(s, "full") / shard.tp,
+        saved_bytes=t * w * (2.0 * heads * d + d) + 4 * t * heads,
+        output_bytes=t * heads * d * w,
+        before=Transfer("all_gather", "cp", t * d * w) if shard.cp > 1 else None,
+        variant=shard.attention_impl,
+        index_shape=(shard.batch, keys, s / 2 / attention.ratio, index) if attention.index_heads else (),
+    )
+    turned = t * (heads + 1) * d * w
+    return [
+        linear(
+            "kv_down",
+            "attention",
+            shard.residual_tokens,
+            attention.in_width + _more(attention, model),
+            h,
+            shard,
+            side="none",
+        ),
+        linear("q_up", "mla_up_proj", t, heads * d + index, rank, shard, side="column"),
+        Operation(
+            "rope", "attention", "memory", forward_bytes=2 * turned, backward_bytes=3 * turned, output_bytes=turned
+        ),
+        core,
+        linear("out_down", "attention", t, groups, attention.heads * d / attention.out_groups, shard, side="none"),
+        linear("out", "attention", t, h, groups, shard, side="row"),
+    ]
 
 
 def _rotated_latents(attention: Attention, shard: Shard, heads: float) -> Operation:

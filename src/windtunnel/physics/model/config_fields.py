@@ -80,6 +80,10 @@ class Fields:
         """The field as it stands."""
         return self._config.get(key)
 
+    def names(self) -> tuple[str, ...]:
+        """The fields there are."""
+        return tuple(self._config)
+
     def given(self, key: str) -> bool:
         """Whether the config names `key` at all, be it with null."""
         return key in self._config

@@ -2,14 +2,20 @@
 
     extends     another type whose entries this one's are laid over
     inside      the field that holds the text model of a multimodal config; its towers are left out, with a note
+    text        the type of that text model where it does not say: what it says is read by its own file; `flat`: the
+                fields of the text model may stand among the others (transformers 4)
+    notes       what a model of this type leaves out
     defaults    what an absent field means: an expression, or null
+    aliases     another name of a field; where both are given they must agree
     ignore      fields that change no shape; `only` gives the values of a field that this type can be read with
+    must        what has to hold for a field; `words`: lists with one of these words for each layer
     model       entries of `Model`
     mixers      for each kind, entries of `Attention`, or with `form` of `Recurrent`, with `selected` of `Indexed`
     blocks      for each kind, entries of `FeedForward`
     mixer, block   which of them layer `i` has
     layer       entries of `Layer`, and `count`: how many layers
-    pairs       instead of both: a list or text that names what stands in a row, mixers and blocks (Nemotron-H)
+    parts       instead of both: the names of what layer `i` has in a row, mixers and blocks; a mixer and the block
+                behind it are one layer here, and a mixer with none behind it has an empty one (Nemotron-H)
 
 Text is an expression over the config's fields (`hidden_size // num_attention_heads`) with `i` for the layer; entries
 that take a word hold the word itself, or `= expression`.
@@ -19,7 +25,9 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields as fields_of
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,16 +36,36 @@ from windtunnel.files.document import own_document
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
 from windtunnel.physics.model.config_fields import Fields
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOKENS_MAX, counted, showable
-from windtunnel.physics.model.mixers import Extended, ExtendedBlock, Indexed, Recurrent
+from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
 
 FOLDER = Path(__file__).parent / "types"
 WORDS = ("kind", "form", "qk_norm", "position", "norm", "activation", "family")
 MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", "mtp_layers", "learned_positions",
                "expert_groups", "groups_per_token", "latent", "size", "rope_head_dim", "conv_channels", "conv_width",
-               "norms")  # fmt: skip
+               "norms", "ratio", "selected", "out_rank", "index_dim", "streams")  # fmt: skip
 MOST = {"heads": HEADS_MAX, "kv_heads": HEADS_MAX, "experts": HEADS_MAX, "max_sequence_length": TOKENS_MAX}
 NUMBER_MOST = 10**15
+FLAGS = frozenset(
+    field.name for kind in (Attention, FeedForward, Layer, Model) for field in fields_of(kind) if field.type == "bool"
+)
+ACTIVATIONS = (
+    "silu",
+    "swish",
+    "gelu",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_pytorch_tanh",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "xielu",
+)
+MEANING = {"max_position_embeddings": ": give the longest context that it is made for, such as 8192"}
 TOWERS = ("vision_config", "audio_config")
+# Fields beside a text model that are about towers, projectors and the tokens they stand for.
+OF_TOWERS = ("image_", "video_", "vision_", "audio_", "projector_", "multimodal_", "mm_", "boi_", "eoi_", "boa_",
+             "eoa_", "downsample_", "spatial_", "frame_", "adapter_", "qformer_", "vq_", "perceiver_", "merge",
+             "patch_", "insert_layer_", "high_res_vision_")  # fmt: skip
 TOWERS_NOTE = "the towers of this checkpoint (vision, audio) are left out: text only"
 
 _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
@@ -46,7 +74,26 @@ _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "len": len, "int": int, "bool": bool}
+
+
+def _of_layer(value: Any, i: int, key: str = "", default: Any = None) -> Any:
+    """Layer `i`'s own of a list with one for each, or `key` of a mapping by layer; without key the value itself."""
+    if isinstance(value, list):
+        return value[i]
+    if not key:
+        return value
+    own = (value or {}).get(f"{i:02d}") or (value or {}).get(str(i)) or {}
+    return own.get(key, default)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "min": min,
+    "max": max,
+    "len": len,
+    "int": int,
+    "bool": bool,
+    "of_layer": _of_layer,
+}
 
 
 @cache
@@ -59,6 +106,20 @@ def type_names() -> tuple[str, ...]:
 def _type(name: str) -> dict[str, Any]:
     own: dict[str, Any] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     return _laid_over(_type(own["extends"]), own) if "extends" in own else own
+
+
+@cache
+def _fields_of(name: str) -> frozenset[str]:
+    """The fields that a type's entries ask for, be it only for some values of others."""
+    return frozenset(_names(_type(name)))
+
+
+def _names(entry: object) -> Iterator[str]:
+    for inner in entry.values() if isinstance(entry, dict) else (entry,):
+        if isinstance(inner, dict):
+            yield from _names(inner)
+        elif isinstance(inner, str):
+            yield from re.findall(r"[A-Za-z_]\w*", inner)
 
 
 def _laid_over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +147,7 @@ class _Reading:
     def __init__(self, fields: Fields, rules: dict[str, Any]) -> None:
         self.fields, self.rules = fields, rules
         self.defaults: dict[str, Any] = rules.get("defaults", {})
+        self.aliases: dict[str, str] = rules.get("aliases", {})
         self.kept: dict[tuple[str, str], Any] = {}
 
     def value(self, text: object, i: int = -1) -> Any:
@@ -106,6 +168,8 @@ class _Reading:
             case ast.Attribute():
                 inner = self._of(node.value, i)
                 return None if inner is None else inner.get(node.attr)
+            case ast.Subscript(slice=ast.Slice(upper=ast.expr() as upper)):
+                return self._of(node.value, i)[: self._of(upper, i)]
             case ast.Subscript():
                 return self._of(node.value, i)[self._of(node.slice, i)]
             case ast.BinOp():
@@ -125,6 +189,8 @@ class _Reading:
                 return self._of(node.body if self._of(node.test, i) else node.orelse, i)
             case ast.List() | ast.Tuple():
                 return [self._of(one, i) for one in node.elts]
+            case ast.Call(func=ast.Name(id="given" | "has" as name), args=[ast.Constant(value=str(key))]):
+                return self.fields.given(key) if name == "given" else self.fields.has(key)
             case ast.Call(func=ast.Name(id=name)):
                 return _FUNCTIONS[name](*(self._of(one, i) for one in node.args))
         raise ValueError(ast.dump(node))
@@ -137,19 +203,29 @@ class _Reading:
 
     def field(self, name: str, i: int) -> Any:
         """A field of the config, or what its absence means."""
-        self.fields.ignore(name)
+        other = self.aliases.get(name)
+        self.fields.ignore(name, *([other] if other else ()))
         if self.fields.has(name):
-            return self.fields.raw(name)
+            value = self.fields.raw(name)
+            if other and self.fields.has(other) and self.fields.raw(other) != value:
+                remedy = f"it contradicts {name} = {showable(value)}: remove one of them"
+                raise self.fields.refuse(other, self.fields.raw(other), remedy)
+            return value
+        if other and self.fields.has(other):
+            return self.fields.raw(other)
         if name not in self.defaults:
-            raise self.fields.refuse(name, None, "the model needs this field")
+            raise self.fields.refuse(name, None, f"the model needs this field{MEANING.get(name, '')}")
         return self.value(self.defaults[name], i)
 
     def entries(self, part: str, name: str, entries: Mapping[str, Any], i: int) -> dict[str, Any]:
         """The entries of one noun, worked out and in range."""
         found = {key: self._entry(key, text, i) for key, text in entries.items()}
         for key, value in found.items():
+            if (key in FLAGS and not isinstance(value, bool)) or (key == "activation" and value not in ACTIVATIONS):
+                known = f"give one of {', '.join(ACTIVATIONS)}" if key == "activation" else "give true or false"
+                raise self.fields.refuse(str(entries[key]).lstrip("= "), showable(value), known)
             if isinstance(value, float):
-                raise self.fields.refuse(f"{part} {name} {key}", value, "give whole numbers")
+                raise self.fields.refuse(str(entries[key]), value, "give a whole number")
             if type(value) is int and not key.startswith("more_"):
                 least = 0 if key in MAY_BE_ZERO else 1
                 text = str(entries[key])
@@ -180,74 +256,108 @@ class _Reading:
 def read_type(name: str, fields: Fields) -> Model:
     """The model of a config whose `model_type` is `name`. Raises SpecError."""
     rules = _type(name)
-    if "inside" in rules and fields.has(rules["inside"]):
-        text = fields.inner(rules["inside"], required=True)
-        fields.ignore(*TOWERS, *rules.get("outside", ()))
-        tied = fields.raw("tie_word_embeddings") if fields.has("tie_word_embeddings") else None
-        fields.ignore("tie_word_embeddings")
-        if not text.has("tie_word_embeddings") and tied is not None:
-            rules = _laid_over(rules, {"defaults": {"tie_word_embeddings": tied}})
-        towers = (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ()
-        return _read(text, rules, towers)
-    return _read(fields, rules, ())
+    field = rules.get("inside")
+    if field is None or (not fields.has(field) and ("mixers" in rules or rules.get("flat"))):
+        name = name if "mixers" in rules else rules["text"]
+        return _read(fields, name, _type(name), ())
+    text = fields.inner(field, required=True)
+    fields.ignore(*rules.get("outside", ()), *(key for key in fields.names() if key.startswith(OF_TOWERS)))
+    if "mixers" not in rules:
+        own = text.raw("model_type") or rules["text"]
+        if own not in type_names():
+            raise text.refuse("model_type", showable(own), "the text model is of no type that is read")
+        name, rules = own, {**_type(own), "notes": [*_type(own).get("notes", ()), *rules.get("notes", ())]}
+        if "inside" in rules:
+            return read_type(own, text)
+    if fields.has("tie_word_embeddings"):
+        rules = {**rules, "model": {**rules["model"], "tied_embeddings": fields.flag("tie_word_embeddings", False)}}
+        text.ignore("tie_word_embeddings")
+    return _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())
 
 
-def _read(fields: Fields, rules: dict[str, Any], notes: tuple[str, ...]) -> Model:
+def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ...]) -> Model:
     reading = _Reading(fields, rules)
-    fields.ignore(*rules.get("ignore", ()))
+    fields.ignore(*rules.get("ignore", ()), *_fields_of(name))
     for key, allowed in rules.get("only", {}).items():
-        fields.must_be(key, tuple(allowed), "this type can be read with no other value")
+        if allowed is not None:
+            fields.must_be(key, tuple(allowed), "this type can be read with no other value")
     whole = reading.entries("model", "model", rules["model"], -1)
     layer = dict(rules.get("layer", {}))
-    pairs = _pairs(fields, reading.value(rules["pairs"])) if "pairs" in rules else None
-    count = len(pairs) if pairs else reading.value(layer.pop("count", "num_hidden_layers"))
-    n = counted("num_hidden_layers", count, LAYERS_MAX, where=fields.where)
+    count = layer.pop("count", "num_hidden_layers")
+    n = counted(
+        count if count.isidentifier() else "num_hidden_layers", reading.value(count), LAYERS_MAX, where=fields.where
+    )
+    for key, words in rules.get("words", {}).items():
+        fields.words(key, n, tuple(words))
+    for key, condition in rules.get("must", {}).items():
+        if not reading.value(condition):
+            raise fields.refuse(key, showable(fields.raw(key)), f"it does not go with the other fields: {condition}")
     layers: list[Layer] = []
     known: dict[tuple[int, int, tuple[Any, ...]], Layer] = {}
-    for i in range(n):
-        kinds = pairs[i] if pairs else [reading.value(rules[part], i) for part in ("mixer", "block")]
+    for i, kinds in _kinds(reading, n):
         for part, kind in zip(("mixers", "blocks"), kinds, strict=True):
-            if kind not in rules[part]:
+            if kind not in rules[part] and kind != NOTHING:
                 remedy = f"layers of this type have {', '.join(rules[part])}"
                 raise fields.refuse(f"kind of layer {i}", showable(kind), remedy)
         mixer = reading.once("mixers", kinds[0], i, _mixer)
-        block = reading.once("blocks", kinds[1], i, _block)
+        block = EMPTY if kinds[1] == NOTHING else reading.once("blocks", kinds[1], i, _block)
         entries = reading.entries("layer", "layer", layer, i)
         if not block.size:
             entries["norms"] = 1
         key = (id(mixer), id(block), tuple(entries.values()))
         if key not in known:
-            known[key] = Layer(attention=mixer, feed_forward=block, **entries)
+            known[key] = _layer(mixer, block, entries)
         layers.append(known[key])
     if fields.prefix:
         notes += fields.close()
     whole.setdefault("family", str(fields.raw("model_type")))
-    return Model(name="", layers=tuple(layers), notes=notes, **whole)
+    return Model(name="", layers=tuple(layers), notes=(*rules.get("notes", ()), *notes), **whole)
 
 
-MIXERS = {"M": "mamba", "linear_attention": "mamba", "mamba": "mamba", "*": "attention", "full_attention": "attention",
-          "attention": "attention"}  # fmt: skip
-BLOCKS = {"E": "experts", "moe": "experts", "-": "dense", "mlp": "dense"}
+NOTHING = "none"
+EMPTY = FeedForward(size=0, gated=False, activation="relu2")
+# What configs call a mixer or a block, in one word for all.
+PARTS = {"M": "mamba", "linear_attention": "mamba", "*": "attention", "full_attention": "attention",
+         "E": "experts", "moe": "experts", "-": "dense", "mlp": "dense"}  # fmt: skip
 
 
-def _pairs(fields: Fields, row: Any) -> list[tuple[str, str]]:
-    """Mixers of a row, each with the block behind it, or none."""
-    found: list[tuple[str, str]] = []
-    for word in row or ():
-        if word in MIXERS:
-            found.append((MIXERS[word], "none"))
-        elif word in BLOCKS and found and found[-1][1] == "none":
-            found[-1] = (found[-1][0], BLOCKS[word])
-        else:
-            remedy = "give mixers (M, *) and behind each at most one feed-forward (E, -)"
-            raise fields.refuse("layers_block_type", showable(word), remedy)
-    return found
+def _kinds(reading: _Reading, n: int) -> Iterator[tuple[int, list[Any]]]:
+    """Of each layer the mixer and the block, by name; the first number is that of the config's layer."""
+    rules = reading.rules
+    if "parts" not in rules:
+        yield from ((i, [reading.value(rules["mixer"], i), reading.value(rules["block"], i)]) for i in range(n))
+        return
+    last: tuple[int, list[Any]] | None = None
+    for i in range(n):
+        for word in reading.value(rules["parts"], i):
+            kind = PARTS.get(word, word) if isinstance(word, str) else word
+            if kind not in rules["blocks"]:
+                if last:
+                    yield last
+                last = (i, [kind, NOTHING])
+            elif last and last[1][1] == NOTHING:
+                last[1][1] = kind
+            else:
+                remedy = "give mixers (M, *) and behind each at most one feed-forward (E, -)"
+                raise reading.fields.refuse("layers_block_type", showable(word), remedy)
+    if last:
+        yield last
+
+
+def _layer(mixer: Attention, block: FeedForward, entries: dict[str, Any]) -> Layer:
+    kind = Streamed if entries.get("streams", 1) > 1 else Layer
+    if kind is Layer:
+        entries.pop("streams", None)
+    return kind(attention=mixer, feed_forward=block, **entries)
 
 
 def _mixer(entries: dict[str, Any]) -> Attention:
+    entries = {key: value for key, value in entries.items() if value or not key.startswith("more_")}
     kind: type[Attention] = Attention
     if "form" in entries:
         kind, entries = Recurrent, {"kind": "recurrent", "position": "none", **entries}
+    elif "ratio" in entries:
+        kind = Compressed
     elif "selected" in entries:
         kind = Indexed
     elif any(key.startswith("more_") for key in entries):

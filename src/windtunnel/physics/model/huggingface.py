@@ -1,6 +1,6 @@
 """Reads a Hugging Face `config.json` into a Model, and refuses what it does not understand.
 
-Each `model_type` has one file in `types/` (`grammar.py` reads them), or one short function in `readers/`. The fields
+Each `model_type` has one file in `types/` (`grammar.py` reads them), MPT a function of its own (`mpt.py`). The fields
 it asks for decide shapes; any other must be known to change none (`config_fields.py`), or it is an error.
 """
 
@@ -16,39 +16,17 @@ from windtunnel.errors import SpecError
 from windtunnel.physics.model.architecture import Model, checked
 from windtunnel.physics.model.config_fields import Fields
 from windtunnel.physics.model.config_file import config_of
+from windtunnel.physics.model.derived import INSTALL, derivable, derived
 from windtunnel.physics.model.grammar import read_type, type_names
 from windtunnel.physics.model.limits import showable
-from windtunnel.physics.model.readers import gpt, recent, rotary
+from windtunnel.physics.model.mpt import mpt
 
-READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType(
-    {
-        "bloom": gpt.bloom,
-        "deepseek_v2": rotary.deepseek,
-        "deepseek_v3": rotary.deepseek,
-        "gemma2": recent.gemma2,
-        "gemma3": recent.gemma3,
-        "gemma3_text": recent.gemma3_text,
-        "glm4_moe": recent.glm4_moe,
-        "gpt2": gpt.gpt2,
-        "gpt_neox": gpt.gpt_neox,
-        "gpt_oss": rotary.gpt_oss,
-        "grok-1": rotary.grok,
-        "kimi_k2": rotary.deepseek,
-        "llama": rotary.llama,
-        "llama4": rotary.llama4,
-        "llama4_text": rotary.llama4_text,
-        "minimax": recent.minimax,
-        "mistral": rotary.mistral,
-        "mixtral": rotary.mixtral,
-        "mpt": gpt.mpt,
-        "nemotron": rotary.nemotron,
-        "phi3": recent.phi3,
-        "qwen2": rotary.qwen2,
-        "qwen2_moe": rotary.qwen2_moe,
-        "qwen3": rotary.qwen3,
-        "qwen3_moe": rotary.qwen3_moe,
-    }
-)
+READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType({"mpt": mpt})
+
+
+def readable() -> tuple[str, ...]:
+    """Every model type that is read."""
+    return tuple(sorted({*READERS, *type_names()}))
 
 
 def _name_of(config: Mapping[str, Any], path: Path) -> str:
@@ -74,10 +52,14 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
         name = name or (_name_of(source, path) if path.name == "config.json" else path.stem)
     kind = source.get("model_type")
     if not isinstance(kind, str):
-        raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(READERS)}", where)
-    if kind not in READERS and kind not in type_names():
+        raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(readable())}", where)
+    if kind not in readable():
+        if derivable():
+            return checked(replace(derived(source, where), name=name or kind[:80]), where)
         # No nearest name: a neighbour by spelling (deepseek_v3 for deepseek_v32) is another architecture.
-        remedy = f"this architecture cannot be read; those that can: {', '.join(sorted({*READERS, *type_names()}))}"
+        remedy = (
+            f"this architecture cannot be read without transformers: {INSTALL}; those that can: {', '.join(readable())}"
+        )
         raise SpecError("model_type", kind[:80], remedy, where)
     fields = Fields(source, where)
     model = READERS[kind](fields) if kind in READERS else read_type(kind, fields)

@@ -11,6 +11,7 @@ from windtunnel.physics.model.architecture import FeedForward, Layer, Model
 from windtunnel.physics.model.attention_operations import attention_operations
 from windtunnel.physics.model.expert_operations import expert_operations
 from windtunnel.physics.model.layer_parts import activate, linear, norm_layer, residual_add
+from windtunnel.physics.model.mixers import Streamed
 from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
 
 # Bytes per logit of Megatron-Core's own cross-entropy, forward and backward (`tensor_parallel/cross_entropy.py`).
@@ -33,16 +34,38 @@ def layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0
     are then this rank's; FLOPs and transfers' `bytes_total` stay the mean over the ranks that share the experts.
     """
     ops = [norm_layer("norm_1", model, shard), *attention_operations(layer.attention, model, shard)]
+    streams = layer.streams if isinstance(layer, Streamed) else 1
     ops.append(residual_add("residual_1", model, shard))
+    ops += _mixed_streams("streams_1", streams, model, shard)
     if layer.feed_forward.kind == "dense" and not layer.feed_forward.size:
         return tuple(ops)
     if layer.norms > 1 and not layer.parallel_block:
         ops.append(norm_layer("norm_2", model, shard))
     ops += _feed_forward(layer.feed_forward, model, shard, load)
     ops.append(residual_add("residual_2", model, shard))
+    ops += _mixed_streams("streams_2", streams, model, shard)
     if layer.parallel_block and layer.feed_forward.kind == "dense" and shard.tp > 1:
         ops = [_shared_by_both(op) for op in ops]
     return tuple(ops)
+
+
+def _mixed_streams(name: str, streams: int, model: Model, shard: Shard) -> list[Operation]:
+    """Hyper-connections: one input out of the streams, the output into all of them; read, mixed, written, kept."""
+    if streams == 1:
+        return []
+    size = shard.residual_tokens * model.hidden_size * shard.activation_bytes
+    return [
+        Operation(
+            name,
+            "streams",
+            "memory",
+            forward_bytes=(3.0 * streams + 2.0) * size,
+            backward_bytes=(5.0 * streams + 3.0) * size,
+            saved_bytes=streams * size,
+            output_bytes=streams * size,
+            kernels=4,
+        )
+    ]
 
 
 def _shared_by_both(op: Operation) -> Operation:
@@ -90,6 +113,8 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int, times: int = 
     """
     t, h = shard.tokens * times, model.hidden_size
     v = vocab_padded / shard.tp
+    # What else is multiplied outside of the layers (a product in front of the output, a narrower table) counts here.
+    wide = h + model.more_weights / model.vocab_size if model.more_weights else h
     logits = t * v
     # Fused: read logits, write probabilities (fp32 inside). Eager: upcast and exponentiate in separate passes.
     forward, backward = (8.0, 6.0) if shard.fused else (16.0, 10.0)
@@ -100,7 +125,7 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int, times: int = 
     names = ("loss maximum", "loss sum", "loss target") if shard.tp > 1 else ()
     return (
         norm_layer("final_norm", model, shard),
-        _shorter(linear("head", "head", t, v, h, shard, side="column", low=False), held),
+        _shorter(linear("head", "head", t, v, wide, shard, side="column", low=False), held),
         *(Operation(name, "head", "transfer", before=shared) for name in names),
         Operation(
             "loss",

@@ -5,6 +5,9 @@ recurrence itself is what decoding runs):
 
     gdn, kda    gated delta rule (Yang 2024, arXiv 2412.06464)   H (6 d_k d_v + c (4 d_k + 3 d_v))
     mamba2      state-space duality (Dao 2024, 2405.21060)       H (4 d_k d_v + c (d_k + d_v))
+    lightning   linear attention with decay (2401.04658), and mlstm (xLSTM, 2405.04517): as mamba2
+    mamba1      selective scan (Gu 2023, 2312.00752), a head per channel, and rglru (Griffin, 2402.19427), rwkv
+                (2305.13048), all channel by channel on vector units: 9 H d_k d_v
     conv        a short convolution between two gates (LFM2)     0
 
 and 2 FLOPs per weight of the short convolution in front. These FLOPs follow from the papers, no kernel was counted.
@@ -16,10 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from windtunnel.physics.model.architecture import Attention, AttentionCount, FeedForward
+from windtunnel.physics.model.architecture import Attention, AttentionCount, FeedForward, Layer
 
-Form = Literal["gdn", "kda", "mamba2", "conv"]
+Form = Literal["gdn", "kda", "mamba2", "lightning", "mlstm", "mamba1", "rglru", "rwkv", "conv"]
 DELTA_RULE = ("gdn", "kda")
+BY_CHANNEL = ("mamba1", "rglru", "rwkv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,82 @@ class Indexed(Extended):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed(Extended):
+    """One key that is its value, of the last `window` tokens and of every `ratio` tokens before (DeepSeek V4).
+
+    `overlap`: how many such compressed keys a token goes into. An indexer chooses `selected` of them (compressed sparse
+    attention); without one all are met (heavily compressed attention); `ratio` 0: the window alone. The output goes
+    through `out_groups` matrices of rank `out_rank`.
+    """
+
+    ratio: int
+    overlap: int = 1
+    index_heads: int = 0
+    index_dim: int = 0
+    selected: int = 0
+    out_rank: int
+    out_groups: int
+
+    def _compressors(self, hidden_size: int) -> int:
+        width = (self.head_dim + (self.index_dim if self.index_heads else 0)) * self.overlap if self.ratio else 0
+        index = self.index_heads * ((self.q_lora_rank or 0) * self.index_dim + hidden_size)
+        return 2 * hidden_size * width + index
+
+    @property
+    def in_width(self) -> int:
+        """Columns of the projections that read the layer's input."""
+        key = self.head_dim + (self.index_dim if self.index_heads else 0)
+        return (
+            (self.q_lora_rank or 0) + self.head_dim + (2 * key * self.overlap if self.ratio else 0) + self.index_heads
+        )
+
+    def matmul_parameters(self, hidden_size: int) -> int:
+        """Weights of all matrices."""
+        rank = self.q_lora_rank or 0
+        queries = rank * (hidden_size + self.heads * self.head_dim)
+        out = self.out_rank * (self.heads * self.head_dim + self.out_groups * hidden_size)
+        return queries + hidden_size * self.head_dim + out + self._compressors(hidden_size) + self.more_weights
+
+    def parameters(self, hidden_size: int) -> int:
+        """All learned numbers: matrices, norms of queries and keys, places in a compressed key, sinks."""
+        total = self.matmul_parameters(hidden_size) + (self.q_lora_rank or 0) + self.head_dim + self.more_parameters
+        if self.ratio:
+            for width in (self.head_dim, self.index_dim if self.index_heads else 0):
+                total += width * (1 + self.ratio * self.overlap)
+        return total + self.heads * self.sinks
+
+    def score_flops_per_token(self, seq_len: int, count: AttentionCount = "causal") -> float:
+        """Scores and values of the window and of the compressed keys, and the indexer's scores."""
+        keys = Attention.mean_keys(self, seq_len, count)
+        return 2.0 * self.heads * 2 * self.head_dim * (keys + self.far_keys(seq_len)) + self.index_flops(seq_len)
+
+    def far_keys(self, seq_len: float) -> float:
+        """Compressed keys that a token meets on average."""
+        most = seq_len / (2.0 * self.ratio) if self.ratio else 0.0
+        return min(most, float(self.selected)) if self.index_heads else most
+
+    def index_flops(self, seq_len: float) -> float:
+        """The indexer's scores of all compressed keys, per token."""
+        return 2.0 * self.index_heads * (self.index_dim + 1) * (seq_len / (2.0 * self.ratio) if self.ratio else 0.0)
+
+    def cache_width(self, tp: int = 1) -> float:
+        """A part of a compressed key and of the indexer's; every rank keeps them."""
+        key = self.head_dim + (self.index_dim if self.index_heads else 0)
+        return key / self.ratio if self.ratio else 0.0
+
+    def state_bytes(self) -> float:
+        """The window's keys in 16 bits, which are its values."""
+        return 2.0 * (self.window or 0) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed(Layer):
+    """A layer between which so many residual streams run, mixed before and behind each half (hyper-connections)."""
+
+    streams: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrent(Extended):
     """A mixer whose memory is a state of `heads` x `head_dim` x `value_head_dim`, whatever the context.
 
@@ -113,6 +193,8 @@ class Recurrent(Extended):
         d, dv, convolution = self.head_dim, self.value_head_dim, 2.0 * self.conv_channels * self.conv_width
         if self.form == "conv":
             return convolution
+        if self.form in BY_CHANNEL:
+            return convolution + 9.0 * self.heads * d * dv
         if self.form in DELTA_RULE:
             return convolution + self.heads * (6.0 * d * dv + chunk * (4.0 * d + 3.0 * dv))
         return convolution + self.heads * (4.0 * d * dv + chunk * (d + dv))

@@ -17,7 +17,7 @@ from windtunnel.physics.model.architecture import Attention, FeedForward, Layer,
 from windtunnel.physics.model.attention_operations import attention_operations
 from windtunnel.physics.model.layer_operations import head_operations
 from windtunnel.physics.model.layer_parts import activate, linear, norm_layer, residual_add
-from windtunnel.physics.model.mixers import Indexed, Recurrent
+from windtunnel.physics.model.mixers import Compressed, Indexed, Recurrent
 from windtunnel.physics.model.operations import Operation, Shard, Timed
 
 # The gradient of `index_select` is a zeroed copy of all rows before it is added to the others': one of three tensors
@@ -114,7 +114,7 @@ def _sum(name: str, rows: float, width: float, times: float, output_bytes: float
 
 
 def _plain_attention(attention: Attention, model: Model, shard: Shard) -> list[Operation]:
-    if isinstance(attention, Recurrent | Indexed):
+    if isinstance(attention, Recurrent | Indexed | Compressed):
         raise LayoutError(f"{model.name} in plain PyTorch", "its mixers have fused kernels only: use megatron or fsdp2")
     if attention.kind == "mla":
         return _latent_attention(attention, model, shard)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.files.write import write_atomically
 from windtunnel.questions.calibrate import QUICK_S, CalibrateDevice
+from windtunnel.questions.typed import check, texts
 from windtunnel.real.calibrate.device import Device, describe, gpu_errors, import_torch
 from windtunnel.real.calibrate.document import load_document, to_yaml
 from windtunnel.real.calibrate.journal import journal_path, open_journal
@@ -39,7 +40,6 @@ class Outcome:
     seconds: float
 
 
-@typed
 def calibrate(
     out: Path | str = "my-device.yaml",
     *,
@@ -59,6 +59,8 @@ def calibrate(
         UserError: no torch, no such device, a journal of another device, a place that cannot be written.
         KeyboardInterrupt: as the user wishes; the journal keeps what was measured.
     """
+    check(locals(), out=str | PathLike, device=str | None, budget_s=float, threads=int | None, begun=float | None)
+    only = texts("only", only)
     begun, out = time.monotonic() if begun is None else begun, Path(out)
     if not 1 <= budget_s <= 86400:
         raise SpecError("--budget", budget_s, "give 1 to 86400 seconds")

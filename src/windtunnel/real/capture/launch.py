@@ -19,6 +19,9 @@ from typing import Any, Literal
 from windtunnel.errors import SpecError
 from windtunnel.process import terminated_is_an_end
 from windtunnel.real.capture.arguments import Launch
+from windtunnel.real.capture.checks import Checks
+from windtunnel.real.capture.period import Part, Period
+from windtunnel.real.capture.processes.conditions import ranks_named
 from windtunnel.real.capture.processes.leftovers import sweep
 from windtunnel.real.capture.processes.rank_process import EmptyStepError
 from windtunnel.real.capture.processes.scheduler import Outcome, Report, ScriptError, Workers
@@ -76,71 +79,58 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
     sweep()
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
     with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
-        task = task_of(launch, options)
-        table: Table | None = None
-        if options.ranks:
-            workers.run(options.ranks, task, helpers_end=True)
-            kept = {rank: [rank] for rank in options.ranks}
-            grid = _grid(launch, [workers.outcomes[rank] for rank in options.ranks])
-            tables: dict[str, Any] = {"grid": {"sizes": list(grid.sizes), "names": list(grid.names)}}
-            verified: list[int] = []
-        elif options.representatives == "all":
-            workers.run(range(launch.world_size), task)
-            kept, grid, tables = _from_all(launch, workers)
-            verified = list(range(launch.world_size))
-        else:
-            table, verified = _from_few(launch, options, workers, task)
-            tables, grid = table_document(table), table.layout.grid
-            kept = {rank: [rank] for rank in table.counts()}
-        if not options.ranks and not any(outcome["flops"] for outcome in workers.outcomes.values()):
-            raise EmptyStepError(launch.line, f"step {options.steps} multiplies nothing (0 FLOPs) on any rank")
-        counts = table.counts() if table else {rank: len(ranks) for rank, ranks in kept.items()}
-        document = {
-            **_facts(launch, options, workers, verified, time.monotonic() - begun),
-            **tables,
-            "classes": [_class(grid, workers.outcomes[rank], counts[rank]) for rank in sorted(kept)],
-        }
-        assert workers.folder is not None
-        files = {rank: workers.folder / f"program_{rank}.jsonl.gz" for rank in kept}
-        told = _fits(launch, options, document, files, workers)
-        document["compared"] = told[0]
-        document["notes"] = sorted({*document["notes"], *told[1:]})
-        publish(out, document, files)
-    return document
+        checks = Checks(launch, options.device, workers)
+        try:
+            return _captured(launch, options, workers, checks, out, begun)
+        except ScriptError as error:
+            checks.explain(error)
+            raise
 
 
-def _fits(
-    launch: Launch, options: Options, document: Mapping[str, Any], files: Mapping[int, Path], workers: Workers
-) -> list[str]:
-    """What was compared, then notes. Raises ScriptError where ranks ask what cannot be done together."""
-    from windtunnel.studies.programs.folder import load_job
-    from windtunnel.studies.programs.rank_classes.agreement import book_of, book_of_some, deadlock, disagreement
-
-    played = len(workers.outcomes)
+def _captured(
+    launch: Launch, options: Options, workers: Workers, checks: Checks, out: Path, begun: float
+) -> dict[str, Any]:
+    task = task_of(launch, options)
+    table: Table | None = None
     if options.ranks:
-        found = disagreement(book_of_some({rank: read_program(path) for rank, path in files.items()}))
-        compared = f"{played:,} of {launch.world_size:,} ranks with each other; nothing is known of the others"
-        late = ""
+        workers.run(options.ranks, task, helpers_end=True)
+        kept = {rank: [rank] for rank in options.ranks}
+        grid = _grid(launch, [workers.outcomes[rank] for rank in options.ranks])
+        tables: dict[str, Any] = {"grid": {"sizes": list(grid.sizes), "names": list(grid.names)}}
+        verified: list[int] = []
+    elif options.representatives == "all":
+        workers.run(range(launch.world_size), task)
+        kept, grid, tables = _from_all(launch, workers)
+        verified = list(range(launch.world_size))
     else:
-        assert workers.folder is not None
-        draft = workers.folder / "draft"
-        publish(draft, document, files)
-        job = load_job(draft)
-        alike = "" if played == launch.world_size else "; the others are taken to be like these"
-        compared = f"{played:,} of {launch.world_size:,} ranks with each other{alike}"
-        found, late = disagreement(book_of(job)), ""
-        if not found and (late := deadlock(job)) and (options.device == "cuda" or deadlock(job, eager_sends=True)):
-            found, late = late, ""
-    if found:
-        raise ScriptError(f"the job could not run: {found}; compared were {compared}")
-    if late:
-        late = f"on GPUs the job would hang: {late}; on CPUs it runs as long as gloo takes the messages at once"
-    return [compared, *([late] if late else [])]
+        table, verified = _from_few(launch, options, workers, task)
+        tables, grid = table_document(table), table.layout.grid
+        kept = {rank: [rank] for rank in table.counts()}
+    if not options.ranks and not any(outcome["flops"] for outcome in workers.outcomes.values()):
+        raise EmptyStepError(launch.line, f"step {options.steps} multiplies nothing (0 FLOPs) on any rank")
+    checks.compare_calls()
+    counts = table.counts() if table else {rank: len(ranks) for rank, ranks in kept.items()}
+    facts = {**_facts(launch, options, workers, verified), **tables}
+    facts["seconds"] = round(time.monotonic() - begun, 2)
+    period = Period(workers, sorted(kept))
+    parts = [
+        Part({**facts, "classes": [_class(grid, of[rank], counts[rank]) for rank in sorted(kept)]}, files, name, steps)
+        for name, steps, of, files in period.parts()
+    ]
+    main = parts[0]
+    for part in parts:
+        checks.compare_programs(part.document, part.files, whole=not options.ranks)
+    checks.compare_own_data(task)
+    main.document.update(checks.document() | period.document())
+    main.document["not_seen"] = [*period.unseen, *checks.not_reached(), *_not_run(launch, workers)]
+    main.document["notes"] = sorted({*facts["notes"], *checks.notes})
+    publish(out, main.document, main.files, {part.name: (part.document, part.files) for part in parts[1:]})
+    return dict(main.document)
 
 
 def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[str, Any]) -> tuple[Table, list[int]]:
-    together = options.verify is None and launch.world_size <= FEW_RANKS  # all will be: each asks what others hold
-    workers.run(range(launch.world_size) if together else [0], task)
+    all_will_run = options.verify is None and launch.world_size <= FEW_RANKS
+    workers.run([0], task, helpers_end=not all_will_run)
     layout = _layout(launch, workers.outcomes)
 
     def digests(ranks: Sequence[int]) -> dict[int, str]:
@@ -164,7 +154,7 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
                 layout = refined
                 table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
             drawn = draw(layout, count, options.seed + turn, workers.outcomes)
-            digests(drawn)
+            digests([*drawn, *_named(launch, workers)])
             # Ranks that were played because others waited for them are as good a test as those that were drawn.
             odd = _that_differs(table, workers)
             if odd is None:
@@ -174,6 +164,19 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
         workers.run([error.one, error.other], task)
         raise _not_folded(launch, workers, layout.grid, error.one, error.other) from None
     raise _not_folded(launch, workers, layout.grid, table.representative_of(known[-1]), known[-1])
+
+
+def _not_run(launch: Launch, workers: Workers) -> list[str]:
+    left = launch.world_size - len(workers.outcomes)
+    return [f"{left:,} of {launch.world_size:,} ranks were not run"] if left else []
+
+
+def _named(launch: Launch, workers: Workers) -> list[int]:
+    """Ranks that the script's source treats on their own, and the last: a few of a large job."""
+    if launch.world_size <= FEW_RANKS:
+        return []
+    paths = list(workers.outcomes[0].get("files", {}))
+    return [*ranks_named(paths, launch.world_size), launch.world_size - 1]
 
 
 def _that_differs(table: Table, workers: Workers) -> int | None:
@@ -228,6 +231,7 @@ def task_of(launch: Launch, options: Options) -> dict[str, Any]:
         "device": options.device,
         "answers": dict(options.answers),
         "timeout_s": options.timeout_s,
+        "goes_on": not options.ranks,
     }
 
 
@@ -247,9 +251,7 @@ def _check(launch: Launch, options: Options) -> None:
         raise SpecError("--representatives", "all", f"would play {launch.world_size} ranks; give auto, or --ranks")
 
 
-def _facts(
-    launch: Launch, options: Options, workers: Workers, verified: Sequence[int], seconds: float
-) -> dict[str, Any]:
+def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequence[int]) -> dict[str, Any]:
     outcomes = workers.outcomes
     answers: dict[tuple[str, str, str], int] = {}
     for outcome in outcomes.values():
@@ -273,7 +275,6 @@ def _facts(
             for (what, told, where), times in sorted(answers.items())
         ],
         "notes": sorted({note for outcome in outcomes.values() for note in outcome["notes"]}),
-        "seconds": round(seconds, 2),
         "seconds_of_one_rank": round(max(outcome["seconds"] for outcome in outcomes.values()), 2),
         "cpu_seconds_of_one_rank": round(max(outcome["cpu_seconds"] for outcome in outcomes.values()), 2),
         "peak_rss_bytes": max(outcome["peak_rss_bytes"] for outcome in outcomes.values()),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from windtunnel.arguments import typed
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.questions.capture import Capture
+from windtunnel.questions.typed import check
 from windtunnel.real.capture.arguments import parse_launch, parse_ranks
 from windtunnel.real.capture.launch import Options, capture_job
 from windtunnel.real.capture.processes.scheduler import Report
@@ -17,7 +18,6 @@ from windtunnel.real.capture.processes.scheduler import Report
 _VALUE = re.compile(r"true|false|[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf|nan")
 
 
-@typed("world_size", "cluster", "steps", "verify", "seed", "timeout_s", "jobs", "out")
 def capture(
     *launch: str | Path,
     world_size: int | None = None,
@@ -48,6 +48,17 @@ def capture(
         UserError: a launch that cannot be; ScriptError, one of them: a script that cannot be captured. Whatever the
             end, no process and no temporary file is left.
     """
+    check(
+        locals(),
+        world_size=int | None,
+        cluster=str | None,
+        steps=int,
+        verify=int | None,
+        seed=int,
+        timeout_s=float,
+        jobs=int | None,
+        out=str | PathLike,
+    )
     size, per_node = world_size, None
     if cluster is not None:
         from windtunnel.physics.hardware import parse_cluster

@@ -41,6 +41,12 @@ class JobState(Protocol):
     @property
     def deadline_s(self) -> float | None: ...  # noqa: D102
     @property
+    def limit_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def priority(self) -> float: ...  # noqa: D102
+    @property
+    def queue(self) -> str: ...  # noqa: D102
+    @property
     def work(self) -> Any: ...  # noqa: D102
     @property
     def progress(self) -> Any: ...  # noqa: D102
@@ -61,6 +67,9 @@ class JobView:
     restarts: int = 0
     remaining_s: float | None = None  # on the GPUs requested, where the policy may know it
     deadline_s: float | None = None
+    limit_s: float | None = None  # that it asked for
+    priority: float = 0.0  # as a log tells it, higher is first
+    queue: str = ""
     work: Any = None  # the job's model of its own speed, for policies that size jobs
     progress: Any = None  # how far that work is
 

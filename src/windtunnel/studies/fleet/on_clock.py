@@ -94,22 +94,39 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
         work = list(typed_works(jobs, site, traits, options))
     else:
         work = exact_works(jobs, site, traits, options)
+    limits, priorities = jobs.further("limit_s"), np.nan_to_num(jobs.further("priority"))
+    queues = queues_of(jobs)
+    if not np.isnan(limits).all():
+        limits = np.where(np.isnan(limits), math.inf, limits)
     running = [
         Running(
             index,
             round(float(jobs.submit_s[index]) * NS),
             int(jobs.gpus[index]),
             work[index],
-            None if math.isnan(jobs.deadline_s[index]) else float(jobs.deadline_s[index]),
+            _known(jobs.deadline_s[index]),
+            _known(limits[index]),
+            float(priorities[index]),
+            queues[index],
         )
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    decider = options.decider or traits.make_policy(site, options)
+    decider = options.decider or traits.make_policy(site, replace(options, quotas=jobs.quotas))
     if options.changes is None:
         return Clock(running, nodes, decider)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)
     return Clock(running, nodes, decider, changes=changes, checkpoint_s=options.changes.checkpoint_s)
+
+
+def queues_of(jobs: Jobs) -> list[str]:
+    """The queue of each job whose quota it takes."""
+    local, behind = (jobs.columns.get(name, [""] * len(jobs)) for name in ("queue", "cluster_queue"))
+    return [cluster or queue for cluster, queue in zip(behind, local, strict=True)]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 def outcome_of(jobs: Jobs, policy: str, running: list[Running]) -> Outcome:

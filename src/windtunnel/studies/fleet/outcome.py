@@ -8,6 +8,7 @@ deadline_met_scored     the same by an estimated end without slot rounding and o
 failed, cancelled       ran as long as the trace says and ended as it says; they hold GPUs, and have no jct
 utilisation             GPU-seconds leased over the integral of the capacity from first submission to last end
 finish_time_fairness    JCT over the time alone on 1/N of the cluster, N the jobs in the system on average
+log_wait_error          mean wait over that of the log's own starts, less 1; log_start_error_p50_s: half are nearer
 littles_law_residual    |mean jobs in the system - arrival rate x mean JCT| over the former
 """
 
@@ -171,6 +172,21 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     return {**result, **(outcome.extra or {})}
 
 
+def against_log(outcome: Outcome) -> dict[str, Any]:
+    """How far a policy's starts are from those of the log; empty where the log tells too few, or it is the log."""
+    jobs = outcome.jobs
+    known = np.flatnonzero(~np.isnan(jobs.start_s) & ~np.isnan(outcome.start_s))
+    if outcome.policy == "current" or 2 * len(known) < len(jobs):
+        return {}
+    waited = (jobs.start_s - jobs.submit_s)[known]
+    off = (outcome.start_s - jobs.start_s)[known]
+    return {
+        "log_wait_mean_s": _mean(waited),
+        "log_wait_error": _rounded(float(off.mean() / waited.mean())) if waited.mean() > 0 else None,
+        "log_start_error_p50_s": _rounded(float(np.median(np.abs(off)))),
+    }
+
+
 def _fairness(outcome: Outcome, done: NDArray[np.int64], jobs_at_once: float, capacity: int) -> dict[str, object]:
     """Finish-time fairness and Jain's index, for jobs whose duration on their GPUs is known."""
     duration, gpus = outcome.jobs.duration_s[done], outcome.jobs.gpus[done]
@@ -206,9 +222,9 @@ def _rounded(value: float) -> float:
 
 
 def write_jobs(outcomes: list[Outcome], path: Any) -> None:
-    """`job,submit_s,start_s,end_s,jct_s,restarts,gpu_seconds,state`, with `policy` first where there are several.
+    """`job,queue,priority,gpus,submit_s,start_s,end_s,jct_s,restarts,gpu_seconds,state`, `policy` first if several.
 
-    CSV, or Parquet by its suffix.
+    CSV, or Parquet by its suffix. What happened (`current`) has the log's own word for the state where it has one.
     """
     import pyarrow as pa
     import pyarrow.csv as pa_csv
@@ -219,7 +235,11 @@ def write_jobs(outcomes: list[Outcome], path: Any) -> None:
         columns: dict[str, object] = (
             {"policy": pa.array([outcome.policy] * len(outcome.jobs))} if len(outcomes) > 1 else {}
         )
-        columns["job"] = pa.array(list(outcome.jobs.name), pa.string())
+        jobs = outcome.jobs
+        columns["job"] = pa.array(list(jobs.name), pa.string())
+        for name in ("queue", "priority"):
+            columns[name] = pa.array(list(jobs.columns.get(name, [""] * len(jobs))), pa.string())
+        columns["gpus"] = pa.array(jobs.gpus)
         for name, values in (
             ("submit_s", outcome.jobs.submit_s),
             ("start_s", outcome.start_s),
@@ -230,7 +250,9 @@ def write_jobs(outcomes: list[Outcome], path: Any) -> None:
         columns["restarts"] = pa.array(outcome.restarts)
         columns["gpu_seconds"] = _times(outcome.gpu_seconds)
         states = pa.array(list(STATES))
-        columns["state"] = pa.DictionaryArray.from_arrays(pa.array(outcome.state), states).cast(pa.string())
+        state = pa.DictionaryArray.from_arrays(pa.array(outcome.state), states).cast(pa.string())
+        in_log = jobs.columns.get("log_state") if outcome.policy == "current" else None
+        columns["state"] = state if in_log is None else pa.array([word.lower() for word in in_log], pa.string())
         parts.append(pa.table(columns))
     table = pa.concat_tables(parts, promote_options="permissive")
     if str(path).lower().endswith((".parquet", ".pq")):
@@ -238,7 +260,9 @@ def write_jobs(outcomes: list[Outcome], path: Any) -> None:
         return
     with open(path, "wb") as file:
         file.write((",".join(table.column_names) + "\n").encode())
-        plain = not any(set(',"\r\n') & set(name) for name in outcomes[0].jobs.name)
+        jobs = outcomes[0].jobs
+        texts = (jobs.name, *(jobs.columns.get(name, ()) for name in ("queue", "priority")))
+        plain = not any(set(',"\r\n') & set(text) for column in texts for text in column)
         options = pa_csv.WriteOptions(include_header=False, quoting_style="none" if plain else "needed")
         pa_csv.write_csv(table, file, options)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError
 from windtunnel.questions.fleet import ByFile, Failing, Fleet, Steady
 from windtunnel.questions.fleet_flows import FleetFlows
@@ -17,19 +17,20 @@ from windtunnel.questions.fleet_pack import FleetPack
 from windtunnel.questions.fleet_when import FleetWhen
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.jobs import Scheduled, Simulated
+from windtunnel.questions.typed import check
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.jobs.trace import Jobs, held_at_once
+from windtunnel.studies.fleet.jobs.trace import Jobs, Unread, held_at_once
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
+from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, write_jobs
 from windtunnel.studies.fleet.policies.own import policy_of_text, title
 from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
 from windtunnel.studies.fleet.when import When, when
-from windtunnel.units import format_many, parse_bandwidth, parse_time
+from windtunnel.units import format_many, format_time, parse_bandwidth, parse_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
 NAMED = 5  # jobs and kinds of jobs left out that a warning names
@@ -56,7 +57,6 @@ class FleetResult:
         write_jobs(list(self.outcomes), path)
 
 
-@typed
 def fleet(
     trace: str | Path | Jobs,
     cluster: str | Site,
@@ -75,6 +75,7 @@ def fleet(
     `iteration_s(model, batch, GPUs)` gives seconds per iteration for policies that size jobs without tables. What is
     given by name comes before the same of `options`. Raises UserError for what cannot be asked.
     """
+    check(locals(), where=str, tables=str | PathLike | None, seed=int | None, pool=bool | None, options=Options | None)
     if not isinstance(trace, str | Path | Jobs):
         raise SpecError("trace", trace, "give the path of a trace, or Jobs")
     if not isinstance(cluster, str | Site):
@@ -151,12 +152,22 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
     outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
     warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
+    if question.restart is None:
+        often = [one for one in outcomes if one.restarts.any() and one.policy != "current"]
+        free = ", ".join(f"{int(one.restarts.sum()):,} with {one.policy}" for one in often)
+        if free:
+            warnings += (f"restarts cost nothing: {free}; say what one costs with --restart 5min",)
     points: tuple[Mapping[str, float], ...] = ()
     if frontier and question.serving is not None and "lyra" in names:
         from windtunnel.studies.fleet.loans.frontier import frontier as frontier_of
 
         points = tuple(frontier_of(jobs, site, options))
-    figures = tuple(aggregates(outcome, site.gpus) for outcome in outcomes)
+    figures = tuple(aggregates(outcome, site.gpus) | against_log(outcome) for outcome in outcomes)
+    compared = [one for one in figures if one.get("log_wait_error") is not None]
+    if compared:
+        nearest = min(compared, key=lambda one: float(one["log_start_error_p50_s"]))
+        said = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
+        notes += (f"{said}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points)
 
 
@@ -249,16 +260,24 @@ class LintAnswer(Answer):
 
     trace: str
     findings: tuple[Finding, ...]
+    read: int = 0
+    not_understood: tuple[Unread, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {"trace": self.trace, "findings": [finding.to_dict() for finding in self.findings]}
+        return {
+            "trace": self.trace,
+            "read": self.read,
+            "not_understood": [asdict(each) for each in self.not_understood],
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
 
 
 def answer_lint(question: FleetLint) -> LintAnswer:
     """Look at a trace. Raises UserError for what cannot be read."""
     site = parse_site(question.cluster) if question.cluster else None
-    return LintAnswer(question.trace, tuple(lint_jobs(read_jobs(question.trace, question.where), site)))
+    jobs = read_jobs(question.trace, question.where)
+    return LintAnswer(question.trace, tuple(lint_jobs(jobs, site)), len(jobs), jobs.not_understood)
 
 
 def answer_flows(question: FleetFlows) -> Any:
@@ -295,14 +314,23 @@ def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]
     """The policies, the jobs and the site of a question, and what was assumed. Raises UserError."""
     names = _policies(question.policy)
     jobs = read_jobs(question.trace, question.where)
-    if question.cluster:
-        return names, jobs, parse_site(question.cluster, question.gpus_per_node), ()
     most = held_at_once(jobs)
+    unread = sum(each.count for each in jobs.not_understood)
+    notes: tuple[str, ...] = ()
+    if unread:
+        what = f"{format_many(unread, 'job')} of the log not taken as they stand"
+        notes = (f"{what}; `windtunnel fleet lint` says which and why",)
+    if question.cluster:
+        site = parse_site(question.cluster, question.gpus_per_node)
+        if most > site.gpus:
+            held = f"jobs of the log held {format_many(most, 'GPU')} at once, and {site.text} has {site.gpus:,}"
+            notes += (f"{held}: the cluster is not the log's, or the log's GPUs are no whole GPUs",)
+        return names, jobs, site, notes
     if not most:
         raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
     cluster = f"gpu:{-(-most // USUAL_NODE) * USUAL_NODE if most > USUAL_NODE else most}"
     assumed = f"--cluster is not given: {cluster}, since the trace's jobs held {format_many(most, 'GPU')} at once"
-    return names, jobs, parse_site(cluster, question.gpus_per_node), (assumed,)
+    return names, jobs, parse_site(cluster, question.gpus_per_node), (*notes, assumed)
 
 
 def _policies(text: str) -> list[str]:
@@ -349,4 +377,10 @@ def _changes(capacity: Steady | Failing | ByFile) -> Any:
     mtbf = capacity.mtbf_node.strip()
     if mtbf[-1:].isdigit():
         raise SpecError("--mtbf-node", mtbf, f"say the unit: {mtbf}d, {mtbf}h or {mtbf}s")
-    return Changes(parse_time(mtbf, "--mtbf-node"), parse_time(capacity.repair, "--repair"), checkpoint_s)
+    return Changes(
+        parse_time(mtbf, "--mtbf-node"),
+        parse_time(capacity.repair, "--repair"),
+        capacity.repair_spread,
+        capacity.frailty,
+        checkpoint_s,
+    )

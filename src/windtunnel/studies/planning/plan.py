@@ -16,7 +16,6 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.hardware import Cluster, parse_cluster
@@ -26,6 +25,7 @@ from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import read
 from windtunnel.questions.parts import ClusterPart, ModelPart
+from windtunnel.questions.typed import check, texts
 from windtunnel.questions.words import command
 from windtunnel.studies.planning.ahead import Exact
 from windtunnel.studies.planning.answer import Planned, Plans
@@ -58,7 +58,6 @@ PLAINLY_WITHIN_S = 10.0
 LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 
 
-@typed("slow", "techniques", "pareto")
 def plan(
     model: Model | str | Path | Mapping[str, object],
     cluster: Cluster | MixedCluster | str | Path | Mapping[str, object],
@@ -94,10 +93,11 @@ def plan(
     (`planning/ahead.py`). Raises UserError on a question that cannot be; where nothing fits the answer has no plans,
     but the nearest ones and what makes one fit.
     """
+    check(locals(), pareto=bool)
     given = _given(plan, fields)
     if given.get("lora_rank"):
         raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
-    words, slow = named or _named(model, cluster), tuple(slow)
+    words, slow = named or _named(model, cluster), texts("slow", slow)
     model = model if isinstance(model, Model) else load_model(model)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
@@ -109,7 +109,7 @@ def plan(
     assert isinstance(cluster, Cluster)
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"use {', '.join(OBJECTIVES)}")
-    asked = chosen([techniques] if isinstance(techniques, str) else techniques)
+    asked = chosen(texts("techniques", techniques))
     if asked and (slow or mtbf_s is not None):
         raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
     top = parse_count(top, "top")

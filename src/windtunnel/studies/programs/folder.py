@@ -61,8 +61,16 @@ def check_place(out: Path) -> None:
         raise InputFileError(out, "is a folder with other things in it", "give --out a new folder")
 
 
-def publish(out: Path, document: Mapping[str, object], programs: Mapping[int, Path]) -> None:
-    """Put the folder in place of an earlier one. `programs`: files to copy, by rank."""
+def publish(
+    out: Path,
+    document: Mapping[str, object],
+    programs: Mapping[int, Path],
+    others: Mapping[str, tuple[Mapping[str, object], Mapping[int, Path]]] | None = None,
+) -> None:
+    """Put the folder in place of an earlier one. `programs`: files to copy, by rank.
+
+    `others`: folders inside of it, by name, for steps of the period that differ.
+    """
     out = Path(os.path.abspath(out))
     check_place(out)
     staging: Path | None = None
@@ -70,12 +78,9 @@ def publish(out: Path, document: Mapping[str, object], programs: Mapping[int, Pa
         out.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f"{_staging(out)}{os.getpid()}-", dir=out.parent))
         fresh, old = staging / "new", staging / "old"
-        fresh.mkdir()
-        for rank, path in programs.items():
-            shutil.copyfile(path, program_path(fresh, rank))
-        head = {"format": FORMAT, "version": VERSION, "content": content_hash(fresh, document)}
-        text = to_yaml({**head, **document}, width=120)
-        (fresh / NAME).write_text(text, encoding="utf-8")
+        for name, (its, files) in (others or {}).items():
+            _write(fresh / name, its, files)
+        _write(fresh, document, programs)
         if out.exists():
             os.replace(out, old)
         os.replace(fresh, out)
@@ -84,6 +89,14 @@ def publish(out: Path, document: Mapping[str, object], programs: Mapping[int, Pa
     finally:
         if staging is not None:
             _clear(staging, out)
+
+
+def _write(folder: Path, document: Mapping[str, object], programs: Mapping[int, Path]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, path in programs.items():
+        shutil.copyfile(path, program_path(folder, rank))
+    head = {"format": FORMAT, "version": VERSION, "content": content_hash(folder, document)}
+    (folder / NAME).write_text(to_yaml({**head, **document}, width=120), encoding="utf-8")
 
 
 def sweep_place(out: Path) -> None:
@@ -110,8 +123,8 @@ def _staging(out: Path) -> str:
 def content_hash(folder: Path, document: Mapping[str, object]) -> str:
     """Of the programs and of who runs them."""
     text = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(folder).glob("rank_*.jsonl.gz")):
-        text.update(path.name.encode())
+    for path in sorted(Path(folder).rglob("rank_*.jsonl.gz")):
+        text.update(path.relative_to(folder).as_posix().encode())
         text.update(path.read_bytes())
     for name in ("world_size", "grid", "exact", "stages", "runs"):
         text.update(repr(document.get(name)).encode())
@@ -204,9 +217,14 @@ def load_job(path: Path) -> CapturedJob:
         families,
         source=str(path),
         content_hash=str(document.get("content", "")),
-        facts={**next(iter(programs.values())).facts, **dict(document.get("facts") or {})},
+        facts={**next(iter(programs.values())).facts, **dict(document.get("facts") or {}), **_period(document)},
         notes=tuple(document.get("notes") or ()),
     )
+
+
+def _period(document: Mapping[str, Any]) -> dict[str, object]:
+    """Kinds of steps, where they differ."""
+    return {"period": document["period"]} if "period" in document else {}
 
 
 def group_name(grid: Grid, members: Members) -> str:

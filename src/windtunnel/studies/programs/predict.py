@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError, ScheduleError, SpecError, UserError
 from windtunnel.physics.cost.device_memory import outside_of_allocator
 from windtunnel.physics.graph.allocator_settings import AllocatorSettings, allocator_settings
@@ -30,6 +30,7 @@ from windtunnel.questions.parts import ClusterPart, ModelPart
 from windtunnel.questions.plan import Framework, Script
 from windtunnel.questions.predict import Predict
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.questions.typed import check
 from windtunnel.studies.programs.compiler.fused_program import fused
 from windtunnel.studies.programs.disturbances.disturbed import disturb, disturbed_job
 from windtunnel.studies.programs.disturbances.pace import placed_on
@@ -48,15 +49,16 @@ from windtunnel.studies.programs.lowering.lower import CapturedGraph, PricedJob,
 from windtunnel.studies.programs.lowering.pricing import OpPricer, op_pricer
 from windtunnel.studies.programs.lowering.stages import class_names
 from windtunnel.studies.programs.memory import CapturedMemory, memory_of_program
+from windtunnel.studies.programs.period_mean import mean_of
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.rank_classes.agreement import deadlock
 
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
 POINTS = 400  # of the drawn timeline
+PERIOD = "period"  # fact of a job whose steps differ: how many are of each kind, and in which folder
 
 
-@typed
 def predict_captured(
     job: CapturedJob | str | Path,
     cluster: Cluster | str | Path,
@@ -76,6 +78,7 @@ def predict_captured(
     None: those that the script was captured with. Raises UserError on what cannot be; a job that runs out of memory is
     a Result whose status is "infeasible".
     """
+    check(locals(), job=CapturedJob | str | PathLike, framework=Framework, cuda_graphs=bool, allocator=str | None)
     named, scenario = cluster, with_parts(scenario, parts)
     for name in ("router_load", "lengths"):
         if getattr(scenario, name) is not None:
@@ -89,7 +92,8 @@ def predict_captured(
     try:
         base = step.replayed(())
     except ScheduleError as error:  # of a folder that was captured for a CPU, say, where sends need nobody
-        waits = deadlock(job) or str(error)
+        found = deadlock(job)
+        waits = found.text if found is not None else str(error)
         raise UserError(f"the captured job hangs: {waits}; on a cluster the script would hang there too") from None
     makespan, disturbed = base.timeline.makespan_ns, None
     if asked.parts:
@@ -106,7 +110,23 @@ def predict_captured(
     )
     settings = allocator_settings(allocator_of(job) if allocator is None else allocator)
     memory = captured_memory(priced, base, settings=settings)
-    return _result(priced, base, memory, makespan, disturbed, question, settings)
+    result = _result(priced, base, memory, makespan, disturbed, question, settings)
+    period: Any = job.facts.get(PERIOD) or [{"steps": 1}]
+    others = [
+        (
+            int(kind["steps"]),
+            predict_captured(
+                Path(job.source) / str(kind["folder"]),
+                cluster,
+                scenario=scenario,
+                framework=framework,
+                cuda_graphs=cuda_graphs,
+                allocator=allocator,
+            ),
+        )
+        for kind in period[1:]
+    ]
+    return mean_of([(int(period[0]["steps"]), result), *others])
 
 
 def names_captured(text: str | Path) -> bool:
@@ -242,7 +262,7 @@ def _result(
         question=question,
         n_classes=base.made.step.graph.n_programs,
         n_ops=base.made.step.graph.n_ops,
-        excerpt=captured_excerpt(priced, base),
+        excerpt=lambda: captured_excerpt(priced, base),
         traffic_bytes=traffic_of(priced, base.made),
         class_names=class_names(priced),
     )

@@ -45,6 +45,7 @@ class Op:
     reads: tuple[tuple[int, int, int], ...] = ()  # of each input: storage, the op that wrote it last (-1: none), bytes
     writes: tuple[tuple[int, int], ...] = ()  # storage, bytes
     lies: int = 0  # equal where the inputs are the same parts of their storages, and what is given besides them is too
+    line: str = ""  # of a communication: the script's, "train.py:41"; no part of what is compared
 
 
 class MemoryEvent(NamedTuple):

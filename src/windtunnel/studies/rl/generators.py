@@ -23,7 +23,9 @@ PARTS = 1024  # of one: how finely a factor is kept
 class Generator:
     """One replica that generates. It is a `Server` of the serving study's loop."""
 
-    __slots__ = ("_engine", "_parts", "_replica", "_shift_ns", "_stands_until_ns")
+    __slots__ = (
+        "_busy_ticks", "_engine", "_parts", "_preemptions", "_replica", "_shift_ns", "_stands_until_ns"
+    )  # fmt: skip
 
     def __init__(self, engine: Engine, factor: float = 1.0) -> None:
         self._engine = engine
@@ -31,6 +33,7 @@ class Generator:
         self._parts = max(1, round(PARTS * factor))
         self._shift_ns = 0
         self._stands_until_ns = 0
+        self._busy_ticks = self._preemptions = 0  # of replicas before this one
 
     def _wall(self, own_ns: int) -> int:
         return -(-own_ns * self._parts // PARTS) + self._shift_ns
@@ -79,7 +82,12 @@ class Generator:
 
     def taken_away(self, now_ns: int) -> list[Sequence]:
         """All answers here, without their caches; the generator is empty then."""
-        here = unfinished(self._replica, self._own(now_ns))
+        own_ns = self._own(now_ns)
+        if not self._replica.load:
+            return []
+        self._busy_ticks += self._replica.tally.busy_ticks
+        self._preemptions += self._replica.tally.preemptions
+        here = unfinished(self._replica, own_ns)
         self._replica = self._engine.replica()
         return here
 
@@ -91,9 +99,9 @@ class Generator:
     @property
     def busy_ticks(self) -> int:
         """Ticks of its own clock in which it worked."""
-        return self._replica.tally.busy_ticks
+        return self._busy_ticks + self._replica.tally.busy_ticks
 
     @property
     def preemptions(self) -> int:
         """Answers put back for want of cache."""
-        return self._replica.tally.preemptions
+        return self._preemptions + self._replica.tally.preemptions

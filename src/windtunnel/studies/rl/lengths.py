@@ -25,6 +25,7 @@ from windtunnel.units import parse_count
 
 Ints = NDArray[np.int64]
 SD, SHARED = 0.66, 0.5
+MEAN_OF_CAP = 0.5  # where only the cap is known: published ones are 0.26 to 0.77 of it, but for runs that hit it
 MOST = 100_000_000
 COLUMNS = ("response_length", "response_len", "output_tokens", "completion_tokens", "tokens", "length")
 
@@ -37,6 +38,7 @@ class Answers:
     cap: int
     sd: float  # of the logarithm
     assumed: bool  # whether nothing said how they spread
+    guessed: bool = False  # nor what their mean is
     seen: tuple[int, ...] = ()  # lengths of a file, drawn from as they are
     source: str = ""
 
@@ -69,13 +71,16 @@ def answers_of(text: str) -> Answers:
         except ValueError:
             raise SpecError("lengths", part, "give a number") from None
     cap, mean = given.get("cap"), given.get("mean")
+    guessed = mean is None
     if mean is None:
-        raise SpecError("lengths", text, "say the mean: mean=3000,cap=8192")
+        if cap is None:
+            raise SpecError("lengths", text, "say the mean: mean=3000,cap=8192")
+        mean = max(1.0, MEAN_OF_CAP * cap)
     cap = mean * 8.0 if cap is None else cap
     sd = given.get("sd", SD)
     if not 1 <= mean <= cap <= MOST or not 0.0 <= sd <= 5.0:
         raise SpecError("lengths", text, f"needs 1 <= mean <= cap <= {MOST:,} and sd of 0 to 5")
-    return Answers(mean, round(cap), sd if mean < cap else 0.0, "sd" not in given)
+    return Answers(mean, round(cap), sd if mean < cap else 0.0, "sd" not in given, guessed)
 
 
 def _of_file(path: Path) -> Answers:
@@ -101,7 +106,7 @@ def _of_file(path: Path) -> Answers:
     if not found:
         raise SpecError("lengths", str(path), "holds no answer")
     logs = np.log(np.array(found, np.float64))
-    return Answers(float(np.mean(found)), max(found), float(logs.std()), False, tuple(found), str(path))
+    return Answers(float(np.mean(found)), max(found), float(logs.std()), False, False, tuple(found), str(path))
 
 
 @lru_cache(maxsize=256)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import hypot
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.physics.cost.inference import inference_kernels
@@ -16,6 +18,8 @@ from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.rules import Rules, rules_of
 from windtunnel.studies.serving.step_time.layers import Layers
 from windtunnel.studies.serving.step_time.times import Prices, StepTimes
+
+UNMEASURED_BAND = 0.5  # log half-width of step times on a GPU that nobody timed; as far as roofline was off elsewhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,7 @@ class Engine:
     rules: Rules
     blocks: int  # of one replica: all attention ranks together
     kernels: str  # whose times attention and experts are priced by, in words
+    measured: bool  # whether they were measured, on this GPU or as given
 
     @property
     def fits(self) -> bool:
@@ -44,13 +49,18 @@ class Engine:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the cache of a replica holds."""
-        return self.blocks * self.rules.block_size
+        """Tokens that the cache of a replica holds; with windows or states, of the longest requests, as vLLM prints."""
+        longest, size = self.deployment.max_model_len, self.rules.block_size
+        if longest is None or not self.rules.beside_blocks:
+            return self.blocks * size
+        kv = self.blocks // self.deployment.attn_dp * size * self.memory.kv_per_token
+        printed = self.memory.cache.printed_tokens(kv, longest, self.rules.longest_chunk)
+        return printed * self.deployment.attn_dp
 
     @property
     def longest(self) -> int:
         """The most tokens that one request may have."""
-        tokens = self.blocks // self.deployment.attn_dp * self.rules.block_size
+        tokens = max(0, self.blocks // self.deployment.attn_dp - self.rules.beside_blocks) * self.rules.block_size
         limit = self.deployment.max_model_len
         return tokens if limit is None else min(tokens, limit)
 
@@ -76,14 +86,22 @@ def engine_of(
     """
     check(deployment, model, cluster)
     used = (load_engine(deployment.engine) if profile is None else profile).on(cluster.gpu)
+    nodes = -(-deployment.tp // cluster.gpus_in_domain)
+    used = replace(used, collective_gap_s=used.collective_gap_s + used.node_sum_s * (nodes - 1))
     kv = kv_format(deployment, used, cluster)
     memory = memory_of(model, deployment, used, cluster, kv)
     size = deployment.block_size or used.block_size
     of_rank = memory.tokens // size if deployment.num_gpu_blocks is None else deployment.num_gpu_blocks
     blocks = of_rank * deployment.attn_dp
+    block_bytes = memory.kv_per_token * size
+    beside = math.ceil(memory.cache.beside_bytes / block_bytes) if block_bytes else 0
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
+    scale = cluster.gpu.kernel_scale
     told = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
+    if cluster.gpu.generation == "other" or scale.compute < 0.5 * scale.memory:
+        used = replace(used, band=hypot(used.band, UNMEASURED_BAND))
+        told += f"; without measurements of {cluster.gpu.name}, so the band is wide"
     stands_in = kernels.derived_from(deployment.weights)
     if kernels.measured and stands_in:
         told += f"; {deployment.weights} products: {stands_in}'s, less the bytes of weights saved"
@@ -113,9 +131,10 @@ def engine_of(
         used,
         memory,
         times,
-        rules_of(used, deployment, blocks, times.tokens_per_step),
+        rules_of(used, deployment, blocks, times.tokens_per_step, beside),
         blocks,
         told,
+        kernels.measured or prices is not None,
     )
 
 

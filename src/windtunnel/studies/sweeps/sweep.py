@@ -11,15 +11,17 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.questions import QUESTIONS
+from windtunnel.questions.sweep import Sweep
+from windtunnel.questions.typed import check
 from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
 from windtunnel.studies.sweeps.points import NO_INPUTS, Point, Study, read_study
@@ -41,8 +43,16 @@ class SweepOutcome:
     best: Mapping[str, Any] | None = None  # inputs of the best trial, where an optimiser asked
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the first point of each status that has one
 
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {**asdict(self), "path": str(self.path)}
 
-@typed
+
+def answer(question: Sweep, **where: Any) -> SweepOutcome:
+    """Run the study of a question; `where`: keywords of `sweep` but for what runs. Raises UserError."""
+    return sweep(question.study, **where)
+
+
 def sweep(
     study: str | Path | Mapping[str, object],
     *,
@@ -59,6 +69,14 @@ def sweep(
     UserError on a study that cannot be; a point that fails is a row. A table of just this study at `out` is the answer:
     remove it to run again.
     """
+    check(
+        locals(),
+        study=str | PathLike | Mapping,
+        out=str | PathLike,
+        jobs=int | None,
+        executor=str | Executor,
+        function=str | None,
+    )
     if jobs is not None and jobs < 1:
         raise SpecError("--jobs", jobs, "give 1 or more")
     read = read_study(study, _version())

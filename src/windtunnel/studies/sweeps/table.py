@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.questions.sweep import SweepTable
 from windtunnel.studies.sweeps.points import Point
 
 INPUTS = b"windtunnel.inputs"  # of the file's metadata: the names of the inputs, as JSON
@@ -73,6 +74,11 @@ def _array(values: Sequence[Any]) -> Any:
 SHORT = {"time": "step_time_s", "gpus": "n_gpus", "memory": "peak_memory_bytes", "tokens": "tokens_per_s"}
 WRITTEN = "give a table that `windtunnel sweep` wrote"
 MORE_IS_BETTER = ("mfu", "hfu", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu")
+
+
+def answer(question: SweepTable) -> dict[str, list[dict[str, object]]]:
+    """The best rows. Raises SpecError or InputFileError."""
+    return {"rows": best_at_each(Path(question.table), question.show)}
 
 
 def best_at_each(table: Path, show: str) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.questions.sweep import Techniques
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
 from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
 from windtunnel.studies.techniques.megascale.features import MegaScalePlan
@@ -156,6 +157,12 @@ def legal(techniques: list[Named]) -> None:
                 pair = f"{one.name} with {other}"
                 raise SpecError("--technique", pair, "these two do not go together: both decide what becomes of the "
                                 "same state or traffic; leave one of them out")  # fmt: skip
+
+
+def answer(question: Techniques) -> dict[str, list[dict[str, Any]]]:
+    """All techniques, or the one that is named. Raises UnknownNameError."""
+    named = None if question.name is None else find_technique(question.name).name
+    return {"techniques": [one for one in list_techniques() if named in (None, one["name"])]}
 
 
 def list_techniques() -> list[dict[str, Any]]:

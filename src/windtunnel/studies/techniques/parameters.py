@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
-from windtunnel.arguments import held
 from windtunnel.errors import SpecError
+from windtunnel.questions.typed import check
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 class Parameters:
@@ -16,11 +22,13 @@ class Parameters:
 
     def __post_init__(self) -> None:
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self)  # type: ignore[arg-type]
+        kind: Any = type(self)
+        hints = _hints(kind)
         for field in fields:
             value, rule = getattr(self, field.name), field.metadata
             if value is None:
                 continue
-            held(field.name, value, str(field.type))
+            check({field.name: value}, **{field.name: hints[field.name]})
             if "one_of" in rule and value not in rule["one_of"]:
                 raise SpecError(field.name, value, f"give one of {', '.join(map(str, rule['one_of']))}")
             above, least, most = (rule.get(name) for name in ("above", "least", "most"))

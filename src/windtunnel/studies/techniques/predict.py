@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from windtunnel.arguments import typed
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result, TechniqueGain
 from windtunnel.questions import read
 from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
+from windtunnel.questions.typed import texts
 from windtunnel.studies.techniques.answer import with_technique
 from windtunnel.studies.techniques.collective_partitioning import price as partitioning
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
@@ -64,7 +64,6 @@ class _Work:
         return lower_flat(self.model, self.cluster, self.plan, self.scenario)
 
 
-@typed("techniques")
 def predict_with(
     model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, object],
     techniques: Sequence[str], *, scenario: Scenario = CALM, **parts: Unpack[Parts],
@@ -78,7 +77,7 @@ def predict_with(
         model if isinstance(model, Model) else load_model(model),
         cluster if isinstance(cluster, Cluster) else parse_cluster(cluster),
         read_plan(plan),
-        techniques,
+        texts("techniques", techniques),
         with_parts(scenario, parts),
     )
     return found

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.arguments import typed
 from windtunnel.questions.explain import Explain
+from windtunnel.questions.typed import check, texts
 
 if TYPE_CHECKING:
     from windtunnel.studies.traces.stragglers.explanation import Explanation
 
 
-@typed
 def explain(*traces: str | Path, without: Sequence[str] = ()) -> Explanation:
     """Which worker, stage or kind of op makes a recorded job slower than it should be, and what mending it gives.
 
@@ -21,6 +20,8 @@ def explain(*traces: str | Path, without: Sequence[str] = ()) -> Explanation:
     rank. `without`: parts to take as ideal, all together, such as `stage=3` or `worker=12`; the answer says how long
     the step is then. Raises UserError for files that cannot be read or replayed, and for parts that are not there.
     """
+    traces, without = tuple(traces), texts("without", without)
+    check(locals(), traces=Sequence[str | Path])
     from windtunnel.studies.traces.read import read_trace
     from windtunnel.studies.traces.stragglers.counterfactuals import explain as explained
 

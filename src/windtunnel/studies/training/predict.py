@@ -41,8 +41,8 @@ from windtunnel.studies.training.distance import distances, memory_spread
 from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
 from windtunnel.studies.training.layout import Layout, resolve
-from windtunnel.studies.training.lowering.model_chunks import pieces_of
 from windtunnel.studies.training.lowering.pass_builder import owned
+from windtunnel.studies.training.lowering.passes import known_pieces
 from windtunnel.studies.training.lowering.simulated import Simulated, simulate
 from windtunnel.studies.training.lowering.step import LoweredStep
 from windtunnel.studies.training.memory.peak import memory_of
@@ -106,7 +106,7 @@ def predict(
     if documents is not None:
         pricer = pricer.with_documents(mean_document(documents, layout, seed))
     chosen = layout.schedule_table()
-    even = base = simulate(layout, pieces_of(layout), chosen, pricer)
+    even = base = simulate(layout, known_pieces(layout), chosen, pricer)
     uneven = None
     if router is not None:
         loads = parse_router_load(str(router), model, seed=seed)
@@ -223,7 +223,7 @@ def _result(
         question=question,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
-        excerpt=excerpt_of(step, timeline, layout),
+        excerpt=lambda: excerpt_of(step, timeline, layout),
         traffic_bytes=_traffic(step),
     )
 

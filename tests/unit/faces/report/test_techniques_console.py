@@ -6,7 +6,8 @@ import io
 
 from rich.console import Console
 
-from windtunnel.faces.report.techniques import print_techniques
+from windtunnel.faces.report.draw.console import print_document
+from windtunnel.faces.report.techniques import techniques_document
 
 
 def _screen(width: int = 120) -> Console:
@@ -25,10 +26,10 @@ def test_long_lines_of_techniques_stay_indented() -> None:
         "excludes": [], "parameters": [],
     }  # fmt: skip
     console = _screen(60)
-    print_techniques([one], console)
-    first, *others = _text(console).splitlines()
+    print_document(techniques_document([one]), console)
+    _, _, _, first, *others = _text(console).splitlines()
     assert first == "lina"
-    assert all(line.startswith("  ") and len(line) <= 60 for line in others)
+    assert all(line.startswith(("• ", "  ")) and len(line) <= 60 for line in others)
 
 
 def test_values_of_a_parameter_are_shown_as_they_are_given() -> None:
@@ -38,5 +39,5 @@ def test_values_of_a_parameter_are_shown_as_they_are_given() -> None:
         "parameters": [parameter],
     }  # fmt: skip
     console = _screen()
-    print_techniques([one], console)
-    assert "nvme=false  a drive" in _text(console)
+    print_document(techniques_document([one]), console)
+    assert "nvme=false a drive" in _text(console)

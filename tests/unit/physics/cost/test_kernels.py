@@ -301,3 +301,13 @@ def test_an_untimed_gpu_computes_at_the_clock_that_its_power_leaves() -> None:
     assert roofline.gemm(slower, *size).seconds == pytest.approx(roofline.gemm(MI300X, *size).seconds / 0.8, rel=0.01)
     assert roofline.memory_bound(slower, 1e9) == roofline.memory_bound(MI300X, 1e9)
     assert get_gpu("mi300x").kernel_scale.clock < 1.0 < get_gpu("mi325x").kernel_scale.clock
+
+
+@pytest.mark.skipif(package_data() is None, reason="the measured tables are not installed")
+def test_a_sibling_with_far_slower_matrix_units_keeps_what_the_memory_gives() -> None:
+    """H20: H200's kernels, 15 % of its products a second, five sixths of its bytes."""
+    h200, h20 = kernel_costs(get_gpu("h200-sxm")), kernel_costs(get_gpu("h20"))
+    small, large = (8, 8192, 8192), (8192, 8192, 8192)
+    assert h20.gemm(*small, "bf16").seconds / h200.gemm(*small, "bf16").seconds == pytest.approx(1 / 0.833, rel=1e-3)
+    products_s = 2.0 * 8192**3 / 148e12
+    assert products_s < h20.gemm(*large, "bf16").seconds < 1.5 * products_s

@@ -65,7 +65,7 @@ def test_numbers_of_a_gpu_are_of_the_right_order(name: str) -> None:
 
 
 TABLES = {"a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l40s", "rtx_pro_6000_server"}
-UNTIMED = {"v100-32gb-sxm", "rtx-a6000"}  # NVIDIA GPUs that aiconfigurator-core has not timed
+UNTIMED = {"v100-32gb-sxm", "rtx-a6000", "vr200"}  # NVIDIA GPUs that aiconfigurator-core has not timed
 
 
 @pytest.mark.parametrize("name", gpu_names())
@@ -372,3 +372,16 @@ def test_the_catalogue_is_in_the_package() -> None:
 def test_a_gpu_that_the_catalogue_lacks_is_said_to_be_unknown() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown GPU 'No-Such-GPU'.*describe one of your own"):
         get_gpu("No-Such-GPU")
+
+
+NOT_TIMED_HERE = (
+    "vr200", "h20", "h20-3e", "tpu-v7x", "trainium2", "trainium3", "gaudi3", "ascend-910c",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_TIMED_HERE)
+def test_an_entry_that_rests_on_no_measurement_says_of_each_number_what_it_is(name: str) -> None:
+    cluster = parse_cluster(f"{name}:8")
+    for text in (*cluster.gpu.sources.values(), *cluster.sources.values()):
+        assert re.match(r"(measured|marketed|inferred|assumed): ", text), text
+    assert any(text.startswith("marketed") for text in cluster.gpu.sources.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from contextlib import ExitStack
 from typing import Any
 
@@ -200,3 +201,20 @@ def test_parts_that_do_not_fit_the_group_are_refused(wrong: Any, fake: bool) -> 
             stack.enter_context(opened())
         with pytest.raises(WorldError, match="among 4 ranks"):
             wrong(torch.ones(8))
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather_into_tensor", "irecv"])
+def test_a_handle_holds_its_tensors_until_it_is_dropped(call: str) -> None:
+    with opened():
+        tensor = torch.zeros(8)
+        seen = weakref.ref(tensor)
+        if call == "all_gather_into_tensor":
+            handle = dist.all_gather_into_tensor(tensor, torch.ones(2), async_op=True)
+        else:
+            handle = dist.irecv(tensor, 0) if call == "irecv" else dist.all_reduce(tensor, async_op=True)
+        del tensor
+        handle.wait()
+        assert seen() is not None
+        assert handle.is_completed()
+        del handle
+        assert seen() is None

@@ -23,7 +23,20 @@ from windtunnel.studies.fleet.tables import speeds_by
 
 RECORDED = Path(__file__).parent / "accepted.json"
 POLICIES = (
-    *("fifo", "fifo-skip", "sjf", "sjf-skip", "easy", "backfill", "current", "tiresias", "gittins", "srtf", "themis"),
+    *(
+        "fifo",
+        "fifo-skip",
+        "sjf",
+        "sjf-skip",
+        "easy",
+        "backfill",
+        "current",
+        "slurm",
+        "tiresias",
+        "gittins",
+        "srtf",
+        "themis",
+    ),
     *("themis-auction", "optimus", "pollux", "gavel", "sia", "edf", "edf-elastic", "gandiva", "elasticflow"),
     *("elasticflow-paper", "elasticflow-artifact", "lyra-none", "lyra-loan", "lyra-elastic", "lyra"),
     *("hybrid-cost", "hybrid-time", "hybrid-locality", "hybrid-privacy", "starburst", "spot"),

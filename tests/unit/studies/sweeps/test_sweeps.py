@@ -19,8 +19,8 @@ import pytest
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.cli import main
-from windtunnel.faces.cli.output import stdout
-from windtunnel.faces.report.planning.sweep_console import print_rows
+from windtunnel.faces.cli.output import show
+from windtunnel.faces.report.sweeps import table_document
 from windtunnel.questions.question import QUESTIONS, fields_of, question_class
 from windtunnel.studies.sweeps import sweep
 from windtunnel.studies.sweeps.journal import Journal, read_journal
@@ -68,8 +68,12 @@ def test_a_row_of_plans_has_the_first_plan(capsys: pytest.CaptureFixture[str]) -
     assert row["outputs"]["n_gpus"] == 8
     assert row["outputs"]["step_time_s"] > 0
     assert row["outputs"]["reproduce"].startswith("windtunnel predict llama-3.2-1b")
-    print_rows([{"n_gpus": 8, "tokens_per_s": 85593.2}, {"n_gpus": 16, "tokens_per_s": 1703123.4}], stdout())
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["tokens_per_s", "85,593", "1,703,123"]
+    show(table_document([{"n_gpus": 8, "tokens_per_s": 85593.2}, {"n_gpus": 16, "tokens_per_s": 1703123.4}], "x"))
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[3:]] == [
+        "tokens_per_s",
+        "85,593",
+        "1,703,123",
+    ]
 
 
 def test_a_torn_line_is_as_if_it_were_not_there(tmp_path: Path) -> None:
@@ -134,7 +138,7 @@ def test_a_study_is_data_it_runs_no_program_and_writes_no_file(tmp_path: Path, d
     studies = [
         {"verb": "sweep", "fixed": {**nested_sweep, "study": command, "function": "os:system"}, "list": [{}]},
         {"verb": "sweep", "fixed": {**nested_sweep, "study": {"list": [prediction]}, "out": victim}, "list": [{}]},
-        {"verb": "whatif", "list": [{"result": "x"}]},
+        {"verb": "runs delete", "list": [{"names": ["x"], "yes": True}]},
         {"verb": "calibrate", "list": [{"out": victim, "budget_s": 1.0}]},
         {"verb": "save_result", "list": [{"result": "x", "root": victim}]},
         {"verb": "os:system", "list": [{"command": f"touch {tmp_path}/ran"}]},

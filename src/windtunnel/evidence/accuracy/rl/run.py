@@ -13,12 +13,13 @@ from windtunnel.evidence.accuracy.in_order import in_order
 from windtunnel.evidence.accuracy.rl.rows import NEEDED, PHASES, RlRow, missing, question_of
 from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
-from windtunnel.studies.rl.study import answer
+from windtunnel.studies.rl.job import settled
+from windtunnel.studies.rl.study import answered
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One row. Empty fields: not predicted. status: ok, infeasible, skipped or refused."""
+    """One row. Empty fields: not predicted. status: ok, skipped or refused."""
 
     id: str
     total_step_s: float | None = None
@@ -107,11 +108,9 @@ def predicted(row: RlRow) -> Predicted:
     if lacking:
         return Predicted(row.id, status="skipped", reason=lacking)
     try:
-        found = answer(question_of(row))
+        found = answered(settled(question_of(row)), it_ran=True)
     except UserError as error:
         return Predicted(row.id, status="refused", reason=" ".join(str(error).split()))
-    if not found.feasible:
-        return Predicted(row.id, status="infeasible", reason=found.reason)
     phases = found.phases
     return Predicted(
         row.id, found.step_time_s, found.p5_s, found.p95_s,

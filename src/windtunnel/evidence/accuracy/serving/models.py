@@ -19,12 +19,19 @@ from typing import Any
 from windtunnel.errors import UnknownNameError, UserError
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
 from windtunnel.physics.model.catalogue import catalogue_names, load_model
+from windtunnel.physics.model.huggingface import read_config
 
 SUFFIX = re.compile(
-    r"-(instruct|chat|it|hf|base|thinking|fp8|nvfp4|fp4|mxfp4|bf16|awq|gptq|int4|w4a16|static|pertensor|dynamic|quantized"
+    r"-(instruct|chat|it|hf|base|thinking|exp|fp8|nvfp4|fp4|mxfp4|bf16|awq|gptq|int4|w4a16|static|pertensor|dynamic|quantized"
     r"|\d{4}|v\d+(\.\d+)?|[a-z0-9]+-0\d{3})$"
 )
-LIKE = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3", "llama-3.3-70b": "llama-3.1-70b"}
+LIKE = {
+    "llama3.1-8b": "llama-3.1-8b",
+    "llama3.1-405b": "llama-3.1-405b",
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-v3.1": "deepseek-v3",
+    "llama-3.3-70b": "llama-3.1-70b",
+}
 LINEAR_WINDOW = 128
 
 
@@ -40,7 +47,10 @@ def model_named(name: str, family: str = "") -> Model:
             continue
     config = _config_of(tried)
     if config is not None:
-        return model_of(config, plain)
+        try:
+            return read_config(config, plain)
+        except UserError:  # an architecture that is not read yet: its shapes alone
+            return model_of(config, plain)
     if family:
         try:
             return load_model(LIKE.get(family, family))

@@ -21,6 +21,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     repeats,
     taken_to_draft,
 )
+from windtunnel.evidence.accuracy.serving.mlperf import is_mlperf, laid_out, mlperf_workload, replicas_of
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.recipes import DRAFTING, Recipe, layout_of, recipes_of
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
@@ -33,7 +34,7 @@ from windtunnel.studies.serving.engines.profile import Profile, load_engine
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.result import ServingResult
-from windtunnel.studies.serving.run import serve_with, summarise
+from windtunnel.studies.serving.run import hand_on, serve_with, summarise
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 from windtunnel.studies.serving.workload.lengths import lengths
 from windtunnel.studies.serving.workload.requests import Workload
@@ -50,6 +51,7 @@ DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's draft
 UNSTATED_DEPTH = (3, 0.5)  # of a run that says it drafted, not how many: InferenceX's launch scripts, chat template
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
+KNOWN = 0.9  # of a turn's prompt: 30 turns a session, whose prompts grow to what the table has as their mean
 REGIMES = ("stable", "near saturation", "over")
 
 
@@ -74,7 +76,7 @@ def predicted(
     taken: Collection[Recipe] = (),
     drafted: bool | None = None,
 ) -> Predicted:
-    """Predict a row; one that cannot be asked is refused, with the reason.
+    """Predict a row; one that cannot be asked is refused, with the reason. Means over requests, or the row's medians.
 
     `profiles`: instead of the shipped ones. `taken`: published recipes that other rows of the table say they are.
     `drafted`: whether the row drafted, where its table tells.
@@ -87,13 +89,21 @@ def predicted(
         if result.ttft is None or result.tpot is None:
             reason = result.reason or "no request got an answer of two tokens"
             return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
-    ttft = _middle([one.ttft.mean for one in results if one.ttft is not None]) + _cold_s(row, assumed)
-    tpot = _middle([one.tpot.mean for one in results if one.tpot is not None])
+    median = row.text("statistic") == "median"
+    ttft = _middle([one.ttft.p50 if median else one.ttft.mean for one in results if one.ttft is not None])
+    ttft += 0.0 if median else _cold_s(row, assumed)
+    tpot = _middle([one.tpot.p50 if median else one.tpot.mean for one in results if one.tpot is not None])
     concurrency, osl = row.whole_number("concurrency", ASSUMED_CONCURRENCY), row.whole_number("osl", 1)
-    rate = concurrency * osl / (ttft + (osl - 1) * tpot)
+    if is_mlperf(row):
+        rate = _middle([mlperf_rate(row, one) for one in results])
+        held = 0
+    elif row.number("tokens_per_s_per_gpu"):  # counted over the whole run, ramp and drain included
+        rate, held = _middle([one.output_tokens_per_s for one in results]), held_back(row)
+    else:
+        rate, held = concurrency * osl / (ttft + (osl - 1) * tpot), held_back(row)
     bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
     seen = 1.0  # share of the time between first and last token that a client sees
-    if 0 < (held := held_back(row)) < osl - 1:
+    if 0 < held < osl - 1:
         ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
     tpot *= seen
     low, high = seen * min(one[0] for one in bands), seen * max(one[1] for one in bands)
@@ -145,6 +155,8 @@ def _run(
 ) -> tuple[list[ServingResult], list[str]]:
     assumed: list[str] = []
     model = model_named(row.text("model"), row.text("model_family"))
+    if is_mlperf(row):
+        return [_mlperf(row, model, profiles, assumed)], assumed
     load = workload_of(row, assumed)
     if row.disaggregated:
         return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
@@ -161,10 +173,47 @@ def _run(
             assumed.append(f"drafting {depths} tokens as published for this concurrency")
     engines = [engine_of_row(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
     engines = [_roomy(engine, load, assumed) for engine in engines]
+    if row.text("client") == "sessions_replayed" and engines[0].rules.prefix_caching:
+        assumed.append(f"of a turn's prompt {KNOWN:.0%} is the history that its session brought before")
+        load = replace(load, prefix_names=_histories(row, load))
     if engines[0].rules.prefix_caching and repeats(row):
         assumed.append(f"the client's {PROMPTS} prompts were sent again and again")
         return [_warm(engine, replace(load, prefix_names=_repeated(row, load))) for engine in engines], assumed
     return [serve_with(engine, load) for engine in engines], assumed
+
+
+def _histories(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
+    """Names of the blocks of prompts of lanes that send turn after turn: each begins with what was sent before."""
+    lanes = row.whole_number("concurrency", 1)
+    blocks = int(KNOWN * row.whole_number("isl", 1)) // load.prefix_block
+    return [tuple(range(index % lanes * 10**6, index % lanes * 10**6 + blocks)) for index in range(len(load))]
+
+
+def _mlperf(row: ServingRow, model: Model, profiles: dict[str, Profile], assumed: list[str]) -> ServingResult:
+    assumed.append("lengths: means of MLPerf's data set")
+    deployment = deployment_of(row)
+    gpus = row.whole_number("gpus", deployment.gpus)
+    deployment = laid_out(row, model, deployment, gpu_of(row.text("gpu"), gpus))
+    if not row.text("tp"):
+        assumed.append(f"layout {deployment.words()}")
+    cluster = gpu_of(row.text("gpu"), max(gpus, deployment.gpus))
+    engine = _engine(model, cluster, deployment, profiles.get(deployment.engine))
+    rules = replace(engine.rules, prefix_caching=False)
+    engine = replace(engine, rules=rules)
+    load = mlperf_workload(row, replicas_of(row, deployment.gpus), rules.max_num_seqs)
+    return serve_with(_roomy(engine, load, assumed), load)
+
+
+def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
+    """Output tokens/s of the whole machine: an open loop's while requests come, a full batch's without its drain."""
+    load, gpus = result.spec.workload, result.gpus
+    assert result.ttft is not None
+    assert result.tpot is not None
+    lifetime = result.ttft.mean + (load.output_tokens_mean - 1) * result.tpot.mean
+    if load.rate_per_s is not None:
+        per_s = load.rate_per_s * load.output_tokens_mean
+        return (min(per_s, result.output_tokens_per_s) if result.regime == "over" else per_s) * replicas_of(row, gpus)
+    return (load.concurrency or 1) * load.output_tokens_mean / lifetime * replicas_of(row, gpus)
 
 
 def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
@@ -183,6 +232,7 @@ def _warm(engine: Engine, load: Workload) -> ServingResult:
             server.pool.take(len(prompt))
             server.pool.release(len(prompt), server.pool.name(prompt))
     sent, refused = simulate(load, [server], None, block_size=engine.rules.block_size, longest=engine.longest)
+    hand_on(sent, engine.profile)
     return summarise(engine, load, [server], stamps_of(sent), refused, {})
 
 

@@ -8,8 +8,9 @@ What a row leaves open is assumed, and said: numbers of workers (that match in r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from windtunnel.files.table import read_table
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.engines.names import DYNAMO
 from windtunnel.studies.serving.engines.profile import release_on
 
 NEEDED = ("id", "model", "gpu", "engine", "isl", "osl", "concurrency")
+DAY = re.compile(r"(?:nightly-?)?(20\d\d)-?(\d\d)-?(\d\d)$")
 NUMBERS = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "d_output_tokens_per_s")
 QUANTISED = {
     "fp8": "fp8",
@@ -41,7 +44,6 @@ QUANTISED = {
     "fp16": "bf16",
     "float16": "bf16",
 }
-DYNAMO = {"0.8": "1.2.0rc6", "0.9": "1.3.0rc1", "0.7": "1.2.0rc2", "0.6": "1.1.0rc5"}  # runtime image -> TensorRT-LLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,15 @@ def gpu_of(name: str, count: int) -> Cluster:
 def engine_named(row: ServingRow) -> str:
     """Engine and release: a serving image with a release of its own means the engine inside; else that of the date."""
     engine, release = row.text("engine").lower(), row.text("engine_version")
+    day = DAY.match(release)
+    if day is not None:  # of that day's sources
+        release = release_on(engine, "-".join(day.groups()))
     if not any(letter.isdigit() for letter in release):  # "", "main", "latest"
         release = release_on(engine, row.text("measured"))
     if "trt" in engine or "tensorrt" in engine:
-        release = next((inside for image, inside in DYNAMO.items() if release.startswith(image + ".")), release)
+        release = next(
+            (inside for image, inside in DYNAMO["trtllm"].items() if release.startswith(image + ".")), release
+        )
         engine = "trtllm"
     return f"{engine}-{release}" if release else engine
 
@@ -148,6 +155,18 @@ def layout(row: ServingRow, prefix: str = "") -> dict[str, Any]:
 
 
 def deployment_of(row: ServingRow, prefix: str = "") -> Deployment:
-    """The deployment of a row, or of one side of it. Raises UserError."""
+    """The deployment of a row, or of one side of it. Raises UserError.
+
+    Where the published workers do not fill a published pool, attention is repeated over a worker's GPUs and experts are
+    spread over them, as wide deployments are.
+    """
     dense, routed = weights_of(row)
-    return Deployment(engine=engine_named(row), weights=dense, expert_weights=routed, **layout(row, prefix))
+    kv = {"fp8": "fp8", "bf16": "bf16"}.get(row.text("kv_dtype").lower()[:4].rstrip("_"))
+    one = Deployment(engine=engine_named(row), weights=dense, expert_weights=routed, kv=kv, **layout(row, prefix))
+    pool, workers = row.whole_number(f"{prefix}gpus", 0), row.whole_number(f"{prefix}num_workers", 0)
+    if not prefix or not row.number(f"{prefix}gpus") or not row.number(f"{prefix}num_workers"):
+        return one
+    each = pool // max(1, workers)
+    if each <= one.gpus or pool % max(1, workers):
+        return one
+    return replace(one, tp=1, pp=1, attn_dp=each, moe_tp=1, moe_ep=each)

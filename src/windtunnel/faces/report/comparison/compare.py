@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.faces.report.prediction.categories import label_of
 from windtunnel.faces.report.prediction.spec_words import difference_words, disturbing, flatten, title
 from windtunnel.faces.report.prediction.views import memory_parts
@@ -21,7 +21,7 @@ from windtunnel.faces.report.run_folder import load
 from windtunnel.files.bytes import MIB, READABLE, read_bytes
 from windtunnel.files.sqlite import is_sqlite
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.saved import Compare
+from windtunnel.questions.saved import Compare, WhatIf
 from windtunnel.questions.scenario import NAMES
 from windtunnel.studies.measured_run.against import ClassTime, classes_against
 from windtunnel.studies.measured_run.traced import read_traced
@@ -131,6 +131,21 @@ def is_trace(word: str) -> bool:
     return path.suffix == ".json" and "traceEvents" in read_bytes(path, READABLE, TRACE_BYTES_MOST)[:MIB].decode(
         "utf-8", "replace"
     )
+
+
+def answer_whatif(question: WhatIf) -> Comparison:
+    """A saved run beside what it becomes. Raises UserError."""
+    return compare(*asked_again(question))
+
+
+def asked_again(question: WhatIf) -> tuple[Result, Result]:
+    """A saved run, and the answer to its question with something changed. Raises UserError."""
+    from windtunnel.studies.whatif import ask_again
+
+    if not question.set and not question.slow:
+        raise UserError("nothing is different: add --set, such as cluster.nic=800Gb/s or slow.none, or --slow")
+    before = load(question.run, Path(question.runs))
+    return before, ask_again(before, *question.set, slow=question.slow, run=question.run)
 
 
 def compare(a: Result, b: Result) -> Comparison:

@@ -48,7 +48,7 @@ from windtunnel.views.text import (
 )
 
 NARROW, WIDE = 48, 100
-LABEL_CELLS = 34
+LABEL_CELLS, LEAST_WORDS = 34, 12
 LANES_MOST, HEAT_MOST = 24, 40
 FAMILY_STYLES = {
     **{"compute": "blue", "memory": "cyan", "optimizer": "green", "comm": "yellow", "bubble": "bright_black"},
@@ -62,7 +62,7 @@ def print_document(document: Document, console: Console, *, full: bool = False) 
     width = min(max(console.width, NARROW), WIDE)
     parts: list[RenderableType] = [Text(), *_head(document)]
     for view in (*document.views, *(document.details if full else ())):
-        parts += draw_view(view, width)
+        parts += draw_view(view, max(width, min(console.width, _most(view))))
     parts += _command(document, width) if full or not document.details else []
     if document.details and not full:
         parts += [Text(), Text("--full shows the rest, --report FILE.html draws it.", style="dim")]
@@ -106,9 +106,12 @@ def command_lines(command: str, columns: int) -> str:
 
 
 def _widest(document: Document, full: bool) -> int:
+    return max((_most(view) for view in (*document.views, *(document.details if full else ()))), default=WIDE)
+
+
+def _most(view: View) -> int:
     """Tables of many columns may take the whole terminal; everything else reads best in WIDE."""
-    views = (*document.views, *(document.details if full else ()))
-    return 10_000 if any(isinstance(view, Table) and len(view.columns) > 5 for view in views) else WIDE
+    return 10_000 if isinstance(view, Table) and len(view.columns) > 5 else WIDE
 
 
 def _head(document: Document) -> list[RenderableType]:
@@ -257,12 +260,34 @@ def _table(view: Table, width: int) -> list[RenderableType]:
     if not view.rows:
         return []
     left = {column.name for column in view.columns if column.unit == "text"}
-    table = columns([plain(column.name) for column in view.columns], left | {""}, dim=True, overflow="fold")
-    for row in _cells(view)[: view.most]:
-        table.add_row(*map(Text, row))
+    names, rows = [plain(column.name) for column in view.columns], _cells(view)[: view.most]
+    if _needed(view, names, rows) <= width:
+        table = columns(names, left | {""}, dim=True, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        lines: list[RenderableType] = [table]
+    else:
+        lines = [line for row in rows for line in _listed(view, names, row)]
     more = len(view.rows) - view.most
     rest = [Text(f"and {more:,} more", style="dim")] if more > 0 else []
-    return [*_title(view.title, view.note), table, *rest]
+    return [*_title(view.title, view.note), *lines, *rest]
+
+
+def _needed(view: Table, names: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Cells without which numbers would be cut; words can be folded."""
+    widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    words = [
+        min(width, LEAST_WORDS) if one.unit == "text" else width
+        for width, one in zip(widths, view.columns, strict=True)
+    ]
+    return sum(words) + 2 * (len(words) - 1)
+
+
+def _listed(view: Table, names: Sequence[str], row: Sequence[str]) -> list[RenderableType]:
+    """A row that is too wide for a line: the words that it begins with, and below them what its columns say."""
+    first = next((at for at, one in enumerate(view.columns) if one.unit != "text"), 1)
+    rest = ", ".join(f"{name} {cell}" for name, cell in zip(names[first:], row[first:], strict=True) if cell)
+    return [Text(", ".join(row[:first])), Padding(Text(rest), (0, 0, 0, 2))]
 
 
 def _curve(view: Curve, width: int) -> list[RenderableType]:

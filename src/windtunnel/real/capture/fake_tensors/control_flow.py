@@ -27,6 +27,7 @@ import functools
 import os
 import runpy
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ class Answers:
     flag: bool = False
     integer: int = 1
     true_share: float = 1.0  # of a mask about which nothing is known: all labels count, no padding
+    own: float | None = None  # of what comes from this rank's data alone; inf: checks find it unsound. None: as others
     by_line: Mapping[str, float | int | bool] = field(default_factory=dict)
 
     def at(self, where: str) -> float | int | bool | None:
@@ -78,6 +80,51 @@ def _not_the_script() -> tuple[str, ...]:
 def is_script(path: str) -> bool:
     """Whether a file belongs to what the user runs: not to PyTorch, not to us, not to Python."""
     return not path.startswith(_not_the_script())
+
+
+@functools.cache
+def _frame_of(path: str) -> tuple[bool, bool, str]:
+    """Of a file: whether it is no part of Python, PyTorch or us; whether it is no installed package; its short name."""
+    installed = [
+        os.path.realpath(one) + os.sep for one in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    ]
+    real = os.path.realpath(path)
+    python = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+    package = next((one for one in installed if real.startswith(one)), None)
+    outside = is_script(path) and not path.startswith("<") and (package is not None or not real.startswith(python))
+    if package is not None:
+        return outside, False, real.removeprefix(package)
+    here = os.getcwd() + os.sep
+    return outside, outside, real.removeprefix(here) if real.startswith(here) else path
+
+
+def script_name(path: str) -> str:
+    """The short name of a file of the script or of a package that it uses; "" for Python's, PyTorch's and ours."""
+    outside, _, name = _frame_of(path)
+    return name if outside else ""
+
+
+def script_files(script: str = "") -> dict[str, str]:
+    """The user's own files that were imported, and the script: path -> short name."""
+    found = {}
+    for path in (script, *(getattr(module, "__file__", None) for module in list(sys.modules.values()))):
+        if isinstance(path, str) and path.endswith(".py") and _frame_of(path)[1]:
+            found[os.path.abspath(path)] = _frame_of(path)[2]
+    return found
+
+
+def call_site(skip: int = 1) -> str:
+    """ "train.py:41" of the innermost frame of the user's own files, else of an installed package; "" for neither."""
+    frame: Any = sys._getframe(skip)
+    package = ""
+    while frame is not None:
+        outside, own, name = _frame_of(frame.f_code.co_filename)
+        if own:
+            return f"{name}:{frame.f_lineno}"
+        if outside and not package:
+            package = f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return package
 
 
 def line_of_script(skip: int = 1) -> str:

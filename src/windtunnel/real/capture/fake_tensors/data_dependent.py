@@ -6,6 +6,7 @@ answered: ops run.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from windtunnel.real.capture.fake_tensors.control_flow import Answers, line_of_script
 from windtunnel.real.capture.fake_tensors.known_values import CREATED, KnownValues
 from windtunnel.real.capture.recorder.op_table import OpFacts
-from windtunnel.real.capture.recorder.rows import AFTER, Rows
+from windtunnel.real.capture.recorder.rows import AFTER, COMMUNICATION, Rows
 from windtunnel.real.capture.recorder.storages import Ledger
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.torch_private import factories as plain
@@ -27,6 +28,8 @@ _INTEGERS = (torch.int32, torch.int64)
 _NORMS = ("norm", "_foreach_norm", "linalg_vector_norm")
 _TRUE_OF_SOUND = ("all", "mul", "eq", "logical_and", "bitwise_and")  # isfinite is |x| != inf times x == x
 _FALSE_OF_SOUND = ("any", "isnan", "isinf", "ne", "logical_or", "bitwise_or")
+_AGREES = ("all_reduce", "broadcast", "reduce_scatter", "all_to_all", "recv")
+_OWN_BACK = 5000  # ops to look back for a communication
 _BACK = 12  # ops to look back for a norm
 
 
@@ -40,6 +43,9 @@ class Records(Protocol):
     def record_answer(self, what: str, told: object, where: str) -> None:
         """Python was told something."""
 
+    def read_own(self, where: str) -> None:
+        """Python read what depends on this rank's own data alone."""
+
 
 class Reader:
     """Answers for one recorder; `fake` says whether tensors hold data."""
@@ -48,6 +54,7 @@ class Reader:
         self._recorder, self._answers = recorder, answers
         self._fake_class = compat.fake_tensor_class()
         self.fake = False
+        self._own: dict[str, bool] = {}  # line of the script -> whether what it reads is of this rank alone
         self.values = KnownValues(recorder.ledger.number, self._constant, compat.outside_modes, answers.integer)
         recorder.ledger.on_gone = self.values.forget
 
@@ -74,6 +81,8 @@ class Reader:
             with compat.outside_modes():
                 value = func(*known, *args[len(inputs) :], **kwargs)
             if any(self.values.is_assumed(t) for t in inputs):
+                if isinstance(value, bool) and self._is_own(inputs[0], where) and self._answers.own is not None:
+                    value = value != (self._answers.own == math.inf)  # unsound numbers, where they are infinite
                 self._note(inputs[0], value, facts)
             return value
         if facts.short in ("equal", "allclose"):
@@ -83,6 +92,9 @@ class Reader:
         told: float | int | bool | None = self._sound(inputs[0]) if inputs[0].dtype == torch.bool else None
         if told is None:
             told = _as(inputs[0].dtype, self._answers.value(inputs[0].dtype, self._from_norm(inputs[0])))
+            own = inputs[0].dtype.is_floating_point and self._is_own(inputs[0], where)
+            if own and self._answers.own is not None:
+                told = self._answers.own
         self.values.assume(inputs[0], told)
         self._note(inputs[0], told, facts, where)
         return told
@@ -118,6 +130,29 @@ class Reader:
     def _note(self, tensor: torch.Tensor, told: object, facts: OpFacts, where: str | None = None) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._recorder.record_answer(f"{facts.name} {dtype} {list(tensor.shape)}", told, where or line_of_script(3))
+
+    def _is_own(self, tensor: torch.Tensor, where: str) -> bool:
+        """Whether a value comes from this rank's data alone, as far back as the step goes: no peer had a say in it."""
+        if where in self._own:
+            return self._own[where]
+        ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
+        number = ledger.number_if_known(tensor)
+        ahead = [ledger.writer[number]] if number is not None and number in ledger.writer else []
+        seen: set[int] = set()
+        while ahead:
+            at = ahead.pop()
+            if at in seen or at < base:
+                continue
+            seen.add(at)
+            self._own[where] = False
+            call = rows[at - base][COMMUNICATION]
+            if (call is not None and call.kind in _AGREES) or len(seen) > _OWN_BACK:
+                return False
+            ahead.extend(rows[at - base][AFTER])
+        if seen:
+            self._own[where] = True
+            self._recorder.read_own(where)
+        return bool(seen)
 
     def _from_norm(self, tensor: torch.Tensor) -> bool:
         """Whether one of the last few ops that made this value was a norm."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 MESSAGES, WAITING = "messages", "waiting"
 STORE = "store/"  # what keys of the job's key-value store begin with
+STEPS = "steps/"  # of what a rank asks rank 0 when it has come to the end of a step: is there another
 _PAIR = re.compile(r"(\d+)>(\d+)")  # "group/3>7/tag 0/12": sender and receiver in every key
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.02
 

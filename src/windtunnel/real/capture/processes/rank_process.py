@@ -28,14 +28,18 @@ from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.real.capture.processes.read_only import hold_files
+from windtunnel.real.capture.processes.steps import Steps
 from windtunnel.real.capture.processes.write_overlay import writes_aside
 from windtunnel.real.capture.replacements import Replacements
+from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import runs_of, write_program
 from windtunnel.studies.programs.summary import summary
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from windtunnel.real.capture.recorder.recorder import Recorder
 
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
@@ -51,20 +55,65 @@ def play(task: Mapping[str, Any]) -> int:
     begun = time.monotonic()
     folder, rank = Path(task["folder"]), int(task["rank"])
     faulthandler.enable()
-    signal.signal(signal.SIGUSR1, lambda number, frame: _say_where(folder / f"where_{rank}", frame))
+    launch = task["launch"]
+    played = Played("" if launch["is_module"] else launch["target"])
+
+    def say_where(_number: int, frame: FrameType | None) -> None:
+        played.write_calls(folder / f"calls_{rank}.json", is_partial=True)
+        _say_where(folder / f"where_{rank}", frame)
+
+    signal.signal(signal.SIGUSR1, say_where)
     try:
-        program, facts = _played(task, folder, hold_files(folder))
-        write_whole(folder / f"program_{rank}.jsonl.gz", write_program(program))
-        outcome = {"status": "ok", **summary(program), **facts}
+        programs, facts = _played(task, folder, hold_files(folder), played)
+        if not task.get("own"):
+            for key, one in programs.items() if len(programs) > 1 else ():
+                write_whole(program_file(folder, rank, key), write_program(one))
+            write_whole(program_file(folder, rank), write_program(programs[facts["main"]]))
+        outcome = {"status": "ok", **summary(programs[facts["main"]], facts["digest"]), **facts}
     except BaseException as error:  # whatever a script can do
-        outcome = {"status": "error", **_told(error)}
+        what = {"ended": isinstance(error, NoStepError), "contradicts": isinstance(error, WorldError)}
+        outcome = {"status": "error", **what, **_told(error), "line": place_in_script(error.__traceback__)}
+    outcome |= played.facts()
+    played.write_calls(folder / f"calls_{'own' if task.get('own') else rank}.json")
     outcome["seconds"] = time.monotonic() - begun
     outcome["cpu_seconds"], outcome["peak_rss_bytes"] = resources_used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
     return 0 if outcome["status"] == "ok" else 1
 
 
-def _played(task: Mapping[str, Any], folder: Path, not_held: str) -> tuple[RankProgram, dict[str, Any]]:
+def program_file(folder: Path, rank: int, key: str = "") -> Path:
+    """Where a rank's program is left; with a step's digest, that of this step."""
+    return folder / f"program_{rank}{key and '_' + key}.jsonl.gz"
+
+
+class Played:
+    """What there is to say of a rank, however it ended."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target  # path of the script; "" of a module
+        self.recorder: Recorder | None = None
+
+    def write_calls(self, path: Path, *, is_partial: bool = False) -> None:
+        """Leave the log of its calls."""
+        if self.recorder is not None:
+            write_whole(path, json.dumps(self.recorder.journal.log(is_partial=is_partial).to_plain()).encode())
+
+    def facts(self) -> dict[str, Any]:
+        """For the launcher: what is wrong, and which files of the user's were run."""
+        if self.recorder is None:
+            return {"races": [], "own_reads": [], "files": {}}
+        from windtunnel.real.capture.fake_tensors.control_flow import script_files
+
+        return {
+            "races": [one.to_dict() for one in self.recorder.journal.races],
+            "own_reads": list(self.recorder.own_reads),
+            "files": script_files(self._target),
+        }
+
+
+def _played(
+    task: Mapping[str, Any], folder: Path, not_held: str, played: Played
+) -> tuple[dict[str, RankProgram], dict[str, Any]]:
     import torch
     from torch.multiprocessing import reductions
 
@@ -80,17 +129,16 @@ def _played(task: Mapping[str, Any], folder: Path, not_held: str) -> tuple[RankP
     os.environ.update(launch.environment(rank))
     torch.set_num_threads(1)
     _leave_modes_in_forks(compat)
-    taken: list[RankProgram] = []
+    box = FileMailbox(folder, rank)
+    steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")))
 
     def stepped(program: RankProgram) -> None:
-        if not taken:
-            taken.append(replace(program, **_meshes(compat)))
+        if not steps.done and steps.take(replace(program, **_meshes(compat))):
             raise StepTaken
 
     local_world = min(launch.local_world_size, launch.world_size)
     local = rank % local_world
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
-    box = FileMailbox(folder, rank)
     said: dict[str, None] = {not_held: None} if not_held else {}
 
     def say_once(text: str) -> None:
@@ -113,13 +161,14 @@ def _played(task: Mapping[str, Any], folder: Path, not_held: str) -> tuple[RankP
             ) as world,
             Recorder(
                 *(rank, launch.world_size, world),
-                answers=answers_of(task["answers"]),
+                answers=replace(answers_of(task["answers"]), own=task.get("own")),
                 on_step=stepped,
                 device=device,
                 first=wanted,
+                on_bound=steps.look,
             ) as recorder,
         ):
-            world.fake = True
+            world.fake, played.recorder = True, recorder
             try:
                 with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0), checkpoints_kept(say_once):
                     run_script(launch)
@@ -129,16 +178,21 @@ def _played(task: Mapping[str, Any], folder: Path, not_held: str) -> tuple[RankP
     except StepTaken:
         pass
     except BaseException:
-        if not taken:  # else it came while the script was cleaning up after what ended it, in a state that is no more
+        if (
+            not steps.done
+        ):  # else it came while the script was cleaning up after what ended it, in a state that is no more
             raise
-    if not taken:
+    if not steps.digests:
         raise NoStepError(recorder.steps, wanted, launch.line)
-    check_not_empty(taken[0], launch.line)
-    notes = tuple(dict.fromkeys((*taken[0].notes, *recorder.notes, *world.notes, *said)))
-    facts = {**taken[0].facts, "step": wanted, "script": launch.line, "arguments": list(launch.arguments)}
-    program = replace(taken[0], notes=notes, facts=facts)
-    kept = ("torch", "device", "parameters", "allocator")
-    return program, {
+    main = steps.programs[steps.main]
+    check_not_empty(main, launch.line)
+    notes = tuple(dict.fromkeys((*main.notes, *recorder.notes, *world.notes, *said)))
+    more = {"script": launch.line, "arguments": list(launch.arguments)}
+    programs = {key: replace(one, notes=notes, facts={**one.facts, **more}) for key, one in steps.programs.items()}
+    kept = ("torch", "device", "parameters", "allocator", "step")
+    facts = programs[steps.main].facts
+    return programs, {
+        **steps.facts(),
         "facts": {name: facts[name] for name in kept if name in facts},
         "faked": _faked(launch, device),
         "tails": [[runs_of(members), sorted(places)] for members, places in recorder.tails.items()],
@@ -183,7 +237,7 @@ def answers_of(given: Mapping[str, str]) -> Any:
     from windtunnel.errors import SpecError
     from windtunnel.real.capture.fake_tensors.control_flow import Answers
 
-    kinds = {field.name: field.type for field in fields(Answers) if field.name != "by_line"}
+    kinds = {field.name: field.type for field in fields(Answers) if field.name not in ("by_line", "own")}
     named: dict[str, Any] = {}
     by_line: dict[str, float | int | bool] = {}
     for name, text in given.items():

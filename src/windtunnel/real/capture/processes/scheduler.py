@@ -31,9 +31,10 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.process import interrupts_later, state_of
+from windtunnel.process import dying_with_parent, interrupts_later, state_of
 from windtunnel.real.capture.processes import file_mailbox, fork_server
 from windtunnel.real.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, folder_of_this_process
+from windtunnel.studies.programs.rank_classes.findings import CRASH, Finding
 
 START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
 STUCK_S = 2.0  # all ranks wait for each other for so long: they always will
@@ -45,10 +46,13 @@ Report = Callable[[int, int, str], None]  # ranks done, ranks known to be needed
 
 
 class ScriptError(UserError):
-    """The script cannot be captured: it raised, hangs, or does what is not supported. `details`: its traceback."""
+    """The script cannot be captured: it raised, hangs, or does what is not supported. `details`: its traceback.
 
-    def __init__(self, message: str, details: str = "") -> None:
-        self.details = details
+    `finding`: what that says about the real job.
+    """
+
+    def __init__(self, message: str, details: str = "", finding: Finding | None = None) -> None:
+        self.details, self.finding = details, finding
         super().__init__(message)
 
 
@@ -112,11 +116,13 @@ class Workers:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 start_new_session=True,
+                preexec_fn=dying_with_parent(signal.SIGTERM),  # while it loads PyTorch it hears nothing else
                 env=environment,
             )
             self._say({**self.settings, "folder": str(place)})
             loading = _Running(self._process.pid)
             while self.folder is None:
+                self.report(0, 1, "loading PyTorch")
                 for answer in self._answers(0.2):
                     if "failed" in answer:
                         raise ScriptError(
@@ -171,6 +177,16 @@ class Workers:
                 elif "ended" in answer:
                     self._take(answer["ended"], answer["status"])
             self._look_for_hangs(waiting, bool(queue))
+
+    def again(self, rank: int, task: Mapping[str, Any]) -> Outcome | None:
+        """What becomes of a rank under another task; None where it hangs. What became of it before stays known."""
+        before = self.outcomes.pop(rank)
+        with suppress(ScriptError):
+            self.run([rank], task, helpers_end=True)
+        self._end_helpers()
+        after = self.outcomes.pop(rank, None)
+        self.outcomes[rank] = before
+        return after
 
     def close(self) -> None:
         """End everything. An interrupt meanwhile waits until that is done."""
@@ -288,7 +304,12 @@ class Workers:
             outcome = {"status": "died", "message": _death(status)}
         self.outcomes[rank] = outcome
         if outcome["status"] != "ok":
-            raise ScriptError(f"rank {rank}: {outcome['message']}", outcome.get("details") or self._log(rank))
+            message, finding = f"rank {rank}: {outcome['message']}", None
+            others = [one for one, of in self.outcomes.items() if of["status"] == "ok"]
+            if outcome.get("contradicts") or (others and outcome["status"] == "error"):
+                text = message if not others else f"{message}; rank {others[0]} runs through it"
+                finding = Finding("exception", (rank,), "", outcome.get("line", ""), text, CRASH)
+            raise ScriptError(message, outcome.get("details") or self._log(rank), finding)
 
     def _look_for_hangs(self, waiting: Mapping[int, str], more: bool) -> None:
         now = time.monotonic()
@@ -297,8 +318,14 @@ class Workers:
         elif self._blocked_since is None:
             self._blocked_since = now
         elif now - self._blocked_since > STUCK_S and all(self._wait_of(rank) for rank in waiting):
-            rank = min(waiting)
-            others = ", ".join(str(other) for other in sorted(waiting) if other != rank)
+            over = {rank for rank, key in waiting.items() if key.startswith(file_mailbox.STEPS)}
+            rank = min(waiting.keys() - over, default=min(waiting))
+            sender = file_mailbox.sender_of(waiting[rank])
+            if sender in over:
+                self._fail_waiting(
+                    rank, f"{file_mailbox.thing_of(waiting[rank])} that rank {sender} ended without sending"
+                )
+            others = ", ".join(str(other) for other in sorted(waiting.keys() - over) if other != rank)
             self._fail_waiting(
                 rank, f"a message of {file_mailbox.name_of(waiting[rank])}, while rank {others} waits too"
             )
@@ -313,11 +340,14 @@ class Workers:
 
     def _fail_waiting(self, rank: int, what: str) -> None:
         where = self._where(rank)
-        raise ScriptError(
+        for other in self._running:
+            if other != rank:
+                self._where(other)  # so that it leaves the log of its calls
+        text = (
             f"rank {rank} waits for {what}{where}; the script would hang on a cluster too, unless the two ranks take"
-            " different branches here: check who sends to whom",
-            self._log(rank),
+            " different branches here: check who sends to whom"
         )
+        raise ScriptError(text, self._log(rank), Finding("waits", (rank,), "", where.removeprefix(", at "), text))
 
     def _where(self, rank: int) -> str:
         """Where in the script a rank is now: it writes that down when it is sent SIGUSR1."""

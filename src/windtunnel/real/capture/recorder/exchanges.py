@@ -13,7 +13,7 @@ from windtunnel.real.capture.recorder.call_tensors import leaf_tensors, written_
 from windtunnel.real.capture.recorder.modules import Place
 from windtunnel.real.capture.recorder.op_table import OpFacts
 from windtunnel.real.capture.recorder.protocol import Recording
-from windtunnel.real.capture.recorder.rows import PLACE
+from windtunnel.real.capture.recorder.rows import PLACE, Flight, extent_of
 from windtunnel.real.capture.torch_private import compile as compiler
 from windtunnel.studies.programs.communication import Communication
 
@@ -33,6 +33,7 @@ class Exchanges:
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
         self.before: Any = None  # who listened before
+        recorder.rows.on_race = self._raced
         self._begun: list[Communication] = []  # by the op in hand
         self._issued: dict[int, tuple[Communication, int]] = {}  # by identity, until waited for: the op
         self._of_storage: dict[int, int] = {}  # storage -> the functional communication that fills it
@@ -43,15 +44,48 @@ class Exchanges:
 
     def begin(self, call: Communication) -> float | None:
         """The world answers one."""
+        self._recorder.journal.note_call(call, self._group(call))
         if self._inside:
             self._begun.append(call)
         else:
             index = self._recorder.rows.note(f"object.{call.kind}", "communication", set(), communication=call)
             self._issued[id(call)] = (call, index)
+            self._recorder.rows.lines[index] = self._recorder.journal.line
         return None if self.before is None else self.before.begin(call)
+
+    def _group(self, call: Communication) -> Any:
+        world = self._recorder.world
+        return None if world is None else world.group_named(call.group)
+
+    def _fly(self, call: Communication, filled: list[Any]) -> None:
+        """Its outputs are being written from now on."""
+        in_flight, number = self._recorder.rows.in_flight, self._recorder.ledger.number
+        for tensor in filled:
+            extent = extent_of(tensor)
+            if extent is not None:
+                flights = in_flight.setdefault(number(tensor), [])
+                flights.append(Flight(call, *extent, self._recorder.journal.line))
+
+    def _land(self, call: Communication) -> None:
+        in_flight = self._recorder.rows.in_flight
+        for number, flights in list(in_flight.items()):
+            kept = [one for one in flights if one.call is not call]
+            if kept:
+                in_flight[number] = kept
+            else:
+                del in_flight[number]
+
+    def _raced(self, flight: Flight, op: int) -> None:
+        """An op came too early, unless somebody waits in another way: through a future, as part of a batch."""
+        world = self._recorder.world
+        if world is not None and world.works.is_unwaited(flight.call):
+            self._recorder.journal.note_race(flight, op)
+        self._land(flight.call)
 
     def on_wait(self, call: Communication) -> None:
         """The script waited for one."""
+        if self._recorder.rows.in_flight:
+            self._land(call)
         found = self._issued.pop(id(call), None)
         if found is not None:
             self._recorder.rows.note("wait", "wait", {found[1]})
@@ -105,15 +139,19 @@ class Exchanges:
             )
             if call is not None:
                 self._issued[id(call)] = (call, index)
-        for tensor in [*_filled(facts, args, kwargs), *outputs]:
+                recorder.rows.lines[index] = recorder.journal.line
+        filled = [*_filled(facts, args, kwargs), *outputs]
+        for tensor in filled:
             n = ledger.number(tensor)
             writer[n] = index
             ledger.categories.setdefault(n, "communication")
         if any(call is not None and call.kind in _MOVES for call in begun):
-            recorder.reader.values.moved(inputs, [*_filled(facts, args, kwargs), *outputs])
+            recorder.reader.values.moved(inputs, filled)
         if facts.name.startswith("_c10d_functional"):
             for tensor in outputs:
                 self._of_storage[ledger.number(tensor)] = index
+        elif begun and begun[-1] is not None:
+            self._fly(begun[-1], filled)
         return out
 
     def _answered(self, func: OpOverload, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]) -> object:

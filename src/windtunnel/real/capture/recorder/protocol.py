@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from windtunnel.real.capture.fake_tensors.data_dependent import Reader, Records
 from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedCuda
+from windtunnel.real.capture.recorder.call_journal import CallJournal
 from windtunnel.real.capture.recorder.modules import Whereabouts
 from windtunnel.real.capture.recorder.op_table import OpFacts
 
@@ -19,6 +20,7 @@ class Recording(Records, Protocol):
     """A recorder as `dispatch` and `exchanges` see it."""
 
     reader: Reader
+    journal: CallJournal
     where: Whereabouts
     world: Any
     cuda: PretendedCuda | None

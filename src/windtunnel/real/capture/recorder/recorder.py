@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from windtunnel.real.capture.fake_tensors.control_flow import Answers
 from windtunnel.real.capture.fake_tensors.data_dependent import Reader
 from windtunnel.real.capture.fake_tensors.dispatch_cache import FastFakes
+from windtunnel.real.capture.recorder.call_journal import CallJournal
 from windtunnel.real.capture.recorder.call_tensors import local_part
 from windtunnel.real.capture.recorder.dispatch import Watch
 from windtunnel.real.capture.recorder.exchanges import Exchanges
@@ -62,11 +63,13 @@ class Recorder:
         on_step: Callable[[RankProgram], None] | None = None,
         device: str | None = None,
         first: int = 1,
+        on_bound: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_step` is given finished steps from `first` on; `on_bound` hears of every step's end."""
         from windtunnel.real.capture.fake_tensors.pretend_cuda import pretended
 
         self.rank, self.world_size, self.world = rank, world_size, world
-        self.keep, self.on_step, self.first = keep, on_step, first
+        self.keep, self.on_step, self.first, self.on_bound = keep, on_step, first, on_bound
         self.programs: list[RankProgram] = []
         self.cuda = pretended()
         self.device = device or ("cuda" if self.cuda is not None or torch.cuda.is_available() else "cpu")
@@ -75,6 +78,7 @@ class Recorder:
         self.rows = Rows(self.ledger, self.where, self.device)
         self.reader = Reader(self, answers or Answers())
         self.notes: dict[str, None] = {}
+        self.own_reads: dict[str, None] = {}  # lines of the script
         self._earlier = 0
         self._resident: dict[int, int] = {}
         self._bound: tuple[int, int] | None = None  # (ops, memory events) when the last optimizer had stepped
@@ -82,6 +86,8 @@ class Recorder:
         self._began_at = time.perf_counter()
         self.steps = 0  # that were finished
         self._answers: list[Answer] = []
+        self.journal = CallJournal(rank, world_size, self.rows, lambda: self._guessed)
+        self._guessed = False  # Python was told a whole number that nobody knows
         self.exchanges = Exchanges(self)
         self._parameters: dict[int, int] = {}  # of all optimizers: elements that are here
         self.tails: dict[tuple[int, ...], set[int]] = {}  # of groups that share a parameter: where parts become shorter
@@ -127,6 +133,7 @@ class Recorder:
     def _listening(self) -> Iterator[None]:
         world, values = self.world, self.reader.values
         before, fake = world.listener, world.fake
+        world.on_set_up = self.journal.note_set_up
         world.listener, self.exchanges.before = self.exchanges, before
         if compat.fake_mode() is not None:
             world.fake, world.known_value, world.let_know = True, values.value, values.learn
@@ -135,7 +142,7 @@ class Recorder:
         try:
             yield
         finally:
-            world.listener, world.fake = before, fake
+            world.listener, world.fake, world.on_set_up = before, fake, None
             for name in ("known_value", "exact_value", "let_know", "outputs_of"):
                 vars(world).pop(name, None)
 
@@ -166,6 +173,7 @@ class Recorder:
             self._without_modules = self._began = False
             self.steps = 0
             self.programs.clear()
+            self.journal.forget_steps()
         if self._bound is not None:
             self._finish(self._bound, report=True)
         elif not self._began:
@@ -188,6 +196,8 @@ class Recorder:
         self.where.begin_step()
 
     def _finish(self, bound: tuple[int, int], *, report: bool) -> None:
+        self.journal.end_step(bound[0])
+        self.on_bound()
         program = self._assembled(*bound) if self.steps + 1 >= self.first else None
         self.steps += 1
         if program is not None:
@@ -202,7 +212,7 @@ class Recorder:
 
     def _assembled(self, ops: int, events: int) -> RankProgram:
         base, ledger = self.rows.base, self.ledger
-        made = ops_of(self.rows.rows[: ops - base], base)
+        made = ops_of(self.rows.rows[: ops - base], base, self.rows.lines)
         last = max(0, len(made) - 1)
         resident, memory = categorised(
             ledger.events[:events],
@@ -277,8 +287,13 @@ class Recorder:
             self.where.graph_breaks()
         return value
 
+    def read_own(self, where: str) -> None:
+        """Python read what this rank made from its own data alone: others may hold something else."""
+        self.own_reads[where] = None
+
     def record_answer(self, what: str, told: object, where: str) -> None:
         """Python was told something that nobody computed."""
+        self._guessed = self._guessed or "int" in what
         self._answers.append(Answer(self.rows.count(), what, str(told), where))
 
 

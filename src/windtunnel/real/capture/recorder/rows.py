@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,9 @@ class Rows:
         self.rows: list[Row] = []  # of this step: rows[i] is op base + i
         self.base = 0
         self._count = 0  # ops since the start
+        self.lines: dict[int, str] = {}  # of communications: the script's
+        self.in_flight: dict[int, list[Flight]] = {}  # by storage: what is being exchanged, and nobody has waited for
+        self.on_race: Callable[[Flight, int], None] = lambda flight, op: None
         self._specs: dict[tuple[object, ...], tuple[TensorSpec, int]] = {}
 
     def count(self) -> int:
@@ -91,6 +94,7 @@ class Rows:
         """A step begins with this op: forget those before it."""
         self.rows = self.rows[base - self.base :]
         self.base = base
+        self.lines = {op: line for op, line in self.lines.items() if op >= base}
 
     def spec(self, tensor: torch.Tensor) -> tuple[TensorSpec, int]:
         """The spec of a tensor, and its bytes."""
@@ -200,6 +204,8 @@ class Rows:
         besides: int,
     ) -> None:
         writer, index = self.ledger.writer, self._count
+        if self.in_flight:
+            self._look_for_races(inputs, numbers)
         after: Iterable[int] = {writer[n] for n in numbers if n in writer}
         stream = self.streams.current_stream()
         waits = self.streams.take()
@@ -220,6 +226,15 @@ class Rows:
         issued_on = place.stream if not stream and place.phase == "backward" else stream
         row = (name, kind, specs, given, flops, read, wrote, tuple(after), issued_on, place, None, scalars)
         self._append((*row, reads, writes, lies))
+
+    def _look_for_races(self, inputs: list[torch.Tensor], numbers: list[int]) -> None:
+        """An op reads or writes what a communication is still writing."""
+        for tensor, n in zip(inputs, numbers, strict=True):
+            for flight in self.in_flight.get(n, ()):
+                extent = extent_of(tensor)
+                if extent is not None and flight.start < extent[1] and extent[0] < flight.end:
+                    self.on_race(flight, self._count)
+                    return
 
     def _append(self, row: Row) -> int:
         index = self._count
@@ -270,13 +285,32 @@ class Rows:
         self.note("sync", "sync", after, inputs, scalars)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """Bytes of a storage that a communication fills, until it was waited for."""
+
+    call: Communication
+    start: int
+    end: int
+    line: str
+
+
+def extent_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """The bytes of its storage that a contiguous tensor lies on; None of others."""
+    if not tensor.is_contiguous():
+        return None
+    start = tensor.storage_offset() * tensor.element_size()
+    return start, start + tensor.numel() * tensor.element_size()
+
+
 Row = tuple[Any, ...]  # of RankProgram: one value a column
-AFTER, STREAM, PLACE = 7, 8, 9
+AFTER, STREAM, PLACE, COMMUNICATION = 7, 8, 9, 10
 
 
-def ops_of(rows: list[Row], base: int) -> tuple[Op, ...]:
-    """Ops of the step that begins with op `base` of the script."""
-    return _receives_placed(tuple(_op(row, base) for row in rows))
+def ops_of(rows: list[Row], base: int, lines: Mapping[int, str] | None = None) -> tuple[Op, ...]:
+    """Ops of the step that begins with op `base` of the script; `lines` of the script, by op."""
+    lines = lines or {}
+    return _receives_placed(tuple(_op(row, base, lines.get(base + i, "")) for i, row in enumerate(rows)))
 
 
 def measured(ledger: Ledger, base: int, last: int, symmetric: Iterable[str] = ()) -> dict[str, object]:
@@ -300,12 +334,12 @@ def measured(ledger: Ledger, base: int, last: int, symmetric: Iterable[str] = ()
     }
 
 
-def _op(row: Row, base: int) -> Op:
+def _op(row: Row, base: int, line: str) -> Op:
     name, kind, inputs, outputs, flops, read, wrote, after, stream, place, call, scalars, reads, writes, lies = row
     return Op(
         *(name, kind, inputs, outputs, flops, read, wrote, tuple(sorted(i - base for i in after if i >= base)), stream),
         *(place.module, place.phase, place.micro_batch, place.recompute, call, scalars, place.compiled),
-        *(tuple((n, max(-1, writer - base), size) for n, writer, size in reads), writes, lies),
+        *(tuple((n, max(-1, writer - base), size) for n, writer, size in reads), writes, lies, line),
     )
 
 

@@ -33,6 +33,7 @@ class Group:
     asked: str  # the backend that the script asked for
     ordinal: int  # of the groups with these members, in the order in which they were made
     handle: dist.ProcessGroup = None  # torch's ProcessGroup
+    description: str = ""  # that the script or a mesh gave
     collectives: int = 0
     messages: dict[tuple[str, int], int] = field(default_factory=dict)
     batches: int = 0
@@ -42,6 +43,11 @@ class Group:
     def size(self) -> int:
         """Number of members."""
         return len(self.members)
+
+    @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return self.description.removeprefix("mesh_") or (self.name if not self.name.isdigit() else "")
 
     @cached_property
     def key(self) -> str:

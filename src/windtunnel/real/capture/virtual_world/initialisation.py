@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from inspect import signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
@@ -19,6 +20,7 @@ from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.messages import Messages
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError
+from windtunnel.studies.programs.rank_classes.findings import ranks_text
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed import DeviceMesh
 
+_GIVE_WORK = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "_allgather_base", "allgather_coalesced"),
+    *("allgather_into_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced", "gather", "scatter"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("reduce_scatter_tensor_coalesced", "all_to_all_single", "alltoall_base", "alltoall", "recv", "recv_anysource"),
+)
 NCCL_TIMEOUT = timedelta(minutes=10)  # torch's default for nccl; a build without it has none
 
 
@@ -65,6 +73,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         pg_tag: str | None = None,
         device_id: torch.device | int | None = None,
         group_desc: str | None = None,
+        **_more: Any,  # of other versions of torch
     ) -> tuple[Any, Any]:
         ranks = global_ranks_in_group
         if not ranks:
@@ -89,6 +98,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
     patches.set(dist, "TCPStore", stores.tcp_store(world.rank, messages))
     _pretend_nccl(world, patches, c10d, dist)
     replace_public(patches, "init_process_group", lambda original: _init(world, original))
+    replace_public(patches, "new_group", lambda original: _new_group(world, original))
     replace_public(patches, "split_group", lambda original: _split_group(world, original))
     replace_public(
         patches, "shrink_group", lambda _: _refuse("shrink_group", "start the script again with fewer ranks")
@@ -117,10 +127,26 @@ def _init(world: AnsweringWorld, original: Any) -> Any:
             device_id = torch.device("cuda", device_id)
         if backend is None and device_id is not None:
             backend = compat.c10d().Backend.default_device_backend_map.get(device_id.type)
+        world.note_set_up("init_process_group", str(backend or ""))
         world.device_id = device_id if device_id is not None and device_id.index is not None else None
         return original(backend, *args, **kwargs)
 
     return init_process_group
+
+
+def _new_group(world: AnsweringWorld, original: Any) -> Any:
+    """Every rank of the world makes it, whether it is a member or not, unless it is said to be local."""
+    arguments_of = signature(original)
+
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        if world.is_open:
+            given = arguments_of.bind(*args, **kwargs).arguments
+            ranks = given.get("ranks")
+            if not given.get("use_local_synchronization"):
+                world.note_set_up("new_group", "all" if ranks is None else ranks_text(tuple(ranks)))
+        return original(*args, **kwargs)
+
+    return new_group
 
 
 def _split_group(world: AnsweringWorld, original: Any) -> Any:
@@ -133,9 +159,10 @@ def _split_group(world: AnsweringWorld, original: Any) -> Any:
         pg_options: Any = None,
         group_desc: str | None = None,
         backend: str | None = None,
+        **more: Any,  # of other versions of torch
     ) -> Any:
         if not world.is_open:
-            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
+            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend, **more)
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
         c10d, state = compat.c10d(), compat.group_state()
@@ -203,6 +230,8 @@ def _nothing(*_: object, **__: object) -> None:
 
 def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     """Methods of torch's `ProcessGroup` that C++ would answer on the backend, or with a GPU that may not be there."""
+    from windtunnel.real.capture.virtual_world import work
+
     cls, fake = compat.c10d().ProcessGroup, compat.fake_backend()
     barrier, options_class = cls.barrier, compat.c10d().BarrierOptions
 
@@ -218,7 +247,7 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
         world.group_of(group).start_batch()
 
     def end_coalescing(group: dist.ProcessGroup | None, _device: torch.device) -> Any:
-        return world.works.join(world.group_of(group).end_batch())
+        return work.Handle(world.works.join(world.group_of(group).end_batch()))
 
     patches.set(cls, "barrier", barrier_on_host)
     patches.set(cls, "_start_coalescing", start_coalescing)
@@ -227,6 +256,9 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
         patches.set(cls, name, _noting_factor(world, getattr(cls, name)))
     for name in ("reduce_scatter_single", "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"):
         patches.set(cls, name, _noting_factor(world, getattr(cls, name)))
+    for name in _GIVE_WORK:
+        if hasattr(cls, name):
+            patches.set(cls, name, _giving_handle(getattr(cls, name)))
     asked = world.backend_name_of
     # nccl runs a batch of sends and receives as one; that decides how many works `batch_isend_irecv` returns
     patches.set(fake, "supports_coalescing", property(lambda backend: "ccl" in asked(backend)))
@@ -234,6 +266,18 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     patches.set(cls, "name", lambda group: world.group_of(group).asked)
     patches.set(fake, "set_timeout", _nothing)
     patches.set(fake, "_set_default_timeout", _nothing)
+
+
+def _giving_handle(method: Any) -> Any:
+    """Python holds a handle of its own, which keeps the tensors as the real library's does."""
+    from windtunnel.real.capture.virtual_world import work
+
+    @functools.wraps(method)
+    def call(*args: object, **kwargs: object) -> Any:
+        made = method(*args, **kwargs)
+        return work.Handle(made) if isinstance(made, work.VirtualWork) else made
+
+    return call
 
 
 def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:

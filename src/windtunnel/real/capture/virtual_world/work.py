@@ -5,6 +5,9 @@ A `Work` has a Python half and a C++ half. C++ callers (functional collectives, 
 and a call on it whose Python half is gone falls through to a base class that waits for ever. So the Python half is
 kept until somebody has waited, and for a while longer: a coalesced call is waited for once per tensor. It keeps no
 tensors: memory would be held that the real library gives back.
+
+Python callers are handed a `Handle` on it, which nobody but they hold; it keeps the tensors until they drop it, as the
+real library's does.
 """
 
 from __future__ import annotations
@@ -201,6 +204,51 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         return future
 
 
+class Handle(dist.Work):  # type: ignore[misc]
+    """What Python is handed of a `VirtualWork`: it holds the outputs as long as Python holds it."""
+
+    def __init__(self, work: VirtualWork) -> None:
+        super().__init__()
+        self._work, self._held = work, work.result()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until it is done."""
+        return self._work.wait(timeout)
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self._work.wait()
+
+    def block_current_stream(self) -> None:
+        """The same as `wait`."""
+        self._work.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done by now."""
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        """Virtual peers do not fail."""
+        return True
+
+    def exception(self) -> None:
+        """Virtual peers do not fail."""
+
+    def source_rank(self) -> int:
+        """Group rank of the sender, of a receive from any source."""
+        return self._work.source_rank()
+
+    _source_rank = source_rank
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return list(self._held)
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of the output tensors."""
+        return self._work.get_future()
+
+
 class Once:
     """Something that is done by whoever comes first; others wait until it is done."""
 
@@ -247,6 +295,10 @@ class Works:
         self._kept[id(work)] = work
         if len(self._kept) > KEPT_WORKS:
             self._kept.pop(next(iter(self._kept)), None)
+
+    def is_unwaited(self, call: Communication) -> bool:
+        """Whether nobody has waited for a call, nor has its future."""
+        return any(one is call for work in self._kept.values() for one in work.calls)
 
     def settle(self, work: VirtualWork) -> None:
         """Somebody waits for it, or has its future: let it go before long."""

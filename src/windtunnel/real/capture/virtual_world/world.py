@@ -98,6 +98,7 @@ class World:
         ] = []  # names and sizes of the script's own, each once
         self.coordinates: list[tuple[int, ...]] = []  # of this rank in each
         self.device_id: torch.device | int | None = None
+        self.on_set_up: Callable[[str, str], None] | None = None  # every rank makes a group, or initialises
         self.is_open = False
         self._groups: dict[str, Group] = {}
         self._made: dict[tuple[int, ...], int] = {}
@@ -215,7 +216,7 @@ class World:
             extra_devices=() if "cuda" in self.devices and torch.cuda.is_available() else self.devices,
         )
         self._asked[id(backend)] = (backend, asked)
-        group = Group(name, members, position, asked, ordinal, handle)
+        group = Group(name, members, position, asked, ordinal, handle, "" if desc in (None, "undefined") else str(desc))
         self._groups[name] = group
         if self.real_peers is not None:
             self.real_peers.join(group)
@@ -224,6 +225,15 @@ class World:
     def group_of(self, boxed: torch.ScriptObject) -> Group:
         """Ours, of what a dispatcher op or a script calls the group."""
         return self._groups[compat.unboxed_group(boxed).group_name]
+
+    def group_named(self, name: str) -> Group | None:
+        """The group that torch calls so, if this rank is in it."""
+        return self._groups.get(name)
+
+    def note_set_up(self, kind: str, about: str) -> None:
+        """The script makes a group, or initialises: what every rank does."""
+        if self.on_set_up is not None:
+            self.on_set_up(kind, about)
 
     def note_mesh(self, names: tuple[str, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...]) -> None:
         """The script made a mesh."""

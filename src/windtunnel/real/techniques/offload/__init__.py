@@ -6,6 +6,8 @@ windowed = offload.apply(model, lambda parameters: torch.optim.Adam(parameters, 
                          device_memory="8 GiB")
 loss(model(batch)).backward()
 windowed.step()
+
+With `process_group=dist.group.WORLD` the ranks' gradients are averaged, in place of DistributedDataParallel.
 """
 
 from __future__ import annotations

@@ -88,6 +88,12 @@ class HostedLayer:
         self._on_stream(copy, self.down, self.bytes)
         self.here = True
 
+    def add_left(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Add what earlier micro-batches left on the host to these gradients, on the device."""
+        for kept, gradient in zip(self.host, gradients, strict=True):
+            if gradient is not None and kept.grad is not None:
+                gradient.add_(kept.grad.to(gradient.device))
+
     def gradients_out(self, gradients: Sequence[torch.Tensor | None], *, add: bool) -> None:
         """Copy gradients to the host's parameters; with `add`, on top of what an earlier micro-batch left."""
 

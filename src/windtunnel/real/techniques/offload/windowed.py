@@ -10,6 +10,10 @@ A fetch waits for the update of its layer. So each layer sees the same parameter
 with everything on the device: bit-equal. A parameter that several layers share, or a layer and the rest, stays on the
 device.
 
+Several ranks train one model with `process_group`: parameters are rank 0's at first, and each layer's gradients are
+averaged on the device behind its backward pass, as DistributedDataParallel would in that order. That takes the place of
+DistributedDataParallel and `fully_shard`, which read parameters where there are none.
+
 Not yet run on a GPU.
 """
 
@@ -24,10 +28,11 @@ from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError
+from windtunnel.questions.typed import check
 from windtunnel.real.techniques.offload.arena import Arena, HostedLayer, Link, device_bytes_of
 from windtunnel.units import parse_bytes
 
@@ -37,7 +42,6 @@ _AWAY: WeakSet[nn.Module] = WeakSet()  # layers that some window has taken
 MOMENTS = 2  # of Adam, taken when a window is chosen before there is any state
 
 
-@typed("window", "device_memory", "updaters", "link_bytes_per_s")
 def apply(
     model: nn.Module,
     optimizer: MakeOptimizer,
@@ -47,16 +51,32 @@ def apply(
     layers: Sequence[nn.Module] | None = None,
     updaters: int = 1,
     link_bytes_per_s: float | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Windowed:
     """Keep a window of the model's layers on the device.
 
     `optimizer` makes an optimizer of a list of parameters: one for each layer that is away, one for the rest. `layers`:
     in the order in which they run; left out, the largest `nn.ModuleList` or `nn.Sequential`. `window`: layers that
     stay; auto: as many as `device_memory` (bytes, or "8 GiB") holds with parameters, gradients and two moments each.
-    `link_bytes_per_s` throttles copies, to try out a slower link. Raises SpecError.
+    `link_bytes_per_s` throttles copies, to try out a slower link. `process_group`: ranks that train the same model on
+    their own data; its collectives run in the thread of the backward pass, so all ranks need the same layers in the
+    same order. Raises SpecError.
     """
+    check(
+        locals(),
+        window=int | Literal["auto"],
+        device_memory=int | str | None,
+        updaters=int,
+        link_bytes_per_s=float | None,
+    )
     if not isinstance(model, nn.Module):
         raise SpecError("model", model, "give a torch.nn.Module")
+    sharded = next((name for name, p in model.named_parameters() if hasattr(p, "device_mesh")), None)
+    if sharded is not None:
+        remedy = "give a model that is not sharded, and its ranks as process_group (or fully_shard's CPUOffloadPolicy)"
+        raise SpecError("model", f"{sharded}, a DTensor", remedy)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise SpecError("model", type(model).__name__, "give the module inside, and its ranks as process_group")
     found = list(layers) if layers is not None else _layers_of(model)
     if len(found) < 2:
         raise SpecError("layers", len(found), "give the module's layers, two or more, in the order in which they run")
@@ -70,7 +90,7 @@ def apply(
         window = chosen_window(model, found, parse_bytes(device_memory, "device_memory"))
     if not 1 <= window <= len(found):
         raise SpecError("window", window, f"give 1 to {len(found)}, the number of layers")
-    return Windowed(model, found, optimizer, window, updaters, link_bytes_per_s)
+    return Windowed(model, found, optimizer, window, updaters, link_bytes_per_s, process_group)
 
 
 def predicted_peak(model: nn.Module, layers: Sequence[nn.Module], window: int) -> int:
@@ -103,9 +123,11 @@ class Windowed:
 
     def __init__(
         self, model: nn.Module, layers: list[nn.Module], optimizer: MakeOptimizer, window: int, updaters: int,
-        link_bytes_per_s: float | None,
+        link_bytes_per_s: float | None, process_group: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.window, self.arena = model, window, Arena()
+        self.model, self.window, self.arena, self.group = model, window, Arena(), process_group
+        if process_group is not None:
+            _agree(model, process_group)
         self.away = len(layers) - window
         down, up = Link(link_bytes_per_s), Link(link_bytes_per_s)
         own = _owned(model, layers)
@@ -116,7 +138,8 @@ class Windowed:
         hosted = {id(parameter) for layer in self.hosted for parameter in layer.parameters}
         self.rest = [p for p in model.parameters() if id(p) not in hosted and p.requires_grad]
         self.arena.take(sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in hosted))
-        self.optimizers = [optimizer([p for p in layer.host if p.requires_grad]) for layer in self.hosted]
+        taught = [[p for p in layer.host if p.requires_grad] for layer in self.hosted]
+        self.optimizers = [optimizer(each) if each else None for each in taught]  # a frozen layer has none
         self.rest_optimizer = optimizer(list(self.rest)) if self.rest else None
         self._fetches = ThreadPoolExecutor(1, "fetch")
         self._outs = ThreadPoolExecutor(1, "gradients")
@@ -133,6 +156,7 @@ class Windowed:
         self._lock = threading.Lock()
         self._handles = [self._hook(number, layer) for number, layer in enumerate(self.hosted)]
         self._handles.append([model.register_forward_pre_hook(lambda module, args: self._new_pass())])
+        model._ddp_params_and_buffers_to_ignore = _NoDDP()
         for layer in self.hosted:
             _AWAY.add(layer.layer)
             layer.drop()
@@ -229,6 +253,14 @@ class Windowed:
         self._open.discard(number)
         add, last = self._pending_add[number], not self._accumulating
         before = self._updating.get(number)
+        if last and self.group is not None:
+            if add:  # what earlier micro-batches left is averaged with it
+                assert before is not None, "an earlier micro-batch left gradients"
+                before.result()
+                hosted.add_left(gradients)
+            taught = zip(hosted.parameters, gradients, strict=True)
+            _average([gradient for parameter, gradient in taught if parameter.requires_grad], self.group)
+            add = False
         out = self._leaving[number] = self._outs.submit(self._out, number, gradients, add, before)
         self._pending_add[number] = not last
         self._updating[number] = self._updates.submit(self._update, number, out) if last else out
@@ -247,8 +279,10 @@ class Windowed:
 
     def _update(self, number: int, out: Future[None]) -> None:
         out.result()
-        self.optimizers[number].step()
-        self.optimizers[number].zero_grad()
+        layer_optimizer = self.optimizers[number]
+        if layer_optimizer is not None:
+            layer_optimizer.step()
+            layer_optimizer.zero_grad()
 
     def _finish_open(self) -> None:
         """Layers of which some parameter got no gradient: their backward is over all the same."""
@@ -261,6 +295,8 @@ class Windowed:
         self._half_done = False
         self._raise_failures(wait=False)
         if self.rest_optimizer is not None:
+            if self.group is not None:
+                _average([p.grad for p in self.rest], self.group)
             gradients = sum(p.grad.numel() * p.grad.element_size() for p in self.rest if p.grad is not None)
             self.arena.take(gradients)
             self.rest_optimizer.step()
@@ -295,7 +331,7 @@ class Windowed:
         self.wait()
         return {
             "model": self.whole_parameters(),
-            "layers": [one.state_dict() for one in self.optimizers],
+            "layers": [one and one.state_dict() for one in self.optimizers],
             "rest": self.rest_optimizer.state_dict() if self.rest_optimizer is not None else None,
         }
 
@@ -313,7 +349,8 @@ class Windowed:
             for name, parameter in self.model.named_parameters():
                 hosted.get(id(parameter), parameter).copy_(found["model"][name])
         for optimizer, state in zip(self.optimizers, found["layers"], strict=True):
-            optimizer.load_state_dict(state)
+            if optimizer is not None:
+                optimizer.load_state_dict(state)
         if self.rest_optimizer is not None:
             self.rest_optimizer.load_state_dict(found["rest"])
         for number in range(min(self.window, self.away)):
@@ -339,6 +376,7 @@ class Windowed:
             self._coming[number].result()
             assert hosted.here, "just fetched"
             _AWAY.discard(hosted.layer)
+        del self.model._ddp_params_and_buffers_to_ignore
         for pool in (self._fetches, self._outs, self._updates):
             pool.shutdown()
 
@@ -358,6 +396,38 @@ def _owned(model: nn.Module, layers: Sequence[nn.Module]) -> list[list[nn.Parame
         for parameter in module.parameters(recurse=False)
     }
     return [[p for p in layer.parameters() if holders[id(p)] == 1 and id(p) not in outside] for layer in layers]
+
+
+class _NoDDP(list[str]):
+    """What DistributedDataParallel reads first of a module: it would go on to read parameters that are not there."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError(
+            "parameters of this model are on the host: give offload.apply the ranks as process_group in place of"
+            " DistributedDataParallel"
+        )
+
+
+def _agree(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Parameters and buffers of the group's first rank, on all."""
+    first = dist.get_global_rank(group, 0)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), first, group=group)
+
+
+def _average(gradients: Sequence[torch.Tensor | None], group: dist.ProcessGroup) -> None:
+    """The mean over ranks in place, as DistributedDataParallel takes it: shares first, then one sum."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    if len(there) < len(gradients):
+        raise RuntimeError(
+            "a parameter got no gradient: with process_group each needs one on every rank; freeze it"
+            " (requires_grad_(False)) where it is not used"
+        )
+    share = 1.0 / group.size()
+    works = [dist.all_reduce(gradient.mul_(share), group=group, async_op=True) for gradient in there]
+    for work in works:
+        work.wait()
 
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:

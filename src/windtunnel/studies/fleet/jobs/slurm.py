@@ -1,65 +1,210 @@
-"""`sacct -P`: what Slurm says of its jobs. One line per job; lines of steps (`123.batch`) are counted and left out.
+"""`sacct -P`: what Slurm says of its jobs. One job per JobID; lines of steps (`123.batch`) are left out.
 
-GPUs are `gres/gpu=` of AllocTRES or ReqTRES; times are ISO 8601 in one zone. What ran is the trace, and when it started
-is kept, so that the policy `current` shows what happened. A job that failed or was cancelled does so again after as
-long as it ran; one that was cancelled before it started never asks for GPUs. One that still runs holds its GPUs for as
-long as it has run, and never completes; how long one that still waits will run is not known.
+GPUs are `gres/gpu=` of AllocTRES or ReqTRES, or the sum of its kinds; times are ISO 8601 in one zone, or seconds
+(`SLURM_TIME_FORMAT=%s`). What ran is the trace, and when it started is kept, so that the policy `current` shows what
+happened. A job that failed or was cancelled does so again after as long as it ran; one that was cancelled before it
+started never asks for GPUs. One that still runs holds its GPUs for as long as it has run, and never completes; how long
+one that still waits will run is not known.
+
+    requeues      several lines of one JobID (`-D`) are attempts of one job: submitted with the first, started with
+                  the first that started, ended with the last, which is also how long it takes; the others are lost
+    arrays        tasks that wait are one line, `7_[4-9%2]`: a job each
+    het jobs      `7+0`, `7+1` start together: one job, with the GPUs of all
+    suspended     Elapsed leaves it out, End does not
+    Eligible      when dependencies and holds ended: no policy starts a job before
+
+Source: sacct(1) of Slurm 22.05.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
-
 from windtunnel.errors import InputFileError
-from windtunnel.files.table import Table, read_table
+from windtunnel.files.table import Table, read_table, table_of
+from windtunnel.studies.fleet.jobs.trace import Notes, Unread
 
-GPUS = re.compile(r"gres/gpu(?::[^=,]*)?=(\d+)")
+GPUS = re.compile(r"gres/gpu(?::([^=,]*))?=(\d+)")
+SLICE = re.compile(r"\d+g\.")  # MIG's names of its parts, such as a100_3g.20gb
 ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
+WAITING_TASKS = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")
 FAILED = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")  # Slurm's words
 GOING = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")  # when the log was written
-COLUMNS = ("JobID", "Submit", "Start", "End", "Elapsed", "AllocTRES", "ReqTRES", "User", "State")
-MADE = ("job", "submit_s", "start_s", "duration_s", "gpus", "user", "model", "ended")
+COLUMNS = (
+    *("JobID", "Submit", "Eligible", "Start", "End", "Elapsed", "ElapsedRaw", "Suspended", "Timelimit", "TimelimitRaw"),
+    *("AllocTRES", "ReqTRES", "NNodes", "User", "Account", "Partition", "QOS", "Priority", "State", "Reason"),
+    "Restarts",
+)
 UNKNOWN = ("", "Unknown", "None", "N/A")
+TASKS_MOST = 100_000
+ASKED = (
+    "JobID,Submit,Eligible,Start,End,Elapsed,Suspended,Timelimit,AllocTRES,ReqTRES,User,Account,Partition,QOS,Priority,"
+    "State,Reason,Restarts"
+)
+ASK = f"write it with `sacct -P -D -X -a -o {ASKED}`"
 
 
-def read_sacct(path: Path) -> Table:
-    """The table of jobs. Raises InputFileError."""
+@dataclass(frozen=True)
+class Attempt:
+    """One line of sacct: a run of a job, or a job that waits."""
+
+    job: str
+    line: int
+    cells: dict[str, str]
+    submit_s: float
+    eligible_s: float | None
+    start_s: float | None
+    end_s: float | None
+    held_s: float | None  # without what it was suspended
+    gpus: int
+
+    @property
+    def state(self) -> str:
+        """Slurm's word: CANCELLED by 1000 is CANCELLED."""
+        return self.cells["State"].upper().split(" ")[0]
+
+
+def read_sacct(path: Path) -> tuple[Table, tuple[Unread, ...]]:
+    """The table of jobs, and what was not understood. Raises InputFileError."""
     raw = read_table(path, delimiter="|")
     for column in ("JobID", "Submit"):
         if not raw.has(column):
-            remedy = "write it with `sacct -P -X -a -o JobID,Submit,Start,End,Elapsed,AllocTRES,ReqTRES,User,State`"
-            raise InputFileError(path, f"has no column {column}", remedy)
-    rows = np.array([at for at, name in enumerate(raw.texts("JobID")) if "." not in name], np.int64)
-    raw = raw.only(rows)
-    columns = [raw.texts(key) if raw.has(key) else [""] * len(raw) for key in COLUMNS]
-    rows_made = []
-    for line, *texts in zip(raw.line.tolist(), *columns, strict=True):
-        value = dict(zip(COLUMNS, texts, strict=True))
-        submit, start, end = (_seconds(value[key], path, line, key) for key in ("Submit", "Start", "End"))
-        if submit is None:
-            raise InputFileError(path, f"line {line}: Submit is missing", "mend or drop that line")
-        lasted = _elapsed(value["Elapsed"])
-        if lasted is None and start is not None and end is not None:
-            lasted = end - start
-        state = value["State"].upper().split(" ")[0]  # CANCELLED by 1000
-        if state in GOING and start is None:
-            lasted = None  # its Elapsed of 0 is no duration
-        gpus = _gpus(value["AllocTRES"]) or _gpus(value["ReqTRES"])
-        other = "unfinished" if state in GOING else "failed" if state in FAILED else ""
-        ended = "cancelled" if state == "CANCELLED" else other
-        times = ("" if time is None else repr(time) for time in (submit, start, lasted))
-        rows_made.append((value["JobID"], *times, str(gpus), value["User"], "", ended))
-    made = map(list, zip(*rows_made, strict=True)) if rows_made else ([] for _ in MADE)
-    return Table(str(path), dict(zip(MADE, made, strict=True)), raw.line)
+            raise InputFileError(path, f"has no column {column}", ASK)
+    notes = Notes()
+    attempts: dict[str, list[Attempt]] = {}
+    for line, row in raw.rows():
+        if "." not in row["JobID"]:
+            for attempt in _tasks(_attempt(path, line, row, notes), notes):
+                attempts.setdefault(attempt.job, []).append(attempt)
+    rows, lines = [], []
+    for together in _components(attempts, notes):
+        made = _job([sorted(each, key=lambda attempt: attempt.submit_s) for each in together], notes)
+        if made is not None:
+            rows.append(made)
+            lines.append(together[0][0].line)
+    return table_of(path, rows, lines), notes.rows()
+
+
+def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attempt:
+    cells = {column: row.get(column, "") for column in COLUMNS}
+    job = cells["JobID"]
+    submit, eligible, start, end = (
+        _seconds(cells[key], path, line, key) for key in ("Submit", "Eligible", "Start", "End")
+    )
+    if submit is None:
+        raise InputFileError(path, f"line {line}: Submit is missing", "mend or drop that line")
+    lasted = _elapsed(cells["Elapsed"]) if cells["Elapsed"] else _elapsed(cells["ElapsedRaw"])
+    if lasted is None and start is not None and end is not None:
+        lasted = end - start - (_elapsed(cells["Suspended"]) or 0.0)
+    made = Attempt(job, line, cells, submit, eligible, start, end, lasted, 0)
+    if made.state in GOING and start is None:
+        made = replace(made, held_s=None)  # its Elapsed of 0 is no duration
+    tres = cells["AllocTRES"] if _gpus(cells["AllocTRES"]) else cells["ReqTRES"]
+    if any(SLICE.search(kind or "") for kind, _ in GPUS.findall(tres)):
+        notes.add("asks for MIG slices, which count as whole GPUs", job)
+    if "gres/shard=" in tres:
+        notes.add("asks for shares of GPUs (gres/shard), which do not count", job)
+    return replace(made, gpus=_gpus(tres))
+
+
+def _tasks(attempt: Attempt, notes: Notes) -> Iterator[Attempt]:
+    """The tasks of an array that wait in one line; any other line as it is."""
+    found = WAITING_TASKS.fullmatch(attempt.job)
+    if not found:
+        if "[" in attempt.job:
+            notes.add("is an array whose tasks are not told in full: counted as one job", attempt.job)
+        yield attempt
+        return
+    array, ranges = found.groups()
+    numbers: list[int] = []
+    for part in ranges.split(","):
+        ends = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if ends is None or len(numbers) > TASKS_MOST:
+            notes.add("is an array whose tasks are not told in full: counted as one job", attempt.job)
+            yield attempt
+            return
+        first, last, step = (int(text) if text else None for text in ends.groups())
+        assert first is not None
+        numbers.extend(range(first, min(last if last is not None else first, first + TASKS_MOST) + 1, step or 1))
+    for number in numbers:
+        yield replace(attempt, job=f"{array}_{number}")
+
+
+def _components(attempts: dict[str, list[Attempt]], notes: Notes) -> Iterator[list[list[Attempt]]]:
+    """Jobs, each as its components: one, or those of a heterogeneous job (`7+0`, `7+1`)."""
+    gangs: dict[str, list[list[Attempt]]] = {}
+    for job, each in attempts.items():
+        gangs.setdefault(job.split("+")[0] + "+" if "+" in job else job, []).append(each)
+    for together in gangs.values():
+        if len(together) > 1:
+            together.sort(key=lambda each: each[0].job)
+            for other in together[1:]:
+                notes.add("is a part of a heterogeneous job: counted with its first", other[0].job)
+        yield together
+
+
+def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object] | None:
+    """The row of a job of one or several components, each with its attempts; None where it is no job here."""
+    runs = components[0]
+    first, last = runs[0], runs[-1]
+    state = last.state
+    if state == "REVOKED":
+        notes.add("was taken by another cluster of a federation (REVOKED): left out", first.job)
+        return None
+    if state == "PENDING" and last.cells["Reason"] == "DependencyNeverSatisfied":
+        notes.add("will never run (DependencyNeverSatisfied): left out", first.job)
+        return None
+    if len({attempt.gpus for attempt in runs}) > 1:
+        notes.add("changed its GPUs on the way: those of its last run count", first.job)
+    restarts = len(runs) - 1
+    said = last.cells["Restarts"]
+    if said.isdigit() and int(said) > restarts:
+        notes.add("was restarted, and runs before the last are not in the log (sacct -D shows them)", first.job)
+    limit = _limit(last, notes)
+    if state == "TIMEOUT":
+        notes.add("hit its time limit: how long it would have run is not known", first.job)
+    started = next((attempt.start_s for attempt in runs if attempt.start_s is not None), None)
+    gpus = sum(component[-1].gpus for component in components)
+    held = [attempt.held_s * attempt.gpus for each in components for attempt in each if attempt.held_s is not None]
+    ended = "unfinished" if state in GOING else "failed" if state in FAILED else ""
+    return {
+        "job": first.job,
+        "submit_s": repr(first.submit_s),
+        "start_s": None if started is None else repr(started),
+        "duration_s": None if last.held_s is None else repr(last.held_s),
+        "gpus": gpus,
+        "user": last.cells["User"],
+        "ended": "cancelled" if state == "CANCELLED" else ended,
+        "eligible_s": None if first.eligible_s is None else repr(first.eligible_s),
+        "end_s": None if last.end_s is None else repr(last.end_s),
+        "limit_s": None if limit is None else repr(limit),
+        "queue": last.cells["Partition"],
+        "qos": last.cells["QOS"],
+        "priority": last.cells["Priority"],
+        "account": last.cells["Account"],
+        "log_state": state,
+        "log_restarts": restarts,
+        "log_gpu_seconds": repr(sum(held)) if started is not None else None,
+    }
+
+
+def _limit(attempt: Attempt, notes: Notes) -> float | None:
+    """Seconds of the time limit; None where there is none or it is not told here."""
+    text, minutes = attempt.cells["Timelimit"], attempt.cells["TimelimitRaw"]
+    if text == "Partition_Limit" or minutes == "Partition_Limit":
+        notes.add("has its partition's time limit, which the log does not tell", attempt.job)
+    return _elapsed(text) if text else float(minutes) * 60 if minutes.isdigit() else None
 
 
 def _seconds(text: str, path: Path, line: int, column: str) -> float | None:
     if text in UNKNOWN:
         return None
+    if text.isdigit() and len(text) < 12:
+        return float(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -68,6 +213,8 @@ def _seconds(text: str, path: Path, line: int, column: str) -> float | None:
 
 
 def _elapsed(text: str) -> float | None:
+    if text.isdigit() and len(text) < 12:
+        return float(text)
     found = ELAPSED.fullmatch(text)
     if not found:
         return None
@@ -75,8 +222,7 @@ def _elapsed(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _gpus(text: str) -> int:
-    plain = re.search(r"gres/gpu=(\d+)", text)
-    if plain:
-        return int(plain.group(1))
-    return sum(int(count) for count in GPUS.findall(text))
+def _gpus(tres: str) -> int:
+    counts = GPUS.findall(tres)
+    total = next((int(count) for kind, count in counts if not kind), None)
+    return sum(int(count) for _, count in counts) if total is None else total

@@ -9,9 +9,58 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.files.table import number_of
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 NUMBERS = ("line", "submit_s", "gpus", "duration_s", "deadline_s", "iterations", "batch_size", "start_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What a reader of a log did not understand, or took for something else."""
+
+    reason: str
+    count: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A queue's share of a cluster's GPUs, as a ClusterQueue of Kueue says it; None: no limit.
+
+    What a queue does not use others of its cohort borrow, up to their `borrowing_limit` beyond `nominal`; it lends no
+    more than `lending_limit`. `within`, `reclaim`: whom its jobs may stop, in the queue and in the cohort.
+    """
+
+    name: str
+    nominal: int
+    cohort: str = ""
+    borrowing_limit: int | None = None
+    lending_limit: int | None = None
+    strict: bool = False  # the first job of the queue blocks the others
+    within: str = "Never"  # LowerPriority, LowerOrNewerEqualPriority
+    reclaim: str = "Never"  # LowerPriority, Any
+
+    @property
+    def guaranteed(self) -> int:
+        """GPUs that it never lends."""
+        return 0 if self.lending_limit is None else max(self.nominal - self.lending_limit, 0)
+
+
+@dataclass
+class Notes:
+    """What was not understood, or is taken for something else: jobs by reason."""
+
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, job: str) -> None:
+        """One more job."""
+        self.jobs.setdefault(reason, []).append(job)
+
+    def rows(self) -> tuple[Unread, ...]:
+        """By reason, in the order met."""
+        return tuple(Unread(reason, len(jobs), tuple(jobs[:5])) for reason, jobs in self.jobs.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +80,16 @@ class Jobs:
     model: Sequence[str]
     user: Sequence[str]
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further columns of this layout, as texts
+    not_understood: tuple[Unread, ...] = ()
+    quotas: tuple[Quota, ...] = ()  # of the queues that the file names
 
     def __len__(self) -> int:
         return len(self.name)
+
+    def further(self, column: str) -> Floats:
+        """A further column as numbers; NaN where it does not say, or says no number."""
+        texts = self.columns.get(column)
+        return np.full(len(self), np.nan) if texts is None else np.array([number_of(text or "x") for text in texts])
 
     def where(self, index: int) -> str:
         """Where a job stands, for messages."""
@@ -50,8 +106,10 @@ class Jobs:
 
 def held_at_once(jobs: Jobs) -> int:
     """The most GPUs that jobs held at one time, by the trace's own starts; 0 where it says none."""
-    began = np.flatnonzero((jobs.duration_s > 0) & ~np.isnan(jobs.start_s))
-    times = np.concatenate([jobs.start_s[began], jobs.start_s[began] + jobs.duration_s[began]])
+    end = jobs.further("end_s")
+    start = np.where((jobs.further("log_restarts") > 0) & ~np.isnan(end), end - jobs.duration_s, jobs.start_s)
+    began = np.flatnonzero((jobs.duration_s > 0) & ~np.isnan(start))
+    times = np.concatenate([start[began], start[began] + jobs.duration_s[began]])
     change = np.concatenate([jobs.gpus[began], -jobs.gpus[began]])
     held = np.cumsum(change[np.lexsort((change, times))])  # at one time ends come first
     return int(held.max(initial=0))

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from windtunnel.studies.fleet.traits import Traits
 
-POLICY = Traits(name="current", asks="log", loop="log", needs=frozenset({"duration", "start"}), restarts=False)
+POLICY = Traits(name="current", asks="log", loop="log", needs=frozenset({"start"}), restarts=False)

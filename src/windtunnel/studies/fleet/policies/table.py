@@ -12,6 +12,7 @@ from windtunnel.studies.fleet.policies import (
     gavel,
     gittins,
     hybrid,
+    kueue,
     log,
     lyra,
     optimus,
@@ -19,6 +20,7 @@ from windtunnel.studies.fleet.policies import (
     pollux,
     queues,
     sia,
+    slurm,
     srtf,
     themis,
     tiresias,
@@ -29,6 +31,8 @@ POLICIES: Mapping[str, Traits] = {
     traits.name: traits
     for traits in (
         *queues.POLICIES,
+        slurm.POLICY,
+        kueue.POLICY,
         tiresias.POLICY,
         gittins.POLICY,
         srtf.POLICY,

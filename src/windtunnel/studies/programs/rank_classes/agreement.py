@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from windtunnel.studies.programs.communication import Communication
+from windtunnel.studies.programs.rank_classes.findings import Finding
 
 if TYPE_CHECKING:
     from windtunnel.studies.programs.job import CapturedJob
@@ -90,22 +91,22 @@ def book_of_some(programs: Mapping[int, RankProgram]) -> Book:
     return book
 
 
-def disagreement(book: Book) -> str:
-    """What does not fit first, for a person; "" where all does."""
+def disagreement(book: Book) -> Finding | None:
+    """What does not fit first."""
     for kind, meetings in book.meetings.items():
         for meeting in meetings:
             found = _collectives(book, kind, meeting) or _messages(book, kind, meeting)
             if found:
                 return found
-    return ""
+    return None
 
 
-def _collectives(book: Book, kind: object, meeting: Meeting) -> str:
+def _collectives(book: Book, kind: object, meeting: Meeting) -> Finding | None:
     lists = {
         run: [one for one in book.calls_of(run, kind) if not one.made.is_message] for run in set(meeting.runs) - {-1}
     }
     if len(lists) < 2:
-        return ""
+        return None
     places = {run: meeting.runs.index(run) for run in lists}
     first, *others = sorted(lists, key=lambda run: places[run])
     for other in others:
@@ -117,11 +118,26 @@ def _collectives(book: Book, kind: object, meeting: Meeting) -> str:
             if why:
                 ranks = [meeting.members[places[run]] for run in (first, other)]
                 said = [_text(book, run, call) for run, call in ((first, one), (other, its))]
-                return (
+                line = _line(book, other, its) or _line(book, first, one)
+                text = (
                     f"collective {number + 1} of the step in group {meeting.name!r} (ranks {_ranks(meeting.members)}):"
                     f" rank {ranks[0]} {said[0]}, rank {ranks[1]} {said[1]}: {why}"
                 )
-    return ""
+                return Finding(_KINDS.get(why, "order"), (ranks[1],), meeting.name, line, text)
+    return None
+
+
+_KINDS = {
+    "a member that skips a collective makes the others wait for ever": "skipped",
+    "they do not agree on the root": "root",
+    "they do not agree on the reduction": "reduction",
+    "they do not agree on the dtype": "dtype",
+    "they do not agree on the shape": "shape",
+}
+
+
+def _line(book: Book, run: int, call: Call | None) -> str:
+    return book.programs[run].ops[call.op].line if call is not None else ""
 
 
 def _differs(one: Communication | None, other: Communication | None) -> str:
@@ -151,7 +167,7 @@ def _text(book: Book, run: int, call: Call | None) -> str:
         return "calls nothing"
     made, op = call.made, book.programs[run].ops[call.op]
     size = "" if made.kind == "barrier" else f" of {made.bytes:,} bytes"
-    where = f" in {op.module}" if op.module else ""
+    where = (f" at {op.line}" if op.line else "") + (f" in {op.module}" if op.module else "")
     reduction = f" ({made.reduce_op})" if made.reduce_op else ""
     return f"calls {made.kind}{reduction}{size}{' ' + made.dtype if made.dtype else ''}{where}"
 
@@ -161,19 +177,21 @@ def _ranks(members: Sequence[int]) -> str:
     return shown if len(members) <= 4 else f"{shown}, ... {members[-1]}"
 
 
-def _messages(book: Book, kind: object, meeting: Meeting) -> str:
+def _messages(book: Book, kind: object, meeting: Meeting) -> Finding | None:
     sent: dict[tuple[int, int], list[Communication]] = {}
     received: dict[tuple[int, int], list[Communication]] = {}
+    lines: dict[int, str] = {}  # of each message, by identity
     size = len(meeting.members)
     known = [place for place, run in enumerate(meeting.runs) if run >= 0]
     if not any(one.made.is_message for run in set(meeting.runs) for one in book.calls_of(run, kind)):
-        return ""
+        return None
     for place in known:
         for call in book.calls_of(meeting.runs[place], kind):
             if not call.made.is_message:
                 continue
+            lines[id(call.made)] = _line(book, meeting.runs[place], call)
             if call.made.peer < 0:
-                return ""  # whoever sends: any pair may fit
+                return None  # whoever sends: any pair may fit
             other = _other_place(call.made, place, size)
             if meeting.runs[other] < 0:
                 continue
@@ -181,19 +199,24 @@ def _messages(book: Book, kind: object, meeting: Meeting) -> str:
             (sent if call.made.kind == "send" else received).setdefault(pair, []).append(call.made)
     for pair in dict.fromkeys((*sent, *received)):
         gives, takes = sent.get(pair, []), received.get(pair, [])
-        one, other = (meeting.members[place] for place in pair)
+        one, other = pair_ranks = (meeting.members[pair[0]], meeting.members[pair[1]])
         if len(gives) != len(takes):
-            return (
+            line = next((lines[id(call)] for call in (*gives, *takes)), "")
+            text = (
                 f"in group {meeting.name!r} rank {one} sends {len(gives)} message{'s' * (len(gives) != 1)} a step to"
-                f" rank {other}, which receives {len(takes)}"
+                f" rank {other}, which receives {len(takes)}{' at ' + line if line else ''}"
             )
+            return Finding("message", pair_ranks, meeting.name, line, text)
         for number, (give, take) in enumerate(zip(_by_tag(gives), _by_tag(takes), strict=True)):
             if give.bytes != take.bytes and not (give.is_control or take.is_control):
-                return (
+                at = [f" at {lines[id(call)]}" if lines[id(call)] else "" for call in (give, take)]
+                text = (
                     f"in group {meeting.name!r} message {number + 1} from rank {one} to rank {other} has {give.bytes:,}"
-                    f" bytes {give.dtype}, and is received as {take.bytes:,} bytes {take.dtype}"
+                    f" bytes {give.dtype}{at[0]}, and is received as {take.bytes:,} bytes {take.dtype}{at[1]}"
                 )
-    return ""
+                line = lines[id(give)] or lines[id(take)]
+                return Finding("message", pair_ranks, meeting.name, line, text)
+    return None
 
 
 def _by_tag(messages: Sequence[Communication]) -> list[Communication]:
@@ -218,8 +241,8 @@ class _Mover:
     begun: dict[int, tuple[object, ...]] = field(default_factory=dict)  # op -> what it is one end of
 
 
-def deadlock(job: CapturedJob, *, eager_sends: bool = False) -> str:
-    """Who waits for whom for ever, for a person; "" where nobody does.
+def deadlock(job: CapturedJob, *, eager_sends: bool = False) -> Finding | None:
+    """Who waits for whom for ever; None where nobody does.
 
     `eager_sends`: a send is done when it is begun, as of small messages on a CPU.
     """
@@ -279,7 +302,14 @@ def deadlock(job: CapturedJob, *, eager_sends: bool = False) -> str:
         for rank, mover in moved.items()
         if mover.at < len(job.programs[mover.run].ops) and (found := waits_for(mover)) is not None
     }
-    return "; ".join(_waiting(job, moved[rank], stuck) for rank in _circle(stuck)) if stuck else ""
+    if not stuck:
+        return None
+    circle = _circle(stuck)
+    first = stuck[circle[0]][0]
+    op = job.programs[moved[circle[0]].run].ops[first]
+    group = job.families[kind_of[moved[circle[0]].run, first]].name  # type: ignore[call-overload]
+    text = "; ".join(_waiting(job, moved[rank], stuck) for rank in circle)
+    return Finding("deadlock", tuple(circle), group, op.line, text)
 
 
 def _circle(stuck: Mapping[int, tuple[int, set[int]]]) -> list[int]:
@@ -298,7 +328,7 @@ def _waiting(job: CapturedJob, mover: _Mover, stuck: Mapping[int, tuple[int, set
     number, missing = stuck[mover.rank]
     op = job.programs[mover.run].ops[number]
     assert op.communication is not None
-    where = f" in {op.module}" if op.module else ""
+    where = (f" at {op.line}" if op.line else "") + (f" in {op.module}" if op.module else "")
     kind = f"a {op.communication.kind} ({op.phase}{where})"
     return f"rank {mover.rank} waits in {kind} for rank {', '.join(map(str, sorted(missing)[:3]))}"
 

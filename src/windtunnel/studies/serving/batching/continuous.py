@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import final
 
 from windtunnel.studies.serving.batching.plan import Plan, State
-from windtunnel.studies.serving.replica.rules import expected_share
+from windtunnel.studies.serving.replica.rules import Rules, expected_share
 from windtunnel.studies.serving.replica.sequence import Sequence
 
 
@@ -77,7 +77,7 @@ class ContinuousBatching:
     ) -> None:
         rules, size = state.rules, state.rules.block_size
         running = len(decoding) + len(partial)
-        promised = sum(_final_blocks(one, size) for one in (*decoding, *partial))
+        promised = sum(_final_blocks(one, rules) for one in (*decoding, *partial))
         lacking = sum(one.output - one.generated for one in (*decoding, *partial))
         for one in state.waiting:
             if budget <= 0 or running >= rules.max_num_seqs:
@@ -85,11 +85,11 @@ class ContinuousBatching:
             n = min(one.known, budget, rules.longest_chunk)
             if n < one.known and not rules.chunked and (plan.chunks or one.known <= rules.longest_whole):
                 return
-            blocks = -(-one.known // size)
+            blocks = -(-one.known // size) + rules.beside_blocks
             if running == 0:
                 fits = blocks + kept <= free
             elif rules.reserve == "output":
-                fits = promised + _final_blocks(one, size) <= state.pool.total and blocks + kept <= free
+                fits = promised + _final_blocks(one, rules) <= state.pool.total and blocks + kept <= free
             elif rules.reserve == "ratio":
                 ratio = expected_share(rules.reserve_ratio, state.steps - self._ratio_from)
                 expected = ratio * lacking + (one.output - one.generated) * ratio
@@ -102,7 +102,7 @@ class ContinuousBatching:
             running += 1
             budget -= n
             free -= blocks
-            promised += _final_blocks(one, size)
+            promised += _final_blocks(one, rules)
             lacking += one.output - one.generated
 
 
@@ -111,5 +111,5 @@ def _growth(decoding: list[Sequence], size: int) -> int:
     return sum(1 for one in decoding if one.context % size == 0)
 
 
-def _final_blocks(one: Sequence, size: int) -> int:
-    return -(-(one.prompt + one.output) // size)
+def _final_blocks(one: Sequence, rules: Rules) -> int:
+    return -(-(one.prompt + one.output) // rules.block_size) + rules.beside_blocks

@@ -18,7 +18,7 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.studies.serving.build import Engine, engine_of, kv_format
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.server import Disaggregated
-from windtunnel.studies.serving.engines.profile import Profile
+from windtunnel.studies.serving.engines.profile import Profile, load_engine
 from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
@@ -113,10 +113,17 @@ class Pools:
 
 def pools_of(model: Model, cluster: Cluster, prefill: tuple[int, Deployment], decode: tuple[int, Deployment]) -> Pools:
     """Price both pools. Raises LayoutError, SpecError."""
-    first = engine_of(model, cluster, prefill[1])
+    first = engine_of(model, cluster, prefill[1], profile=_connected(prefill[1].engine))
     # Admission on the prefill side needs the prompt's blocks only: no answer grows there.
     first = replace(first, rules=replace(first.rules, reserve="prompt", lag=False))
-    return Pools(first, engine_of(model, cluster, decode[1]), prefill[0], decode[0])
+    second = engine_of(model, cluster, decode[1], profile=_connected(decode[1].engine))
+    return Pools(first, second, prefill[0], decode[0])
+
+
+def _connected(engine: str) -> Profile:
+    """With a connector between pools vLLM has no hybrid cache: windows are kept in full (vllm/config/vllm.py)."""
+    profile = load_engine(engine)
+    return replace(profile, windows="full") if profile.windows == "freed" else profile
 
 
 def run_pools(

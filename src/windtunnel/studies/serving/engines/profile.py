@@ -75,9 +75,12 @@ class Profile:
     gather: int = 0  # 0 = one for every attention rank
     receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
+    reserved_rank_bytes: float = 0.0  # the same where a replica has several GPUs: buffers of their collectives
+    windows: Literal["full", "freed", "pool"] = "full"  # how layers that keep a window are cached: kv/capacity.py
+    window_share: float = 0.8  # with `pool`: tokens of the windows' pool over those of the other
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
     expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
-    by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that hold count
+    by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that says a field
     kv: str = "bf16"
     kv_quantised: str = "bf16"  # with weights below 16 bits
     # On Blackwell with weights below 16 bits: NVIDIA's checkpoints say so, and launch scripts of published runs
@@ -95,6 +98,10 @@ class Profile:
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
+    # The same per sum and node beyond the first: no kernel of one node serves, and small messages wait for proxies.
+    # Read off two runs of reinforcement learning (bf16 DeepSeek-V3 over four nodes, GLM-4.5 over two), no benchmark:
+    # the band is wide there.
+    node_sum_s: float = 1.5e-4
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
@@ -103,6 +110,7 @@ class Profile:
     # FP8 experts on Blackwell, whole ones spread over GPUs: share of the time per further token beyond 512, where those
     # that were timed are not the engine's own kernels. How much it does is in the band.
     expert_marginal_blackwell_fp8: float = 1.0
+    decode_factor: float = 1.0  # of dense products and small kernels where nobody is prefilled
     attention_factor: float = 1.0
     prefill_factor: float = 1.0
     quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits
@@ -114,7 +122,8 @@ class Profile:
     uneven_exchange_hop: float = 0.0
     prefill_attention_factor: float = 1.0
     cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
-    first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
+    first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, detokeniser, the client itself
+    prompt_token_s: float = 2.0e-6  # tokenising, of each token: half a million a second of a core
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     band: float = 0.15  # log half-width of p5 to p95 of a step time
@@ -122,9 +131,11 @@ class Profile:
     notice: str = ""  # what has to be said of that choice
 
     def on(self, gpu: Gpu) -> Profile:
-        """With the engine's defaults on this GPU."""
-        held = next((one.fields for one in self.by_gpu if one.hold_on(gpu)), ())
-        return replace(self, **dict(held))
+        """With the engine's defaults on this GPU: of several that say a field the first."""
+        held: dict[str, Any] = {}
+        for one in reversed(self.by_gpu):
+            held |= dict(one.fields) if one.hold_on(gpu) else {}
+        return replace(self, **held)
 
     def padded(self, batch: int) -> tuple[int, bool]:
         """(batch that is computed, whether it runs as a captured graph)."""

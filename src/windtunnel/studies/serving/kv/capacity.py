@@ -1,27 +1,72 @@
 """How many blocks of KV cache a rank has.
 
     bytes of a token     2 x layers x KV heads / tp x head size x bytes, KV heads not split below one;
-                         MLA: layers x (latent + rotary) x bytes, on every tensor-parallel rank
+                         MLA: layers x (latent + rotary) x bytes, on every tensor-parallel rank; behind an indexer in
+                         8 bits with 4-byte scales for 128 numbers, rotary part in 16, and the indexer's keys as well
     capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM, SGLang);
                          activations: the step's layers, or what draws its tokens where that is more
                          (usable memory - weights - activations - reserved) x utilisation (TensorRT-LLM; activations
                          with what experts need for the tokens of all ranks, and what the largest graph draws from)
 
-Windowed layers are counted in full, as engines without a hybrid cache do.
+Layers that keep a window or a state beside layers that keep every token (`windows` of the engine's profile):
+
+    full     windows count like the others: engines before they had hybrid caches, and with a connector between pools
+    freed    layers of one kind form groups of equal size, and a block is one of a group: vLLM since 0.11
+                 group  = fewest layers of a kind; the most, where that is less than 1.5 times as many
+                 block  = tokens of a block x bytes of a token x group
+                 held   = groups of full layers x ceil(length / tokens) + groups of states
+                          + groups of windows x (ceil(window / tokens) + 1)
+             windows and states are held beside a sequence's tokens, whatever its length
+    pool     a second pool whose tokens are a share of the first's (SGLang: swa_full_tokens_ratio)
+
+What vLLM prints is its concurrency at the longest request times that request's length.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from windtunnel.physics.cost.inference.formats import MARLIN, WEIGHT_BYTES, marlin_sizes
 from windtunnel.physics.hardware.cluster import Cluster
-from windtunnel.physics.model.architecture import Layer, Model
+from windtunnel.physics.model.architecture import Attention, Layer, Model
+from windtunnel.physics.model.mixers import Indexed
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import Profile
 
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
+ALIGNED = 16  # tokens by which vLLM lengthens a block until a state has room in its page
 ACTIVATIONS = 10.0  # bytes per token of the budget, times the widest row: what a layer holds at once, in 2 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A cache's blocks on one GPU: `groups` of layers keep every token, windows and states beside them.
+
+    `unit`: bytes of one block of one group; `windows`: (groups, window, tokens of a block); `states`: bytes.
+    """
+
+    unit: float
+    block: int
+    groups: int
+    windows: tuple[tuple[int, int, float], ...]
+    states: float
+
+    @property
+    def token_bytes(self) -> float:
+        """Of one more token of a long sequence."""
+        return self.groups * self.unit / self.block
+
+    @property
+    def beside_bytes(self) -> float:
+        """What a long sequence holds beside its tokens while it decodes."""
+        return self.states + sum(n * (math.ceil(window / size) + 1) for n, window, size in self.windows) * self.unit
+
+    def printed_tokens(self, kv: float, longest: int, budget: int) -> int:
+        """As vLLM prints it; a window is admitted with a whole step's tokens."""
+        held = self.groups * -(-longest // self.block)
+        held += sum(n * (math.ceil(min(window - 1 + budget, longest) / size) + 1) for n, window, size in self.windows)
+        return max(0, int(kv // self.unit / (held + self.states / self.unit) * longest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +76,73 @@ class Memory:
     weights: float
     activations: float
     reserved: float
-    kv_per_token: float
     kv: float  # what is left for the cache; not above zero: the model does not fit
+    cache: Cache
+
+    @property
+    def kv_per_token(self) -> float:
+        """Bytes of a token."""
+        return self.cache.token_bytes
 
     @property
     def tokens(self) -> int:
-        """Tokens that the cache holds."""
+        """Tokens that the cache holds, of sequences that keep nothing beside them."""
         return max(0, int(self.kv / self.kv_per_token)) if self.kv_per_token else 2**40 * (self.kv > 0.0)
 
 
 def kv_bytes_per_token(model: Model, deployment: Deployment, kv: str) -> float:
-    """Cache bytes of one token on one GPU."""
-    total = 0.0
-    for layer, count in model.distinct_layers():
-        total += count * layer.attention.cache_width(deployment.tp) * KV_BYTES[kv]
+    """Cache bytes of one token on one GPU, windows counted in full."""
+    total = sum(count * _token_bytes(layer.attention, deployment.tp, kv) for layer, count in model.distinct_layers())
     return total / deployment.pp
 
 
-def state_bytes(model: Model, deployment: Deployment) -> float:
-    """Bytes of the fixed states of one sequence on one GPU: heads are divided over tensor parallelism."""
-    whole = sum(count * layer.attention.state_bytes() for layer, count in model.distinct_layers())
-    return whole / deployment.tp / deployment.pp
+def _token_bytes(attention: Attention, tp: int, kv: str) -> float:
+    """Of one layer. vLLM's fp8_ds_mla and SGLang's pool of DeepSeek-V3.2: 656 bytes, and 132 of the indexer."""
+    if not isinstance(attention, Indexed) or kv != "fp8":
+        return attention.cache_width(tp) * KV_BYTES[kv]
+    index = attention.index_dim if attention.index_heads else 0
+    scaled = (attention.kv_lora_rank or 0) + index
+    return scaled * (1.0 + 4.0 / 128) + 2.0 * attention.rope_head_dim
+
+
+def cache_of(model: Model, deployment: Deployment, kv: str, profile: Profile) -> Cache:
+    """How the engine lays out the cache of one GPU."""
+    tp, pp = deployment.tp, deployment.pp
+    block = deployment.block_size or profile.block_size
+    full: dict[float, float] = {}  # bytes of a token -> layers
+    recent: dict[tuple[int, float], float] = {}
+    states: dict[float, float] = {}  # bytes of a sequence -> layers
+    for layer, count in model.distinct_layers():
+        one, layers = layer.attention, count / pp
+        each, state = _token_bytes(one, tp, kv), one.state_bytes() / tp
+        if one.window is not None and not isinstance(one, Indexed) and each:
+            recent[one.window, each] = recent.get((one.window, each), 0.0) + layers
+        elif each:
+            full[each] = full.get(each, 0.0) + layers
+        if state:
+            states[state] = states.get(state, 0.0) + layers
+    whole = sum(each * layers for each, layers in full.items())
+    windows = sum(each * layers for (_, each), layers in recent.items())
+    if not whole or not (recent or states) or profile.windows != "freed":
+        share = profile.window_share if whole and profile.windows == "pool" else 1.0
+        kept = sum(state * layers for state, layers in states.items())
+        return Cache((whole + share * windows) * block, block, 1, (), kept)
+    counts = [*full.values(), *recent.values(), *states.values()]
+    group = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+
+    def groups(layers: float) -> int:
+        return math.ceil(layers / group - 1e-9)
+
+    widest = max(full)  # bytes of a token; all kinds share the page of the widest, and a state has room in one
+    if states:
+        block = max(block, ALIGNED * math.ceil(max(states) / widest / ALIGNED))
+    return Cache(
+        widest * block * group,
+        block,
+        sum(groups(layers) for layers in full.values()),
+        tuple((groups(layers), window, block * widest / each) for (window, each), layers in recent.items()),
+        sum(groups(layers) for layers in states.values()) * widest * block * group,
+    )
 
 
 def weight_bytes(model: Model, deployment: Deployment, mxfp4_experts: str = "") -> float:
@@ -107,11 +198,14 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
         layers += max((_expert_workspace(model, layer, deployment, budget) for layer in model.layers), default=0.0)
     activations = drawing + layers if profile.expert_workspace else max(drawing, layers)
     weights = weight_bytes(model, deployment, profile.mxfp4_experts)
-    activations += seqs * state_bytes(model, deployment)  # of mixers with a fixed state: one for each sequence at once
     share = deployment.gpu_memory_utilization or profile.gpu_memory_utilization
     usable = float(cluster.gpu.usable_memory_bytes)
+    reserved = profile.reserved_bytes + (profile.reserved_rank_bytes if deployment.gpus > 1 else 0.0)
     if profile.utilization_of == "rest":
-        left = share * (usable - weights - activations - profile.reserved_bytes)
+        left = share * (usable - weights - activations - reserved)
     else:
-        left = share * usable - weights - activations - profile.reserved_bytes
-    return Memory(weights, activations, profile.reserved_bytes, kv_bytes_per_token(model, deployment, kv), left)
+        left = share * usable - weights - activations - reserved
+    cache = cache_of(model, deployment, kv, profile)
+    if not cache.unit:  # states alone: one for each sequence at once
+        left -= seqs * cache.beside_bytes
+    return Memory(weights, activations, reserved, left, cache)

@@ -46,6 +46,7 @@ class Replica:
         self.partial: list[Sequence] = []  # admitted, prompt not yet computed
         self.decoding: dict[int, Sequence] = {}  # in the order of admission
         self.tally = Tally()
+        self.load = 0  # requests that are here, and caches on their way
         self.outstanding_tokens = 0  # prompt tokens that wait or are being computed: what routers look at
         self.on_first = on_first  # a prefill-only replica: called with a sequence whose prompt is done; True takes it
         self.next_ns = NEVER
@@ -83,6 +84,7 @@ class Replica:
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request arrives."""
         self.waiting.append(one)
+        self.load += 1
         if self._gate is not None:
             self._gate.arrives(one)
         if self._polls:
@@ -119,11 +121,6 @@ class Replica:
         """Blocks that `steps` more decode steps take."""
         return blocks_of(steps, self._due, self._steps, len(self.decoding))
 
-    @property
-    def load(self) -> int:
-        """Requests that are here."""
-        return len(self.waiting) + len(self.partial) + len(self.decoding) + self._held
-
     def known_blocks(self, names: Listed[int]) -> int:
         """Leading blocks of a prompt that the cache has already."""
         return self.pool.known(names)
@@ -141,7 +138,7 @@ class Replica:
                 self._held -= 1
                 self._join(one)
                 if rules.reserve == "output":
-                    self._promised += -(-(one.prompt + one.output) // rules.block_size)
+                    self._promised += self._final_blocks(one)
             self._adopted.clear()
         batch = len(self.decoding)
         chunks: list[tuple[Sequence, int]] = []
@@ -159,6 +156,8 @@ class Replica:
                 if n > 0:
                     chunks.append((one, n))
                     budget -= n
+                    if one.names:
+                        self._name(one, n)
             if not preempted and self.waiting and budget > 0:
                 if self._gate is not None:
                     self._admit_by_rank(self._gate, chunks, kept)
@@ -229,7 +228,7 @@ class Replica:
                 return  # whole prompts only: it waits for an empty step; one that never fits is taken in pieces
             blocks = -(-one.known // size)
             fresh = pool.fresh_needed(one.names, hit, blocks) if hit else blocks
-            if not self._room_for(one, fresh + kept, running):
+            if not self._room_for(one, fresh + kept + rules.beside_blocks, running):
                 return
             waiting.popleft()
             running += 1
@@ -257,7 +256,7 @@ class Replica:
             blocks = -(-one.known // rules.block_size)
             fresh = self.pool.fresh_needed(one.names, hit, blocks) if hit else blocks
             full = running >= rules.max_num_seqs or self._too_late(one, running)
-            if full or not self._room_for(one, fresh + kept, running):
+            if full or not self._room_for(one, fresh + kept + rules.beside_blocks, running):
                 stay.append(one)
                 break
             running += 1
@@ -276,12 +275,12 @@ class Replica:
             one.shared = list(one.names[:hit])
         pool.lookups += len(one.names)
         pool.hits += hit
-        pool.take(blocks - hit)
+        pool.take(blocks - hit + rules.beside_blocks)
         one.blocks = blocks
         one.computed = hit * size
         one.hit = hit * size
         if rules.reserve == "output":
-            self._promised += -(-(one.prompt + one.output) // size)
+            self._promised += self._final_blocks(one)
         if one.scheduled_ns < 0:
             planned = self._last_start >> SHIFT  # not before it came: the step that ran then may have left nobody
             one.scheduled_ns = max(planned, one.queued_ns) if rules.lag else self._clock >> SHIFT
@@ -293,6 +292,17 @@ class Replica:
             one.computed = one.known - 1
             n = 1
         chunks.append((one, n))
+        if one.names:
+            self._name(one, n)
+
+    def _name(self, one: Sequence, n: int) -> None:
+        """Full blocks have their names from the time that their tokens are planned: siblings in one step share them.
+
+        vLLM: kv_cache_manager.allocate_slots caches blocks when it schedules; SGLang lets one of them go first.
+        """
+        if self.rules.prefix_caching:
+            size, before = self.rules.block_size, one.computed
+            one.shared.extend(self.pool.name(one.names[before // size : (before + n) // size]))
 
     def _too_late(self, one: Sequence, running: int) -> bool:
         """Whether the next step was planned before this request, or the place for it, was there."""
@@ -306,8 +316,7 @@ class Replica:
         if running == 0:  # alone it may have all; one that will never fit is refused before it comes here
             return fresh <= pool.free
         if rules.reserve == "output":
-            final_blocks = -(-(one.prompt + one.output) // size)
-            return self._promised + final_blocks <= pool.total and fresh <= pool.free
+            return self._promised + self._final_blocks(one) <= pool.total and fresh <= pool.free
         if rules.reserve == "ratio":
             ratio = expected_share(rules.reserve_ratio, self._steps - self._ratio_from)
             lacking = self._end_sum - self._steps * len(self.decoding)
@@ -393,7 +402,7 @@ class Replica:
     # --------------------------------------------------------------------------------------------------- end a step
 
     def _end_mixed(self) -> list[Sequence]:
-        rules, pool, length = self.rules, self.pool, self._length
+        pool, length = self.pool, self._length
         self._last_start = self._clock
         self._clock += length
         now_ns = self._clock >> SHIFT
@@ -408,15 +417,10 @@ class Replica:
             self._pop_finished(now_ns, finished)
         elif self.decoding:
             self._stall += length
-        size = rules.block_size
         for one, n in self._chunks:
             tokens += n
-            before = one.computed
-            one.computed = before + n
+            one.computed += n
             self.outstanding_tokens -= n
-            if one.names and rules.prefix_caching:
-                full = one.computed // size
-                one.shared.extend(pool.name(one.names[before // size : full]))
             if one.computed < one.known:
                 continue
             self.partial.remove(one)
@@ -429,6 +433,7 @@ class Replica:
             if self.on_first is not None:
                 self._gone(one)
                 if self.on_first(one):
+                    self.load -= 1
                     continue
             if one.generated >= one.output:
                 one.last_ns = now_ns
@@ -441,6 +446,7 @@ class Replica:
         self._chunks = []
         self._received = self._steps
         self._just_finished = len(finished)
+        self.load -= self._just_finished
         return finished
 
     def _end_run(self) -> list[Sequence]:
@@ -458,6 +464,7 @@ class Replica:
         finished: list[Sequence] = []
         self._pop_finished(self._clock >> SHIFT, finished)
         self._just_finished = len(finished)
+        self.load -= self._just_finished
         return finished
 
     def _count_gaps(self, steps: int, first: int, growth: int, batch: int) -> None:
@@ -532,11 +539,15 @@ class Replica:
             self._gate.leaves(one)
 
     def _give_back(self, one: Sequence, blocks: int) -> None:
-        self.pool.release(blocks, one.shared, self.rules.prefix_caching)
+        self.pool.release(blocks + self.rules.beside_blocks, one.shared, self.rules.prefix_caching)
         one.shared = []
         one.blocks = 0
         if self.rules.reserve == "output":
-            self._promised -= -(-(one.prompt + one.output) // self.rules.block_size)
+            self._promised -= self._final_blocks(one)
+
+    def _final_blocks(self, one: Sequence) -> int:
+        """What a sequence holds at its end."""
+        return -(-(one.prompt + one.output) // self.rules.block_size) + self.rules.beside_blocks
 
     def _make_room(self, needed: int) -> bool:
         """Preempt from the tail until the decoding sequences can have the blocks of their next step.

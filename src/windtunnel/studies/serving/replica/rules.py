@@ -31,6 +31,7 @@ class Rules:
     gather_steps: int = 0  # ... but no longer than so many decode steps
     ranks: int = 1  # above one: attention ranks that wait for each other with their prompts, `gather_steps` at most
     receive_steps: int = 1  # the engine looks for new requests once in so many decode steps, and after prompts
+    beside_blocks: int = 0  # of each sequence beside those of its tokens: windows of recent keys, states
     swap_ticks_per_block: int = 0  # above zero: preempted sequences go to host memory and come back at this price
 
     @property
@@ -44,8 +45,12 @@ def expected_share(start: float, steps: int) -> float:
     return max(RATIO_FLOOR * start, start - (1.0 - RATIO_FLOOR) * start * steps / RATIO_STEPS)
 
 
-def rules_of(profile: Profile, deployment: Deployment, blocks: int, tokens_per_step: float = 1.0) -> Rules:
-    """The rules of a deployment; `blocks` in all. `tokens_per_step` of a sequence: above 1 where tokens are drafted.
+def rules_of(
+    profile: Profile, deployment: Deployment, blocks: int, tokens_per_step: float = 1.0, beside_blocks: int = 0
+) -> Rules:
+    """The rules of a deployment; `blocks` in all, `beside_blocks` of each sequence whatever its length.
+
+    `tokens_per_step` of a sequence: above 1 where tokens are drafted.
 
     A round of a pipeline is as many micro-batches as stages, each scheduled with a budget of tokens of its own.
     """
@@ -69,6 +74,7 @@ def rules_of(profile: Profile, deployment: Deployment, blocks: int, tokens_per_s
         gather=profile.gather if profile.gather_steps and profile.gather else 1,
         gather_steps=in_tokens(profile.gather_steps, tokens_per_step),
         ranks=ranks if profile.gather_steps and not profile.gather else 1,
+        beside_blocks=beside_blocks,
         receive_steps=looks_every(profile.receive_steps, tokens_per_step),
     )
 

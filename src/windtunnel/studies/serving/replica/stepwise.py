@@ -124,7 +124,7 @@ class StepwiseReplica:
             if one.blocks == 0:
                 self.waiting.remove(one)
                 self.running.append(one)
-                one.blocks = -(-one.known // size)
+                one.blocks = -(-one.known // size) + self.rules.beside_blocks
                 pool.take(one.blocks)
                 if one.scheduled_ns < 0:
                     one.scheduled_ns = self._clock >> SHIFT

@@ -12,19 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
-from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions.header import Answer
-from windtunnel.questions.typed import Plain, check_figures, plain
+from windtunnel.questions.typed import Plain, check, check_figures, plain, texts
 from windtunnel.studies.resilience.spot.trace import read_steps
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import QUANTILES
@@ -176,7 +176,6 @@ def _served(played: Played, span_s: float, output: int, gpu_seconds: float, gpu_
     )
 
 
-@typed
 def serve_on_spot(
     model: str | Model,
     cluster: str | Cluster,
@@ -194,13 +193,23 @@ def serve_on_spot(
     second; a machine that goes in it has its notice `notice_s` before. `deployment`: engine and number formats; layouts
     are the policies' choice. Raises SpecError, UnknownNameError, InputFileError, UserError.
     """
+    check(
+        locals(),
+        model=str | Model,
+        cluster=str | Cluster,
+        workload=Workload,
+        trace=str | PathLike,
+        deployment=Deployment | None,
+        notice_s=float,
+        usd_per_gpu_hour=float | None,
+    )
     found = play_policies(
         load_model(model) if isinstance(model, str) else model,
         parse_cluster(cluster) if isinstance(cluster, str) else cluster,
         Deployment() if deployment is None else deployment,
         workload,
         Availability(*read_steps(Path(trace))),
-        policies,
+        texts("policies", policies),
         notice_s=notice_s,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )

@@ -1,0 +1,88 @@
+"""Rows of MLPerf Inference: their lengths are the data sets', their load the scenario's.
+
+    Offline               as many requests in flight as the batch holds, on each of the replicas that fill the machine
+    Server, Interactive   an open loop at the rate that was submitted, its share of each replica
+
+Mean lengths: outputs as published results of v6.0 have them; inputs of OpenOrca (Llama 2), CNN-DailyMail (8B) and the
+rules' set for 405B; of DeepSeek-R1, gpt-oss (summaries) and Mixtral they are not published, and estimates.
+Lengths are uniform between LEAST of the longest and all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from windtunnel.errors import UserError
+from windtunnel.evidence.accuracy.serving.rows import ServingRow
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model
+from windtunnel.studies.serving.build import engine_of
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.engines.profile import load_engine
+from windtunnel.studies.serving.workload.lengths import arrivals, lengths
+from windtunnel.studies.serving.workload.requests import Workload
+
+MEANS = {  # a word of the model's name -> tokens in and out
+    "deepseek-r1": (820, 3880),
+    "gpt-oss-120b": (980, 1310),
+    "llama-2-70b": (294, 294),
+    "llama-3.1-405b": (9428, 685),
+    "llama-3.1-8b": (778, 128),
+    "mixtral-8x7b": (300, 145),
+}
+LEAST = 0.3
+SPAN = 3.0  # lifetimes of a request that an open loop is played for
+STEP_S = 0.05  # a time per token for that, no more
+FEW, MOST, IN_BATCH = 600, 6000, 4096
+SIZES = (1, 2, 4, 8)
+
+
+def is_mlperf(row: ServingRow) -> bool:
+    """Whether a row is one of MLPerf."""
+    return row.text("kind").startswith("mlperf")
+
+
+def laid_out(row: ServingRow, model: Model, deployment: Deployment, cluster: Cluster) -> Deployment:
+    """A layout that is not stated: the fewest GPUs of a node on which the model leaves a third of the memory."""
+    if row.text("tp"):
+        return replace(deployment, max_num_seqs=_number(row, "max_num_seqs"), max_num_batched_tokens=_budget(row))
+    for size in SIZES:
+        one = replace(deployment, tp=size, attn_dp=1, moe_tp=None, moe_ep=None)
+        if size > cluster.n_gpus:
+            break
+        engine = engine_of(model, cluster, one, profile=load_engine(deployment.engine))
+        if engine.fits and engine.memory.kv > cluster.gpu.usable_memory_bytes / 3:
+            return one
+    return replace(deployment, tp=min(SIZES[-1], cluster.n_gpus), moe_tp=None, moe_ep=None)
+
+
+def _number(row: ServingRow, name: str) -> int | None:
+    return row.whole_number(name, 0) if row.number(name) else None
+
+
+def _budget(row: ServingRow) -> int | None:
+    return _number(row, "max_num_batched_tokens")
+
+
+def mlperf_workload(row: ServingRow, replicas: int, batch: int) -> Workload:
+    """The requests of one replica, which holds `batch` sequences. Raises UserError."""
+    name = row.text("model").lower()
+    means = next((both for word, both in MEANS.items() if word in name), None)
+    if means is None:
+        raise UserError(f"{row.text('model')}: the lengths of its data set are not known")
+    longest = [round(2.0 * mean / (1.0 + LEAST)) for mean in means]
+    rate = row.number("request_rate_target")
+    if rate is None:
+        batch = min(batch, IN_BATCH)
+        prompts, outputs = lengths(min(3 * batch, max(MOST, batch)), longest[0], longest[1], LEAST, 0)
+        return Workload(prompts, outputs, None, batch, name="MLPerf offline")
+    rate /= replicas
+    count = round(min(MOST, max(FEW, SPAN * rate * means[1] * STEP_S)))
+    prompts, outputs = lengths(count, longest[0], longest[1], LEAST, 0)
+    return Workload(prompts, outputs, arrivals(count, rate, 1.0, 0), name="MLPerf server")
+
+
+def replicas_of(row: ServingRow, gpus: int) -> int:
+    """How many replicas fill the machine."""
+    return max(1, math.floor((row.number("gpus") or gpus) / gpus))

@@ -1,0 +1,35 @@
+"""`windtunnel fabric --cluster ... --collective all-reduce --bytes 64MiB..8GiB`."""
+
+from __future__ import annotations
+
+from cyclopts import App
+
+from windtunnel.faces.cli.flags import Outputs, command, plain_app
+from windtunnel.faces.cli.output import noted, print_answered, show, wrote
+from windtunnel.questions.fabric import Fabric
+
+
+def fabric_app(*, everything: bool = False) -> App:
+    """`fabric`."""
+    app = plain_app("fabric")
+    app.default(command("fabric", show_fabric, ("report", "full", "json"), everything=everything))
+    return app
+
+
+def show_fabric(question: Fabric, outputs: Outputs) -> int:
+    """Answer, print, write."""
+    from windtunnel.faces.report.fabric import fabric_document
+    from windtunnel.studies.fabric import answer
+
+    found = answer(question)
+    if outputs.report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(fabric_document(found), outputs.report)
+        wrote(outputs.report)
+    if outputs.json:
+        print_answered(question, found)
+    else:
+        noted(found)
+        show(fabric_document(found), full=outputs.full)
+    return 0

@@ -1,1 +1,0 @@
-"""Ranked plans and sweeps."""

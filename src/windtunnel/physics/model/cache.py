@@ -1,0 +1,51 @@
+"""What a decoder keeps of a sequence: bytes that grow with every token, and bytes that are there whatever its length.
+
+A layer that sees a window or a chunk keeps no more tokens than that; one with a fixed state keeps the state (fp32) and
+the last inputs of its convolution; latents and keys of indexers are on every tensor-parallel rank, heads are divided
+and KV heads not below one. Counted as kernels keep them: a key that is its value stands once (DeepSeek V4).
+"""
+
+from __future__ import annotations
+
+from windtunnel.physics.model.architecture import Attention, Model
+from windtunnel.physics.model.mixers import Compressed, Recurrent
+
+
+def growing_bytes(attention: Attention, element_bytes: float = 2.0, tp: int = 1) -> float:
+    """Of one more token in one layer on one of `tp` ranks, once the context is longer than any window."""
+    bounded = attention.window is not None and not isinstance(attention, Compressed)
+    return 0.0 if bounded else element_bytes * attention.cache_width(tp)
+
+
+def fixed_bytes(attention: Attention, element_bytes: float = 2.0, tp: int = 1) -> float:
+    """Of one sequence in one layer on one of `tp` ranks, whatever its length: a full window, or a state."""
+    if isinstance(attention, Recurrent):
+        return attention.state_bytes() / min(tp, attention.heads)
+    if isinstance(attention, Compressed):
+        return attention.state_bytes() / 2.0 * element_bytes
+    return element_bytes * attention.cache_width(tp) * (attention.window or 0)
+
+
+def kept_bytes(attention: Attention, context: float, element_bytes: float = 2.0, tp: int = 1) -> float:
+    """Of one sequence of `context` tokens in one layer on one of `tp` ranks."""
+    if isinstance(attention, Recurrent):
+        return fixed_bytes(attention, element_bytes, tp)
+    if isinstance(attention, Compressed):
+        window = fixed_bytes(attention, element_bytes, tp) * min(1.0, context / (attention.window or 1))
+        return window + context * growing_bytes(attention, element_bytes, tp)
+    return element_bytes * attention.cache_width(tp) * min(context, attention.window or context)
+
+
+def kv_bytes_per_token(model: Model, element_bytes: float = 2.0, tp: int = 1) -> float:
+    """Of one more token in all layers."""
+    return sum(n * growing_bytes(layer.attention, element_bytes, tp) for layer, n in model.distinct_layers())
+
+
+def state_bytes_per_sequence(model: Model, element_bytes: float = 2.0, tp: int = 1) -> float:
+    """Of one sequence in all layers, whatever its length."""
+    return sum(n * fixed_bytes(layer.attention, element_bytes, tp) for layer, n in model.distinct_layers())
+
+
+def sequence_bytes(model: Model, context: float, element_bytes: float = 2.0, tp: int = 1) -> float:
+    """Of one sequence of `context` tokens in all layers."""
+    return sum(n * kept_bytes(layer.attention, context, element_bytes, tp) for layer, n in model.distinct_layers())

@@ -1,1 +1,0 @@
-"""Each family of config.json, read into a Model."""

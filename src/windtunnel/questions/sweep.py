@@ -1,0 +1,49 @@
+"""What `sweep`, `sweep table`, `techniques` and `model` are asked: what there is in a file or a catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from windtunnel.questions.about import STRICT, About
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """A question over many points. Where it runs, and where its table goes, is no part of it."""
+
+    __pydantic_config__: ClassVar = STRICT
+    verb: ClassVar[str] = "sweep"
+    positional: ClassVar[tuple[str, ...]] = ("study",)
+    study: Annotated[str, About("A study in YAML (docs/planning.md).")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTable:
+    """The best rows of a table that a sweep wrote."""
+
+    __pydantic_config__: ClassVar = STRICT
+    verb: ClassVar[str] = "sweep table"
+    positional: ClassVar[tuple[str, ...]] = ("table",)
+    table: Annotated[str, About("A table that a sweep wrote.")]
+    show: Annotated[str, About("The best Y at each X, e.g. mfu_vs_plan.tp (time_vs_gpus).")] = "time_vs_gpus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Techniques:
+    """What techniques there are."""
+
+    __pydantic_config__: ClassVar = STRICT
+    verb: ClassVar[str] = "techniques"
+    positional: ClassVar[tuple[str, ...]] = ("name",)
+    name: Annotated[str | None, About("One technique alone.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a model is made of."""
+
+    __pydantic_config__: ClassVar = STRICT
+    verb: ClassVar[str] = "model"
+    positional: ClassVar[tuple[str, ...]] = ("config",)
+    config: Annotated[str, About("A model of the catalogue, or the path of a config.json.")]

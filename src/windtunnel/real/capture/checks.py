@@ -1,0 +1,202 @@
+"""What is held against each other when ranks have been run, and what that says about the real job."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from windtunnel.real.capture.arguments import Launch
+from windtunnel.real.capture.processes.conditions import branches_on, calls_not_reached
+from windtunnel.real.capture.processes.scheduler import ScriptError, Workers
+from windtunnel.studies.programs.program_file import read_program
+from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, compare
+
+MOST_RANKS = 64  # that a finding names where it may be any
+MOST_NOT_REACHED = 12
+CALLS = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast"),
+    *("all_to_all", "all_to_all_single", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv"),
+    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "batch_isend_irecv"),
+)
+
+
+class FindingsError(ScriptError):
+    """The real job would hang or crash. `document` has `findings`, and what else is known of the script."""
+
+    def __init__(self, message: str, details: str, document: Mapping[str, Any]) -> None:
+        self.document = document
+        super().__init__(message, details)
+
+
+class Checks:
+    """Of one capture. Raises FindingsError where something is found that would end the real job."""
+
+    def __init__(self, launch: Launch, device: Literal["cuda", "cpu"], workers: Workers) -> None:
+        self._launch, self._device, self._workers = launch, device, workers
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self._compared = ""
+
+    def explain(self, error: ScriptError) -> None:
+        """Say what ended a capture, where that is a fault of the script that would end the real job too."""
+        if isinstance(error, FindingsError):
+            return
+        self.findings += compare(self._logs(), self._launch.world_size)
+        fatal = [one for one in self.findings if one.is_fatal]
+        if fatal:
+            self._refuse(f"{fatal[0].text} ({error})", error.details)
+        if error.finding is not None:
+            self.findings.append(error.finding)
+            self._refuse(str(error), error.details)
+
+    def compare_calls(self) -> None:
+        """All calls of the ranks that were run, and what they read too early."""
+        races: dict[tuple[str, str], Finding] = {}
+        for outcome in self._workers.outcomes.values():
+            for one in outcome.get("races", ()):
+                found = Finding(**{**one, "ranks": tuple(one["ranks"])})
+                before = races.get((found.line, found.group))
+                ranks = (*before.ranks, *found.ranks) if before is not None else found.ranks
+                text = before.text if before is not None else found.text
+                races[found.line, found.group] = Finding(found.kind, ranks, found.group, found.line, text, CORRUPT)
+        self.findings += races.values()
+        found_now = compare(self._logs(), self._launch.world_size)
+        self.findings[:0] = found_now
+        if found_now:
+            self._refuse(f"the job could not run: {found_now[0].text}; compared were {self._who()}")
+
+    def compare_programs(self, document: Mapping[str, Any], files: Mapping[int, Path], *, whole: bool) -> None:
+        """The captured step of every class of ranks. `whole`: it is known of every rank whose class it is of."""
+        from windtunnel.studies.programs.folder import load_job, publish
+        from windtunnel.studies.programs.rank_classes.agreement import book_of, book_of_some, deadlock, disagreement
+
+        self._compared = self._who()
+        late = None
+        if not whole:
+            played = f"{len(self._workers.outcomes):,} of {self._launch.world_size:,} ranks"
+            self._compared = f"{played} with each other; nothing is known of the others"
+            found = disagreement(book_of_some({rank: read_program(path) for rank, path in files.items()}))
+        else:
+            assert self._workers.folder is not None
+            draft = self._workers.folder / "draft"
+            publish(draft, document, files)
+            job = load_job(draft)
+            found = disagreement(book_of(job))
+            if found is None:
+                found = deadlock(job)
+                if found is not None and self._device == "cpu" and deadlock(job, eager_sends=True) is None:
+                    found, late = None, found
+        if found is not None:
+            self.findings.insert(0, found)
+            self._refuse(f"the job could not run: {found.text}; compared were {self._compared}")
+        if late is not None:
+            self.notes.append(
+                f"on GPUs the job would hang: {late.text}; on CPUs it runs as long as gloo takes the messages at once"
+            )
+
+    def compare_own_data(self, task: Mapping[str, Any]) -> None:
+        """Whether what a rank reads of its own data alone decides what it calls: it is run again, and reads others."""
+        rank = min(self._workers.outcomes)
+        outcome, logs = self._workers.outcomes[rank], self._logs()
+        reads = [_split(line) for line in outcome.get("own_reads", ())]
+        deciding = [(path, line) for path, line in reads if branches_on(path, line)]
+        if not deciding or rank not in logs:
+            return
+        for value in (1e-12, math.inf):
+            after = self._workers.again(rank, {**task, "own": value, "goes_on": False})
+            other = self._log("own")
+            if after is None or other is None or (after["status"] != "ok" and not after.get("ended")):
+                continue
+            pair = first_call_that_differs(logs[rank], other, ends=after["status"] != "ok")
+            if pair is None:
+                continue
+            mine, its = pair
+            call = mine or its
+            assert call is not None
+            path, line = deciding[-1]
+            where = f"{_short(path, outcome)}:{line}"
+            group = logs[rank].groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
+            said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in (mine, its)]
+            text = (
+                f"what a rank reads at {where} comes from its own data alone, and decides what it calls: as it is,"
+                f" {said[0]}; where it is {value:g}, {said[1]}. Ranks with other data part here and wait for ever:"
+                " reduce the value among the ranks first"
+            )
+            ranks = tuple(range(min(self._launch.world_size, MOST_RANKS)))
+            self.findings.insert(0, Finding("data", ranks, group, where, text))
+            self._refuse(f"the job could hang: {text}")
+
+    def not_reached(self) -> list[str]:
+        """Calls that stand in the script and that no rank came to."""
+        seen = {entry.line for log in self._logs().values() for entry in log.entries}
+        files: dict[str, str] = {}
+        for outcome in self._workers.outcomes.values():
+            files |= outcome.get("files", {})
+        lines = calls_not_reached(files, seen, CALLS)
+        shown = [f"{line} was not reached" for line in lines[:MOST_NOT_REACHED]]
+        more = len(lines) - len(shown)
+        return [*shown, *([f"... and {more} more calls were not reached"] if more > 0 else [])]
+
+    def document(self) -> dict[str, Any]:
+        """What was found, and what was compared."""
+        return {"findings": [one.to_dict() for one in self.findings], "compared": self._compared}
+
+    # ----
+
+    def _refuse(self, message: str, details: str = "") -> NoReturn:
+        document = {
+            "script": {"line": self._launch.line, "arguments": list(self._launch.arguments)},
+            "world_size": self._launch.world_size,
+            "period_steps": None,
+            "not_seen": [],
+            "notes": list(self.notes),
+            **self.document(),
+            "compared": self._compared or self._who(),
+        }
+        raise FindingsError(message, details, document) from None
+
+    def _who(self) -> str:
+        played = len(self._workers.outcomes)
+        alike = "" if played == self._launch.world_size else "; the others are taken to be like these"
+        return f"{played:,} of {self._launch.world_size:,} ranks with each other{alike}"
+
+    def _logs(self) -> dict[int, CallLog]:
+        folder = self._workers.folder
+        assert folder is not None
+        ranks = [path.stem.removeprefix("calls_") for path in folder.glob("calls_*.json")]
+        logs = {int(rank): self._log(rank) for rank in ranks if rank.isdigit()}
+        return {rank: log for rank, log in sorted(logs.items()) if log is not None}
+
+    def _log(self, rank: str) -> CallLog | None:
+        assert self._workers.folder is not None
+        path = self._workers.folder / f"calls_{rank}.json"
+        return CallLog.from_plain(json.loads(path.read_bytes())) if path.exists() else None
+
+
+def _split(line: str) -> tuple[str, int]:
+    path, _, number = line.rpartition(":")
+    return path, int(number)
+
+
+def _short(path: str, outcome: Mapping[str, Any]) -> str:
+    files = outcome.get("files", {})
+    return str(files.get(path) or files.get(str(Path(path).resolve())) or path)
+
+
+def first_call_that_differs(
+    one: CallLog, other: CallLog, *, ends: bool
+) -> tuple[CallEntry | None, CallEntry | None] | None:
+    """The first calls that differ between two logs; with `ends`, the other script was over where its log is."""
+    for mine, its in zip(one.entries, other.entries, strict=False):
+        if _identity(one, mine) != _identity(other, its):
+            return mine, its
+    if ends and len(other.entries) < len(one.entries):
+        return one.entries[len(other.entries)], None
+    return None
+
+
+def _identity(log: CallLog, entry: CallEntry) -> object:
+    return entry.kind, entry.bytes, entry.line, log.groups[entry.group] if entry.group >= 0 else None

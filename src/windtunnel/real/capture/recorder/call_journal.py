@@ -1,0 +1,98 @@
+"""What a rank calls of `torch.distributed` from the start of the script, line by line; and what it reads too early."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+from windtunnel.real.capture.fake_tensors.control_flow import call_site
+from windtunnel.real.capture.recorder.rows import Flight, Rows
+from windtunnel.studies.programs.communication import Communication
+from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, GroupEntry
+
+MOST_ENTRIES = 1 << 20
+MOST_RACES = 8
+
+
+class CallJournal:
+    """Of one recorder. `is_guessed` says whether a size may be made up by now."""
+
+    def __init__(self, rank: int, world_size: int, rows: Rows, is_guessed: Callable[[], bool]) -> None:
+        self._world_size, self._rows, self._is_guessed = world_size, rows, is_guessed
+        self._log = CallLog(rank)
+        self._numbers: dict[tuple[str, int], int] = {}  # (torch's name, id of the members) -> group of the log
+        self._keep: list[tuple[int, ...]] = []
+        self._ops: list[int] = []  # of each entry: the op that comes next
+        self._bounds: list[int] = []  # op with which each step ends
+        self._races: dict[tuple[str, str], Finding] = {}
+        self.line = ""  # of the last call
+
+    # ---- calls
+
+    def note_call(self, call: Communication, group: Any) -> None:
+        """A call is made. `group`: the world's, if there is one."""
+        self.line = call_site(3)
+        number = self._numbers.get((call.group, id(call.members)))
+        if number is None:
+            number = self._numbers[call.group, id(call.members)] = len(self._log.groups)
+            self._keep.append(call.members)
+            name = str(getattr(group, "title", "") or "")
+            self._log.groups.append(GroupEntry(name, call.members, getattr(group, "ordinal", 0)))
+        place = call.members.index(call.peer) if call.peer in call.members else -1
+        module = self._rows.where.place_of(()).module
+        entry = CallEntry(
+            *(0, number, call.kind, call.bytes, call.dtype, call.reduce_op, place, call.tag),
+            *(call.sent_bytes, call.received_bytes, call.is_control, self._is_guessed(), self.line, module),
+        )
+        self._append(entry)
+
+    def note_set_up(self, kind: str, about: str) -> None:
+        """All ranks make a group, or initialise."""
+        self._append(CallEntry(0, -1, kind, line=call_site(3), about=about))
+
+    def _append(self, entry: CallEntry) -> None:
+        if len(self._ops) < MOST_ENTRIES:
+            self._log.entries.append(entry)
+            self._ops.append(self._rows.count())
+
+    # ---- steps
+
+    def end_step(self, bound: int) -> None:
+        """A step ended before this op."""
+        self._bounds.append(bound)
+
+    def forget_steps(self) -> None:
+        """What ended so far were no steps."""
+        self._bounds.clear()
+
+    def log(self, *, is_partial: bool = False) -> CallLog:
+        """All calls of whole steps; of a script that ended none, or that still runs, all."""
+        last = self._bounds[-1] if self._bounds and not is_partial else None
+        entries = [
+            entry._replace(step=bisect_right(self._bounds, op))
+            for entry, op in zip(self._log.entries, self._ops, strict=True)
+            if last is None or op < last
+        ]
+        return CallLog(self._log.rank, self._log.groups, entries, is_partial)
+
+    # ---- races
+
+    def note_race(self, flight: Flight, op: int) -> None:
+        """An op meets bytes that a communication still writes."""
+        line = call_site(4)
+        call = flight.call
+        if (line, flight.line) in self._races or len(self._races) >= MOST_RACES:
+            return
+        number = self._numbers.get((call.group, id(call.members)))
+        group = self._log.groups[number].text(self._world_size) if number is not None else call.group
+        text = (
+            f"rank {self._log.rank} reads or writes at {line} what {call.kind} at {flight.line} in group {group} still"
+            f" writes (op {op}): wait for its handle first, or the values are old, new or a mixture"
+        )
+        self._races[line, flight.line] = Finding("race", (self._log.rank,), group, line, text, CORRUPT)
+
+    @property
+    def races(self) -> list[Finding]:
+        """Reads before `wait`."""
+        return list(self._races.values())

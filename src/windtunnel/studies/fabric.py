@@ -1,0 +1,205 @@
+"""The answer to `fabric`: a collective's time, algorithm and bandwidth for each size, and beside it nccl-tests.
+
+Algorithm bandwidth is bytes over time; bus bandwidth that times the share of the bytes that crosses each rank's links,
+as nccl-tests has it (its PERFORMANCE.md): 2 (n - 1) / n for all-reduce, (n - 1) / n for all-gather, reduce-scatter and
+all-to-all, 1 for the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.bytes import read_text
+from windtunnel.physics.cost.communication.collectives import Group, collective, group_of, latency_and_bandwidth
+from windtunnel.physics.hardware.catalogue import cluster_of
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.questions.fabric import Fabric
+from windtunnel.questions.header import Answer, band_entry
+from windtunnel.units import parse_bytes
+
+SIZES_MOST = 64
+BYTES_MOST = 2**44
+REMEDY = "give the output of an nccl-tests binary such as all_reduce_perf -b 1M -e 8G -f 2 -g 8"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One message. Times in seconds, bandwidths in bytes per second; `measured_s` by nccl-tests, out of place."""
+
+    bytes: int
+    seconds: float
+    p5_s: float
+    p95_s: float
+    algorithm: str
+    protocol: str
+    latency_s: float  # of the time, what a message of no bytes takes
+    algorithm_bandwidth: float
+    bus_bandwidth: float
+    source: str
+    measured_s: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        return None if self.measured_s is None else self.seconds / self.measured_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the ranks of the worst of such groups lie."""
+
+    ranks: int
+    domains: int  # scale-up domains: nodes, or racks of NVL72
+    ranks_per_domain: int
+    domain_gpus: int
+    groups: int  # of that size, over the cluster
+    crosses: str  # the link that its slowest traffic crosses
+
+
+@dataclass(frozen=True, eq=False)
+class FabricResult(Answer):
+    """The sizes in order, and where the ranks are."""
+
+    spec: Mapping[str, Any]
+    collective: str
+    placement: Placement
+    sizes: tuple[Size, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def band(self) -> Mapping[str, Any]:
+        """Of the largest message."""
+        return band_entry("sizes[-1].seconds", self.sizes[-1].p5_s, self.sizes[-1].p95_s)
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """What prices messages."""
+        return {"rests on": sorted({size.source for size in self.sizes})}
+
+    @property
+    def mean_error(self) -> float | None:
+        """Mean of the sizes' errors, without their signs, where any was measured."""
+        errors = [abs(size.error) for size in self.sizes if size.error is not None]
+        return sum(errors) / len(errors) if errors else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        rows = [{**asdict(size), "error": size.error} for size in self.sizes]
+        return {
+            "spec": dict(self.spec),
+            "collective": self.collective,
+            "placement": asdict(self.placement),
+            "sizes": rows,
+            "mean_error": self.mean_error,
+        }
+
+
+def answer(question: Fabric) -> FabricResult:
+    """Price every size. Raises UserError."""
+    cluster = cluster_of(question.cluster)
+    ranks = question.ranks or cluster.n_gpus
+    if ranks < 2 or (ranks - 1) * question.stride + 1 > cluster.n_gpus:
+        remedy = f"give 2 to {(cluster.n_gpus - 1) // question.stride + 1}: the cluster has {cluster.n_gpus} GPUs"
+        raise SpecError("ranks", ranks, remedy)
+    kind = question.collective.replace("-", "_")
+    group = group_of(ranks, question.stride, cluster)
+    measured = {} if question.measured is None else read_nccl_tests(question.measured)
+    sizes = sorted(measured) if measured else sizes_of(question.bytes)
+    found = tuple(_size(kind, size, group, cluster, question.algorithm, measured.get(size)) for size in sizes)
+    return FabricResult(
+        spec={"cluster": cluster.name, "gpus": cluster.n_gpus, "gpu": cluster.gpu.name, "stride": question.stride},
+        collective=question.collective,
+        placement=_placement(group, cluster),
+        sizes=found,
+        warnings=_warnings(kind, group, cluster),
+    )
+
+
+def sizes_of(text: str) -> list[int]:
+    """`64MiB`, or `64MiB..8GiB` in powers of two from the first on, and the last. Raises SpecError."""
+    ends = [parse_bytes(end.strip(), "bytes") for end in text.split("..")]
+    if not 1 <= len(ends) <= 2 or not 1 <= ends[0] <= ends[-1] <= BYTES_MOST:
+        raise SpecError("bytes", text[:80], "give a size or FIRST..LAST, such as 64MiB..8GiB, of at most 16TiB")
+    sizes = [ends[0]]
+    while sizes[-1] * 2 <= ends[-1] and len(sizes) < SIZES_MOST:
+        sizes.append(sizes[-1] * 2)
+    return sizes if sizes[-1] == ends[-1] else [*sizes, ends[-1]]
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """What nccl-tests multiplies algorithm bandwidth with."""
+    if kind == "all_reduce":
+        return 2.0 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+
+
+def _size(
+    kind: str, size: int, group: Group, cluster: Cluster, algorithm: str | None, measured_s: float | None
+) -> Size:
+    price = collective(kind, size, group, cluster, algorithm=algorithm)
+    chosen, protocol, latency_s, _ = latency_and_bandwidth(kind, size, group, cluster)
+    bandwidth = size / price.seconds
+    return Size(
+        bytes=size,
+        seconds=price.seconds,
+        p5_s=price.p5,
+        p95_s=price.p95,
+        algorithm=algorithm or chosen,
+        protocol=protocol if algorithm in (None, chosen) else "",
+        latency_s=min(latency_s, price.seconds),
+        algorithm_bandwidth=bandwidth,
+        bus_bandwidth=bandwidth * bus_factor(kind, group.size),
+        source=price.source.name.lower(),
+        measured_s=measured_s,
+    )
+
+
+def _placement(group: Group, cluster: Cluster) -> Placement:
+    link = cluster.scale_up if group.domains == 1 else cluster.scale_out
+    return Placement(
+        ranks=group.size,
+        domains=group.domains,
+        ranks_per_domain=group.per_domain,
+        domain_gpus=cluster.gpus_in_domain,
+        groups=max(1, cluster.n_gpus // group.size),
+        crosses=link.name,
+    )
+
+
+def _warnings(kind: str, group: Group, cluster: Cluster) -> tuple[str, ...]:
+    found = []
+    if group.domains > 1 and group.size % group.per_domain:
+        found.append(f"the last domain holds {group.size % group.per_domain} ranks, the others {group.per_domain}")
+    if group.domains > 1 and cluster.oversubscription > 1.0:
+        found.append(f"links above a pod are {cluster.oversubscription:g}:1 oversubscribed")
+    if kind.startswith("ep_") and group.domains > 1:
+        found.append("tokens go to every expert alike; a router that limits nodes sends less")
+    return tuple(found)
+
+
+ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(.*)$")
+
+
+def read_nccl_tests(path: str | Path) -> dict[int, float]:
+    """Seconds by size of what an nccl-tests binary printed, out of place. Raises InputFileError."""
+    found: dict[int, float] = {}
+    for number, line in enumerate(read_text(path, REMEDY).splitlines(), 1):
+        row = ROW.match(line)
+        if row is None:
+            continue
+        # redop and root are not in every version's columns; the first number with a point is the time in microseconds
+        times = [word for word in row[5].split() if re.fullmatch(r"\d+\.\d+", word)]
+        if not times or float(times[0]) <= 0.0:
+            raise InputFileError(path, f"line {number} has a size and no time", REMEDY)
+        if int(row[1]):
+            found[int(row[1])] = float(times[0]) * 1e-6
+    if not found:
+        raise InputFileError(path, "holds no rows of sizes and times", REMEDY)
+    if len(found) > SIZES_MOST:
+        raise InputFileError(path, f"holds {len(found)} sizes", f"give at most {SIZES_MOST}")
+    return found

@@ -1,0 +1,378 @@
+"""What would go wrong if the ranks of a script ran together: all their calls compared, set-up included.
+
+Each rank that was run leaves a log of its calls of `torch.distributed`, with the script's line of each. Members of a
+group must make the same collectives in the same order; who sends must fit who receives; every rank must make the same
+groups in the same order. `agreement.py` compares what classes of ranks do in the captured step; here only ranks that
+were run are compared, but in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from windtunnel.studies.programs.communication import MESSAGES
+from windtunnel.studies.programs.program_file import numbers_of, runs_of
+
+HANG, CRASH, CORRUPT = "hang", "crash", "silent corruption"
+MOST_FINDINGS = 20
+SET_UP = ("new_group", "init_process_group")  # calls that every rank of the world makes
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_ANY_SIZE = ("gather", "scatter", "all_to_all", "barrier")  # a rank sees its own part only
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a job."""
+
+    kind: str  # skipped, order, group, shape, dtype, reduction, root, splits, message, set-up, deadlock, race, ...
+    ranks: tuple[int, ...]  # those that differ from the others, or that meet
+    group: str
+    line: str  # of the script: "train.py:41"
+    text: str
+    effect: str = HANG
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the real job would hang or crash."""
+        return self.effect in (HANG, CRASH)
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {**asdict(self), "ranks": list(self.ranks)}
+
+
+class GroupEntry(NamedTuple):
+    """A group, as a log names it."""
+
+    name: str
+    members: tuple[int, ...]
+    ordinal: int  # of the groups with these members
+
+    def text(self, world: int) -> str:
+        """For a person: `tp (ranks 0, 1)`."""
+        whole = self.members == tuple(range(world))
+        name = "world" if whole and self.name in ("", "default_pg") else self.name
+        return f"{name} (ranks {ranks_text(self.members)})" if name else f"ranks {ranks_text(self.members)}"
+
+
+class CallEntry(NamedTuple):
+    """One call."""
+
+    step: int  # from 0, the first also holds the set-up
+    group: int  # its number in the log
+    kind: str  # of a communication, or one of SET_UP
+    bytes: int = 0
+    dtype: str = ""
+    reduce_op: str = ""
+    place: int = -1  # in the group, of the root or of the other end of a message
+    tag: int = 0
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+    control: bool = False
+    guessed: bool = False  # a whole number that nobody knows was made up before: sizes may rest on it
+    line: str = ""
+    module: str = ""
+    about: str = ""  # of a call of SET_UP: ranks of the group, or backend
+
+    def words(self) -> str:
+        """What is called, for a person."""
+        if self.kind in SET_UP:
+            return f"{self.kind}({self.about})"
+        size = "" if self.kind == "barrier" else f" of {self.bytes:,} bytes"
+        reduction = f" ({self.reduce_op})" if self.reduce_op else ""
+        return f"{self.kind}{reduction}{size}{' ' + self.dtype if self.dtype else ''}"
+
+    def at(self) -> str:
+        """Where it is called, for a person."""
+        place = f" at {self.line}" if self.line else ""
+        return place + (f" in {self.module}" if self.module else "")
+
+
+@dataclass
+class CallLog:
+    """All calls of one rank up to the end of its last whole step."""
+
+    rank: int
+    groups: list[GroupEntry] = field(default_factory=list)
+    entries: list[CallEntry] = field(default_factory=list)
+    is_partial: bool = False  # the rank was still running: what comes after is not known
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        groups = [[one.name, runs_of(one.members), one.ordinal] for one in self.groups]
+        entries = [list(entry) for entry in self.entries]
+        return {"rank": self.rank, "groups": groups, "entries": entries, "is_partial": self.is_partial}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> CallLog:
+        """What `to_plain` gave."""
+        groups = [GroupEntry(name, numbers_of(runs), ordinal) for name, runs, ordinal in data["groups"]]
+        at = (CallEntry._fields.index("sent"), CallEntry._fields.index("received"))
+        entries = [CallEntry._make(tuple(v) if i in at else v for i, v in enumerate(row)) for row in data["entries"]]
+        return cls(data["rank"], groups, entries, data["is_partial"])
+
+
+def compare(logs: Mapping[int, CallLog], world: int) -> list[Finding]:
+    """What does not fit between the ranks that were run, the first in time first."""
+    found: list[tuple[int, Finding]] = []
+    found += _set_up(logs, world)
+    for group, calls in _by_group(logs).items():
+        collectives = {rank: [c for c in of if c.kind not in MESSAGES] for rank, of in calls.items()}
+        found += _collectives(group, collectives, logs, world)
+        found += _splits(group, collectives, world)
+        found += _messages(group, calls, world)
+    found.sort(key=lambda pair: pair[0])
+    kept: dict[tuple[str, tuple[int, ...]], Finding] = {}
+    for _, one in found:
+        kept.setdefault((one.line, one.ranks), one)
+    wrong = {one.ranks for one in kept.values() if one.kind in ("group", "set-up")}  # the cause of what others see
+    causes = [one for one in kept.values() if one.kind in ("group", "set-up") or one.ranks not in wrong]
+    return causes[:MOST_FINDINGS]
+
+
+def _by_group(logs: Mapping[int, CallLog]) -> dict[GroupEntry, dict[int, list[CallEntry]]]:
+    """Of each group with two or more members that were run: the calls of each of these."""
+    found: dict[tuple[tuple[int, ...], int], tuple[GroupEntry, dict[int, list[CallEntry]]]] = {}
+    for rank, log in logs.items():
+        own: list[list[CallEntry]] = []
+        for group in log.groups:
+            _, calls = found.setdefault((group.members, group.ordinal), (group, {}))
+            own.append(calls.setdefault(rank, []))
+        for entry in log.entries:
+            if entry.kind not in SET_UP:
+                own[entry.group].append(entry)
+    for (members, _), (_, calls) in found.items():
+        for rank in members:
+            if rank in logs:
+                calls.setdefault(rank, [])  # a member that never calls there
+    return {group: calls for group, calls in found.values() if len(calls) > 1}
+
+
+def _set_up(logs: Mapping[int, CallLog], world: int) -> list[tuple[int, Finding]]:
+    """Groups are made by all ranks of the world, in the same order."""
+    calls = {rank: [entry for entry in log.entries if entry.kind in SET_UP] for rank, log in logs.items()}
+    parted = _first_difference(
+        calls, logs, lambda one, other: "" if (one.kind, one.about) == (other.kind, other.about) else "?"
+    )
+    if parted is None:
+        return []
+    number, usual, odd, _ = parted
+    mine, its = _entry(calls, usual, number), _entry(calls, odd, number)
+    call = mine if its is None else its
+    assert call is not None
+    if mine is None or its is None:
+        who, callers = (odd, usual) if its is None else (usual, odd)
+        verb = "does not" if len(who) == 1 else "do not"
+        text = (
+            f"{_ranks_call(callers)} {call.words()}{call.at()}, and {_subject(who)} {verb}: every rank of the world"
+            " must make every group, in the same order, its own or not"
+        )
+    else:
+        text = (
+            f"{_ranks_call(odd)} {its.words()}{its.at()} where {_ranks_call(usual)} {mine.words()}{mine.at()}:"
+            " every rank must make the same groups in the same order"
+        )
+    return [(call.step, Finding("set-up", odd, f"world (ranks {ranks_text(range(world))})", call.line, text))]
+
+
+def _collectives(
+    group: GroupEntry, calls: Mapping[int, list[CallEntry]], logs: Mapping[int, CallLog], world: int
+) -> list[tuple[int, Finding]]:
+    parted = _first_difference(calls, logs, _differs)
+    if parted is None:
+        return []
+    number, usual, odd, why = parted
+    mine, its = _entry(calls, usual, number), _entry(calls, odd, number)
+    kind = _KINDS.get(why, "order")
+    where, cause = group.text(world), why
+    elsewhere = _elsewhere(group, calls, logs, usual, odd, number)
+    if elsewhere is not None:
+        at = logs[odd[0]].groups[elsewhere.group]
+        text = (
+            f"{_ranks_call(odd)} {elsewhere.words()}{elsewhere.at()} in group {at.text(world)} where"
+            f" {_ranks_call(usual)} it in group {where}: members must call in the same group"
+        )
+        return [(elsewhere.step, Finding("group", odd, at.text(world), elsewhere.line, text))]
+    usual_next, odd_next = _entry(calls, usual, number + 1), _entry(calls, odd, number + 1)
+    if its is None or (usual_next is not None and _is_same(usual_next, its)):
+        kind, cause = "skipped", _SKIPS
+    elif mine is None or (odd_next is not None and _is_same(odd_next, mine)):
+        kind, cause = "extra", _SKIPS
+    first, second = (
+        f"{_ranks_call(who)} {one.words()}{one.at()}" if one is not None else f"{_ranks_call(who)} nothing more"
+        for who, one in ((odd, its), (usual, mine))
+    )
+    call = mine if kind == "skipped" else its
+    assert call is not None
+    step = call.step
+    text = f"collective {number + 1} of group {where}, in {_step(step)}: {first} where {second}: {cause}"
+    return [(step, Finding(kind, odd, where, call.line, text))]
+
+
+_SKIPS = "a member that skips a collective makes the others wait for ever"
+_ORDER = "members must call the same collective in the same order"
+_KINDS = {
+    "they do not agree on the root": "root",
+    "they do not agree on the reduction": "reduction",
+    "they do not agree on the dtype": "dtype",
+    "they do not agree on the shape": "shape",
+}
+
+
+def _is_same(one: CallEntry, other: CallEntry) -> bool:
+    """Whether two ranks are at the same call of the script."""
+    return one.line == other.line and not _differs(one, other)
+
+
+def _differs(one: CallEntry, other: CallEntry) -> str:
+    if one.kind != other.kind:
+        return _ORDER
+    if one.kind in _ROOTED and one.place != other.place:
+        return "they do not agree on the root"
+    if one.reduce_op != other.reduce_op:
+        return "they do not agree on the reduction"
+    if one.dtype != other.dtype and one.dtype and other.dtype:
+        return "they do not agree on the dtype"
+    if one.control or other.control:
+        return ""
+    if one.kind not in _ANY_SIZE and one.bytes != other.bytes:
+        return "they do not agree on the shape"
+    return ""
+
+
+def _first_difference(
+    calls: Mapping[int, Sequence[CallEntry]],
+    logs: Mapping[int, CallLog],
+    differs: Callable[[CallEntry, CallEntry], str],
+) -> tuple[int, tuple[int, ...], tuple[int, ...], str] | None:
+    """The number of the first call on which ranks part, those that do as most, those that do not, and how they part."""
+    if len(calls) < 2:
+        return None
+    ranks = sorted(calls)
+    for number in range(max(len(of) for of in calls.values())):
+        parties: list[list[int]] = []
+        for rank in ranks:
+            own = _entry(calls, (rank,), number)
+            if own is None and logs[rank].is_partial:
+                continue
+            for party in parties:
+                other = _entry(calls, (party[0],), number)
+                if own is other or (own is not None and other is not None and not differs(other, own)):
+                    party.append(rank)
+                    break
+            else:
+                parties.append([rank])
+        if len(parties) > 1:
+            usual = max(parties, key=lambda party: (len(party), -party[0]))
+            odd = next(party for party in parties if party is not usual)
+            mine, its = _entry(calls, usual, number), _entry(calls, odd, number)
+            why = _SKIPS if mine is None or its is None else differs(mine, its)
+            return number, tuple(usual), tuple(odd), why
+    return None
+
+
+def _entry(calls: Mapping[int, Sequence[CallEntry]], ranks: Sequence[int], number: int) -> CallEntry | None:
+    of = calls[ranks[0]]
+    return of[number] if number < len(of) else None
+
+
+def _elsewhere(
+    group: GroupEntry,
+    calls: Mapping[int, Sequence[CallEntry]],
+    logs: Mapping[int, CallLog],
+    usual: Sequence[int],
+    odd: Sequence[int],
+    number: int,
+) -> CallEntry | None:
+    """What the odd rank calls in another group, right where others call the same in this one."""
+    mine = _entry(calls, usual, number)
+    if mine is None:
+        return None
+    log = logs[odd[0]]
+    before = calls[odd[0]][number - 1] if number else None
+    entries = [entry for entry in log.entries if entry.kind not in SET_UP]
+    start = next((i + 1 for i, entry in enumerate(entries) if entry is before), 0)
+    for entry in entries[start:]:
+        at = log.groups[entry.group]
+        if (at.members, at.ordinal) == (group.members, group.ordinal):
+            return None
+        if entry.kind == mine.kind and entry.bytes == mine.bytes and entry.line == mine.line:
+            partners = [rank for rank in at.members if rank in logs and rank not in odd]
+            return entry if any(not _calls_there(logs[rank], at, mine.line) for rank in partners) else None
+    return None
+
+
+def _calls_there(log: CallLog, group: GroupEntry, line: str) -> bool:
+    """Whether a rank calls in this group at this line too: then it is no mistake of the odd one."""
+    numbers = {i for i, one in enumerate(log.groups) if (one.members, one.ordinal) == (group.members, group.ordinal)}
+    return any(entry.group in numbers and entry.line == line for entry in log.entries)
+
+
+def _splits(group: GroupEntry, calls: Mapping[int, Sequence[CallEntry]], world: int) -> list[tuple[int, Finding]]:
+    """What each member of an all-to-all sends is what its peer expects."""
+    ranks = sorted(calls)
+    exchanges = {rank: [c for c in calls[rank] if c.kind == "all_to_all"] for rank in ranks}
+    size = len(group.members)
+    for number in range(min(len(of) for of in exchanges.values())):
+        for one in ranks:
+            for other in ranks:
+                gives, takes = exchanges[one][number], exchanges[other][number]
+                if gives.guessed or takes.guessed or one == other:
+                    continue
+                a, b = group.members.index(one), group.members.index(other)
+                sent = gives.sent[b] if gives.sent else gives.bytes // size
+                expected = takes.received[a] if takes.received else takes.bytes // size
+                if sent != expected:
+                    where = group.text(world)
+                    text = (
+                        f"all_to_all {number + 1} of group {where}, in {_step(gives.step)}: rank {one} sends {sent:,}"
+                        f" bytes to rank {other}{gives.at()}, which expects {expected:,}{takes.at()}"
+                    )
+                    line = gives.line or takes.line
+                    return [(gives.step, Finding("splits", (one, other), where, line, text, CRASH))]
+    return []
+
+
+def _messages(group: GroupEntry, calls: Mapping[int, Sequence[CallEntry]], world: int) -> list[tuple[int, Finding]]:
+    """What is sent has the size and dtype with which it is received."""
+    for one in calls:
+        place = group.members.index(one)
+        for other in calls:
+            there = group.members.index(other)
+            gives = [c for c in calls[one] if c.kind == "send" and c.place == there]
+            takes = [c for c in calls[other] if c.kind == "recv" and c.place == place]
+            for number, (give, take) in enumerate(zip(_by_tag(gives), _by_tag(takes), strict=False)):
+                if (give.bytes, give.dtype) == (take.bytes, take.dtype) or give.control or take.control:
+                    continue
+                where = group.text(world)
+                text = (
+                    f"message {number + 1} of group {where} from rank {one} to rank {other}, in {_step(give.step)}:"
+                    f" sent as {give.bytes:,} bytes {give.dtype}{give.at()}, received as {take.bytes:,} bytes"
+                    f" {take.dtype}{take.at()}"
+                )
+                return [(give.step, Finding("message", (one, other), where, give.line or take.line, text, CRASH))]
+    return []
+
+
+def _by_tag(messages: Iterable[CallEntry]) -> list[CallEntry]:
+    return sorted(messages, key=lambda one: one.tag)
+
+
+def _step(number: int) -> str:
+    return f"step {number + 1}"
+
+
+def _subject(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
+
+
+def _ranks_call(ranks: Sequence[int]) -> str:
+    return f"{_subject(ranks)} call{'s' * (len(ranks) == 1)}"
+
+
+def ranks_text(members: Sequence[int]) -> str:
+    """`0, 1, 2, ... 7`."""
+    shown = ", ".join(map(str, members[:4]))
+    return shown if len(members) <= 4 else f"{shown}, ... {members[-1]}"

@@ -1,0 +1,200 @@
+"""A framework's settings as a question of `rl`, and what was not understood in them.
+
+A table (`verl.yaml`, ...) names for each field of the question the setting that it comes from:
+
+    key         one name, or several of which the first that is there counts;   product: of several
+    only_if     a setting that must be on, `else` what counts where it is not;  only_with: a field that must be there
+    times, over another field that it is multiplied with, or divided by;        default: where it is not set
+    is          values and what they mean;                                      positive: yes where above 0
+
+`harmless` matches settings that do not decide how long a step takes; all others that no field reads are named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError, UserError
+from windtunnel.files.document import own_document
+from windtunnel.physics.model.catalogue import load_model
+from windtunnel.studies.rl.configs.settings import Settings, read_settings
+
+FOLDER = Path(__file__).parent
+WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
+TRAINERS = {"fsdp": "fsdp", "megatron": "megatron", "archon": "torchtitan"}
+PROMPT = 150
+NOTHING: tuple[Any, ...] = (None, False, [], "", 0)  # a setting that says nothing
+NUMBER = re.compile(r"[-+]?\d+(\.\d*)?e[-+]?\d+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a file says."""
+
+    framework: str
+    data: Mapping[str, Any]  # of a question, nested
+    unknown: tuple[str, ...]  # settings that nothing reads and that may matter
+    model: str  # as the file names it
+
+
+def read_config(path: str) -> Imported:
+    """A framework's own file. Raises InputFileError."""
+    place = Path(path)
+    settings = read_settings(place)
+    for name in sorted(one.stem for one in FOLDER.glob("*.yaml")):
+        table = _table(name)
+        if any(_known(word, settings) for word in table["known_by"]):
+            return _imported(name, table, settings)
+    raise InputFileError(place, "is of no framework that is known", "give one of verl, NeMo RL, slime, OpenRLHF, ...")
+
+
+@lru_cache(maxsize=16)
+def _table(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def _known(word: str, settings: Settings) -> bool:
+    """Whether all of `a+b` are there; a name that ends with a dot is the beginning of one."""
+    return all(
+        any(key.startswith(one) for key in settings) if one.endswith(".") else one in settings
+        for one in word.split("+")
+    )
+
+
+def _imported(name: str, table: Mapping[str, Any], settings: Settings) -> Imported:
+    read: set[str] = set()
+    values: dict[str, Any] = {}
+    for field, rule in table["fields"].items():
+        value = _value(rule, settings, values, read)
+        if value is not None:
+            values[field] = value
+    model = str(values.pop("model", ""))
+    data = _question(values)
+    found = catalogued(model)
+    if found:
+        data["model"] = found
+    harmless = re.compile(re.sub(r"\s+", "", table["harmless"]))
+    said = (key for key in sorted(settings) if key not in read and settings[key] not in NOTHING)
+    unknown = tuple(key for key in said if not harmless.match(key))
+    return Imported(name, {"framework": name, **data}, unknown, model)
+
+
+def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, Any], read: set[str]) -> Any:
+    if "only_with" in rule and rule["only_with"] not in values:
+        return None
+    if "product" in rule:
+        return _product(rule["product"], settings, read) or _product(rule.get("else", ()), settings, read)
+    names = rule["key"] if isinstance(rule["key"], list) else [rule["key"]]
+    if "only_if" in rule:
+        read.add(rule["only_if"])
+        if settings.get(rule["only_if"]) is not True:
+            names = [rule["else"]] if "else" in rule else []
+    there = [one for one in names if settings.get(one) is not None]
+    read.update(there)
+    value = settings[there[0]] if there else rule.get("default")
+    if value is None or (isinstance(value, str) and "<" in value):
+        return None
+    if isinstance(value, str) and NUMBER.fullmatch(value):
+        value = float(value)  # YAML 1.1 reads 1e-3 as text
+    if rule.get("positive"):
+        return "yes" if isinstance(value, int | float) and value > 0 else "no"
+    if "is" in rule:
+        meanings = rule["is"]
+        return meanings.get(value.lower() if isinstance(value, str) else value)
+    for operation in ("times", "over"):
+        other = values.get(rule.get(operation, ""))
+        if isinstance(value, int) and isinstance(other, int):
+            value = value * other if operation == "times" else max(1, value // other)
+    return value
+
+
+def _product(names: list[str | int] | tuple[str | int, ...], settings: Settings, read: set[str]) -> int | None:
+    """Of settings, with `=1` behind them what they are by default, and numbers; None where one is missing."""
+    factors = [_factor(one, settings) for one in names]
+    if not names or not all(isinstance(one, int) and not isinstance(one, bool) for one in factors):
+        return None
+    read.update(one.partition("=")[0] for one in names if isinstance(one, str))
+    return prod(one for one in factors if isinstance(one, int))
+
+
+def _factor(name: str | int, settings: Settings) -> Any:
+    if isinstance(name, int):
+        return name
+    key, _, default = name.partition("=")
+    found = settings.get(key)
+    return int(default) if found is None and default else found
+
+
+def _question(values: dict[str, Any]) -> dict[str, Any]:
+    """Fields that follow from several, and parts nested."""
+    values = {name: value for name, value in values.items() if not (isinstance(value, int) and value < 0)}
+    colocated, everything = values.pop("colocated", None), values.pop("all", None)
+    generate = values.get("generate")
+    if colocated is True:
+        values.pop("generate", None)
+        values.pop("train", None)
+    elif isinstance(generate, int) and isinstance(everything, int) and everything > generate:
+        values["train"] = everything - generate
+    for side, name in (("generate", "rollout_backend"), ("train", "actor_backend")):
+        backend = values.pop(name, None)
+        if isinstance(backend, str):
+            _backend(side, backend, values)
+    if "generate" not in values or "train" not in values:
+        for name in ("generate", "train", "async_steps", "partial"):
+            values.pop(name, None)
+    total, cap = values.pop("total", None), values.pop("cap", None)
+    if not isinstance(cap, int) and isinstance(total, int):
+        cap = max(1, total - PROMPT)
+    if isinstance(cap, int):
+        values["lengths"] = f"cap={cap}"
+    device, accumulation = values.pop("device_batch", None), values.pop("accumulation", 1)
+    steps = values.pop("generation_steps", None)
+    if isinstance(device, int) and isinstance(values.get("samples"), int):
+        values["per_device"] = device * (steps if isinstance(steps, int) else accumulation)
+    parts = values.pop("mini_batches", None)
+    if isinstance(parts, int) and parts and isinstance(values.get("prompts"), int):
+        values["learner.train_batch"] = max(1, values["prompts"] * values.get("samples", 1) // parts)
+    data: dict[str, Any] = {}
+    for name, value in values.items():
+        part, dot, last = name.partition(".")
+        if dot:
+            data.setdefault(part, {})[last] = value
+        else:
+            data[name] = value
+    return data
+
+
+def _backend(side: str, text: str, values: dict[str, Any]) -> None:
+    """`sglang:d4p1t1`, `megatron:(attn:d1p4t2|ffn:...)`: the first sizes are attention's."""
+    engine, _, layout = text.partition(":")
+    sizes = {letter: int(number) for letter, number in re.findall(r"([dptce])(\d+)", layout.partition("|")[0])}
+    if not sizes:
+        return
+    values[side] = prod(sizes.get(letter, 1) for letter in "dptc")
+    if side == "generate":
+        values["rollout.gen_tp"] = sizes.get("t", 1)
+        values["rollout.engine"] = engine if engine in ("vllm", "sglang") else "vllm"
+    else:
+        values |= {f"learner.{name}p": sizes.get(letter, 1) for letter, name in (("t", "t"), ("p", "p"), ("c", "c"))}
+        values["learner.trainer"] = TRAINERS.get(engine, "fsdp")
+
+
+def catalogued(name: str) -> str:
+    """The catalogue's name of a model or path, without what training added to it; "" where it has none."""
+    word = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    while word:
+        try:
+            return load_model(word).name
+        except UserError:
+            shorter = re.sub(WORD_ENDS, "", word)
+            if shorter == word:
+                return ""
+            word = shorter
+    return ""

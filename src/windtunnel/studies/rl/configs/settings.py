@@ -1,0 +1,185 @@
+"""A framework's own file as settings by dotted names: YAML, TOML and JSON, or a launch script in shell.
+
+    YAML     nested keys joined by dots; `defaults:` is read first; ${a.b}, ${oc.env:X,y}, ${mul:a,b} and ${div:a,b}
+    shell    a.b=c (hydra; + and ++ before it), --a-b c and --a-b; variables, ${A:-b}, : "${A:=b}", $((a * b))
+
+Nothing is run. What cannot be resolved keeps its text, and is no number to whoever reads it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError
+from windtunnel.files.bytes import read_text
+from windtunnel.files.document import read_mapping, value_of
+
+Settings = dict[str, Any]
+REMEDY = "give the framework's YAML or TOML, or the shell script that launches it"
+DEEPEST = 8  # `defaults:` of `defaults:`
+NAME = r"[A-Za-z_]\w*"
+
+
+def read_settings(path: Path, depth: int = 0) -> Settings:
+    """Settings by dotted names. Raises InputFileError."""
+    if path.suffix.lower() in (".sh", ".bash", ".txt", ".slurm", ".sbatch"):
+        return _of_shell(read_text(path, REMEDY), path)
+    data = read_mapping(path, REMEDY)
+    flat = _flat(data)
+    below: Settings = {}
+    for name in _defaults(data):
+        place = path.parent / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+        if place.exists():
+            if depth == DEEPEST:
+                raise InputFileError(path, f"has more than {DEEPEST} levels of defaults", "write them into one file")
+            below |= read_settings(place, depth + 1)
+    merged = below | {key: value for key, value in flat.items() if not key.startswith("defaults")}
+    return merged if depth else {key: _resolved(value, merged) for key, value in merged.items()}
+
+
+def _defaults(data: Mapping[str, Any]) -> list[str]:
+    given = data.get("defaults")
+    listed = given if isinstance(given, list) else [given]
+    return [one for one in listed if isinstance(one, str) and one != "_self_"]
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> Settings:
+    found: Settings = {}
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            found |= _flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def _resolved(value: Any, settings: Settings, depth: int = 0) -> Any:
+    """A value with what it refers to in it."""
+    if not isinstance(value, str) or "${" not in value or depth > DEEPEST:
+        return value
+    while (match := re.search(r"\$\{([^${}]*)\}", value)) is not None:
+        inner = _reference(match[1], settings, depth)
+        if match[0] == value:
+            return inner
+        value = value.replace(match[0], f"{inner}")
+    return value
+
+
+def _reference(text: str, settings: Settings, depth: int) -> Any:
+    kind, colon, rest = text.partition(":")
+    if not colon:
+        found = settings.get(text, f"<{text}>")
+        return _resolved(found, settings, depth + 1)
+    if kind in ("oc.env", "env"):
+        return value_of(rest.partition(",")[2].strip())
+    if kind in ("mul", "div", "add", "sub", "max", "min"):
+        numbers = [_resolved(value_of(one.strip()), settings, depth + 1) for one in rest.split(",")]
+        if len(numbers) == 2 and all(isinstance(one, int | float) for one in numbers):
+            a, b = numbers
+            done = {"mul": a * b, "add": a + b, "sub": a - b, "max": max(a, b), "min": min(a, b)}
+            return done[kind] if kind in done else a // b if b else f"<{text}>"
+    return f"<{text}>"
+
+
+# -------------------------------------------------------------------------------------------------------- shell
+
+
+def _of_shell(script: str, path: Path) -> Settings:
+    lines = script.replace("\\\r\n", " ").replace("\\\n", " ").splitlines()
+    values: dict[str, str] = {}
+    found: Settings = {}
+    words: list[str] = []
+    for line in lines:
+        line = line.strip()
+        default = re.match(rf':\s+"?\$\{{({NAME}):?=(.*)\}}"?$', line)
+        if default:
+            values.setdefault(default[1], _spelled(default[2].strip("\"'"), values))
+            continue
+        assigned = re.match(rf"(?:export\s+)?({NAME})=(?!\()(.*)$", line)
+        if assigned:
+            value = _spelled(_without_comment(assigned[2]), values).strip()
+            if value[:1] in ("'", '"') or not re.search(r"\s", value):
+                values[assigned[1]] = value.strip("\"'")
+                continue
+        try:
+            words += shlex.split(_spelled(line, values), comments=True)
+        except ValueError:
+            continue  # a line that is more than words, such as a quoted script: it holds no setting of its own
+    for place, text in enumerate(words):
+        setting = re.fullmatch(r"(?:\+{0,2}|~)([A-Za-z_][\w.-]*\.[\w.-]+)=(.*)", text, re.DOTALL)
+        flag = re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", text, re.DOTALL)
+        if setting:
+            found[setting[1]] = value_of(setting[2])
+        elif flag:
+            after = words[place + 1] if place + 1 < len(words) else "--"
+            alone = after.startswith("--") or "=" in after or after == ")"
+            word = flag[2] if flag[2] is not None else "true" if alone else after
+            found[flag[1].replace("-", "_")] = value_of(word)
+    if not found:
+        raise InputFileError(path, "holds no setting", REMEDY)
+    return found
+
+
+def _without_comment(text: str) -> str:
+    return text if text[:1] in "\"'" and text.count(text[0]) > 1 and "#" not in text else re.sub(r"\s+#.*$", "", text)
+
+
+def _spelled(text: str, values: Mapping[str, str]) -> str:
+    """Text with its variables and sums worked out."""
+    for _ in range(DEEPEST):
+        before = text
+        text = re.sub(rf"\$\{{({NAME})(?::?[-=]([^${{}}]*))?\}}", lambda one: _value(one[1], one[2], values), text)
+        text = re.sub(rf"\$({NAME})", lambda one: values.get(one[1], one[0]), text)
+        text = re.sub(r"\$\(\((.*?)\)\)(?!\))", lambda one: _sum(one[1], values), text)
+        if text == before:
+            break
+    return text
+
+
+def _value(name: str, other: str | None, values: Mapping[str, str]) -> str:
+    if name in values:
+        return values[name]
+    return other.strip("\"'") if other is not None else f"<{name}>"
+
+
+def _sum(text: str, values: Mapping[str, str]) -> str:
+    """A whole number from + - * / % and brackets of whole numbers; the text where it is none."""
+    text = re.sub(NAME, lambda one: values.get(one[0], one[0]), text)
+    tokens = re.findall(r"\d+|[-+*/%()]|\S", text)
+    try:
+        value, rest = _terms(tokens)
+    except (ValueError, ZeroDivisionError, IndexError):
+        return f"<{text.strip()}>"
+    return f"<{text.strip()}>" if rest else str(value)
+
+
+def _terms(tokens: list[str]) -> tuple[int, list[str]]:
+    value, rest = _factors(tokens)
+    while rest and rest[0] in "+-":
+        more, after = _factors(rest[1:])
+        value = value + more if rest[0] == "+" else value - more
+        rest = after
+    return value, rest
+
+
+def _factors(tokens: list[str]) -> tuple[int, list[str]]:
+    value, rest = _atom(tokens)
+    while rest and rest[0] in "*/%":
+        more, after = _atom(rest[1:])
+        value = value * more if rest[0] == "*" else value // more if rest[0] == "/" else value % more
+        rest = after
+    return value, rest
+
+
+def _atom(tokens: list[str]) -> tuple[int, list[str]]:
+    if tokens[0] == "(":
+        value, rest = _terms(tokens[1:])
+        if rest[:1] != [")"]:
+            raise ValueError("a bracket is open")
+        return value, rest[1:]
+    return int(tokens[0]), tokens[1:]

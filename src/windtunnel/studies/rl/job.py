@@ -1,0 +1,297 @@
+"""A question of `rl` with everything settled: pools, layouts, passes, times; and its run as events.
+
+What the question leaves open follows the framework's own file, then its habits; a layout is the fastest that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import LayoutError, SpecError, UserError
+from windtunnel.physics.hardware.catalogue import cluster_of
+from windtunnel.physics.hardware.cluster import Cluster, cluster_with
+from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.catalogue import load_model, model_of
+from windtunnel.questions import plain, read
+from windtunnel.questions.rl import Rl
+from windtunnel.studies.rl.clock import Rules, Run, Times
+from windtunnel.studies.rl.configs.question import Imported, read_config
+from windtunnel.studies.rl.generators import Generator
+from windtunnel.studies.rl.habits import Habits, load_habits
+from windtunnel.studies.rl.learner import Passes, Trainer, best_trainer, fitting, fullest
+from windtunnel.studies.rl.lengths import Answers, answers_of
+from windtunnel.studies.serving.build import Engine, engine_of
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.step_time.times import TICKS_PER_S
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A question with everything settled."""
+
+    question: Rl
+    model: Model
+    habits: Habits
+    answers: Answers
+    rules: Rules
+    engine: Engine
+    replicas: int
+    trainer: Trainer
+    train_batch: int
+    times: Times
+    judges: tuple[Engine, int] | None = None  # engine, replicas
+    imported: Imported | None = None  # from the framework's own file
+    anchor: str = ""  # in words, where phases were measured
+
+    @property
+    def colocated(self) -> bool:
+        """Whether both sides share GPUs."""
+        return self.question.generate is None
+
+    @property
+    def gpus(self) -> int:
+        """All that are used."""
+        both = self.trainer.cluster.n_gpus if self.colocated else self.replicas_gpus + self.trainer.cluster.n_gpus
+        return both + (self.judges[0].gpus * self.judges[1] if self.judges else 0)
+
+    @property
+    def replicas_gpus(self) -> int:
+        """GPUs that generate."""
+        return self.engine.gpus * self.replicas
+
+    def lengths(self, batch: int) -> NDArray[np.int64]:
+        """Answers of a batch."""
+        return self.answers.batch(self.rules.groups, self.rules.samples, self.question.seed * 100_003 + batch)
+
+    def sample_tokens(self) -> NDArray[np.int64]:
+        """Tokens of the first batch's samples, prompts included."""
+        return self.lengths(0) + self.rules.prompt_tokens + (self.rules.turns - 1) * self.rules.tool_tokens
+
+
+def with_config(question: Rl) -> tuple[Rl, Imported | None]:
+    """The question with what the framework's own file says where nothing else does. Raises UserError."""
+    if question.config is None:
+        return question, None
+    found = read_config(question.config)
+    data, own = dict(found.data), plain(question)
+    device = data.pop("per_device", None)
+    if device is not None and "prompts" not in data:
+        gpus = question.train or cluster_of(question.cluster).n_gpus
+        data["prompts"] = max(1, device * gpus // int(own.get("samples") or data.get("samples") or 1))
+    for name, value in own.items():
+        inner = data.get(name)
+        data[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
+    del data["config"]
+    if "model" not in data:
+        raise SpecError(
+            "model", found.model or None, f"name a model: that of {question.config} is not in the catalogue"
+        )
+    return read(data), found
+
+
+def settled(question: Rl, trainer: Trainer | None = None) -> Job:
+    """Everything that the question leaves open; `trainer`: settled already. Raises UserError where nothing fits."""
+    question, imported = with_config(question)
+    assert question.model is not None
+    assert question.prompts is not None
+    assert question.lengths is not None
+    habits = load_habits(question.framework or "verl")
+    machine, model = cluster_of(question.cluster), model_of(question.model)
+    answers = answers_of(question.lengths)
+    samples = question.samples or 1
+    gen_gpus = machine.n_gpus if question.generate is None else question.generate
+    train_gpus = machine.n_gpus if question.train is None else question.train
+    if question.generate is not None and gen_gpus + train_gpus > machine.n_gpus:
+        remedy = f"with --train {train_gpus} is more than the cluster's {machine.n_gpus} GPUs"
+        raise SpecError("generate", gen_gpus, remedy)
+    rollout, beside = question.rollout, question.beside
+    rules = Rules(
+        question.prompts,
+        samples,
+        question.async_steps,
+        habits.partial if question.partial is None else question.partial,
+        habits.keep_cache,
+        habits.in_order,
+        habits.assignment == "chunks" and question.async_steps == 0,
+        beside.useful,
+        rollout.turns,
+        question.prompt_tokens,
+        rollout.tool_tokens,
+    )
+    batch = question.prompts * samples
+    train_batch = min(question.learner.train_batch or batch, batch)
+    trainer = trainer or trainer_of(question, habits, model, sub(machine, train_gpus), answers, rules, train_batch)
+    draft = Job(
+        question, model, habits, answers, rules,
+        engine=None, replicas=0, trainer=trainer, train_batch=train_batch, times=Times(0.0),  # type: ignore[arg-type]
+        imported=imported,
+    )  # fmt: skip
+    engine, replicas = generators_of(draft, sub(machine, gen_gpus))
+    job = replace(draft, engine=engine, replicas=replicas)
+    judges = None
+    if beside.judge is not None:
+        pool = sub(machine, beside.judge_gpus)
+        able = [
+            engine_of(load_model(beside.judge), pool, Deployment(engine=habits.engine, tp=tp)) for tp in _powers(pool)
+        ]
+        judge = next((one for one in able if one.fits), None)
+        if judge is None:
+            raise SpecError("judge", beside.judge, f"does not fit on {beside.judge_gpus} GPUs: give --judge-gpus more")
+        judges = (judge, beside.judge_gpus // judge.gpus)
+    return replace(job, times=times_of(job), judges=judges)
+
+
+def sub(machine: Cluster, gpus: int) -> Cluster:
+    """So many GPUs of a cluster."""
+    return machine if gpus == machine.n_gpus else cluster_with(machine, n_gpus=gpus)
+
+
+def trainer_of(
+    question: Rl, habits: Habits, model: Model, cluster: Cluster, answers: Answers, rules: Rules, train_batch: int
+) -> Trainer:
+    """The trainer, with the layout that is given or the fastest that fits."""
+    asked = question.learner
+    steps = -(-rules.groups * rules.samples // train_batch)
+    off_policy = habits.old_logprob == "always" or (habits.old_logprob == "unless-on-policy" and steps > 1)
+    old = off_policy if asked.old_logprob is None else asked.old_logprob == "yes"
+    reference = habits.reference if asked.reference is None else asked.reference == "yes"
+    extra = rules.prompt_tokens + (rules.turns - 1) * rules.tool_tokens
+    fields: dict[str, Any] = {"framework": asked.trainer or habits.trainer, "precision": asked.precision}
+    if habits.loss is not None and fields["framework"] != "megatron":
+        fields["loss"] = habits.loss
+    if asked.offload_optimizer:
+        fields["offload_optimizer"] = asked.offload_optimizer
+    given = {name: getattr(asked, name) for name in ("tp", "pp", "cp", "ep", "recompute")}
+    rows = asked.row_tokens or answers.cap + extra
+    factor = habits.experts_factor if _has_experts(model) else habits.learner_factor
+    trainer = Trainer(model, cluster, fields, rows, old, reference, factor)
+    tokens = answers.batch(rules.groups, rules.samples, question.seed * 100_003) + extra
+    sizes = {name: size for name, size in given.items() if name != "recompute" and size is not None}
+    if not sizes:
+        return best_trainer(trainer, tokens, train_batch, given)
+    layout = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, **sizes}
+    return fitting(replace(trainer, fields={**fields, **layout}), tokens, train_batch, given | layout)
+
+
+def _has_experts(model: Model) -> bool:
+    return any(layer.feed_forward.kind == "moe" for layer in model.layers)
+
+
+def generators_of(job: Job, cluster: Cluster) -> tuple[Engine, int]:
+    """The engine of a generator and how many there are: as given, or the size that ends a batch first."""
+    asked = job.question.rollout
+    sizes = _powers(cluster) if asked.gen_tp is None else [asked.gen_tp]
+    best: tuple[float, Engine, int] | None = None
+    reason: UserError | None = None
+    for tp in sizes:
+        try:
+            engine = engine_of(job.model, cluster, deployment(job, tp))
+            replicas = cluster.n_gpus // engine.gpus
+            check_room(job, engine)
+        except (LayoutError, SpecError) as error:
+            reason = error
+            continue
+        if len(sizes) == 1:
+            return engine, replicas
+        seconds = batch_time_s(job, engine, replicas)
+        if best is None or seconds < best[0]:
+            best = (seconds, engine, replicas)
+    if best is None:
+        raise reason or LayoutError("no generator is possible", "give more GPUs to --generate")
+    return best[1], best[2]
+
+
+def _powers(cluster: Cluster) -> list[int]:
+    return [size for size in (1 << i for i in range(7)) if size <= cluster.n_gpus]
+
+
+def deployment(job: Job, tp: int) -> Deployment:
+    """A generator of this tensor parallelism."""
+    asked, habits = job.question.rollout, job.habits
+    return Deployment(
+        engine=asked.engine or habits.engine,
+        tp=tp,
+        pp=asked.gen_pp,
+        moe_ep=asked.gen_ep,
+        weights=asked.weights,
+        gpu_memory_utilization=asked.gpu_memory_utilization or habits.gpu_memory_utilization,
+        max_num_seqs=asked.max_num_seqs,
+        speculative_tokens=asked.speculative_tokens,
+        acceptance=asked.acceptance,
+    )
+
+
+def check_room(job: Job, engine: Engine) -> None:
+    """Raises LayoutError where the weights or the longest sample do not fit."""
+    words = engine.deployment.words()
+    if not engine.fits:
+        needed = (engine.memory.weights + engine.memory.activations + engine.memory.reserved) / 2**30
+        has = engine.cluster.gpu.usable_memory_bytes / 2**30
+        problem = f"a generator of {words} needs {needed:.1f} GiB of a GPU's {has:.1f} and leaves no room for a cache"
+        raise LayoutError(problem, "give a larger --gen-tp, or more of --gpu-memory-utilization")
+    rules = job.rules
+    longest = rules.prompt_tokens + job.answers.cap + (rules.turns - 1) * rules.tool_tokens
+    if longest > engine.longest:
+        problem = f"the cache of a generator of {words} holds {engine.longest:,} tokens, a sample may have {longest:,}"
+        raise LayoutError(problem, "give a larger --gen-tp, or a smaller cap of --lengths")
+
+
+def batch_time_s(job: Job, engine: Engine, replicas: int) -> float:
+    """Seconds of a closed batch."""
+    return (
+        run_of(job, engine, replicas, replace(job.rules, async_steps=0), Times(0.0), 1, idle=True).steps[0].complete_s
+    )
+
+
+def alone_s(job: Job, tokens: int) -> float:
+    """Seconds that an answer takes at the least: alone in its generator, at the shortest context."""
+    ticks = job.engine.times.decode(1).at(job.rules.prompt_tokens)
+    return job.habits.generation_factor * max(0, tokens - 1) * ticks / TICKS_PER_S
+
+
+def times_of(job: Job) -> Times:
+    """Seconds of what is neither generated nor trained."""
+    habits, beside = job.habits, job.question.beside
+    habit = habits.refit_colocated_bytes_per_s if job.colocated else habits.refit_apart_bytes_per_s
+    width = 1 if job.question.rollout.weights in ("fp8", "fp8_block") else 2
+    refit_s = habits.refit_s + width * job.model.parameters / (beside.refit_rate or habit)
+    between_s = habits.between_s
+    if job.colocated:
+        stage = fullest(job.trainer, job.sample_tokens(), job.train_batch)
+        state = sum(size for name, size in stage.categories.items() if name in ("parameters", "gradients", "optimizer"))
+        between_s += habits.wake_s + 2 * state / job.trainer.cluster.host.offload_bandwidth_bytes_per_s
+    if beside.checkpoint_every:
+        between_s += 14.0 * job.model.parameters / beside.storage / beside.checkpoint_every
+    if beside.validate_every:
+        rules = replace(job.rules, groups=beside.validate_samples, samples=1, async_steps=0)
+        one = run_of(job, job.engine, job.replicas, rules, Times(0.0), 1, idle=True).steps[0].complete_s
+        between_s += one / beside.validate_every
+    return Times(refit_s, between_s, job.question.rollout.tool_wait, beside.reward, beside.reward_workers)
+
+
+def run_of(job: Job, engine: Engine, replicas: int, rules: Rules, times: Times, steps: int, idle: bool = False) -> Run:
+    """So many steps; `idle`: a learner that takes no time."""
+    factor = job.habits.generation_factor
+    generators = [Generator(engine, factor) for _ in range(replicas)]
+    guests: list[Generator] = []
+    if job.question.hybrid and not idle:
+        guests = [Generator(engine, factor) for _ in range(job.trainer.cluster.n_gpus // engine.gpus)]
+    judges = [job.judges[0].replica() for _ in range(job.judges[1])] if job.judges and not idle else []
+
+    def nothing(tokens: NDArray[np.int64]) -> Passes:
+        return Passes(0.0, 0.0, 0.0)
+
+    def batch(number: int) -> NDArray[np.int64]:
+        return job.answers.batch(rules.groups, rules.samples, job.question.seed * 100_003 + number)
+
+    passes = nothing if idle else partial(job.trainer.passes, train_batch=job.train_batch)
+    run = Run(
+        rules, times, batch, passes, generators, guests, judges, job.question.beside.judge_tokens, job.question.seed
+    )
+    run.until(steps)
+    return run

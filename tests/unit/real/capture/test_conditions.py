@@ -1,0 +1,105 @@
+"""Steps and ranks that a script's source treats on their own: found in its text and in the values that it runs with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from windtunnel.real.capture.processes.conditions import (
+    Loop,
+    branches_on,
+    calls_not_reached,
+    ranks_named,
+)
+
+# What a step does, the steps that run, and after how many it repeats.
+PERIODS = {
+    "plain": ("for i in range(12):\n    ended()", 1),
+    "every fourth": ("for i in range(12):\n    if (i + 1) % 4 == 0: sync()\n    ended()", 4),
+    "two that meet": ("for i in range(40):\n    if i % 4 == 0: sync()\n    if i % 6 == 0: save()\n    ended()", 12),
+    "accumulation": ("for i in range(24):\n    if (i + 1) % 8 == 0: step(); ended()", 1),
+    "fifty": ("K = 50\nfor i in range(120):\n    if i % K == K - 1: outer.sync()\n    ended()", 50),
+    "in a function": (
+        "def train(every):\n    for i in range(9):\n        if i % every == 0: sync()\n        ended()\ntrain(3)",
+        3,
+    ),
+    "an attribute": ("args.every = 5\nfor i in range(15):\n    if i % args.every == 0: evaluate()\n    ended()", 5),
+    "counted by itself": ("i = 0\nwhile i < 14:\n    i += 1\n    if i % 7 == 0: sync()\n    ended()", 7),
+    "printing": ("for i in range(12):\n    if i % 3 == 0: print(i)\n    ended()", 1),
+    "too far apart": ("for i in range(5):\n    if i % 1000 == 999: save()\n    ended()", 1),
+    "a rank's": ("rank = 3\nfor i in range(5):\n    if rank % 2 == 0: sync()\n    ended()", 1),
+}
+
+
+def run(text: str, folder: Path, most: int = 1000) -> Loop:
+    path, loop, count = folder / "train.py", Loop(), 0
+    path.write_text(text)
+
+    def ended() -> None:
+        nonlocal count
+        count += 1
+        if count <= most:
+            loop.look(sys._getframe(1), lambda name: "train.py" if name == str(path) else "")
+
+    class Anything:
+        every = 0
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *_: None
+
+    names = {name: lambda *_: None for name in ("sync", "save", "step", "evaluate")}
+    exec(compile(text, str(path), "exec"), {"ended": ended, "args": Anything(), "outer": Anything(), **names})
+    return loop
+
+
+@pytest.mark.parametrize("name", PERIODS)
+def test_a_period_follows_from_conditions_and_what_they_run_with(name: str, tmp_path: Path) -> None:
+    text, period = PERIODS[name]
+    assert run(text, tmp_path).period() == period
+
+
+def test_what_was_not_seen_is_said_with_its_line(tmp_path: Path) -> None:
+    loop = run(PERIODS["too far apart"][0], tmp_path, most=2)
+    assert loop.unseen(2) == ["train.py:2: `i % 1000` holds every 1,000 steps, and 2 were seen"]
+
+
+def test_a_step_that_is_named_is_waited_for(tmp_path: Path) -> None:
+    loop = run("for i in range(9):\n    if i == 5: sync()\n    ended()", tmp_path, most=2)
+    assert loop.steps_more(2) == 5
+    assert loop.unseen(2) == ["train.py:2: `i == 5` holds in 5 steps, and 2 were seen"]
+
+
+def test_ranks_that_a_source_names_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "if step == 100: save()\nif rank == 37: skip()\nif rank < 64: pass\nif local_rank in (3, 5): pass\n"
+        "if rank == 5000: pass\nif size > 9: pass\n"
+    )
+    found = ranks_named([str(path)], 1024)
+    assert {37, 64, 63, 3, 5} <= set(found)
+    assert found.index(37) < len(found)
+    assert 5000 not in found
+    assert 0 not in found
+
+
+def test_calls_that_nobody_came_to(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "dist.all_reduce(\n    x,\n)\nx.gather(0)\nif late:\n    dist.barrier()\ntorch.distributed.send(x, 1)\n"
+    )
+    names = ("all_reduce", "barrier", "send", "gather")
+    assert calls_not_reached({str(path): "train.py"}, {"train.py:2"}, names) == [
+        "train.py:6 (barrier)",
+        "train.py:7 (send)",
+    ]
+
+
+def test_what_is_read_decides_a_branch_where_a_test_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "loss = f()\nvalue = loss.item()\nshown = loss.item()\nif value < 1:\n    g()\n"
+        "if loss.item() > 2: g()\nprint(shown)\n"
+    )
+    assert [line for line in range(1, 8) if branches_on(str(path), line)] == [1, 2, 4, 6]

@@ -1,0 +1,90 @@
+"""Bugs that hang, crash or corrupt a job, each told with its line, its ranks and its group; and no others."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from bugged import BUGS, HEALTHY, PRELUDE, Bug
+from small_models import rank_of
+
+from windtunnel.real.capture.checks import first_call_that_differs
+from windtunnel.real.capture.fake_tensors.control_flow import Answers
+from windtunnel.real.capture.processes.conditions import branches_on
+from windtunnel.real.capture.recorder.recorder import Recorder
+from windtunnel.studies.programs.rank_classes.agreement import book_of, deadlock, disagreement
+from windtunnel.studies.programs.rank_classes.findings import CORRUPT, Finding, compare
+
+sys.path.append(str(Path(__file__).parents[2] / "studies" / "programs"))
+from every_rank import whole_job
+
+WORLD = 4
+
+
+def played(path: Path, rank: int, own: float | None = None) -> tuple[Recorder, bool]:
+    """One rank of the script; and whether it ended in an ordinary way."""
+    recorder: Any = None
+    ended = True
+    with rank_of(WORLD, rank, fake="cpu") as world:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        with Recorder(rank, WORLD, world, answers=Answers(own=own)) as recorder:
+            try:
+                exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+            except SystemExit:
+                ended = False
+    return recorder, ended
+
+
+def findings(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """What is said of a script, in the order in which a capture asks."""
+    monkeypatch.chdir(folder)
+    path = folder / "train.py"
+    path.write_text(PRELUDE + script)
+    recorders = [played(path, rank)[0] for rank in range(WORLD)]
+    logs = {rank: one.journal.log() for rank, one in enumerate(recorders)}
+    found = compare(logs, WORLD)
+    if not found:
+        job = whole_job([one.program for one in recorders])
+        found += [one for one in (disagreement(book_of(job)), deadlock(job)) if one is not None][:1]
+    races = [race for one in recorders for race in one.journal.races]
+    if races:
+        ranks = tuple(race.ranks[0] for race in races)
+        found.append(Finding("race", ranks, races[0].group, races[0].line, races[0].text, CORRUPT))
+    reads = [int(line.rpartition(":")[2]) for line in recorders[0].own_reads]
+    deciding = [line for line in reads if branches_on(str(path), line)]
+    for value in (1e-12, math.inf) if deciding and not found else ():
+        other, ended = played(path, 0, value)
+        if ended and first_call_that_differs(logs[0], other.journal.log(), ends=True):
+            found.append(Finding("data", tuple(range(WORLD)), "world", f"train.py:{deciding[-1]}", ""))
+            break
+    return found
+
+
+def line_of(bug: Bug) -> str:
+    lines = (PRELUDE + bug.script).splitlines()
+    return f"train.py:{next(number for number, text in enumerate(lines, 1) if text.endswith('# here'))}"
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_is_told_with_its_line_its_ranks_and_its_group(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug = BUGS[name]
+    found = findings(bug.script, tmp_path, monkeypatch)
+    assert found
+    first = found[0]
+    assert (first.kind, sorted(first.ranks), first.line) == (bug.kind, sorted(bug.ranks), line_of(bug)), first
+    assert bug.group in first.group
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_of_a_healthy_script_nothing_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings(HEALTHY[name], tmp_path, monkeypatch) == []

@@ -1,0 +1,93 @@
+"""Caches of models that keep windows and states beside full attention, as engines count them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.mixers import Recurrent
+from windtunnel.studies.serving import Deployment, engine_of, load_engine
+from windtunnel.studies.serving.kv.capacity import cache_of, kv_bytes_per_token
+from windtunnel.studies.serving.run import serve_with
+from windtunnel.studies.serving.workload.requests import Workload
+
+GIB = 2**30
+VLLM = load_engine("vllm-0.22")
+
+
+@pytest.mark.parametrize(
+    ("tp", "free_gib", "printed"), [(2, 88.77, 2_560_976), (4, 106.25, 6_130_106), (4, 106.27, 6_131_120)]
+)
+def test_gpt_oss_has_the_cache_that_vllm_prints(tp: int, free_gib: float, printed: int) -> None:
+    """vLLM 0.22.1 on H200, max_model_len 2,068, 8,192 tokens of a step: its log."""
+    cache = cache_of(load_model("gpt-oss-120b"), Deployment(tp=tp), "bf16", VLLM)
+    assert cache.printed_tokens(free_gib * GIB, 2068, 8192) == pytest.approx(printed, rel=2e-4)
+
+
+def test_a_long_request_holds_half_of_what_counting_windows_in_full_says() -> None:
+    model = load_model("gpt-oss-120b")
+    cache = cache_of(model, Deployment(), "bf16", VLLM)
+    assert cache.token_bytes == pytest.approx(kv_bytes_per_token(model, Deployment(), "bf16") / 2)
+    assert cache.beside_bytes == 9 * cache.unit  # 128 tokens in blocks of 16, and one more
+
+
+def test_sglang_has_a_second_pool_and_a_connector_none() -> None:
+    model = load_model("gpt-oss-120b")
+    whole = kv_bytes_per_token(model, Deployment(), "bf16")
+    assert cache_of(model, Deployment(), "bf16", load_engine("sglang")).token_bytes == pytest.approx(0.9 * whole)
+    assert cache_of(model, Deployment(), "bf16", replace(VLLM, windows="full")).token_bytes == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3"])
+def test_models_of_one_kind_of_layer_are_counted_as_ever(name: str) -> None:
+    model = load_model(name)
+    cache = cache_of(model, Deployment(), "bf16", VLLM)
+    assert (cache.windows, cache.states) == ((), 0.0)
+    assert cache.token_bytes == pytest.approx(kv_bytes_per_token(model, Deployment(), "bf16"))
+    assert cache.printed_tokens(GIB, 16, 8192) == pytest.approx(GIB / cache.token_bytes, rel=2e-3)  # whole blocks
+
+
+def _with_states(share: int) -> Model:
+    """Llama with `share` - 1 of `share` layers replaced by mixers with a fixed state."""
+    llama = load_model("llama-3.1-8b")
+    layer = llama.layers[0]
+    mixer = Recurrent(
+        heads=32, kv_heads=32, head_dim=128, value_head_dim=128, form="gdn", in_width=16384, conv_channels=0
+    )
+    layers = tuple(layer if i % share == 0 else replace(layer, attention=mixer) for i in range(llama.n_layers))
+    return replace(llama, layers=layers)
+
+
+def test_states_lengthen_blocks_until_one_has_room_for_them() -> None:
+    cache = cache_of(_with_states(4), Deployment(), "bf16", VLLM)  # 8 layers of attention, 24 mixers: 1 group and 3
+    state, token = 32 * 128 * 128 * 4.0, 8 * 2 * 128 * 2.0
+    assert cache.block * token >= state > (cache.block - 16) * token
+    assert (cache.groups, cache.states) == (1, 3 * cache.unit)
+
+
+def test_what_stands_beside_the_tokens_limits_how_many_run_at_once() -> None:
+    gpu = parse_cluster("h100-sxm:1")
+    engine = engine_of(_with_states(4), gpu, Deployment(num_gpu_blocks=400, max_model_len=2048))
+    load = Workload([100] * 6, [20] * 6, None, 6)
+    most = engine.blocks // (engine.rules.beside_blocks + 7)  # 100 tokens are 7 blocks
+    result = serve_with(engine, load)
+    assert result.finished == 6
+    assert most < 6
+    assert result.batch_mean <= most
+    assert result.kv_use_peak <= 1.0
+
+
+def test_siblings_that_come_together_share_their_prompt() -> None:
+    """Blocks have their names when they are planned: fifteen of sixteen equal prompts of one step find them."""
+    engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1"), Deployment())
+    load = Workload([1600] * 16, [20] * 16, [0] * 16, prefix_names=[tuple(range(100))] * 16)
+    together = serve_with(engine, load)
+    apart = serve_with(engine, replace(load, arrival_ns=np.arange(16) * 10**9))
+    assert together.prefix_hit_rate == pytest.approx(15 * 99 / 1600)  # the last token is always computed
+    assert apart.prefix_hit_rate == pytest.approx(together.prefix_hit_rate)
+    assert together.finished == 16
