@@ -175,12 +175,12 @@ def _thinned(runs: list[Run]) -> list[Run]:
 class Fit:
     """Errors of runs under the constants as they stand, and how each constant moves them."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs = runs
+    def __init__(self, runs: Sequence[Run], constants: Sequence[Constant] = CONSTANTS) -> None:
+        self.runs, self.constants = runs, constants
         self.errors = np.zeros(len(runs))
         rows = Counter(run.source for run in runs)
         self.weights = np.array([1.0 / (5 + rows[run.source]) for run in runs])
-        self.slopes = np.zeros((len(runs), len(CONSTANTS)))
+        self.slopes = np.zeros((len(runs), len(constants)))
         self.predict(range(len(runs)))
 
     def predict(self, which: Iterable[int]) -> list[bool]:
@@ -202,7 +202,7 @@ class Fit:
         What a constant makes longer in proportion makes the step longer by its share; bubbles grow with the rest.
         """
         case, bubble = self.runs[index].case, parts.get("pipeline bubble", 0.0)
-        for number, constant in enumerate(CONSTANTS):
+        for number, constant in enumerate(self.constants):
             share = _share_of(constant, case, parts)
             value = get(constant.path)
             sign = -LEVELLED if ".gemm." in constant.path else 1.0
@@ -225,9 +225,9 @@ class Fit:
         """
         slopes = self.slopes[np.ix_(used, chosen)]
         weights, errors = self.weights[used] / self.weights[used].sum(), self.errors[used]
-        values = np.array([get(CONSTANTS[number].path) / CONSTANTS[number].grain for number in chosen])
-        low = np.array([CONSTANTS[number].low / CONSTANTS[number].grain for number in chosen]) - values
-        high = np.array([CONSTANTS[number].high / CONSTANTS[number].grain for number in chosen]) - values
+        values = np.array([get(self.constants[number].path) / self.constants[number].grain for number in chosen])
+        low = np.array([self.constants[number].low / self.constants[number].grain for number in chosen]) - values
+        high = np.array([self.constants[number].high / self.constants[number].grain for number in chosen]) - values
         low, high = np.maximum(low, -REACH * (high - low)), np.minimum(high, REACH * (high - low))
         stay = INERTIA / np.maximum(high - low, 1.0) ** 2
         found = np.zeros(len(chosen))
@@ -244,7 +244,7 @@ class Fit:
     def move(self, chosen: Sequence[int], grains: Floats) -> None:
         """Put constants where they wish to be, on their grains."""
         for number, by in zip(chosen, grains, strict=True):
-            constant = CONSTANTS[number]
+            constant = self.constants[number]
             there = round(get(constant.path) / constant.grain + by) * constant.grain
             put(constant.path, float(f"{min(max(there, constant.low), constant.high):.6g}"))
 
@@ -319,7 +319,7 @@ def leave_one_out(fit: Fit, target: Path) -> None:
     rows = []
     for name, left in groups:
         held = np.array([run.source in left for run in fit.runs])
-        again, orphans = _without(fit, held)
+        again, orphans = without(fit, held)
         covered = fit.predict(np.flatnonzero(held).tolist())
         for kind, label in ((False, "dense"), (True, "MoE")):
             these = held & np.array([run.case.row.moe == kind for run in fit.runs])
@@ -340,18 +340,18 @@ def leave_one_out(fit: Fit, target: Path) -> None:
         writer.writerows(rows)
 
 
-def _without(fit: Fit, held: NDArray[np.bool_]) -> tuple[int, list[str]]:
+def without(fit: Fit, held: NDArray[np.bool_]) -> tuple[int, list[str]]:
     """Fit without the held runs; how many constants moved at will, and which had only these runs to stand on."""
-    informed = [number for number in range(len(CONSTANTS)) if fit.share(number, held) >= LEAST_SHARE]
+    informed = [number for number in range(len(fit.constants)) if fit.share(number, held) >= LEAST_SHARE]
     orphans = [number for number in informed if fit.share(number, held) > ALL_OF_IT]
     others = [number for number in informed if number not in orphans]
-    alone = [CONSTANTS[number] for number in orphans]
+    alone = [fit.constants[number] for number in orphans]
     fit.move(others, fit.moves(others, ~held))
-    _to_priors(alone)  # some of them from neighbours that have moved
+    to_priors(alone)  # some of them from neighbours that have moved
     return len(others), [constant.path for constant in alone]
 
 
-def _to_priors(constants: Iterable[Constant]) -> None:
+def to_priors(constants: Iterable[Constant]) -> None:
     for constant in constants:
         put(constant.path, constant.prior if isinstance(constant.prior, float) else get(constant.prior))
 

@@ -6,12 +6,12 @@
 Writes `cost/calibration/seen.yaml`: by framework, by framework and name of release, and by GPU generation the most
 GPUs of a run, formats, whether there were mixtures over several ranks and adapters, how many projects, and `error`:
 four of five rows, each source counting once, have |ln(predicted / measured)| below 1.282 times it with their source
-left out of whatever it informed. Where all runs are one project's, and its own constants hold for the next run of it,
-`error` is a quarter more than over its own rows. And `left_out_rows.csv`: each row's error left out, and as it is. No
-figure of a run is in either.
+left out of whatever it informed. Where all runs are one table's or one family's, whose own constants hold for the next
+run of it, `error` is a quarter more than over its own rows. And `left_out_rows.csv`: each row's error left out, and as
+it is. No figure of a run is in either.
 
-Constants of `fit.py` are fitted again without the source, one round. What single sources of 2026 informed by hand is
-put back (`WITHOUT`), for all sources of a project together.
+Constants of `fit.py` are fitted again without the source, one round; those of `recent.py`, which the tables that are
+named beside informed, as it does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fit import HERE, TABLES, TOGETHER, Fit, _without, runs_of
+from fit import HERE, TABLES, TOGETHER, Fit, runs_of
+from fit import without as fit_without
+from recent import CONSTANTS, Recent, groups_of, measured
+from recent import left_out as without
 
 from windtunnel.evidence.accuracy import Case, Row, Skip, case_of, read_table
 from windtunnel.evidence.accuracy.outcome import outcome_of
@@ -43,49 +46,25 @@ ABOUT = (
 )
 
 
-def _put_back(name: str) -> None:
-    """The constants as they would be without the sources of 2026 of that name."""
-    document = training_document()
-    if name == "prime-rl":
-        document["releases"].pop("prime-rl-99")
-        document["generations"]["blackwell"]["attention_flash2"] = 1.7
-    elif name == "MLPerf Training v6.0":
-        document["releases"].pop("mlperf-v6.0")
-        document["host"]["graphed_step_share"], document["replicas_of_nic"] = 1.0, 1e9
-        document["generations"]["cdna4"]["gemm"].pop("mxfp4")
-    elif name == "Primus":
-        shared = document["generations"]["cdna4"]["shared"]
-        document["generations"]["cdna4"] = copy.deepcopy(document["generations"]["default"]) | {"shared": shared}
-    elif name == "torchtitan on 8 MI355X":
-        document["generations"]["cdna4"]["shared"] = 1.0
-    elif name == "Halo":
-        document["host"]["experts_s"] = {}
-
-
-WITHOUT = ("prime-rl", "MLPerf Training v6.0", "Primus", "torchtitan on 8 MI355X", "Halo")
-
-
-def left_out(tables: list[Path]) -> dict[str, tuple[Row, Case, float, float]]:
+def left_out(recent: list[Path]) -> dict[str, tuple[Row, Case, float, float]]:
     """ln(predicted / measured) of every row that can be predicted, left out and as it is, by id."""
     found: dict[str, tuple[Row, Case, float, float]] = {}
     kept = copy.deepcopy(training_document())
-    for path in tables:
+    for path in [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)]:
         rows = [row for row in read_table(path) if row.level != "C" and row.measured_s is not None]
-        rows = rows[:: EVERY.get(path.stem, 1)]
-        for name in (*WITHOUT, ""):
-            own = [row for row in rows if (next((one for one in WITHOUT if one in row.source), "") == name)]
-            _forget()
-            as_it_is = {row.id: outcome_of(row, predict).error for row in own}
-            if name:
-                _put_back(name)
-                _forget()
-            for row in own:
-                case = case_of(row)
-                error = outcome_of(row, predict).error if name else as_it_is[row.id]
-                with_it = as_it_is[row.id]
-                if not isinstance(case, Skip) and error is not None and with_it is not None:
-                    found[row.id] = (row, case, math.log1p(error), math.log1p(with_it))
-            _restore(kept)
+        for row in rows[:: EVERY.get(path.stem, 1)]:
+            case, error = case_of(row), outcome_of(row, predict).error
+            if not isinstance(case, Skip) and error is not None:
+                found[row.id] = (row, case, math.log1p(error), math.log1p(error))
+    newer = Recent(measured(recent), CONSTANTS)
+    found |= {
+        run.row.id: (run.row, run.case, float(error), float(error))
+        for run, error in zip(newer.runs, newer.errors, strict=True)
+    }
+    for _, own, _ in without(newer, groups_of(run.source for run in newer.runs)[0]):
+        for index in own.tolist():
+            name = newer.runs[index].row.id
+            found[name] = (*found[name][:2], float(newer.errors[index]), found[name][3])
     fit = Fit(runs_of([HERE / f"{name}.csv" for name in TABLES]))
     sources = sorted({run.source for run in fit.runs})
     groups = [[source for source in sources if family in source] for family in TOGETHER]
@@ -93,7 +72,7 @@ def left_out(tables: list[Path]) -> dict[str, tuple[Row, Case, float, float]]:
     for left in groups:
         held = np.array([run.source in left for run in fit.runs])
         before = fit.errors.copy()
-        _without(fit, held)
+        fit_without(fit, held)
         fit.predict(np.flatnonzero(held).tolist())
         for index in np.flatnonzero(held):
             run = fit.runs[index]
@@ -122,11 +101,14 @@ def projects_of(sources: set[str]) -> int:
 
 def entry_of(rows: list[tuple[Row, Case, float, float]]) -> str:
     """What was measured, as a line of YAML."""
-    projects, count = projects_of({row.source for row, *_ in rows}), Counter(row.source for row, *_ in rows)
-    errors = sorted((abs(own if projects == 1 else out), 1.0 / count[row.source]) for row, _, out, own in rows)
+    count = Counter(row.source for row, *_ in rows)
+    projects = projects_of(set(count))
+    # Of one project, and nothing of it was predicted without its other runs or with them: as it is.
+    alone = projects == 1 and (len(count) == 1 or any(family in source for family in TOGETHER for source in count))
+    errors = sorted((abs(own if alone else out), 1.0 / count[row.source]) for row, _, out, own in rows)
     whole = np.cumsum([weight for _, weight in errors])
     quantile = errors[int(np.searchsorted(whole, 0.8 * whole[-1]))][0]
-    off = quantile / 1.282 * (1.25 if projects == 1 else 1.0)
+    off = quantile / 1.282 * (1.25 if alone else 1.0)
     cases = [case for _, case, *_ in rows]
     return (
         f"{{gpus: {max(case.cluster.n_gpus for case in cases)}, "
@@ -138,17 +120,17 @@ def entry_of(rows: list[tuple[Row, Case, float, float]]) -> str:
 
 def main() -> None:
     """Predict and write both files."""
-    tables = [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)] + [Path(one) for one in sys.argv[1:]]
+    recent = [Path(one) for one in sys.argv[1:] if one != "--from-rows"]
     if "--from-rows" in sys.argv:
         kept = {line["id"]: line for line in csv.DictReader((HERE / "left_out_rows.csv").open(encoding="utf-8"))}
-        tables = [path for path in tables if path.name != "--from-rows"]
+        tables = [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)] + recent
         rows = {}
         for row in (row for path in tables for row in read_table(path) if row.id in kept):
             case = case_of(row)
             assert not isinstance(case, Skip)
             rows[row.id] = (row, case, float(kept[row.id]["left_out"]), float(kept[row.id]["as_it_is"]))
     else:
-        rows = left_out(tables)
+        rows = left_out(recent)
     with (HERE / "left_out_rows.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("id", "source", "framework", "generation", "left_out", "as_it_is"))

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,25 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux" and os.getppid() != parent:  # it went before this was asked
         os._exit(137)
+
+
+def dying_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
+    """For `Popen(preexec_fn=...)`: the child gets this signal when this process goes, even while it is still starting.
+
+    On Linux only. Whoever calls `Popen` must be a thread that lives as long as the child should.
+    """
+    if sys.platform != "linux":
+        return lambda: None
+    import ctypes
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # nothing is loaded between fork and exec
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(137)
+
+    return ask
 
 
 def adopt_orphans() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import re
 import subprocess
 import sys
@@ -22,6 +23,18 @@ PLAN = {"tp": 2, "pp": 2, "global_batch": 16, "seq_len": 2048}
 @pytest.fixture(scope="module")
 def result() -> Result:
     return windtunnel.predict("llama-3-8b", "h100-sxm:16", PLAN)
+
+
+def test_an_excerpt_that_nobody_has_read_is_the_same_in_every_copy() -> None:
+    plan = PLAN | {"global_batch": 24}
+    fresh = windtunnel.predict("llama-3-8b", "h100-sxm:16", plan)
+    sent = pickle.loads(pickle.dumps(fresh))
+    assert sent == fresh
+    assert sent.excerpt == fresh.excerpt == dataclasses.replace(fresh, warnings=()).excerpt
+    assert isinstance(fresh.excerpt, tuple)
+    assert fresh.excerpt
+    assert Result.from_dict(fresh.to_dict()) == fresh
+    assert dataclasses.replace(fresh, excerpt=()).excerpt == ()
 
 
 def test_rows_of_a_class_sum_to_its_step_and_its_memory(result: Result) -> None:

@@ -1,15 +1,25 @@
 """Fit an engine's few constants on measured deployments, and say how they do on families they were not fitted on.
 
-    python validation/serving/fit_engines.py silicon_tune.csv --engine trtllm --rows 10
+    python validation/serving/fit_engines.py TABLE... --engine sglang [--gpu mi300x] [--mode agg] [--rows 14]
 
-A family is one (model family, GPU, mode). Constants: time per layer beside the priced kernels, factor on dense prefill
-kernels. Gauss-Newton on log(predicted / measured TPOT) with Huber weights and a prior around 10 us and 1.1. Rows that
-do not say what ran are left out: level B, and DeepSeek-R1, part of whose runs drafted tokens without saying so.
+A cell is (engine, release as its profile reads it, GPU); a family of it (model, mode, precision, layout, lengths).
+Runs of one deployment on many days count once, by their median. Constants, all beside the priced kernels:
+
+    decode_factor    dense products and small kernels of decode steps
+    expert_factor    routed experts of decode steps
+    prefill          dense products, experts and attention of prompts, one factor on what the profile has
+    layer_gap_s      per layer
+    first_token_s    from the client to the queue and back
+
+Gauss-Newton on log(predicted / measured) of TPOT and TTFT, Huber weights, a prior at what the profile has. A family is
+left out on the linear form of the last round. Prints what to write under `by_gpu` of the release.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,86 +27,146 @@ from typing import Any
 import numpy as np
 
 from windtunnel.evidence.accuracy.serving import predict
-from windtunnel.evidence.accuracy.serving.rows import ServingRow, engine_named, read_rows
-from windtunnel.studies.serving.engines.profile import load_engine
+from windtunnel.evidence.accuracy.serving.mlperf import is_mlperf
+from windtunnel.evidence.accuracy.serving.rows import ServingRow, engine_named, gpu_of, read_rows
+from windtunnel.studies.serving.engines.profile import Profile, load_engine
 
-NAMES = ("layer_gap_s", "prefill_factor")
-PRIOR, SPREAD = np.array([1.0e-5, 1.1]), np.array([5e-6, 0.2])
-SIGMA = 0.07  # what a row is believed to scatter
+NAMES = ("decode_factor", "expert_factor", "prefill", "layer_gap_s", "first_token_s")
+SPREAD = np.array([0.4, 0.4, 0.5, 4e-5, 0.03])  # of the prior: factors as logarithms
+LEAST = np.array([-1.2, -1.2, -1.0, 0.0, 0.0])
+STEP = np.array([0.15, 0.15, 0.2, 1.5e-5, 0.01])
+SIGMA = (0.06, 0.25)  # what TPOT and TTFT of a row are believed to scatter
+PREFILL = ("prefill_factor", "expert_prefill_factor", "expert_prefill_factor_ranks", "prefill_attention_factor")
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("table", type=Path)
-    words.add_argument("--engine", default="trtllm")
-    words.add_argument("--rows", type=int, default=10, help="of each family")
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("tables", type=Path, nargs="+")
+    words.add_argument("--engine", required=True)
+    words.add_argument("--gpu", default="")
+    words.add_argument("--release", default="")
+    words.add_argument("--mode", default="", help="agg or disagg")
+    words.add_argument("--until", default="", help="a day after which rows are left out")
+    words.add_argument("--rows", type=int, default=14, help="of each cell")
     words.add_argument("--rounds", type=int, default=2)
     asked = words.parse_args()
-    predict.MOST_REQUESTS, predict.LEAST_WAVES = 1200, 3  # a fit needs no more
-    families = _families(read_rows([asked.table]), asked.engine, asked.rows)
-    for left, held in families.items():
-        rest = [row for name, rows in families.items() if name != left for row in rows]
-        if not rest:
-            continue
-        found = _fit(rest, asked.rounds)
-        ratios = _ratios(held, found)
-        constants = ", ".join(f"{name} {value:.3g}" for name, value in zip(NAMES, found, strict=True))
-        print(
-            f"without {left}: {constants}; on it TPOT {np.abs(ratios - 1).mean():.1%}, median {np.median(ratios):.2f}",
-            flush=True,
-        )
-    everything = [row for rows in families.values() for row in rows]
-    found = _fit(everything, asked.rounds)
-    off = {name: np.abs(_ratios(rows, found) - 1) for name, rows in families.items()}
-    print(f"all {len(everything)} rows: {dict(zip(NAMES, found.tolist(), strict=True))},", end=" ")
-    print(f"TPOT {np.concatenate(list(off.values())).mean():.1%}")
-    for name, errors in off.items():
-        print(f"    on {name}, {len(errors)} rows: TPOT {errors.mean():.1%}")
+    predict.MOST_REQUESTS, predict.LEAST_WAVES = 600, 3  # a fit needs no more
+    for (release, gpu), rows in sorted(_cells(read_rows(asked.tables), asked).items()):
+        _fit(f"{asked.engine} {release} {gpu}", rows, asked.rounds)
 
 
-def _families(rows: list[ServingRow], engine: str, most: int) -> dict[str, list[ServingRow]]:
-    found: dict[str, list[ServingRow]] = {}
+def _cells(rows: list[ServingRow], asked: argparse.Namespace) -> dict[tuple[str, str], list[ServingRow]]:
+    found: dict[tuple[str, str], dict[tuple[str, ...], list[ServingRow]]] = {}
     for row in rows:
-        told = row.text("spec_level") == "A" and not row.text("duplicate_of") and "R1" not in row.text("model")
-        if told and row.text("engine") == engine and 0 < (row.number("concurrency") or 0) <= 600:
-            found.setdefault(" ".join((row.text("model_family"), row.text("gpu"), row.text("mode"))), []).append(row)
+        if row.text("spec_level") != "A" or row.text("duplicate_of") or is_mlperf(row) or not row.number("tpot_ms"):
+            continue
+        if (
+            row.text("spec") not in ("none", "")
+            or row.text("engine") != asked.engine
+            or asked.gpu not in row.text("gpu")
+        ):
+            continue
+        if row.text("client") == "sessions_replayed" or not 0 < (row.number("concurrency") or 0) <= 600:
+            continue
+        if asked.until and row.text("measured") > asked.until:
+            continue
+        if asked.mode and row.text("mode") != asked.mode:
+            continue
+        release = load_engine(engine_named(row)).calibrated_to
+        if asked.release and release != asked.release:
+            continue
+        point = (*_family(row), row.text("concurrency"))
+        found.setdefault((release, row.text("gpu")), {}).setdefault(point, []).append(row)
     draw = np.random.default_rng(0)
-    return {
-        name: [part[i] for i in sorted(draw.permutation(len(part))[:most])]
-        for name, part in found.items()
-        if len(part) > 2
-    }
+    cells = {}
+    for key, points in found.items():
+        alike = [_middle(same) for same in points.values()]
+        cells[key] = [alike[i] for i in sorted(draw.permutation(len(alike))[: asked.rows])]
+    return cells
 
 
-_KNOWN: dict[tuple[str, tuple[float, ...]], float] = {}
+def _family(row: ServingRow) -> tuple[str, ...]:
+    sizes = [row.text(name) for name in row.fields if name.endswith(("tp", "attn_dp", "moe_ep", "num_workers"))]
+    return (row.text("model_family"), row.text("mode"), row.text("precision"), *sizes, row.text("isl"), row.text("osl"))
 
 
-def _ratios(rows: list[ServingRow], values: Any) -> Any:
-    return np.array([_ratio(row, tuple(float(value) for value in values)) for row in rows])
+def _middle(same: list[ServingRow]) -> ServingRow:
+    columns = {}
+    for name in ("tpot_ms", "ttft_ms"):
+        values = [value for row in same if (value := row.number(name)) is not None]
+        columns[name] = str(statistics.median(values)) if values else ""
+    return ServingRow({**same[-1].fields, **columns})
 
 
-def _ratio(row: ServingRow, values: tuple[float, ...]) -> float:
-    """Predicted over measured TPOT; every fit begins at the same constants, so what is known is kept."""
-    if (row.id, values) not in _KNOWN:
-        name = engine_named(row)
-        changed = dict(zip(NAMES, values, strict=True))
-        one = predict.predicted(row, {name: replace(load_engine(name), **changed)})
-        _KNOWN[row.id, values] = one.tpot_s * 1e3 / (row.number("tpot_ms") or np.nan)
-    return _KNOWN[row.id, values]
+def _profile(base: Profile, row: ServingRow, values: Any) -> Profile:
+    """The row's profile with constants instead of its own: factors as logarithms beside what it has."""
+    base = replace(base.on(gpu_of(row.text("gpu"), 1).gpu), by_gpu=())
+    decode, expert, prefill, gap, first = (float(value) for value in values)
+    changed: dict[str, Any] = {name: getattr(base, name) * np.exp(prefill) for name in PREFILL}
+    changed |= {"decode_factor": float(np.exp(decode)), "layer_gap_s": gap, "first_token_s": first}
+    changed |= {name: getattr(base, name) * np.exp(expert) for name in ("expert_factor", "expert_factor_ranks")}
+    return replace(base, **changed)
 
 
-def _fit(rows: list[ServingRow], rounds: int) -> Any:
-    values = PRIOR.copy()
+def _start(row: ServingRow) -> Any:
+    base = load_engine(engine_named(row)).on(gpu_of(row.text("gpu"), 1).gpu)
+    return np.array([np.log(base.decode_factor), 0.0, 0.0, base.layer_gap_s, base.first_token_s])
+
+
+def _errors(row: ServingRow, values: Any) -> list[float]:
+    """log(predicted / measured) of TPOT and TTFT, over what they are believed to scatter."""
+    name = engine_named(row)
+    one = predict.predicted(row, {name: _profile(load_engine(name), row, values)})
+    tpot, ttft = row.number("tpot_ms"), row.number("ttft_ms")
+    found = [np.log(one.tpot_s * 1e3 / tpot) / SIGMA[0]] if tpot else []
+    return [*found, *([np.log(one.ttft_s * 1e3 / ttft) / SIGMA[1]] if ttft else [])]
+
+
+def _fit(name: str, rows: list[ServingRow], rounds: int) -> None:
+    values = prior = _start(rows[0])
+    owner = np.array([place for place, row in enumerate(rows) for _ in _errors(row, values)])
+    kind = np.array([of for row in rows for of, key in enumerate(("tpot_ms", "ttft_ms")) if row.number(key)])
     for _ in range(rounds):
-        errors = np.log(_ratios(rows, values))
+        errors = np.concatenate([_errors(row, values) for row in rows])
         slopes = np.stack(
-            [(np.log(_ratios(rows, values + 0.5 * step)) - errors) / 0.5 for step in np.diag(SPREAD)], axis=1
+            [
+                (np.concatenate([_errors(row, values + step) for row in rows]) - errors) / step.sum()
+                for step in np.diag(STEP)
+            ],
+            axis=1,
         )
-        weights = 1.0 / np.maximum(1.0, np.abs(errors) / (2 * SIGMA))
-        left = (slopes * weights[:, None]).T @ slopes / SIGMA**2 + np.eye(len(NAMES))
-        right = (slopes * weights[:, None]).T @ errors / SIGMA**2 + (values - PRIOR) / SPREAD
-        values = np.maximum(values - SPREAD * np.linalg.solve(left, right), [0.0, 0.5])
-    return values
+        before = values
+        values = _solve(errors, slopes, before, prior, np.ones(len(errors), bool))
+    after = errors + slopes @ (values - before)
+    families = [_family(row) for row in rows]
+    left = np.empty(len(errors))
+    for family in dict.fromkeys(families):
+        own = np.array([families[place] == family for place in owner])
+        without = _solve(errors, slopes, before, prior, ~own) if not own.all() else prior
+        left[own] = (errors + slopes @ (without - before))[own]
+    tpot, ttft = kind == 0, kind == 1
+    off = np.abs(np.expm1(left[tpot] * SIGMA[0])).mean(), np.median(np.abs(np.expm1(left[ttft] * SIGMA[1])))
+    print(
+        f"{name}: {len(rows)} rows, {len(set(families))} families; fitted TPOT"
+        f" {np.abs(np.expm1(after[tpot] * SIGMA[0])).mean():.1%}; left out TPOT {off[0]:.1%}, TTFT median {off[1]:.1%}"
+    )
+    print("    " + _written(rows[0], values), flush=True)
+
+
+def _written(row: ServingRow, values: Any) -> str:
+    profile = _profile(load_engine(engine_named(row)), row, values)
+    shown: Mapping[str, float] = {
+        name: getattr(profile, name)
+        for name in ("decode_factor", "expert_factor", "expert_factor_ranks", *PREFILL, "layer_gap_s", "first_token_s")
+    }
+    return "{" + ", ".join(f"{key}: {value:.3g}" for key, value in shown.items()) + "}"
+
+
+def _solve(errors: Any, slopes: Any, values: Any, prior: Any, kept: Any) -> Any:
+    weights = 1.0 / np.maximum(1.0, np.abs(errors) / 4.0) * kept
+    left = (slopes * weights[:, None]).T @ slopes + np.diag(1.0 / SPREAD**2)
+    right = (slopes * weights[:, None]).T @ errors + (values - prior) / SPREAD**2
+    return np.maximum(values - np.linalg.solve(left, right), LEAST)
 
 
 if __name__ == "__main__":

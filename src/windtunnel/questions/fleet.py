@@ -31,7 +31,15 @@ class Failing:
     mtbf_node: Annotated[
         str, About("Nodes fail: mean time between failures of one, with its unit, such as 30d.", NODES)
     ]
-    repair: Annotated[str, About("Until a failed node is back (1h).", NODES)] = "1h"
+    repair: Annotated[str, About("Until a failed node is back (1h); with --repair-spread in the median.", NODES)] = "1h"
+    repair_spread: Annotated[
+        float,
+        About("Repairs differ: standard deviation of their logarithm (0).", NODES, least=0, most=5, rare=True),
+    ] = 0.0
+    frailty: Annotated[
+        float | None,
+        About("Nodes differ: shape of the gamma law of their rates.", NODES, least=0.01, most=1000, rare=True),
+    ] = None
     checkpoint_every: Annotated[str, EVERY] = "30min"
 
 

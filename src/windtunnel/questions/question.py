@@ -106,6 +106,11 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.fabric:answer",
         "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
     ),
+    "rl plan": Verb(
+        "windtunnel.questions.rl:RlPlan",
+        "windtunnel.studies.rl.plan:answer",
+        "Find the split of a cluster between generation and training that makes an RL step shortest, and prove it.",
+    ),
     "fleet": Verb(
         "windtunnel.questions.fleet:Fleet",
         "windtunnel.studies.fleet.study:answer",

@@ -99,7 +99,13 @@ class Beside:
             "Bandwidth of a weight update, as measured (the framework's).", EXTRAS, least=1, unit="bandwidth", rare=True
         ),
     ] = None
-    log: Annotated[str | None, About("Log of the framework: its phases anchor the answer.", EXTRAS)] = None
+    log: Annotated[str | None, About("Log of this run by its framework: its phases anchor the answer.", EXTRAS)] = None
+    anchor: Annotated[
+        str | None,
+        About(
+            "An anchor that another answer printed: generation=1.2,learner=0.9,refit=3,between=2.", EXTRAS, rare=True
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,3 +169,16 @@ class Rl:
             raise SpecError("async_steps", self.async_steps, "needs pools apart: add --generate N --train M")
         if self.hybrid and (self.generate is None or not self.async_steps):
             raise SpecError("hybrid", True, "needs pools apart and --async-steps 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlPlan(Rl):
+    """How to divide a cluster: what is given is kept; `async_steps` is the most that is tried."""
+
+    verb: ClassVar[str] = "rl plan"
+
+    def _check_pools(self) -> None:
+        if (self.generate is None) != (self.train is None):
+            raise SpecError("generate", self.generate, "give --generate and --train, or neither: then they are sought")
+        if self.config is not None:
+            raise SpecError("config", self.config, "is for rl: name the fields here")

@@ -31,9 +31,14 @@ class Sought:
     kind: ClassVar[str] = "sought"
     phrase: ClassVar[str] = "a placement that is looked for (--method)"
     method: Annotated[
-        Literal["distserve", "alpaserve", "muxserve"],
-        About("Find the best placement for --rate: distserve; of several models alpaserve or muxserve.", LAYOUT),
+        Literal["fewest", "distserve", "alpaserve", "muxserve"],
+        About(
+            "Find a placement for --rate: fewest (GPUs, together or apart, with a certificate: what --rate without a"
+            " layout asks), distserve; of several models alpaserve or muxserve.",
+            LAYOUT,
+        ),
     ]
+    runs: Annotated[int, About("Plans that may be run (400).", LAYOUT, least=1, most=100_000, rare=True)] = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +63,18 @@ class ServePlan:
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     attain: Annotated[
         float | None,
-        About("Share of requests that must meet the limits (0.99).", LIMITS, least=1e-9, most=1, unit="share"),
+        About(
+            "Share of requests that must meet the limits (0.99).", LIMITS, least=1e-9, most=1, unit="share", rare=True
+        ),
     ] = None
     price: Annotated[float | None, PRICE] = None
     seed: Annotated[int, SEED] = 0
 
     def __post_init__(self) -> None:
         sought = isinstance(self.replicas, Sought)
-        if sought and self.price is not None:
+        if sought and self.replicas.method != "fewest" and self.price is not None:  # type: ignore[union-attr]
             raise SpecError("price", self.price, "has no meaning beside method: leave it out")
-        if sought and self.replicas.method != "distserve" and self.attain is not None:  # type: ignore[union-attr]
+        if sought and self.replicas.method not in ("fewest", "distserve") and self.attain is not None:  # type: ignore[union-attr]
             raise SpecError("attain", self.attain, "belongs to distserve, and to the highest rate: leave it out")
         if sought and isinstance(self.requests, Lengths) and isinstance(self.load, AsRecorded):
             raise SpecError("load", None, "no load is given: add --rate, that the placement must carry")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from inspect import Parameter as Argument
 from inspect import Signature, signature
 from keyword import iskeyword
@@ -49,6 +49,7 @@ class Below:
     parts: Mapping[str, Mapping[str, Any]]
     notes: tuple[str, ...] = ()
     path: str = ""
+    instead: Mapping[str, object] = field(default_factory=dict)  # flags that the file is, as what they mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def command(
             sets=() if "set" in flags else tuple(options.get("set") or ()),
         )
         below = Below({}) if reader is None else reader(given)
-        question = from_flags(verb, flags, given.sets, below.parts, below.path)
+        question = from_flags(verb, {**flags, **below.instead}, given.sets, below.parts, below.path)
         more = {name: options[name] for name in own if name in options}
         if takes_notes:
             more["notes"] = below.notes

@@ -6,13 +6,14 @@ from cyclopts import App
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import noted, print_answered, show, working, wrote
-from windtunnel.questions.rl import Rl
+from windtunnel.questions.rl import Rl, RlPlan
 
 
 def rl_app(*, everything: bool = False) -> App:
     """`rl` with its verbs."""
     app = plain_app("rl")
     app.default(command("rl", show_rl, ("report", "full", "json"), everything=everything))
+    app.command(command("rl plan", show_plan, ("report", "full", "json"), everything=everything))
     return app
 
 
@@ -34,3 +35,22 @@ def show_rl(question: Rl, outputs: Outputs) -> int:
         noted(found)
         show(rl_document(found), full=outputs.full)
     return 0 if found.feasible else 3
+
+
+def show_plan(question: RlPlan, outputs: Outputs) -> None:
+    """Answer, print, write."""
+    from windtunnel.faces.report.rl.views import plan_document
+    from windtunnel.studies.rl.plan import answer
+
+    with working("searching"):
+        found = answer(question)
+    if outputs.report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(plan_document(found), outputs.report)
+        wrote(outputs.report)
+    if outputs.json:
+        print_answered(question, found)
+    else:
+        noted(found)
+        show(plan_document(found), full=outputs.full)

@@ -66,9 +66,10 @@ class TrainingCosts:
     # Of its host, for each member of the group, by framework and by what crosses scale-up domains: `pp`, the messages
     # of a pipeline; `tp`, the group itself.
     late_member_s: Mapping[str, Mapping[str, float]]
-    # Of the host in each pass over a layer with experts, by framework, that no kernel hides: it reads how many tokens
-    # go where, and the GPU is idle until what follows is launched.
-    experts_s: Mapping[str, float]
+    # Where the host reads from the GPU, by framework: the GPU is idle until what follows is launched.
+    read_s: Mapping[str, float]
+    # Of an adapter's products in the backward pass, for each token: their inner dimension is all tokens, on few SMs.
+    adapter_token_s: float
     graphed_step_share: float  # of the host's work between steps, where the step is one graph
     replicas_of_nic: float  # of a NIC's rate, for what replicas of experts exchange across domains
     graph_launch_s: float  # one node of a CUDA graph
@@ -122,11 +123,13 @@ class Software:
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
     chained_activation: bool = True  # whether experts' activation with bias and clamp is a chain of kernels
     fused_scores: bool = False  # whether experts' rows are weighed where they are made, whatever the framework does
-    layer_s: float = 0.0  # of the host in each layer and pass that no kernel hides
-    adapter_s: float = 0.0  # the same for each adapter
-    experts_s: float = 0.0  # and for the experts of a layer
-    adapter_token_s: float = 0.0  # of an adapter's products, for each token and pass, whatever the GPU
-    grouped: float = 1.0  # experts' products over those of the tables
+    # How often the host reads from the GPU in each pass over a layer: lengths of packed sequences, rows of each
+    # adapter, tokens of each expert; and where experts have adapters.
+    layer_reads: float = 0.0
+    adapter_reads: float = 0.0
+    expert_reads: float = 1.0
+    adapted_expert_reads: float = 1.0
+    flash4_reads: float = 0.0  # what launching FlashAttention-4 from Python takes on Blackwell, in such reads
     loss: str = ""  # cross-entropy by Megatron's own code, "eager" or "compiled"; "": TransformerEngine's kernel
 
 
@@ -177,7 +180,8 @@ def training_costs(generation: str) -> TrainingCosts:
         collective_launch_s=_by_framework(data["host"]["collective_launch_s"], data["host"]["launch_s"]),
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
         exchange_s=data["host"]["exchange_s"],
-        experts_s=data["host"]["experts_s"],
+        read_s=data["host"]["read_s"],
+        adapter_token_s=_by_generation(data["adapter_token_s"], generation),
         late_member_s=data["host"]["late_member_s"],
         graphed_step_share=data["host"]["graphed_step_share"],
         replicas_of_nic=data["replicas_of_nic"],
@@ -187,8 +191,13 @@ def training_costs(generation: str) -> TrainingCosts:
         gathered=data["gathered"],
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],
-        **data["slowdown"],
+        **data["slowdown"]
+        | {"compute_by_scale_up": _by_generation(data["slowdown"]["compute_by_scale_up"], generation)},
     )
+
+
+def _by_generation(known: Mapping[str, float], generation: str) -> float:
+    return known.get(generation, known["default"])
 
 
 def _by_framework(known: Mapping[str, float], frameworks: Iterable[str]) -> dict[str, float]:

@@ -60,16 +60,19 @@ def step_sharing(graph: Graph, share: NDArray[np.float64]) -> Sharing | None:
     rows = np.stack([program[first], np.maximum.reduceat(parts[ops], first)], axis=1)
     begins = np.flatnonzero(np.diff(group[first], prepend=-1))
     lengths = np.diff(np.append(begins, len(first)))
-    known: dict[bytes, int] = {}
-    data, width = np.ascontiguousarray(rows).tobytes(), rows.itemsize * 2
-    kind_of_group = [
-        known.setdefault(data[begin * width : (begin + length) * width], len(known))
-        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)
-    ]
+    # Equal groups have equal codes: one row's is its two numbers, several rows' is below all of those.
+    code = rows[begins, 0] * (int(rows[:, 1].max()) + 1) + rows[begins, 1]
+    several: dict[bytes, int] = {}
+    for place in np.flatnonzero(lengths > 1).tolist():
+        own = rows[begins[place] : begins[place] + lengths[place]].tobytes()
+        code[place] = -1 - several.setdefault(own, len(several))
+    _, appears, which = np.unique(code, return_index=True, return_inverse=True)
+    in_order = np.argsort(appears)
+    kind_of_group = np.argsort(in_order)[which]
     members = np.diff(np.append(np.flatnonzero(np.diff(group, prepend=-1)), len(ops)))
     demand = np.full(graph.n_ops, -1, np.int32)
     demand[ops] = np.repeat(kind_of_group, members)
-    kinds = [np.frombuffer(key, np.int64).reshape(-1, 2) for key in known]
+    kinds = [rows[begins[place] : begins[place] + lengths[place]] for place in appears[in_order].tolist()]
     links = np.concatenate(kinds)
     pointer = np.concatenate([[0], np.cumsum([len(kind) for kind in kinds])]).astype(np.int64)
     use = links[:, 1] / PARTS

@@ -59,6 +59,25 @@ class StageMemory:
                 raise ValueError(f"stage {self.stage}: {name} of {size} bytes")
 
 
+class _WhenRead:
+    """A field of `Result` that may hold what makes its value: it is made when it is first read."""
+
+    def __init__(self, slot: Any) -> None:
+        self.slot = slot
+
+    def __get__(self, result: Result | None, owner: type) -> Any:
+        if result is None:
+            return self
+        value = self.slot.__get__(result, owner)
+        if callable(value):
+            value = value()
+            self.slot.__set__(result, value)
+        return value
+
+    def __set__(self, result: Result, value: Any) -> None:
+        self.slot.__set__(result, value)
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """One thing that holds the step back and what removing it would give."""
@@ -333,6 +352,9 @@ class Result:
 
         # What up to 0.1 a limit and an infeasibility had besides, words that nobody had tried, is left out.
         return TypeAdapter(cls).validate_python(data)
+
+
+Result.excerpt = _WhenRead(Result.excerpt)  # type: ignore[misc, assignment]
 
 
 def _as_data(value: Any) -> Any:

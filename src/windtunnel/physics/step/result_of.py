@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ PLAIN = ("gemm", "attention", "memory-bound", "optimizer")  # the work itself; a
 ROOFLINE_WORTH_SAYING = 0.1  # of busy time
 LIMIT_WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5
+KEPT_OPS = 20_000  # of a step that a result keeps until its excerpt is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ def result_of(
     question: Predict | None,
     n_classes: int,
     n_ops: int,
-    excerpt: tuple[Interval, ...],
+    excerpt: Callable[[], tuple[Interval, ...]],
     traffic_bytes: Mapping[str, int],
     class_names: tuple[str, ...] = (),
     memory_p95_bytes: int = 0,
@@ -222,6 +223,9 @@ def result_of(
 ) -> Result:
     """The answer; what is not said here is as in `Result`."""
     n, seconds, peak = cluster.n_gpus, reading.total_ns / 1e9, cluster.gpu.peak_flops(work.dtype)
+
+    def later() -> tuple[Interval, ...]:
+        return to_the_end(excerpt(), reading)
 
     def per_second(amount: float) -> float:
         return amount / seconds if seconds else 0.0
@@ -253,7 +257,7 @@ def result_of(
         n_gpus=n,
         n_classes=n_classes,
         n_ops=n_ops,
-        excerpt=to_the_end(excerpt, reading),
+        excerpt=later if n_ops <= KEPT_OPS else later(),  # type: ignore[arg-type]  # made when it is read
         infeasible=infeasible,
         disturbed=reading.disturbed,
         traffic_bytes=traffic_bytes,

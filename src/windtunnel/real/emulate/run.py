@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.process import interrupts_later, terminated_is_an_end
+from windtunnel.process import dying_with_parent, interrupts_later, terminated_is_an_end
 from windtunnel.real.capture.processes import file_mailbox
 from windtunnel.real.capture.processes.leftovers import (
     FOLDER_VARIABLE,
@@ -150,6 +150,7 @@ class _Run:
                 self._processes[rank] = subprocess.Popen(
                     [sys.executable, "-P", "-m", "windtunnel.real.emulate.rank", str(self.folder), str(rank)],
                     start_new_session=True,
+                    preexec_fn=dying_with_parent(),
                     env=environment,
                     stdout=_STDERR if self.asked.aside else None,
                 )

@@ -190,7 +190,7 @@ def _job_of(seen: JobState, moment: Moment) -> Running:
     left_ns = round((seen.remaining_s or 0.0) * NS)
     job = Running(seen.index, round(seen.submit_s * NS), seen.gpus, Rigid(left_ns / NS) if known else Unknown())
     job.moment = moment
-    job.limit_s, job.priority = seen.limit_s, seen.priority
+    job.limit_s, job.priority, job.queue = seen.limit_s, seen.priority, seen.queue
     job.placement, job.counts = seen.placement, tuple(count for _, count in seen.placement)
     job.held_ns, job.gpu_ns = round(seen.executed_s * NS), round(seen.gpu_seconds * NS)
     job.held_since_ns = job.since_ns = moment.ns

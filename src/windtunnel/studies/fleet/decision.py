@@ -45,6 +45,8 @@ class JobState(Protocol):
     @property
     def priority(self) -> float: ...  # noqa: D102
     @property
+    def queue(self) -> str: ...  # noqa: D102
+    @property
     def work(self) -> Any: ...  # noqa: D102
     @property
     def progress(self) -> Any: ...  # noqa: D102
@@ -67,6 +69,7 @@ class JobView:
     deadline_s: float | None = None
     limit_s: float | None = None  # that it asked for
     priority: float = 0.0  # as a log tells it, higher is first
+    queue: str = ""
     work: Any = None  # the job's model of its own speed, for policies that size jobs
     progress: Any = None  # how far that work is
 

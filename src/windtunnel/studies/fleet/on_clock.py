@@ -95,6 +95,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
     else:
         work = exact_works(jobs, site, traits, options)
     limits, priorities = jobs.further("limit_s"), np.nan_to_num(jobs.further("priority"))
+    queues = queues_of(jobs)
     if not np.isnan(limits).all():
         limits = np.where(np.isnan(limits), math.inf, limits)
     running = [
@@ -106,15 +107,22 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
             _known(jobs.deadline_s[index]),
             _known(limits[index]),
             float(priorities[index]),
+            queues[index],
         )
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    decider = options.decider or traits.make_policy(site, options)
+    decider = options.decider or traits.make_policy(site, replace(options, quotas=jobs.quotas))
     if options.changes is None:
         return Clock(running, nodes, decider)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)
     return Clock(running, nodes, decider, changes=changes, checkpoint_s=options.changes.checkpoint_s)
+
+
+def queues_of(jobs: Jobs) -> list[str]:
+    """The queue of each job whose quota it takes."""
+    local, behind = (jobs.columns.get(name, [""] * len(jobs)) for name in ("queue", "cluster_queue"))
+    return [cluster or queue for cluster, queue in zip(behind, local, strict=True)]
 
 
 def _known(value: float) -> float | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.studies.fleet.decision import Policy
-from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.jobs.trace import Jobs, Quota
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import (
     CANCELLED,
@@ -57,7 +57,7 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     if options.changes is not None and "failing" not in traits.capacity:
         able = ", ".join(names_of(lambda each: "failing" in each.capacity))
         raise SpecError("--policy", policy, f"with nodes that fail give one of {able}")
-    if options.restart_s is not None and not traits.restarts:
+    if options.restart_s is not None and not traits.restarts and traits.loop != "log":  # a log has paid for its own
         raise SpecError("--restart", options.restart_s, f"leave it out: {policy} has its own, or none")
     dropped = _dropped(jobs, site, traits, options)
     gone = {each.job for each in dropped}
@@ -136,9 +136,28 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         unsaid = np.isnan(jobs.duration_s)
         if not _measured(traits, options, bool(unsaid.all())):
             drop(np.flatnonzero(unsaid), Reason.SAYS_TOO_LITTLE, "does not say how long it runs")
+    if "quota" in traits.needs:
+        if not jobs.quotas:
+            written = "write it with `kubectl get clusterqueues,localqueues,workloads,jobs -A -o json`"
+            raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
+        from windtunnel.studies.fleet.on_clock import queues_of
+
+        widest = {quota.name: _most(quota, jobs.quotas) for quota in jobs.quotas}
+        queues = queues_of(jobs)
+        unknown = [at for at, queue in enumerate(queues) if queue and queue not in widest]
+        drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
+        over = [at for at, queue in enumerate(queues) if queue in widest and jobs.gpus[at] > widest[queue]]
+        drop(over, Reason.TOO_LARGE, "asks {gpus} GPUs, more than its queue may ever have")
     if "start" in traits.needs:
         drop(np.flatnonzero(np.isnan(jobs.start_s)), Reason.SAYS_TOO_LITTLE, "does not say when it started")
     return tuple(found.values())
+
+
+def _most(quota: Quota, quotas: tuple[Quota, ...]) -> int:
+    """GPUs that a queue can have with all that it may borrow."""
+    others = [each for each in quotas if each.cohort == quota.cohort != "" and each is not quota]
+    lent = sum(each.nominal - each.guaranteed for each in others)
+    return quota.nominal + (lent if quota.borrowing_limit is None else min(lent, quota.borrowing_limit))
 
 
 def _measured(traits: Traits, options: Options, none_says: bool) -> bool:

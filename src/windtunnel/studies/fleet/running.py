@@ -29,6 +29,7 @@ class Running:
     deadline_s: float | None = None
     limit_s: float | None = None  # that it asked for; it ends by itself before, or is ended then
     priority: float = 0.0  # as a log tells it, higher is first
+    queue: str = ""
     moment: Moment = field(default_factory=Moment, repr=False)
     placement: Placement = EMPTY  # held now
     counts: tuple[int, ...] = ()

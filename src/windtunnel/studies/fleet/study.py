@@ -23,14 +23,14 @@ from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, Unread, held_at_once
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
+from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, write_jobs
 from windtunnel.studies.fleet.policies.own import policy_of_text, title
 from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
 from windtunnel.studies.fleet.when import When, when
-from windtunnel.units import format_many, parse_bandwidth, parse_time
+from windtunnel.units import format_many, format_time, parse_bandwidth, parse_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
 NAMED = 5  # jobs and kinds of jobs left out that a warning names
@@ -152,12 +152,22 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
     outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
     warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
+    if question.restart is None:
+        often = [one for one in outcomes if one.restarts.any() and one.policy != "current"]
+        free = ", ".join(f"{int(one.restarts.sum()):,} with {one.policy}" for one in often)
+        if free:
+            warnings += (f"restarts cost nothing: {free}; say what one costs with --restart 5min",)
     points: tuple[Mapping[str, float], ...] = ()
     if frontier and question.serving is not None and "lyra" in names:
         from windtunnel.studies.fleet.loans.frontier import frontier as frontier_of
 
         points = tuple(frontier_of(jobs, site, options))
-    figures = tuple(aggregates(outcome, site.gpus) for outcome in outcomes)
+    figures = tuple(aggregates(outcome, site.gpus) | against_log(outcome) for outcome in outcomes)
+    compared = [one for one in figures if one.get("log_wait_error") is not None]
+    if compared:
+        nearest = min(compared, key=lambda one: float(one["log_start_error_p50_s"]))
+        said = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
+        notes += (f"{said}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points)
 
 
@@ -308,9 +318,8 @@ def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]
     unread = sum(each.count for each in jobs.not_understood)
     notes: tuple[str, ...] = ()
     if unread:
-        notes = (
-            f"{format_many(unread, 'job')} of the log read otherwise than written; `windtunnel fleet lint` says how",
-        )
+        what = f"{format_many(unread, 'job')} of the log not taken as they stand"
+        notes = (f"{what}; `windtunnel fleet lint` says which and why",)
     if question.cluster:
         site = parse_site(question.cluster, question.gpus_per_node)
         if most > site.gpus:
@@ -368,4 +377,10 @@ def _changes(capacity: Steady | Failing | ByFile) -> Any:
     mtbf = capacity.mtbf_node.strip()
     if mtbf[-1:].isdigit():
         raise SpecError("--mtbf-node", mtbf, f"say the unit: {mtbf}d, {mtbf}h or {mtbf}s")
-    return Changes(parse_time(mtbf, "--mtbf-node"), parse_time(capacity.repair, "--repair"), checkpoint_s)
+    return Changes(
+        parse_time(mtbf, "--mtbf-node"),
+        parse_time(capacity.repair, "--repair"),
+        capacity.repair_spread,
+        capacity.frailty,
+        checkpoint_s,
+    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.fleet.site import Site
 
 Asks = Literal["lines", "all", "rounds", "arrival", "log"]
-Need = Literal["duration", "speed", "deadline", "start"]
+Need = Literal["duration", "speed", "deadline", "start", "quota"]
 Capacity = Literal["own", "failing", "loaned", "spot", "cloud", "shared"]
 Loop = Literal["clock", "loans", "clouds", "machines", "log"]
 OWN: frozenset[Capacity] = frozenset({"own"})

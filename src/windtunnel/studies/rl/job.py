@@ -27,6 +27,7 @@ from windtunnel.studies.rl.learner import Passes, Trainer, best_trainer, fitting
 from windtunnel.studies.rl.lengths import Answers, answers_of
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,7 @@ class Job:
     times: Times
     judges: tuple[Engine, int] | None = None  # engine, replicas
     imported: Imported | None = None  # from the framework's own file
+    anchor: str = ""  # in words, where phases were measured
 
     @property
     def colocated(self) -> bool:
@@ -92,8 +94,8 @@ def with_config(question: Rl) -> tuple[Rl, Imported | None]:
     return read(data), found
 
 
-def settled(question: Rl) -> Job:
-    """Everything that the question leaves open. Raises UserError where nothing fits."""
+def settled(question: Rl, trainer: Trainer | None = None) -> Job:
+    """Everything that the question leaves open; `trainer`: settled already. Raises UserError where nothing fits."""
     question, imported = with_config(question)
     assert question.model is not None
     assert question.prompts is not None
@@ -123,7 +125,7 @@ def settled(question: Rl) -> Job:
     )
     batch = question.prompts * samples
     train_batch = min(question.learner.train_batch or batch, batch)
-    trainer = trainer_of(question, habits, model, sub(machine, train_gpus), answers, rules, train_batch)
+    trainer = trainer or trainer_of(question, habits, model, sub(machine, train_gpus), answers, rules, train_batch)
     draft = Job(
         question, model, habits, answers, rules,
         engine=None, replicas=0, trainer=trainer, train_batch=train_batch, times=Times(0.0),  # type: ignore[arg-type]
@@ -244,6 +246,12 @@ def batch_time_s(job: Job, engine: Engine, replicas: int) -> float:
     return (
         run_of(job, engine, replicas, replace(job.rules, async_steps=0), Times(0.0), 1, idle=True).steps[0].complete_s
     )
+
+
+def alone_s(job: Job, tokens: int) -> float:
+    """Seconds that an answer takes at the least: alone in its generator, at the shortest context."""
+    ticks = job.engine.times.decode(1).at(job.rules.prompt_tokens)
+    return job.habits.generation_factor * max(0, tokens - 1) * ticks / TICKS_PER_S
 
 
 def times_of(job: Job) -> Times:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import LayoutError, UserError
 from windtunnel.physics.hardware.cluster import Cluster
-from windtunnel.physics.model.architecture import Model
+from windtunnel.physics.model.architecture import Layer, Model
 from windtunnel.physics.step.result import StageMemory
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.model_chunks import pieces_of
@@ -120,8 +120,7 @@ class Trainer:
             rows = packed(tokens[begin : begin + train_batch], capacity, self.dp, self.quantum)
             priced = self.priced(rows)
             training += priced.step_s
-        whole = packed(tokens, capacity, self.dp, self.quantum)
-        forward = self.priced(whole).forward_s
+            forward += priced.forward_s
         factor = self.factor
         return Passes(factor * forward * self.old_logprob, factor * forward * self.reference, factor * training)
 
@@ -214,16 +213,26 @@ def layouts(model: Model, cluster: Cluster, given: Mapping[str, Any], framework:
         return [int(given[name])] if given.get(name) else [size for size in powers if size <= most]
 
     found = []
+    expert = sum(_expert_parameters(model, layer) for layer in model.layers)
+    dense = model.parameters - expert
     sharded = framework in SHARDED  # parameters are gathered layer by layer; no tensor or pipeline parallelism beside
     for tp in of("tp", 1 if sharded else min(8, node, heads)):
         for pp in of("pp", 1 if sharded else min(16, model.n_layers // 2)):
             for cp in of("cp", 8 if sharded else 1):
                 for ep in of("ep", min(64, experts)) if experts else [1]:
-                    dense = gpus // (tp * pp * cp)
-                    if dense < 1 or gpus % (tp * pp * cp) or (gpus // pp) % ep:
+                    if gpus % (tp * pp * cp) or gpus // pp % ep or gpus < tp * pp * cp:
                         continue
-                    found.append({"tp": tp, "pp": pp, "cp": cp, "ep": ep})
+                    # Weights and gradients in 16 bits, and what an optimizer that is sharded over all GPUs holds.
+                    held = 4 * (dense / (tp * pp) + expert / (ep * pp)) + 12 * model.parameters / gpus
+                    if sharded or held <= cluster.gpu.usable_memory_bytes or given.get("tp"):
+                        found.append({"tp": tp, "pp": pp, "cp": cp, "ep": ep})
     return found
+
+
+def _expert_parameters(model: Model, layer: Layer) -> int:
+    """Of a layer's routed experts."""
+    block = layer.feed_forward
+    return block.experts * block.matrices * block.size * model.hidden_size if block.kind == "moe" else 0
 
 
 def fitting(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, Any]) -> Trainer:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.studies.rl.clock import NS, Run, Step
-from windtunnel.studies.rl.job import Job
+from windtunnel.studies.rl.job import Job, alone_s
 from windtunnel.studies.rl.learner import fullest
 from windtunnel.studies.rl.result import Lane, Phases, RlResult, Side
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
@@ -19,7 +19,9 @@ from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 SPREAD = {"generation": 0.3, "learner": 0.2, "refit": 0.42, "other": 0.4}
 ASSUMED_LENGTHS = 0.15  # more on generation where nothing says how lengths spread
 GUESSED_MEAN = 0.4  # more on generation and learner where nothing says how long they are
+MEASURED_SPREAD = {"generation": 0.08, "learner": 0.08, "refit": 0.15, "other": 0.2}  # of what was measured once
 Z90 = 1.645
+LATENCY_BOUND = 0.6  # share of generation that the longest answer alone takes
 
 
 def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlResult:
@@ -58,18 +60,43 @@ def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlRes
             "begun": run.tokens_begun,
             "trained": run.tokens_trained,
             "dropped": run.tokens_dropped,
-            "open": run.open_tokens(),
+            "open": run.open_tokens() + run.tokens_training,
         },
         memory=memory,
         cost=cost,
         cost_per_1000_samples=None if cost is None else 1000.0 * cost / samples,
         steps=many,
         preemptions=sum(one.preemptions for one in run.generators),
-        verdicts=(),
+        verdicts=verdicts_of(job, steps, phases, idle, step_s),
         sources=sources_of(job),
         assumptions=assumptions_of(job),
         lanes=lanes_of(job, steps),
     )
+
+
+def verdicts_of(
+    job: Job, steps: list[Step], phases: Phases, idle: Mapping[str, float], step_s: float
+) -> tuple[str, ...]:
+    """What decides the step, in sentences."""
+    found = []
+    longest = int(np.mean([job.lengths(number).max() for number in range(2)]))
+    alone, waits = alone_s(job, longest), phases.exposed_generation_s > 0.1 * step_s
+    if waits and alone > LATENCY_BOUND * phases.generation_s:
+        found.append(
+            f"Generation is bound by latency: the longest answer alone takes {alone:.0f} of {phases.generation_s:.0f}"
+            " s; more generators do next to nothing, but tensor parallelism, speculation, partial rollouts or a shorter"
+            " cap do."
+        )
+    elif waits:
+        found.append(f"Generation is bound by throughput: the longest answer alone takes {alone:.0f} s of it.")
+    if not job.colocated and job.rules.async_steps:
+        slack = "trainers wait for generators" if waits else f"generators idle {idle['generation']:.0%} of the time"
+        found.append(
+            f"Pools overlap, and {slack}: " + ("generate with more GPUs." if waits else "train with more GPUs.")
+        )
+    elif not job.colocated:
+        found.append("Pools work in turn: each waits for the other; --async-steps 1 overlaps them.")
+    return tuple(found)
 
 
 def phases_of(job: Job, steps: list[Step], step_s: float) -> Phases:
@@ -96,13 +123,15 @@ def phases_of(job: Job, steps: list[Step], step_s: float) -> Phases:
 
 def band(job: Job, phases: Phases, step_s: float) -> tuple[float, float]:
     """The step's p5 and p95: parts vary by themselves, each by its share of the step."""
-    guessed = GUESSED_MEAN if job.answers.guessed else 0.0
-    generation = hypot(SPREAD["generation"], ASSUMED_LENGTHS if job.answers.assumed else 0.0, guessed)
+    measured = bool(job.anchor)  # with these very lengths
+    spread = MEASURED_SPREAD if measured else SPREAD
+    guessed = GUESSED_MEAN if job.answers.guessed and not measured else 0.0
+    generation = hypot(spread["generation"], ASSUMED_LENGTHS if job.answers.assumed and not measured else 0.0, guessed)
     parts = (
         (phases.exposed_generation_s, generation),
-        (phases.logprob_s + phases.ref_logprob_s + phases.training_s, hypot(SPREAD["learner"], guessed)),
-        (phases.weight_sync_s, SPREAD["refit"]),
-        (phases.other_s, SPREAD["other"]),
+        (phases.logprob_s + phases.ref_logprob_s + phases.training_s, hypot(spread["learner"], guessed)),
+        (phases.weight_sync_s, spread["refit"]),
+        (phases.other_s, spread["other"]),
     )
     sigma = sqrt(sum((seconds / step_s * spread) ** 2 for seconds, spread in parts))
     return step_s * exp(-Z90 * sigma), step_s * exp(Z90 * sigma)
@@ -156,6 +185,7 @@ def spec_of(job: Job) -> dict[str, Any]:
         "partial": job.rules.partial,
         "prompts": job.rules.groups,
         "samples": job.rules.samples,
+        "anchor": job.anchor or "none",
         "optimizer_steps": -(-job.rules.groups * job.rules.samples // job.train_batch),
     }
 
@@ -198,7 +228,6 @@ def lanes_of(job: Job, steps: list[Step]) -> tuple[Lane, ...]:
     for step in steps[:4]:
         generating.append(("generation", step.begun_s, step.complete_s))
         at = step.trained_s - step.passes.total_s
-        training.append(("waiting", step.begin_s, step.ready_s))
         training.append(("data, rewards", step.ready_s, at))
         for name, seconds in (
             ("old log-probs", step.passes.old_logprob_s),

@@ -35,6 +35,7 @@ class Engine:
     rules: Rules
     blocks: int  # of one replica: all attention ranks together
     kernels: str  # whose times attention and experts are priced by, in words
+    measured: bool  # whether they were measured, on this GPU or as given
 
     @property
     def fits(self) -> bool:
@@ -85,6 +86,8 @@ def engine_of(
     """
     check(deployment, model, cluster)
     used = (load_engine(deployment.engine) if profile is None else profile).on(cluster.gpu)
+    nodes = -(-deployment.tp // cluster.gpus_in_domain)
+    used = replace(used, collective_gap_s=used.collective_gap_s + used.node_sum_s * (nodes - 1))
     kv = kv_format(deployment, used, cluster)
     memory = memory_of(model, deployment, used, cluster, kv)
     size = deployment.block_size or used.block_size
@@ -131,6 +134,7 @@ def engine_of(
         rules_of(used, deployment, blocks, times.tokens_per_step, beside),
         blocks,
         told,
+        kernels.measured or prices is not None,
     )
 
 

@@ -31,10 +31,17 @@ from windtunnel.studies.serving.result import (
     refused_words,
 )
 from windtunnel.studies.serving.routing import ROUTERS
+from windtunnel.studies.serving.step_time.layers import WIDE
 from windtunnel.studies.serving.step_time.times import EXPERT_KNEE, TICKS_PER_S, Prices
 from windtunnel.studies.serving.workload.requests import Workload
 
 GROWING = 2.0  # times by which the queueing of the last third exceeds that of the first, for a run that is over
+
+DRAFTED_BAND = 0.2  # by how much acceptance moves TPOT from one load to another
+WIDE_BAND = 0.35  # experts over more GPUs than a node has: how tokens reach them is not calibrated
+NODES_BAND = 0.6  # tensor parallelism over nodes
+ROOFLINE_BAND = 0.5  # bytes over bandwidth on a GPU whose engine nobody has fitted
+LEAST_ROOM = 0.2
 
 PROMISES = ("ttft_s", "tpot_s")
 
@@ -117,8 +124,9 @@ def _check(replicas: int, slo: Mapping[str, float], cost_per_gpu_hour: float | N
 
 def hand_on(sent: Sequence[Request], profile: Profile) -> None:
     """Tokens as clients get them: later than the engine has them, by what the engine's front end takes."""
-    extra = round(profile.first_token_s * 1e9)
-    for one in sent if extra else ():
+    fixed, each = profile.first_token_s * 1e9, profile.prompt_token_s * 1e9
+    for one in sent:
+        extra = round(fixed + each * one.prompt)
         if one.first_ns >= 0:
             one.first_ns += extra
         if one.last_ns >= 0:
@@ -183,7 +191,7 @@ def summarise(
         preemptions=sum(one.tally.preemptions for one in servers),
         prefix_hit_rate=sum(one.pool.hits for one in servers) / lookups if lookups else 0.0,
         steps=sum(one.tally.steps for one in servers),
-        band=hypot(engine.profile.band, engine.times.doubt(batch, context)),
+        band=band_of(engine, batch, context, workload.concurrency is None),
         sources=sources_of(engine),
         memory=_memory(engine),
         started=started,
@@ -236,6 +244,25 @@ def _router(name: str) -> Router:
     if name not in ROUTERS:
         raise UnknownNameError("router", name, ROUTERS)
     return ROUTERS[name].make()
+
+
+def band_of(engine: Engine, batch: float, context: float, open_loop: bool) -> float:
+    """Log half-width of p5 to p95 of TPOT: of a step, and of how many share it.
+
+    In an open loop slower steps leave more in flight: with t(b) = a + c b and b = rate x output x t, an error of t
+    comes back 1 / (1 - c b / t) times.
+    """
+    parts = [engine.profile.band, engine.times.doubt(batch, context)]
+    parts += [DRAFTED_BAND] * (engine.times.speculative[0] > 0)
+    parts += [WIDE_BAND] * (engine.deployment.attn_dp * engine.deployment.tp > WIDE)
+    parts += [NODES_BAND] * (engine.deployment.tp > engine.cluster.gpus_in_domain)
+    parts += [ROOFLINE_BAND] * (not engine.measured and engine.profile.decode_factor == 1.0)
+    band = hypot(*parts)
+    if not open_loop or batch < 2.0:
+        return band
+    whole, half = round(batch), round(batch / 2)
+    longer, shorter = (engine.times.decode(max(1, size)).at(round(size * context)) for size in (whole, half))
+    return band / max(LEAST_ROOM, 1.0 - 2.0 * max(0, longer - shorter) / longer)
 
 
 def started_of(engine: Engine) -> Started:

@@ -32,6 +32,7 @@ from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.requests import Workload
 
+RUNS = 400  # plans that may be run where nobody says
 ATTAIN = 0.99  # share of requests in time that a goodput has, where none is named
 Run = Callable[[Workload], ServingResult]
 
@@ -70,16 +71,37 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
 def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Any:
     """The highest rate that keeps the limits (`Served`), or the best placement. Raises UserError."""
     load = question.load
-    if isinstance(question.replicas, Sought):
+    if isinstance(question.replicas, Sought) and question.replicas.method != "fewest":
         return _placed(question, question.replicas.method)
     if isinstance(question.requests, Lengths) and isinstance(load, AsRecorded):
         load = Open(rate=1.0)  # the search scales it
     workload = workload_of(question.requests, load, question.seed)
+    if isinstance(question.replicas, Sought) or (question.replicas == Together() and isinstance(question.load, Open)):
+        return _fewest(question, workload)
     if not question.limits.seconds():
         raise UserError("goodput needs limits: add --ttft 1s, --tpot 50ms or both")
     run = _runner(question, timeline)
     result = goodput_of(run, workload, ATTAIN if question.attain is None else question.attain)
     return _served(run, result, workload, curve)
+
+
+def _fewest(question: ServePlan, workload: Workload) -> Any:
+    """Plans with the fewest GPUs (`ServingPlans`)."""
+    from windtunnel.studies.serving.placement import plan
+
+    model = load_model(question.model)
+    return plan.plan_for(
+        plan.Sought(
+            model,
+            cluster_of(question.cluster),
+            deployment_of(question.engine, None, checkpoint_of(question.model), model.max_sequence_length),
+            workload,
+            question.limits.seconds(),
+            ATTAIN if question.attain is None else question.attain,
+            question.price,
+            question.replicas.runs if isinstance(question.replicas, Sought) else RUNS,
+        )
+    )
 
 
 def _placed(question: ServePlan, method: str) -> Any:

@@ -135,9 +135,10 @@ class Layout:
         DeepSeek-V3 on 512 to 8,192 GB200 (MLPerf v6.0) takes 1.6 s more than its micro-batches, at any number of them.
         All of these runs have tp 2, so that what it costs cannot be told from that.
         """
-        racks = self.cluster.scale_up_domain > self.cluster.gpus_per_node
+        if not (self.plan.full_graph and self.cluster.scale_up_domain > self.cluster.gpus_per_node):
+            return False
         group = self.group("edp")
-        return self.plan.full_graph and racks and tier(group) == "scale_out" and group.per_domain > 1
+        return tier(group) == "scale_out" and group.per_domain > 1
 
     @property
     def deduplicates(self) -> bool:

@@ -336,12 +336,18 @@ class Pricer:
 
     def stops(self, operations: Sequence[Operation]) -> Price | None:
         """What the host keeps the GPU waiting in one pass over a layer; None for nothing."""
-        own = self.own
-        adapters = [op for op in operations if op.part == ADAPTER and op.name.endswith(" A") and op.kind == "gemm"]
-        experts = any(op.kind == "grouped_gemm" for op in operations)
-        stop_s = own.experts_s or self.training.experts_s.get(self.layout.plan.framework, 0.0)
-        seconds = own.layer_s + own.adapter_s * len(adapters) + stop_s * (experts and not self.layout.plan.cuda_graphs)
-        seconds += own.adapter_token_s * sum(op.shape[0] for op in adapters)
+        plan = self.layout.plan
+        read_s = 0.0 if plan.cuda_graphs else self.training.read_s.get(plan.framework, 0.0)
+        own, beside = self.own, [op for op in operations if op.part == ADAPTER and op.name.endswith(" A")]
+        adapters = [op for op in beside if op.kind == "gemm"]
+        reads = own.layer_reads + own.adapter_reads * len(adapters)
+        if any(op.kind == "grouped_gemm" for op in operations):
+            reads += own.expert_reads if len(beside) == len(adapters) else own.adapted_expert_reads
+        if plan.attention_impl == "flash" and self.layout.cluster.gpu.generation.startswith("blackwell"):
+            reads += own.flash4_reads
+        seconds = reads * read_s
+        if own.adapter_reads:  # products of grouped rows, with gradients over all tokens
+            seconds += self.training.adapter_token_s * sum(op.shape[0] for op in adapters)
         if not seconds:
             return None
         return Price(seconds, seconds * STOPS_BAND[0], seconds * STOPS_BAND[1], Source.FITTED)
@@ -401,8 +407,7 @@ class Pricer:
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        price = sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
-        return price if self.own.grouped == 1.0 else price.fitted(self.own.grouped, self._sigma["gemm_moe"])
+        return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
         """Products of many small matrices: as long as a cube of the same FLOPs computes, or as their bytes take."""

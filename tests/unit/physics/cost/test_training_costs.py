@@ -56,9 +56,14 @@ def test_every_framework_has_its_host_costs(generation: str) -> None:
 
 
 def test_unknown_generation_gets_the_default_constants() -> None:
-    assert training_costs("cdna3") == training_costs("other")
-    assert not training_costs("cdna3").measured
+    assert training_costs("ada") == training_costs("other")
+    assert not training_costs("ada").measured
     assert training_costs("hopper").measured
+
+
+def test_collectives_on_compute_units_slow_what_runs_beside_them() -> None:
+    assert training_costs("cdna3").compute_by_scale_up == training_costs("cdna4").compute_by_scale_up > 0.5
+    assert training_costs("cdna3").compute_by_scale_up > 5 * training_costs("hopper").compute_by_scale_up
 
 
 def test_slowest_of_more_ranks_is_slower_but_ever_less_so() -> None:

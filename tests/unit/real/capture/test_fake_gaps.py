@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 
@@ -135,3 +136,27 @@ def test_all_is_put_back() -> None:
         pass
     assert before == (torch.tensor, torch.Tensor.tolist, torch.Tensor.data_ptr, torch.Tensor.__deepcopy__)
     assert torch.randn(3).tolist() != [0.0] * 3
+
+
+def _synchronised(model: Any) -> Any:
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_has_no_fake_form_in_torch_runs_on_pretended_gpus(dtype: Any) -> None:
+    """SyncBatchNorm exchanges its statistics and counts, forwards and backwards; fused SGD and Adagrad step."""
+    with rank_of(4, 1, fake="cuda") as world, Recorder(1, 4, world) as recorder:
+        layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+        model = _synchronised(layers.cuda())
+        for make in (torch.optim.SGD, torch.optim.Adagrad):
+            optimizer = make(model.parameters(), lr=0.1, fused=True)
+            with torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32):
+                out = model(torch.randn(2, 3, 16, 16, device="cuda"))
+            assert out.shape == (2, 8, 14, 14)
+            out.float().sum().backward()
+            assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+            optimizer.step()
+    ops = [op.name for op in recorder.program.ops]
+    for name in ("batch_norm_gather_stats_with_counts", "batch_norm_backward_elemt", "_fused_adagrad_"):
+        assert any(name in op for op in ops)
+    assert sum(op.communication is not None for op in recorder.program.ops) >= 3

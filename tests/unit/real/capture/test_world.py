@@ -159,10 +159,14 @@ def test_real_kernels_are_back_after_leaving(monkeypatch: pytest.MonkeyPatch) ->
     assert x.item() == 1
 
 
-def test_another_torch_is_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "9.9.1")
+def test_a_newer_torch_is_tried_and_an_old_one_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(compat.ANY_TORCH, raising=False)
-    with pytest.raises(UntriedTorchError, match=r"9\.9\.1.*2\.13"):
+    for newer in ("9.9.1", "2.14.0a0+git12", "2.12.1+cpu"):
+        monkeypatch.setattr(torch, "__version__", newer)
+        with pytest.warns(UserWarning, match=r"checked on 2\.13"):
+            compat.require_tried_torch()
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    with pytest.raises(UntriedTorchError, match=r"2\.11\.0.*2\.13"):
         compat.require_tried_torch()
     monkeypatch.setenv(compat.ANY_TORCH, "1")
     with pytest.warns(UserWarning, match="2.13"):

@@ -12,6 +12,7 @@ dist = torch.distributed
 from mailboxes import LocalMailbox, connect_mailbox, serve_mailbox  # noqa: E402
 from worlds import Clock, Hands, hands, nothing_left, opened  # noqa: E402, F401
 
+from windtunnel.real.capture.torch_private import distributed as compat  # noqa: E402
 from windtunnel.real.capture.virtual_world.refusals import (  # noqa: E402
     NoPeerError,
     UnsupportedCommunicationError,
@@ -157,3 +158,18 @@ def test_a_placeholder_becomes_what_the_root_sends(placeholder: Any) -> None:
         return given
 
     assert as_rank(2, box, receiver) == [{"weight": 4}, 7]
+
+
+def test_arguments_that_another_torch_has_more_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`weights_only` of the object collectives in 2.14: the function that is replaced has it, ours does not."""
+    original = dist.all_gather_object
+
+    def of_another_version(object_list: Any, obj: Any, group: Any = None, weights_only: bool = False) -> Any:
+        return original(object_list, obj, group)
+
+    for module in compat.modules_that_name_group_functions():
+        if vars(module).get("all_gather_object") is original:
+            monkeypatch.setattr(module, "all_gather_object", of_another_version)
+    with opened(0, 4):
+        dist.all_gather_object(found := [None] * 4, {"a": 1}, weights_only=True)  # type: ignore[call-arg]
+    assert found == [{"a": 1}] * 4

@@ -6,6 +6,7 @@ import pytest
 
 from windtunnel import predict
 from windtunnel.errors import LayoutError, SpecError
+from windtunnel.physics.cost.training import training_costs
 from windtunnel.physics.model import load_model
 from windtunnel.physics.model.adapters import ADAPTER, learning, with_adapters
 from windtunnel.physics.model.layer_operations import layer_operations
@@ -81,3 +82,28 @@ def test_where_adapters_cannot_be() -> None:
         predict(MODEL, "h100-sxm:8", {**JOB, "lora_rank": 8, "offload_activations": 4})
     with pytest.raises(SpecError, match="training of all weights"):
         find(MODEL, "h100-sxm:8", JOB, lora_rank=8)
+
+
+TRAINER = {
+    **{"framework": "torchtitan", "release": "prime-rl-26.02", "recompute": "full"},
+    **{"global_batch": 1, "seq_len": 16384},
+}
+
+
+def _stops_ns(**changes: object) -> int:
+    return predict("llama-3.2-1b", "h100-sxm:1", TRAINER | changes).breakdown_ns.get("host stops", 0)
+
+
+def test_a_host_that_reads_lengths_in_every_layer_stops_so_often() -> None:
+    passes = 3 * load_model("llama-3.2-1b").n_layers  # forward, again, backward
+    read_ns = 1e9 * training_costs("hopper").read_s["torchtitan"]
+    assert _stops_ns() == pytest.approx(passes * read_ns, rel=1e-6)
+    assert _stops_ns(cuda_graphs=True) == 0
+    assert _stops_ns(release=None) == 0
+
+
+def test_each_adapter_is_another_read_and_products_over_all_tokens() -> None:
+    few, all_of_them = _stops_ns(lora_rank=16, lora_targets="qkv"), _stops_ns(lora_rank=16, lora_targets="all")
+    assert _stops_ns() < few < all_of_them
+    short, longer = (_stops_ns(lora_rank=16, seq_len=length) for length in (8192, 32768))
+    assert longer - all_of_them == pytest.approx(2 * (all_of_them - short), rel=1e-6)  # in proportion to tokens

@@ -34,7 +34,7 @@ from windtunnel.studies.serving.engines.profile import Profile, load_engine
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.result import ServingResult
-from windtunnel.studies.serving.run import serve_with, summarise
+from windtunnel.studies.serving.run import hand_on, serve_with, summarise
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 from windtunnel.studies.serving.workload.lengths import lengths
 from windtunnel.studies.serving.workload.requests import Workload
@@ -211,8 +211,8 @@ def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
     assert result.tpot is not None
     lifetime = result.ttft.mean + (load.output_tokens_mean - 1) * result.tpot.mean
     if load.rate_per_s is not None:
-        kept = min(1.0, load.requests / load.rate_per_s / max(1e-9, result.duration_s - lifetime))
-        return load.rate_per_s * kept * load.output_tokens_mean * replicas_of(row, gpus)
+        per_s = load.rate_per_s * load.output_tokens_mean
+        return (min(per_s, result.output_tokens_per_s) if result.regime == "over" else per_s) * replicas_of(row, gpus)
     return (load.concurrency or 1) * load.output_tokens_mean / lifetime * replicas_of(row, gpus)
 
 
@@ -232,6 +232,7 @@ def _warm(engine: Engine, load: Workload) -> ServingResult:
             server.pool.take(len(prompt))
             server.pool.release(len(prompt), server.pool.name(prompt))
     sent, refused = simulate(load, [server], None, block_size=engine.rules.block_size, longest=engine.longest)
+    hand_on(sent, engine.profile)
     return summarise(engine, load, [server], stamps_of(sent), refused, {})
 
 

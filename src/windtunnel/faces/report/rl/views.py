@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from windtunnel.evidence.accuracy.rl.run import RlReport, Score
+from windtunnel.studies.rl.plan import RlPlanned
 from windtunnel.studies.rl.result import RlResult
 from windtunnel.views import (
     Bar,
@@ -99,12 +100,12 @@ def _verdict(result: RlResult) -> str:
     learner = phases.logprob_s + phases.ref_logprob_s + phases.training_s
     shares = {
         "trainers wait for samples": phases.exposed_generation_s,
-        "the trainers' own passes": learner,
-        "the weight update": phases.weight_sync_s,
-        "what lies between": phases.other_s,
+        "trainers compute": learner,
+        "weights are updated": phases.weight_sync_s,
+        "data, rewards and engines change hands": phases.other_s,
     }
     name = max(shares, key=lambda key: shares[key])
-    return f"A step takes {step}; {text_of(shares[name] / result.step_time_s, 'share')} of it is {name}."
+    return f"A step takes {step}; {text_of(shares[name] / result.step_time_s, 'share')} of it {name}."
 
 
 def _details(result: RlResult) -> Iterator[View]:
@@ -133,6 +134,22 @@ def _memory(result: RlResult) -> Iterator[View]:
 def _settled(result: RlResult) -> Table:
     rows = [(name, text_of(value) if isinstance(value, float) else plain(value)) for name, value in result.spec.items()]
     return Table("As it was settled", (Column("field"), Column("value")), rows, folded=True)
+
+
+def plan_document(found: RlPlanned) -> Document:
+    """The best division of a cluster, and the others."""
+    best = rl_document(found.best)
+    step = Number(found.best.step_time_s, "s", found.best.p5_s, found.best.p95_s)
+    rows = [
+        (one.words, None if one.step_s is None else Number(one.step_s, "s"), Number(one.bound_s, "s"))
+        for one in found.tried
+    ]
+    views: list[View] = [
+        Headline(f"Best: {found.tried[0].words}, {text_of(step)} a step.", "step", step, "good"),
+        Notes("What the search shows", [*found.verdicts, f"Proof: {found.proof}."]),
+        Table("Candidates", (Column(""), Column("step", ""), Column("at least", "")), rows),
+    ]
+    return Document("a plan for RL", best.title, views, [*best.views[1:], *best.details], best.subtitle)
 
 
 def accuracy_document(report: RlReport, line: str = "") -> Document:

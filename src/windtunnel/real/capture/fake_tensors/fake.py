@@ -35,10 +35,12 @@ def fake_tensors(
     from windtunnel.real.capture.torch_private import fake_gaps as gaps
     from windtunnel.real.capture.torch_private import fakes as compat
     from windtunnel.real.capture.torch_private.flex import compiler_rules_kept, flex_attention_in_one_op
+    from windtunnel.real.capture.torch_private.missing_fakes import register_missing_fakes
     from windtunnel.real.capture.torch_private.triton import triton_kernels_in_one_op
 
     with ExitStack() as stack:
         stack.enter_context(compiler_rules_kept())
+        register_missing_fakes()
         FakeTensorMode.cache_clear()  # for the process; "cuda" may have meant another device before
         if device == "cuda":
             cuda = stack.enter_context(pretend_cuda(gpu, count=gpus, device=local_rank))

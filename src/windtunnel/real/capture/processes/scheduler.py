@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.process import interrupts_later, state_of
+from windtunnel.process import dying_with_parent, interrupts_later, state_of
 from windtunnel.real.capture.processes import file_mailbox, fork_server
 from windtunnel.real.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, folder_of_this_process
 from windtunnel.studies.programs.rank_classes.findings import CRASH, Finding
@@ -116,11 +116,13 @@ class Workers:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 start_new_session=True,
+                preexec_fn=dying_with_parent(signal.SIGTERM),  # while it loads PyTorch it hears nothing else
                 env=environment,
             )
             self._say({**self.settings, "folder": str(place)})
             loading = _Running(self._process.pid)
             while self.folder is None:
+                self.report(0, 1, "loading PyTorch")
                 for answer in self._answers(0.2):
                     if "failed" in answer:
                         raise ScriptError(

@@ -1,7 +1,7 @@
 """Every private name of PyTorch that a virtual world, the recorder or the emulation touches, and why.
 
-Private names move between versions. They are all here, each with its reason, and `require_tried_torch` refuses a
-version that nobody has looked at, so that a change in PyTorch is a message and not a wrong number.
+Private names move between versions. They are all here, each with its reason, and `require_tried_torch` warns of a
+version that nobody has looked at, and refuses one that is too old.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from torch.distributed import DeviceMesh
 
 TRIED = ("2.13",)
+OLDEST = (2, 12)  # newer ones than were tried are tried; in older ones too much is missing
 ANY_TORCH = "WINDTUNNEL_ANY_TORCH"
 
 
 def require_tried_torch() -> None:
-    """Raise unless this is a PyTorch that the names below were checked on."""
+    """Warn unless this is a PyTorch that the names below were checked on. Raises UntriedTorchError for an old one."""
     import torch
 
     version = str(torch.__version__)
@@ -36,7 +37,8 @@ def require_tried_torch() -> None:
         return
     tried = ", ".join(f"{v}.x" for v in TRIED)
     problem = f"PyTorch {version}: virtual peers rely on internals that were checked on {tried} only"
-    if os.environ.get(ANY_TORCH) != "1":
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    if tuple(numbers) < OLDEST and os.environ.get(ANY_TORCH) != "1":
         raise UntriedTorchError(f"{problem}; install one of these, or set {ANY_TORCH}=1 to try this one")
     warnings.warn(problem, stacklevel=2)
 

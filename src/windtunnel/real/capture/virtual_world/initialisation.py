@@ -73,6 +73,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         pg_tag: str | None = None,
         device_id: torch.device | int | None = None,
         group_desc: str | None = None,
+        **_more: Any,  # of other versions of torch
     ) -> tuple[Any, Any]:
         ranks = global_ranks_in_group
         if not ranks:
@@ -158,9 +159,10 @@ def _split_group(world: AnsweringWorld, original: Any) -> Any:
         pg_options: Any = None,
         group_desc: str | None = None,
         backend: str | None = None,
+        **more: Any,  # of other versions of torch
     ) -> Any:
         if not world.is_open:
-            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
+            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend, **more)
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
         c10d, state = compat.c10d(), compat.group_state()

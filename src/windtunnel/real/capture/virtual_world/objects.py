@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from inspect import signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
@@ -44,7 +44,8 @@ def _while_open(world: AnsweringWorld, name: str, mine: Callable[..., object]) -
     """`mine` is given the group, if this rank is in it, and torch's other arguments by their names."""
 
     def make(original: Any) -> Any:
-        arguments_of = signature(original)
+        arguments_of, known = signature(original), signature(mine).parameters
+        takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in known.values())
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not world.is_open:
@@ -56,7 +57,8 @@ def _while_open(world: AnsweringWorld, name: str, mine: Callable[..., object]) -
                 c10d._warn_not_in_group(name)
                 return -1 if name == "recv_object_list" else None
             ours = world.group_of(group if group is not None else c10d._get_default_group())
-            return mine(ours, **given.arguments)
+            # Other versions of torch have arguments more, such as `weights_only`: they say how, not what.
+            return mine(ours, **{key: value for key, value in given.arguments.items() if takes_any or key in known})
 
         return call
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from windtunnel.studies.fleet.jobs.trace import Notes
+from windtunnel.studies.fleet.jobs.trace import Notes, Quota
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu", "aws.amazon.com/neuron")
 SLICES = ("nvidia.com/mig-", "gpu.intel.com/")  # parts of a GPU, or GPUs by their driver
@@ -56,7 +56,9 @@ def jobs_of_objects(objects: Sequence[Object], notes: Notes) -> list[dict[str, o
         parts.setdefault(top or part.key, []).append(part)
     rows = [row for key, group in parts.items() if (row := _row(key, group, notes)) is not None]
     first = min((time for row in rows if isinstance(time := row["submit_s"], float)), default=0.0)
+    behind = _cluster_queues(objects)
     for row in rows:
+        row["cluster_queue"] = behind.get(f"{row['user']}/{row['queue']}", "")
         row.update({key: time - first for key in TIMES if isinstance(time := row[key], float)})
     return rows
 
@@ -189,6 +191,56 @@ class Part:
         if _items(spec, "tasks"):  # of Volcano
             return [(_count(task, "replicas"), _mapping(task, "template", "spec")) for task in _items(spec, "tasks")]
         return [(_count(spec, "parallelism"), _mapping(spec, "template", "spec"))]
+
+
+def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, ...]:
+    """GPUs of each ClusterQueue, all kinds together, and of each LocalQueue by the ClusterQueue behind it."""
+    quotas = []
+    for each in objects:
+        if _text(each, "kind") != "ClusterQueue":
+            continue
+        spec, name = _mapping(each, "spec"), _text(each, "metadata", "name")
+        rows = [
+            resource
+            for group in _items(spec, "resourceGroups")
+            for flavor in _items(group, "flavors")
+            for resource in _items(flavor, "resources")
+            if _text(resource, "name") in GPU_RESOURCES
+        ]
+        if len(rows) > 1:
+            notes.add("has several flavors of GPU, which count together", name)
+        if _text(spec, "fairSharing", "weight"):
+            notes.add("has a weight of fair sharing, which is not heeded", name)
+        quotas.append(
+            Quota(
+                name,
+                sum(_count(row, "nominalQuota", default=0) for row in rows),
+                _text(spec, "cohort") or _text(spec, "cohortName"),
+                _limit(rows, "borrowingLimit"),
+                _limit(rows, "lendingLimit"),
+                _text(spec, "queueingStrategy") == "StrictFIFO",
+                _text(spec, "preemption", "withinClusterQueue") or "Never",
+                _text(spec, "preemption", "reclaimWithinCohort") or "Never",
+            )
+        )
+    return tuple(quotas)
+
+
+def _limit(rows: Sequence[Object], key: str) -> int | None:
+    said = [_count(row, key, default=0) for row in rows if _text(row, key)]
+    return sum(said) if len(said) == len(rows) and rows else None
+
+
+def _cluster_queues(objects: Sequence[Object]) -> dict[str, str]:
+    """The ClusterQueue behind each local queue, as LocalQueues and admitted Workloads say it."""
+    behind = {}
+    for each in objects:
+        space = _text(each, "metadata", "namespace")
+        if _text(each, "kind") == "LocalQueue":
+            behind[f"{space}/{_text(each, 'metadata', 'name')}"] = _text(each, "spec", "clusterQueue")
+        elif _text(each, "kind") == "Workload" and _text(each, "status", "admission", "clusterQueue"):
+            behind[f"{space}/{_text(each, 'spec', 'queueName')}"] = _text(each, "status", "admission", "clusterQueue")
+    return behind
 
 
 def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:

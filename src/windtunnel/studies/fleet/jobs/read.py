@@ -16,7 +16,7 @@ import numpy as np
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.table import Table, read_table
 from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
-from windtunnel.studies.fleet.jobs.trace import Jobs, Unread
+from windtunnel.studies.fleet.jobs.trace import Jobs, Quota, Unread
 
 ALIASES = {
     "job": ("job", "pod", "job_id", "id", "name"),
@@ -33,19 +33,10 @@ ALIASES = {
 TRACE = "give the path of a trace"
 SELECTORS = ("workload", "load", "setting", "cluster", "list")  # columns by which one file holds several traces
 FURTHER = (
-    "ended",
-    "command",
-    "max_gpus",
-    "privacy",
-    "data_gb",
-    "data_at",
-    "seq_len",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    *("queue", "qos", "priority", "account", "limit_s", "eligible_s"),  # as the log of a scheduler has them
-    *("end_s", "log_state", "log_restarts", "log_gpu_seconds"),
+    *("ended", "command", "max_gpus", "privacy", "data_gb", "data_at", "seq_len", "tp", "pp", "cp", "ep"),
+    # as the log of a scheduler has them
+    *("queue", "cluster_queue", "qos", "priority", "account", "limit_s", "eligible_s", "end_s"),
+    *("log_state", "log_restarts", "log_gpu_seconds"),
 )  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods
 
@@ -56,13 +47,13 @@ def read_jobs(path: str | Path, where: str = "") -> Jobs:
     Raises InputFileError (file, line, value, remedy) or SpecError (`where`).
     """
     path = Path(path)
-    table, unread = _table(path)
+    table, unread, quotas = _table(path)
     table = matching(table, where)
     check_one_selection(table, SELECTORS)
-    return replace(jobs_of(table), not_understood=unread)
+    return replace(jobs_of(table), not_understood=unread, quotas=quotas)
 
 
-def _table(path: Path) -> tuple[Table, tuple[Unread, ...]]:
+def _table(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...]]:
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
         from windtunnel.studies.fleet.jobs.manifests import read_manifests
 
@@ -76,12 +67,12 @@ def _table(path: Path) -> tuple[Table, tuple[Unread, ...]]:
         if b"|" in first and b"," not in first:
             from windtunnel.studies.fleet.jobs.slurm import read_sacct
 
-            return read_sacct(path)
+            return *read_sacct(path), ()
         if first.lstrip().lower().startswith(b"jobid "):
             raise InputFileError(
                 path, "is sacct's table for people", "write it with `sacct -P -D -X -a -o JobID,Submit,...`"
             )
-    return read_table(path, TRACE), ()
+    return read_table(path, TRACE), (), ()
 
 
 def jobs_of(table: Table) -> Jobs:

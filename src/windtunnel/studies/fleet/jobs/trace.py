@@ -25,6 +25,29 @@ class Unread:
     examples: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A queue's share of a cluster's GPUs, as a ClusterQueue of Kueue says it; None: no limit.
+
+    What a queue does not use others of its cohort borrow, up to their `borrowing_limit` beyond `nominal`; it lends no
+    more than `lending_limit`. `within`, `reclaim`: whom its jobs may stop, in the queue and in the cohort.
+    """
+
+    name: str
+    nominal: int
+    cohort: str = ""
+    borrowing_limit: int | None = None
+    lending_limit: int | None = None
+    strict: bool = False  # the first job of the queue blocks the others
+    within: str = "Never"  # LowerPriority, LowerOrNewerEqualPriority
+    reclaim: str = "Never"  # LowerPriority, Any
+
+    @property
+    def guaranteed(self) -> int:
+        """GPUs that it never lends."""
+        return 0 if self.lending_limit is None else max(self.nominal - self.lending_limit, 0)
+
+
 @dataclass
 class Notes:
     """What was not understood, or is taken for something else: jobs by reason."""
@@ -58,6 +81,7 @@ class Jobs:
     user: Sequence[str]
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further columns of this layout, as texts
     not_understood: tuple[Unread, ...] = ()
+    quotas: tuple[Quota, ...] = ()  # of the queues that the file names
 
     def __len__(self) -> int:
         return len(self.name)

@@ -12,6 +12,7 @@ from windtunnel.studies.fleet.policies import (
     gavel,
     gittins,
     hybrid,
+    kueue,
     log,
     lyra,
     optimus,
@@ -31,6 +32,7 @@ POLICIES: Mapping[str, Traits] = {
     for traits in (
         *queues.POLICIES,
         slurm.POLICY,
+        kueue.POLICY,
         tiresias.POLICY,
         gittins.POLICY,
         srtf.POLICY,

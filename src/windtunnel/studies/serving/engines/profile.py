@@ -31,6 +31,7 @@ from windtunnel.studies.serving.engines.names import engine_in
 from windtunnel.units import parse_bytes
 
 FOLDER = Path(__file__).parent
+ELSEWHERE_BAND = 0.25  # log half-width for what a GPU changes of constants that were fitted on others
 NEWER_BAND = 0.35  # log half-width for what updates change: of a release newer than the newest that was calibrated
 
 
@@ -80,7 +81,7 @@ class Profile:
     window_share: float = 0.8  # with `pool`: tokens of the windows' pool over those of the other
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
     expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
-    by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that hold count
+    by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that says a field
     kv: str = "bf16"
     kv_quantised: str = "bf16"  # with weights below 16 bits
     # On Blackwell with weights below 16 bits: NVIDIA's checkpoints say so, and launch scripts of published runs
@@ -98,6 +99,10 @@ class Profile:
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
+    # The same per sum and node beyond the first: no kernel of one node serves, and small messages wait for proxies.
+    # Read off two runs of reinforcement learning (bf16 DeepSeek-V3 over four nodes, GLM-4.5 over two), no benchmark:
+    # the band is wide there.
+    node_sum_s: float = 1.5e-4
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
@@ -106,6 +111,7 @@ class Profile:
     # FP8 experts on Blackwell, whole ones spread over GPUs: share of the time per further token beyond 512, where those
     # that were timed are not the engine's own kernels. How much it does is in the band.
     expert_marginal_blackwell_fp8: float = 1.0
+    decode_factor: float = 1.0  # of dense products and small kernels where nobody is prefilled
     attention_factor: float = 1.0
     prefill_factor: float = 1.0
     quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits
@@ -117,7 +123,8 @@ class Profile:
     uneven_exchange_hop: float = 0.0
     prefill_attention_factor: float = 1.0
     cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
-    first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
+    first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, detokeniser, the client itself
+    prompt_token_s: float = 2.0e-6  # tokenising, of each token: half a million a second of a core
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     band: float = 0.15  # log half-width of p5 to p95 of a step time
@@ -125,9 +132,17 @@ class Profile:
     notice: str = ""  # what has to be said of that choice
 
     def on(self, gpu: Gpu) -> Profile:
-        """With the engine's defaults on this GPU."""
-        held = next((one.fields for one in self.by_gpu if one.hold_on(gpu)), ())
-        return replace(self, **dict(held))
+        """With the engine's defaults on this GPU: of several that say a field the first.
+
+        Where the release's constants were fitted on other GPUs alone, the band is wider.
+        """
+        held: dict[str, Any] = {}
+        for one in reversed(self.by_gpu):
+            held |= dict(one.fields) if one.hold_on(gpu) else {}
+        elsewhere = any("decode_factor" in dict(one.fields) for one in self.by_gpu) and "decode_factor" not in held
+        if elsewhere and "band" not in held:
+            held["band"] = hypot(self.band, ELSEWHERE_BAND)
+        return replace(self, **held)
 
     def padded(self, batch: int) -> tuple[int, bool]:
         """(batch that is computed, whether it runs as a captured graph)."""

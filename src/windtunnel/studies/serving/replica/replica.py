@@ -46,6 +46,7 @@ class Replica:
         self.partial: list[Sequence] = []  # admitted, prompt not yet computed
         self.decoding: dict[int, Sequence] = {}  # in the order of admission
         self.tally = Tally()
+        self.load = 0  # requests that are here, and caches on their way
         self.outstanding_tokens = 0  # prompt tokens that wait or are being computed: what routers look at
         self.on_first = on_first  # a prefill-only replica: called with a sequence whose prompt is done; True takes it
         self.next_ns = NEVER
@@ -83,6 +84,7 @@ class Replica:
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request arrives."""
         self.waiting.append(one)
+        self.load += 1
         if self._gate is not None:
             self._gate.arrives(one)
         if self._polls:
@@ -119,11 +121,6 @@ class Replica:
         """Blocks that `steps` more decode steps take."""
         return blocks_of(steps, self._due, self._steps, len(self.decoding))
 
-    @property
-    def load(self) -> int:
-        """Requests that are here."""
-        return len(self.waiting) + len(self.partial) + len(self.decoding) + self._held
-
     def known_blocks(self, names: Listed[int]) -> int:
         """Leading blocks of a prompt that the cache has already."""
         return self.pool.known(names)
@@ -159,6 +156,8 @@ class Replica:
                 if n > 0:
                     chunks.append((one, n))
                     budget -= n
+                    if one.names:
+                        self._name(one, n)
             if not preempted and self.waiting and budget > 0:
                 if self._gate is not None:
                     self._admit_by_rank(self._gate, chunks, kept)
@@ -293,6 +292,17 @@ class Replica:
             one.computed = one.known - 1
             n = 1
         chunks.append((one, n))
+        if one.names:
+            self._name(one, n)
+
+    def _name(self, one: Sequence, n: int) -> None:
+        """Full blocks have their names from the time that their tokens are planned: siblings in one step share them.
+
+        vLLM: kv_cache_manager.allocate_slots caches blocks when it schedules; SGLang lets one of them go first.
+        """
+        if self.rules.prefix_caching:
+            size, before = self.rules.block_size, one.computed
+            one.shared.extend(self.pool.name(one.names[before // size : (before + n) // size]))
 
     def _too_late(self, one: Sequence, running: int) -> bool:
         """Whether the next step was planned before this request, or the place for it, was there."""
@@ -392,7 +402,7 @@ class Replica:
     # --------------------------------------------------------------------------------------------------- end a step
 
     def _end_mixed(self) -> list[Sequence]:
-        rules, pool, length = self.rules, self.pool, self._length
+        pool, length = self.pool, self._length
         self._last_start = self._clock
         self._clock += length
         now_ns = self._clock >> SHIFT
@@ -407,15 +417,10 @@ class Replica:
             self._pop_finished(now_ns, finished)
         elif self.decoding:
             self._stall += length
-        size = rules.block_size
         for one, n in self._chunks:
             tokens += n
-            before = one.computed
-            one.computed = before + n
+            one.computed += n
             self.outstanding_tokens -= n
-            if one.names and rules.prefix_caching:
-                full = one.computed // size
-                one.shared.extend(pool.name(one.names[before // size : full]))
             if one.computed < one.known:
                 continue
             self.partial.remove(one)
@@ -428,6 +433,7 @@ class Replica:
             if self.on_first is not None:
                 self._gone(one)
                 if self.on_first(one):
+                    self.load -= 1
                     continue
             if one.generated >= one.output:
                 one.last_ns = now_ns
@@ -440,6 +446,7 @@ class Replica:
         self._chunks = []
         self._received = self._steps
         self._just_finished = len(finished)
+        self.load -= self._just_finished
         return finished
 
     def _end_run(self) -> list[Sequence]:
@@ -457,6 +464,7 @@ class Replica:
         finished: list[Sequence] = []
         self._pop_finished(self._clock >> SHIFT, finished)
         self._just_finished = len(finished)
+        self.load -= self._just_finished
         return finished
 
     def _count_gaps(self, steps: int, first: int, growth: int, batch: int) -> None:

@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from windtunnel.physics.cost.inference import InferenceKernels
+from windtunnel.physics.cost.inference.modules import Module, kind_of, module_of, streams_of
 from windtunnel.physics.cost.inference.surface import Surface
 from windtunnel.physics.cost.scans import mixer_s
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
-from windtunnel.physics.model.mixers import ExtendedBlock, Indexed, Recurrent
+from windtunnel.physics.model.mixers import Compressed, ExtendedBlock, Indexed, Recurrent, Streamed
 from windtunnel.studies.serving.deployment import Deployment
 
 TWO_BYTES = 2.0
+WIDE = 8  # GPUs, above which experts are wide
 SMALL_KERNELS = 5  # per layer: two norms with residual, rotary and cache write, activation, and what fusion leaves
 
 
@@ -54,7 +56,13 @@ class Layers:
 
     def _dense(self, layer: Layer, tokens: float) -> float:
         hidden, tp = self.model.hidden_size, self.deployment.tp
-        seconds = self._projections(layer.attention, tokens, self.deployment.projections(layer))
+        seconds = (
+            0.0
+            if self._module(layer)
+            else self._projections(layer.attention, tokens, self.deployment.projections(layer))
+        )
+        if isinstance(layer, Streamed):
+            seconds += self._streams(layer.streams, tokens)
         block = layer.feed_forward
         if not block.size:
             pass  # a mixer alone
@@ -70,12 +78,36 @@ class Layers:
         # Norms see every feature on every rank; what else there is, a rank's own heads and its part of the inner size.
         return seconds + 2 * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * self.kernels.stream_s(moved / 2 / tp)
 
+    def _module(self, layer: Layer) -> Module | None:
+        """Its attention as timed whole, projections included."""
+        if kind_of(layer.attention) is None:
+            return None
+        heads = -(-layer.attention.heads // self.deployment.tp)
+        formats = (self.deployment.projections(layer), self.kv)
+        return module_of(self.kernels.gpu, self.kernels.framework, layer.attention, heads, *formats)
+
+    def _streams(self, streams: int, tokens: float) -> float:
+        """Hyper-connections around both halves of a layer; every rank mixes all features."""
+        timed = streams_of(self.kernels.gpu.kernel_tables, self.kernels.framework, self.model.hidden_size)
+        if timed is not None:
+            return 2.0 * timed.at(max(1.0, tokens))
+        moved = TWO_BYTES * tokens * self.model.hidden_size * (3 * streams + 2)
+        return 2.0 * (self.kernels.stream_s(moved) + 3 * self.kernels.stream_s(1.0))
+
     def _projections(self, attention: Attention, tokens: float, dtype: str) -> float:
         hidden, tp, gemm = self.model.hidden_size, self.deployment.tp, self.kernels.gemm_s
         heads = -(-attention.heads // tp)
         if isinstance(attention, Recurrent):
             width = (attention.in_width + attention.more_weights / hidden) / tp
             return gemm(tokens, width, hidden, dtype) + gemm(tokens, hidden, heads * attention.value_head_dim, dtype)
+        if isinstance(attention, Compressed):
+            rank, out = attention.q_lora_rank or hidden, attention.out_groups * attention.out_rank / tp
+            scored = attention.index_heads * attention.index_dim
+            way_in = gemm(tokens, attention.in_width, hidden, dtype) + gemm(
+                tokens, heads * attention.head_dim + scored, rank, dtype
+            )
+            grouped = attention.heads * attention.head_dim / attention.out_groups
+            return way_in + gemm(tokens, out, grouped, dtype) + gemm(tokens, hidden, out, dtype)
         if attention.kind == "mla":
             rank, queries = attention.kv_lora_rank or 0, attention.q_lora_rank or 0
             index = attention if isinstance(attention, Indexed) and attention.index_heads else None
@@ -124,11 +156,17 @@ class Layers:
         return line.at(tokens) + ways + self._exchange(tokens, block)
 
     def _exchange(self, tokens: float, block: FeedForward) -> float:
-        """Attention ranks with tokens of their own gather them before the experts and scatter the sums after."""
+        """Attention ranks with tokens of their own gather them before the experts and scatter the sums after.
+
+        Over more GPUs than one node has engines send a token only to the ranks that hold its experts (DeepEP, NVLink
+        one-sided all-to-all): of R ranks R (1 - (1 - 1 / R)^k) for k experts.
+        """
         ranks = self.deployment.tp * self.deployment.attn_dp
         if self.deployment.attn_dp == 1:
             return 0.0  # the sum after the experts is that of `_dense`
         whole = TWO_BYTES * tokens * self.model.hidden_size
+        if ranks > WIDE:
+            whole *= 1.0 - (1.0 - 1.0 / ranks) ** block.experts_per_token
         gathered = self.kernels.exchange_s("all_gather", whole / 2, ranks)  # quantised on the way there
         return gathered + self.kernels.exchange_s("reduce_scatter", whole, ranks)
 
@@ -154,13 +192,22 @@ class Layers:
             if isinstance(one, Recurrent):
                 continue
             heads = -(-one.heads // tp)
-            parts.append((self._decode_table(one, heads, queries), count, one, heads))
+            module = self._module(layer)
+            table = module.decode if module else self._decode_table(one, heads, queries)
+            parts.append((table, count, one, heads if module is None else 0))
 
         def seconds(sequences: float, context: float) -> float:
             total = sum(count * queries * mixer_s(gpu, mixer, 1, sequences, tp) for mixer, count in mixers)
             for table, count, one, heads in parts:
+                if not heads:  # timed whole
+                    total += count * table.at(sequences * queries, context)
+                    continue
                 chosen = context if not isinstance(one, Indexed) else min(context, float(one.selected))
+                if isinstance(one, Compressed):
+                    chosen = min(context, (one.window or context) + one.far_keys(2.0 * context))
                 spent = table.at(sequences, chosen)
+                if isinstance(one, Compressed) and one.index_heads:
+                    spent += self.kernels.stream_s(TWO_BYTES * sequences * context / one.ratio * one.index_dim)
                 if isinstance(one, Indexed) and one.index_heads:  # keys of the indexer are read, in 16 bits
                     spent += self.kernels.stream_s(TWO_BYTES * sequences * context * one.index_dim)
                 if one.kind == "mla":
@@ -175,6 +222,8 @@ class Layers:
     def _decode_table(self, one: Attention, heads: int, queries: int = 1) -> Surface:
         if one.kind == "mla":
             return self.kernels.latent_attention(heads * queries, (one.kv_lora_rank or 0) + one.rope_head_dim, self.kv)
+        if isinstance(one, Compressed):
+            return self.kernels.latent_attention(heads * queries, one.head_dim, self.kv)
         kv = -(-one.kv_heads // self.deployment.tp)
         return self.kernels.decode_attention(heads, kv, one.head_dim, self.kv, one.window)
 
@@ -185,7 +234,9 @@ class Layers:
         for layer, _ in self.kinds:
             if isinstance(layer.attention, Recurrent):
                 continue
-            table = self._decode_table(layer.attention, -(-layer.attention.heads // self.deployment.tp))
+            module = self._module(layer)
+            table = module.decode if module else None
+            table = table or self._decode_table(layer.attention, -(-layer.attention.heads // self.deployment.tp))
             batches.update(table.batches)
             for curve in table.curves:
                 contexts.update(curve.nodes)
@@ -202,10 +253,17 @@ class Layers:
             if isinstance(one, Recurrent):
                 total += count * mixer_s(self.kernels.gpu, one, chunk, 1, tp)
                 continue
+            if module := self._module(layer):
+                total += count * module.prompt_s(chunk, past)
+                continue
             heads = -(-one.heads // tp)
             window = one.selected if isinstance(one, Indexed) else one.window
+            if isinstance(one, Compressed):
+                window = int((one.window or 0) + one.far_keys(2.0 * (past + chunk / 2)))
             kv = heads if one.kind == "mla" else -(-one.kv_heads // tp)
             spent = self.kernels.prefill_attention_s(chunk, past, heads, kv, one.head_dim, one.value_head_dim, window)
+            if isinstance(one, Compressed):
+                spent += chunk * one.index_flops(2.0 * past + chunk) / (0.4 * self.kernels.gpu.peak_flops("bf16"))
             if isinstance(one, Indexed):
                 scores = chunk * one.index_flops(past + chunk / 2)
                 spent += scores / (0.4 * self.kernels.gpu.peak_flops("bf16"))

@@ -214,7 +214,7 @@ class StepTimes:
         drafted = self.speculative[0]
         of_rank = -(-sequences // (ranks * stages))
         padded, captured = profile.padded(of_rank * (1 + drafted))
-        fixed = self.over("dense", padded) + self.prices.handover(padded)
+        fixed = self.over("dense", padded) * profile.decode_factor + self.prices.handover(padded)
         expert_factor = profile.expert_factor if ranks == 1 else profile.expert_factor_ranks
         fixed += self._group(padded * ranks) * expert_factor
         fixed = stages * (fixed + self.over("head", of_rank * (1 + drafted)))  # the last stage's; the others wait

@@ -197,7 +197,7 @@ def _piece(
     keep = keeping(plan.framework, plan.release)
     if keep.loss["logits_kept"] == "pipelined":
         keep = replace(keep, loss={**keep.loss, "logits_kept": plan.pp > 1})
-    if software(plan.release).adapter_s:
+    if software(plan.release).adapter_reads:
         keep = replace(keep, adapter_outputs=True)
     if plan.loss:
         keep = replace(keep, loss=memory_document()["losses"][plan.loss])

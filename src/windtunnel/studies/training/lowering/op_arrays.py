@@ -36,9 +36,21 @@ class OpArrays:
         self.n += count
         return first
 
-    def one(self, *, bytes_total: float = 0.0, **columns: int) -> int:
-        """Append one op; returns its index."""
-        self._singles.append(tuple(columns.get(name, ABSENT.get(name, 0)) for name in COLUMNS))
+    def one(
+        self,
+        kind: int,
+        stream: int,
+        label: int,
+        category: int,
+        duration: int,
+        interference: int,
+        *,
+        rendezvous: int = -1,
+        nic: int = 0,
+        bytes_total: float = 0.0,
+    ) -> int:
+        """Append one op that sends nothing to a rank by name; returns its index."""
+        self._singles.append((kind, stream, label, category, duration, interference, rendezvous, nic, -1, -1))
         self._single_bytes.append(bytes_total)
         self.n += 1
         return self.n - 1

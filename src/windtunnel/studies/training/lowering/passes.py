@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.studies.training.answers import forget_answers
-from windtunnel.studies.training.lowering.model_chunks import Piece
+from windtunnel.studies.training.layout import Layout
+from windtunnel.studies.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.studies.training.lowering.pass_builder import Segment
 from windtunnel.studies.training.lowering.pass_lowering import build_segment
 from windtunnel.studies.training.lowering.step import LoweredStep
@@ -38,6 +39,23 @@ def distinct_passes(
     return tuple(segments), tuple(names), table
 
 
+_PIECES: OrderedDict[tuple[object, ...], tuple[object, tuple[Piece, ...]]] = OrderedDict()
+PIECES_KEPT = 64
+
+
+def known_pieces(layout: Layout) -> tuple[Piece, ...]:
+    """The pieces of a layout, remembered: they do not depend on how many sequences a step has."""
+    key = (id(layout.model), layout.plan.with_fields({"global_batch": 1}), layout.cluster)
+    found = _PIECES.get(key)
+    if found is None:
+        found = _PIECES[key] = (layout.model, pieces_of(layout))
+        while len(_PIECES) > PIECES_KEPT:
+            _PIECES.popitem(last=False)
+    else:
+        _PIECES.move_to_end(key)
+    return found[1]
+
+
 _PASSES: OrderedDict[tuple[object, ...], tuple[object, Segment]] = OrderedDict()
 PASSES_KEPT = 1024
 
@@ -46,6 +64,7 @@ def forget_passes() -> None:
     """Drop every remembered pass: for whoever changes constants in a running process."""
     forget_answers()
     _PASSES.clear()
+    _PIECES.clear()
 
 
 def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:

@@ -159,12 +159,12 @@ def _apart(
     rank: NDArray[np.int64], receiver: NDArray[np.int64], gpus: int, domain: int
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Whether any GPU of a stage has its counterpart in another scale-up domain: all wait for the slowest pair."""
-    apart = np.zeros(len(rank), bool)
+    width = int(receiver.max(initial=0)) + 1
+    pairs, which = np.unique(rank * width + receiver, return_inverse=True)
     places = np.arange(gpus)
-    for sender, other in np.unique(np.stack([rank, receiver], axis=1), axis=0).tolist():
-        crosses = bool(np.any((sender * gpus + places) // domain != (other * gpus + places) // domain))
-        apart |= (rank == sender) & (receiver == other) & crosses
-    return apart
+    sender, other = (pairs // width)[:, None], (pairs % width)[:, None]
+    crosses = ((sender * gpus + places) // domain != (other * gpus + places) // domain).any(axis=1)
+    return np.asarray(crosses[which])
 
 
 def _receives(

@@ -6,6 +6,9 @@ gradients reduced by ranks that share them) and `step_end` (the optimizer).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from windtunnel.physics.cost.price import nanoseconds
 from windtunnel.physics.graph import OpKind
 from windtunnel.physics.model.operations import Transfer
@@ -17,6 +20,18 @@ from windtunnel.studies.training.lowering.passes import PARTS
 from windtunnel.studies.training.lowering.step import COMPUTE, DP, STREAMS
 from windtunnel.studies.training.pricing import Pricer
 from windtunnel.studies.training.schedules import Schedule
+
+
+class Collective(NamedTuple):
+    """What a collective is on any rank."""
+
+    key: str  # as what its bytes count, "" for nothing
+    bytes_total: float
+    label: int
+    category: int
+    duration_ns: int
+    interference: int
+    nic: int
 
 
 class StepBuilder:
@@ -31,7 +46,9 @@ class StepBuilder:
         self.categories = [f"segment {number}" for number in range(len(names))]
         self.labels: list[str] = list(names)
         self.traffic: dict[str, float] = {}  # bytes of all programs together
-        self._known: dict[tuple[str, Transfer, int, bool], tuple[str, dict[str, int]]] = {}  # collectives
+        self._known: dict[tuple[str, Transfer, int, bool], Collective] = {}
+        self._norms_of: dict[int, int] = {}  # by identity of a piece
+        self._buckets: dict[tuple[object, ...], list[Collective]] = {}
 
     def held(self, rank: int) -> list[Piece]:
         """Pieces of a pipeline rank."""
@@ -53,64 +70,70 @@ class StepBuilder:
             self.labels.append(name)
         return self.labels.index(name)
 
-    def collective(
-        self,
-        name: str,
-        transfer: Transfer,
-        rank: int,
-        *,
-        messages: int = 1,
-        shared: bool = True,
-        rendezvous: int = -1,
-        stream: int = DP,
-    ) -> int:
+    def collective(self, name: str, transfer: Transfer, *, messages: int = 1, shared: bool = True) -> Collective:
         """One collective, or several of equal size in a row that the timeline need not tell apart."""
         known = self._known.get((name, transfer, messages, shared))
         if known is None:
             known = self._known[name, transfer, messages, shared] = self._collective(name, transfer, messages, shared)
-        key, columns = known
-        if key:
-            self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
-        at = rank * len(STREAMS) + stream
+        return known
+
+    def bucket(self, key: tuple[object, ...], made: Callable[[], list[Collective]]) -> list[Collective]:
+        """Collectives of a bucket that is like others: made once."""
+        known = self._buckets.get(key)
+        if known is None:
+            known = self._buckets[key] = made()
+        return known
+
+    def add(self, one: Collective, rank: int, *, rendezvous: int = -1, stream: int = DP) -> int:
+        """A collective on a rank's stream."""
+        if one.key:
+            self.traffic[one.key] = self.traffic.get(one.key, 0.0) + one.bytes_total
         return self.ops.one(
-            kind=OpKind.COLLECTIVE, stream=at, rendezvous=rendezvous, bytes_total=transfer.bytes_total, **columns
+            OpKind.COLLECTIVE,
+            rank * len(STREAMS) + stream,
+            one.label,
+            one.category,
+            one.duration_ns,
+            one.interference,
+            rendezvous=rendezvous,
+            nic=one.nic,
+            bytes_total=one.bytes_total,
         )
 
-    def _collective(self, name: str, transfer: Transfer, messages: int, shared: bool) -> tuple[str, dict[str, int]]:
-        """As what its bytes count, "" for nothing; and columns of the op that hang on nothing else."""
+    def _collective(self, name: str, transfer: Transfer, messages: int, shared: bool) -> Collective:
         message = transfer._replace(bytes_total=transfer.bytes_total / messages)
         price, tier = self.pricer.transfer(message)
         apart = tier.replace("_", "-")
-        columns = {
-            "label": self.label(name),
-            "category": self.category(f"exposed {transfer.group} ({apart})"),
-            "duration": nanoseconds(price.seconds * messages),
-        }
-        if shared:
-            columns["interference"] = TIER_CLASS[tier]
-            columns["nic"] = round(PARTS * self.pricer.nic_share(message))
         sent = self.layout.group(transfer.group).size > 1
-        return f"{transfer.kind} {transfer.group} ({apart})" if sent else "", columns
+        return Collective(
+            f"{transfer.kind} {transfer.group} ({apart})" if sent else "",
+            transfer.bytes_total,
+            self.label(name),
+            self.category(f"exposed {transfer.group} ({apart})"),
+            nanoseconds(price.seconds * messages),
+            TIER_CLASS[tier] if shared else 0,
+            round(PARTS * self.pricer.nic_share(message)) if shared else 0,
+        )
 
     def compute(self, name: str, category: str, kind: OpKind, seconds: float, interference: int, rank: int) -> int:
         """One op on a rank's compute stream."""
-        return self.ops.one(
-            kind=kind,
-            stream=rank * len(STREAMS) + COMPUTE,
-            label=self.label(name),
-            category=self.category(category),
-            duration=nanoseconds(seconds),
-            interference=interference,
-        )
+        at = rank * len(STREAMS) + COMPUTE
+        return self.ops.one(kind, at, self.label(name), self.category(category), nanoseconds(seconds), interference)
+
+    def _norms(self, piece: Piece) -> int:
+        if id(piece) not in self._norms_of:
+            self._norms_of[id(piece)] = sum(block.norms for block in piece.blocks)
+        return self._norms_of[id(piece)]
 
     def sum_norms(self, rank: int, pieces: list[Piece], after: list[int]) -> list[int]:
         """Norms' gradients over tensor-parallel ranks: one collective for each where DTensor does it, else one."""
-        count = sum(block.norms for piece in pieces for block in piece.blocks)
+        count = sum(self._norms(piece) for piece in pieces)
         if not count:
             return after
         size = count * self.layout.model.norm_parameters * self.layout.gradient_bytes
         messages = count if self.layout.habits.sums_norms_apart else 1
-        op = self.collective("sum norms", Transfer("all_reduce", "tp", size), rank, messages=messages, shared=False)
+        transfer = Transfer("all_reduce", "tp", size)
+        op = self.add(self.collective("sum norms", transfer, messages=messages, shared=False), rank)
         for one in after:
             self.ops.wait(op, one)
         return [op]

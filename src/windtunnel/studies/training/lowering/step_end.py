@@ -47,9 +47,8 @@ def add_end(
     for rank in range(schedule.stages):
         held = build.held(rank)
         if layout.habits.clips_gradients:
-            norm = build.collective(
-                "gradient norm", Transfer("all_reduce", "world", 4.0), rank, shared=False, rendezvous=0, stream=COMPUTE
-            )
+            squares = build.collective("gradient norm", Transfer("all_reduce", "world", 4.0), shared=False)
+            norm = build.add(squares, rank, rendezvous=0, stream=COMPUTE)
             build.ops.wait(norm, ends[rank])
         price = optimizer_price(
             layout,
@@ -77,7 +76,7 @@ def _tie_embeddings(build: StepBuilder, ends: list[int]) -> None:
     vocabulary = layout.vocab_padded * layout.model.hidden_size / build.plan.tp
     for rank in sorted({*first, *last}):
         transfer = Transfer("all_reduce", "pp", vocabulary * build.layout.gradient_bytes)
-        op = build.collective("tied embedding", transfer, rank, rendezvous=1)
+        op = build.add(build.collective("tied embedding", transfer), rank, rendezvous=1)
         build.ops.wait(op, ends[rank])
         ends[rank] = op
 

@@ -422,4 +422,4 @@ def _thinned(times: NDArray[np.int64], levels: NDArray[np.float64]) -> tuple[tup
         highest = np.maximum.reduceat(levels, edges[:-1])
         there = np.flatnonzero(levels == np.repeat(highest, np.diff(edges)))
         keep = there[np.searchsorted(there, edges[:-1])]  # the first of each stretch
-    return tuple((int(t), int(b)) for t, b in zip(times[keep], levels[keep], strict=True))
+    return tuple(zip(times[keep].tolist(), levels[keep].astype(np.int64).tolist(), strict=True))

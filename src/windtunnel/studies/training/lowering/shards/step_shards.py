@@ -17,7 +17,7 @@ from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.model_chunks import Piece
 from windtunnel.studies.training.lowering.shards.pipelined_shards import fetches
 from windtunnel.studies.training.lowering.step_actions import Actions
-from windtunnel.studies.training.lowering.step_builder import StepBuilder
+from windtunnel.studies.training.lowering.step_builder import Collective, StepBuilder
 from windtunnel.studies.training.memory.saved_tensors import keeping
 from windtunnel.studies.training.pricing import parameter_bytes
 from windtunnel.studies.training.schedules import TRAITS, Kind
@@ -217,7 +217,18 @@ def _piecewise(
     groups: tuple[str, ...] = ("dp", "edp"),
 ) -> int:
     """One bucket's collectives of a piece: dense and expert parameters have their own groups. Returns the last."""
-    op, layout = -1, build.layout
+    op = -1
+    for one in build.bucket(
+        (id(piece), kind, count, groups), lambda: _bucket(build, name, kind, piece, count, width, groups)
+    ):
+        op = build.add(one, rank)
+    return op
+
+
+def _bucket(
+    build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float, groups: tuple[str, ...]
+) -> list[Collective]:
+    layout, found = build.layout, []
     # Where shards are gathered for every step all are, the frozen ones too.
     everything = kind == "all_gather" and layout.shares_once
     dense, experts = (piece.dense_parameters, piece.expert_parameters) if everything else piece.learning
@@ -226,15 +237,15 @@ def _piecewise(
             continue
         if parameters and group == "dp" and layout.shard_group == 1 and layout.replicas > 1:
             if kind != "all_gather":  # every rank shards with itself alone: whole gradients are summed
-                op = build.collective(name, Transfer("all_reduce", "replica", parameters * width / count), rank)
+                found.append(build.collective(name, Transfer("all_reduce", "replica", parameters * width / count)))
         elif parameters and layout.group(group).size > 1:
             whole = _units(piece) if layout.shares_once else parameters / layout.message_parameters
             messages = max(1, round(whole / count))
-            op = build.collective(name, Transfer(kind, group, parameters * width / count), rank, messages=messages)
+            found.append(build.collective(name, Transfer(kind, group, parameters * width / count), messages=messages))
             if kind == "reduce_scatter" and group == "dp" and layout.replicas > 1:
                 own = parameters * width / count / layout.shard_group
-                op = build.collective("reduce replicas", Transfer("all_reduce", "replica", own), rank)
-    return op
+                found.append(build.collective("reduce replicas", Transfer("all_reduce", "replica", own)))
+    return found
 
 
 def _units(piece: Piece) -> int:

@@ -1,0 +1,212 @@
+"""The best way to divide a cluster between generation and training, with bounds and a proof.
+
+A candidate is a placement (colocated, or so many GPUs that generate), a generator's tensor parallelism and a bound on
+staleness. The trainer's layout is the fastest that fits its GPUs: a step never becomes longer when its passes become
+shorter, so no other can be better. Each candidate has a lower bound,
+
+    in turn      update + between + passes + max(longest answer alone, tokens / highest rate)
+    ahead        max(between + passes, tokens / highest rate) + update
+
+with the highest rate that any batch of generators reaches at the shortest context. Candidates are simulated in the
+order of their bounds until the next bound is not below the best step: that proves that no other is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from typing import Any
+
+from windtunnel.errors import LayoutError, SpecError, UserError
+from windtunnel.physics.hardware.catalogue import cluster_of
+from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.rl import Rl, RlPlan
+from windtunnel.studies.rl.job import Job, alone_s, settled
+from windtunnel.studies.rl.learner import Trainer
+from windtunnel.studies.rl.result import RlResult
+from windtunnel.studies.rl.study import answered, window
+from windtunnel.studies.serving.build import Engine
+from windtunnel.studies.serving.step_time.times import TICKS_PER_S
+
+SPLITS = 16  # of a cluster, evenly chosen
+NEAR = 0.03  # steps that differ by less are called as good
+LEAST = 0.9  # of a bound where pools overlap: what is begun before the simulated steps counts for them
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate: what it is, its bound, and its step where it was simulated."""
+
+    words: str
+    generate: int | None  # GPUs; None: colocated
+    gen_tp: int
+    async_steps: float
+    bound_s: float
+    step_s: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class RlPlanned(Answer):
+    """The answer to `rl plan`."""
+
+    best: RlResult
+    tried: tuple[Tried, ...]  # in the order of their steps, then of their bounds
+    refused: int  # candidates that do not fit
+    verdicts: tuple[str, ...]
+
+    @property
+    def band(self) -> dict[str, Any]:
+        """Of the best step."""
+        return band_entry("best.step_time_s", self.best.p5_s, self.best.p95_s)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What to mind."""
+        return self.best.assumptions
+
+    @property
+    def proof(self) -> str:
+        """Why no other candidate is better."""
+        open_ = [one for one in self.tried if one.step_s is None]
+        done = len(self.tried) - len(open_)
+        if not open_:
+            return f"all {done} candidates that fit were simulated"
+        least = min(one.bound_s for one in open_)
+        return (
+            f"{done} of {len(self.tried)} candidates were simulated; no other can take less than {least:.1f} s, which"
+            f" is not below the best, {self.best.step_time_s:.1f} s"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        names = ("words", "generate", "gen_tp", "async_steps", "bound_s", "step_s")
+        return {
+            "best": self.best.to_dict(),
+            "candidates": [{name: getattr(one, name) for name in names} for one in self.tried],
+            "refused": self.refused,
+            "proof": self.proof,
+            "verdicts": list(self.verdicts),
+        }
+
+
+def answer(question: RlPlan) -> RlPlanned:
+    """The best candidate. Raises UserError where none fits."""
+    return search(question, prove=True)
+
+
+def search(question: RlPlan, *, prove: bool) -> RlPlanned:
+    """The best candidate; without `prove` all are simulated."""
+    jobs: list[tuple[float, int, Job]] = []
+    refused, reason = 0, None
+    trainers: dict[int | None, Trainer] = {}
+    for asked in candidates(question):
+        try:
+            job = settled(asked, trainers.get(asked.train))
+            trainers[asked.train] = job.trainer
+            jobs.append((bound_s(job), len(jobs), job))
+        except (LayoutError, SpecError) as error:
+            refused, reason = refused + 1, error
+    best: tuple[float, RlResult] | None = None
+    tried: list[Tried] = []
+    for bound, _, job in sorted(jobs, key=lambda one: one[:2]):
+        found = None
+        if not prove or best is None or bound < best[0]:
+            found = answered(job)
+            if not found.feasible:
+                refused, reason = refused + 1, LayoutError(found.reason, "give more GPUs")
+                continue
+            if best is None or found.step_time_s < best[0]:
+                best = (found.step_time_s, found)
+        tried.append(_tried(job, bound, found))
+    if best is None:
+        raise reason or UserError("no division of the cluster is possible")
+    tried.sort(key=lambda one: (one.step_s is None, one.step_s or one.bound_s))
+    return RlPlanned(best[1], tuple(tried), refused, verdicts(tried, best[1]))
+
+
+def candidates(question: RlPlan) -> Iterator[Rl]:
+    """Questions of `rl`, each with pools and a generator's size."""
+    gpus = cluster_of(question.cluster).n_gpus
+    node = cluster_of(question.cluster).gpus_per_node
+    base = {field.name: getattr(question, field.name) for field in fields(Rl)}
+    sizes = [question.rollout.gen_tp] if question.rollout.gen_tp else [1 << i for i in range(7) if 1 << i <= gpus]
+    unit = node if gpus > node else 1
+    parts = gpus // unit
+    shares = sorted({max(1, round(parts * k / SPLITS)) for k in range(1, SPLITS)}) if parts > 1 else []
+    ahead = sorted({0.0, min(1.0, question.async_steps), question.async_steps})
+    for tp in sizes:
+        rollout = replace(question.rollout, gen_tp=tp)
+        if question.generate is None:
+            yield Rl(**{**base, "rollout": rollout, "async_steps": 0.0, "hybrid": False})
+        for share in shares if question.generate is None else [0]:
+            generate = question.generate or share * unit
+            train = question.train or gpus - generate
+            if generate < tp or not 0 < train <= gpus - generate:
+                continue
+            for steps in ahead:
+                pools = {"generate": generate, "train": train, "async_steps": steps}
+                yield Rl(**{**base, "rollout": rollout, "hybrid": False, **pools})
+
+
+def bound_s(job: Job) -> float:
+    """A lower bound of the step: the mean over the very batches that are simulated."""
+    times, rules = job.times, job.rules
+    warm, measured = window(job)
+    extra = rules.prompt_tokens + (rules.turns - 1) * rules.tool_tokens
+    under_way = (rules.async_steps + 1) * rules.groups * rules.samples / job.replicas
+    highest = highest_rate(job.engine, rules.prompt_tokens, under_way)
+    rate = job.replicas * highest / job.habits.generation_factor
+    learner: list[float] = []
+    generation: list[float] = []
+    for number in range(warm, warm + measured):
+        batch = job.lengths(number)
+        learner.append(times.between_s + job.trainer.passes(batch + extra, job.train_batch).total_s)
+        alone = 0.0 if rules.async_steps else alone_s(job, int(batch.max()))
+        generation.append(max(alone, float(batch.sum()) / rate))
+    if not rules.async_steps:
+        return times.refit_s + (sum(learner) + sum(generation)) / measured
+    return times.refit_s + LEAST * max(sum(learner), sum(generation)) / measured
+
+
+def highest_rate(engine: Engine, prompt: int, under_way: float) -> float:
+    """Tokens per second that no batch of a generator passes: of b to c sequences it is at most c / t(b).
+
+    `under_way`: answers that a generator has on average; no generator has more than twice as many.
+    """
+    most, b = 0.0, 1
+    largest = min(engine.rules.max_num_seqs, ceil(2 * under_way))
+    while b <= largest:
+        c = max(b + 1, b * 5 // 4)
+        most = max(most, (c - 1) * TICKS_PER_S / engine.times.decode(b).at(b * prompt))
+        b = c
+    return most
+
+
+def _tried(job: Job, bound: float, found: RlResult | None) -> Tried:
+    steps = job.rules.async_steps
+    pools = "colocated" if job.colocated else f"{job.question.generate} generate, {job.question.train} train"
+    mode = "in turn" if not steps else f"{steps:g} ahead"
+    words = f"{pools}, generators tp{job.engine.deployment.tp}, {mode}"
+    step = None if found is None else found.step_time_s
+    return Tried(words, job.question.generate, job.engine.deployment.tp, steps, bound, step)
+
+
+def verdicts(tried: list[Tried], best: RlResult) -> tuple[str, ...]:
+    """What the search shows, in sentences."""
+    done = [one for one in tried if one.step_s is not None]
+    first = done[0]
+    found = []
+    together = min((one.step_s for one in done if one.generate is None and one.step_s), default=None)
+    apart = min((one.step_s for one in done if one.generate is not None and one.step_s), default=None)
+    if first.generate is None:
+        gain = "no division into pools is better" if apart is None else f"the best of pools apart takes {apart:.1f} s"
+        found.append(f"Colocated wins: {gain}.")
+    elif together is not None:
+        found.append(f"Pools apart win: colocated takes {together:.1f} s.")
+    near = (1 + NEAR) * best.step_time_s
+    flat = [one for one in done if one.generate is not None and one.step_s and one.step_s <= near]
+    if len({one.generate for one in flat}) > 1:
+        sizes = [one.generate for one in flat if one.generate]
+        found.append(f"From {min(sizes)} to {max(sizes)} GPUs that generate, steps are within {NEAR:.0%} of the best.")
+    return (*found, *best.verdicts)

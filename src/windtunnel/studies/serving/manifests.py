@@ -1,0 +1,332 @@
+"""How a deployment is started, written and read: vLLM's and SGLang's command lines, Dynamo's and llm-d's manifests.
+
+    vllm     serve.sh, or prefill.sh and decode.sh: one `vllm serve` line for each replica
+    dynamo   dynamo.yaml: a DynamoGraphDeployment, v1beta1 (read: v1alpha1, too)
+    llm-d    modelserver.yaml: patches of the Deployments `decode` and `prefill` for its Kustomize bases
+
+What is read becomes parts of a question: the model, the engine, the replicas. Flags that say nothing of speed are
+passed over; one that changes what is computed and is not known is an error.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.errors import SpecError
+from windtunnel.files.bytes import read_text
+from windtunnel.files.document import read_documents, to_yaml
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.engines.names import engine_in
+from windtunnel.studies.serving.engines.profile import load_engine
+
+Form = Literal["vllm", "dynamo", "llm-d"]
+FORMS: tuple[Form, ...] = ("vllm", "dynamo", "llm-d")
+LINE = re.compile(r"(?:^|\s)(vllm serve|sglang\.launch_server|dynamo\.(?:vllm|sglang)|trtllm-serve)(?:\s|$)")
+INTEGERS = {  # flag -> field of a deployment
+    "tensor-parallel-size": "tp", "tp": "tp", "tp-size": "tp", "pipeline-parallel-size": "pp", "pp": "pp",
+    "pp-size": "pp", "data-parallel-size": "attn_dp", "dp": "attn_dp", "dp-size": "attn_dp",
+    "max-model-len": "max_model_len", "context-length": "max_model_len", "max-num-seqs": "max_num_seqs",
+    "max-running-requests": "max_num_seqs", "max-num-batched-tokens": "max_num_batched_tokens",
+    "chunked-prefill-size": "max_num_batched_tokens", "block-size": "block_size", "page-size": "block_size",
+    "num-gpu-blocks-override": "num_gpu_blocks",
+}  # fmt: skip
+SHARES = {"gpu-memory-utilization": "gpu_memory_utilization", "mem-fraction-static": "gpu_memory_utilization"}
+SWITCHES: dict[str, tuple[str, bool]] = {
+    "enable-prefix-caching": ("prefix_caching", True), "no-enable-prefix-caching": ("prefix_caching", False),
+    "disable-radix-cache": ("prefix_caching", False), "enable-chunked-prefill": ("chunked_prefill", True),
+    "no-enable-chunked-prefill": ("chunked_prefill", False),
+}  # fmt: skip
+FORMATS = {"fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
+CACHES = {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
+UNREAD = ("enable-lora", "lora-modules", "cpu-offload-gb", "swap-space", "quantization-param-path")
+IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
+CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """One kind of worker: its model, engine, fields of its deployment, how many."""
+
+    model: str
+    engine: str
+    fields: Mapping[str, Any]
+    replicas: int = 1
+    role: str = ""  # prefill, decode; "" = both phases
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a question says of model, engine and replicas, as plain data."""
+
+    model: str
+    engine: Mapping[str, Any]
+    replicas: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_started(text: str) -> bool:
+    """Whether a word names no model, but a command line of an engine, or files of one."""
+    path = Path(text)
+    if LINE.search(text):
+        return True
+    try:
+        return (path.is_dir() and bool(_files_in(path))) or (path.suffix in (".sh", ".yaml", ".yml") and path.exists())
+    except (OSError, ValueError):  # too long for a path
+        return False
+
+
+def parts_of(text: str) -> Parts:
+    """The parts of a question that a command line, or files, say. Raises UserError."""
+    workers = list(_workers(text))
+    if not workers:
+        raise SpecError("MODEL", text, "holds no worker: give a vllm serve line, or a Dynamo or llm-d file")
+    first = workers[0]
+    roles = {one.role: one for one in workers}
+    engine = dict(first.fields)
+    layout = [engine.pop(name, default) for name, default in (("tp", 1), ("pp", 1), ("attn_dp", 1), ("moe_ep", None))]
+    engine = {"engine": first.engine, **engine}
+    drafted = {name: engine.pop(name) for name in ("speculative_tokens", "acceptance") if name in engine}
+    if drafted:
+        engine["drafting"] = {"kind": "drafted", **drafted}
+    if {"prefill", "decode"} <= set(roles):
+        sides = {name: _words(roles[name]) for name in ("prefill", "decode")}
+        return Parts(first.model, engine, {"kind": "apart", **sides})
+    sizes: dict[str, Any] = dict(zip(("tp", "pp", "dp"), layout, strict=False))
+    if layout[3] is not None:
+        sizes["ep"] = layout[3]
+    return Parts(first.model, engine, {"kind": "together", **sizes, "replicas": sum(one.replicas for one in workers)})
+
+
+def _words(one: Started) -> str:
+    names = (("tp", "tp"), ("pp", "pp"), ("attn_dp", "dp"), ("moe_ep", "ep"))
+    sizes = "".join(f"{word}{one.fields[name]}" for name, word in names if one.fields.get(name, 1) not in (1, None))
+    return f"{one.replicas}x{sizes or 'tp1'}"
+
+
+def _workers(text: str) -> Iterator[Started]:
+    if LINE.search(text):
+        yield _of_line(shlex.split(text), "")
+        return
+    path = Path(text)
+    for file in _files_in(path) if path.is_dir() else [path]:
+        if file.suffix == ".sh":
+            role = file.stem if file.stem in ("prefill", "decode") else ""
+            lines = read_text(file, "give command lines").replace("\\\n", " ").splitlines()
+            found = [_of_line(shlex.split(one, comments=True), role) for one in lines if LINE.search(one)]
+            for one in dict.fromkeys(str(dict(each.fields)) for each in found):
+                alike = [each for each in found if str(dict(each.fields)) == one]
+                yield Started(alike[0].model, alike[0].engine, alike[0].fields, len(alike), role)
+        else:
+            for document in read_documents(file, "give a Dynamo or llm-d manifest"):
+                yield from _of_document(document)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    names = ("serve.sh", "prefill.sh", "decode.sh", "dynamo.yaml", "modelserver.yaml")
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _of_document(document: Any) -> Iterator[Started]:
+    if not isinstance(document, Mapping):
+        return
+    spec = document.get("spec") or {}
+    if document.get("kind") == "DynamoGraphDeployment":
+        services = spec.get("services") or {}
+        old = [{"name": name, **one, **(one.get("extraPodSpec") or {})} for name, one in services.items()]
+        for one in [*(spec.get("components") or ()), *old]:
+            role = str(one.get("type") or one.get("subComponentType") or one.get("componentType") or "").lower()
+            pod = ((one.get("podTemplate") or {}).get("spec") or {}).get("containers") or [one.get("mainContainer")]
+            if role in ("worker", "prefill", "decode", "main") or one.get("subComponentType"):
+                role = str(one.get("subComponentType") or role)
+                yield _of_container(pod[0], role if role in ("prefill", "decode") else "", one.get("replicas", 1))
+    elif document.get("kind") == "Deployment":
+        name = str((document.get("metadata") or {}).get("name", ""))
+        role = name if name in ("prefill", "decode") else ""
+        pod = (spec.get("template") or {}).get("spec") or {}
+        for one in pod.get("containers") or ():
+            if one.get("name") == "modelserver":
+                yield _of_container(one, role, spec.get("replicas", 1))
+
+
+def _of_container(container: Any, role: str, replicas: int) -> Started:
+    if not isinstance(container, Mapping):
+        raise SpecError("containers", container, "a worker needs a container with command and args")
+    command, args = container.get("command") or [], container.get("args") or []
+    words = [str(word) for word in ([command] if isinstance(command, str) else command)]
+    for word in [args] if isinstance(args, str) else args:
+        words += shlex.split(str(word)) if " " in str(word) and not str(word).startswith("{") else [str(word)]
+    image = str(container.get("image", ""))
+    return _of_line(words, role, image, int(replicas))
+
+
+def _of_line(words: Sequence[str], role: str, image: str = "", replicas: int = 1) -> Started:
+    text = " ".join(words)
+    match = LINE.search(text)
+    if match is None:
+        raise SpecError("command", text, "names no engine that is known: vllm serve, sglang.launch_server, dynamo.vllm")
+    engine = "vllm" if "vllm" in match[1] else "sglang" if "sglang" in match[1] else "trtllm"
+    rest = shlex.split(text[match.end() :]) if not any(word.startswith("{") for word in words) else _after(words)
+    model, fields = _flags(rest)
+    if "moe_ep" not in fields and fields.get("attn_dp", 1) > 1:
+        fields["moe_ep"] = 1
+    if fields.get("moe_ep") == 0:  # experts over all ranks
+        fields["moe_ep"] = fields.get("tp", 1) * fields.get("attn_dp", 1)
+    inside = engine_in(image)
+    release = inside.release if inside is not None and inside.engine == engine else ""
+    return Started(model, f"{engine}-{release}" if release else image or engine, fields, replicas, role)
+
+
+def _after(words: Sequence[str]) -> list[str]:
+    """What follows the engine's name in words that hold JSON."""
+    for place, word in enumerate(words):
+        if word in ("serve", "sglang.launch_server", "trtllm-serve") or word.startswith("dynamo."):
+            return list(words[place + 1 :])
+    return list(words)
+
+
+def _flags(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """(model, fields). Raises SpecError for values that are none, and flags that would change the answer."""
+    model, fields = "", {}  # type: str, dict[str, Any]
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            model = model or word
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if name in SWITCHES:
+            key, on = SWITCHES[name]
+            fields[key] = on
+            continue
+        if name in ("enable-expert-parallel", "enable-ep-moe"):
+            fields["moe_ep"] = 0
+            continue
+        if not equals and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        if name in ("model", "model-path"):
+            model = value
+        elif name in INTEGERS:
+            if not value.isdigit():
+                raise SpecError(f"--{name}", value, "give a whole number")
+            fields[INTEGERS[name]] = int(value)
+        elif name in SHARES:
+            fields[SHARES[name]] = float(value)
+        elif name in ("ep", "ep-size", "expert-parallel-size"):
+            fields["moe_ep"] = int(value)
+        elif name == "kv-cache-dtype":
+            if value not in CACHES:
+                raise SpecError("--kv-cache-dtype", value, f"use one of {', '.join(CACHES)}")
+            fields["kv"] = CACHES[value]
+        elif name == "quantization":
+            if value not in FORMATS:
+                raise SpecError("--quantization", value, f"is not known; known: {', '.join(FORMATS)}")
+            fields["weights"] = FORMATS[value]
+        elif name == "speculative-num-draft-tokens":
+            fields["speculative_tokens"] = int(value)
+        elif name == "speculative-config":
+            found = re.search(r'num_speculative_tokens"?\s*:\s*(\d+)', value)
+            fields["speculative_tokens"] = int(found[1]) if found else 1
+        elif name in UNREAD:
+            raise SpecError(f"--{name}", value or True, "is not modelled: leave it out")
+    if not model:
+        raise SpecError("MODEL", " ".join(words), "the line names no model")
+    return model, {key: value for key, value in fields.items() if value is not None}
+
+
+def flags_of(deployment: Deployment, *, model_len: bool = True) -> list[str]:
+    """vLLM's flags of a replica: what its defaults would not do."""
+    found = []
+    sizes = (("tensor-parallel-size", "tp"), ("pipeline-parallel-size", "pp"), ("data-parallel-size", "attn_dp"))
+    found += [f"--{flag}={getattr(deployment, name)}" for flag, name in sizes if getattr(deployment, name) > 1]
+    if deployment.moe_ep is not None and deployment.moe_ep > 1:
+        found.append("--enable-expert-parallel")
+    names = ["max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization"]
+    for name in (*(["max_model_len"] if model_len else []), *names):
+        value = getattr(deployment, name)
+        if value is not None:
+            found.append(f"--{name.replace('_', '-')}={value}")
+    if deployment.kv == "fp8":
+        found.append("--kv-cache-dtype=fp8")
+    for name, flag in (("prefix_caching", "enable-prefix-caching"), ("chunked_prefill", "enable-chunked-prefill")):
+        value = getattr(deployment, name)
+        if value is not None:
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Workers of one kind that are to be written; `role` "" for both phases."""
+
+    role: str
+    deployment: Deployment
+    replicas: int
+
+
+def files_of(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
+    """File name -> text."""
+    if form == "vllm":
+        return {f"{side.role or 'serve'}.sh": _script(model, side) for side in sides}
+    image = _image(sides[0].deployment.engine)
+    if form == "llm-d":
+        documents = [to_yaml(_patch(model, side, image)) for side in sides]
+        return {"modelserver.yaml": "---\n".join(documents)}
+    components: list[Any] = [{"name": "Frontend", "type": "frontend", "replicas": 1}]
+    components += [_component(model, side, image) for side in sides]
+    name = re.sub(r"[^a-z0-9-]+", "-", model.rpartition("/")[2].lower()).strip("-")
+    graph = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": name},
+        "spec": {"components": components},
+    }
+    return {"dynamo.yaml": to_yaml(graph)}
+
+
+def _image(engine: str) -> str:
+    profile = load_engine(engine)
+    if profile.engine not in IMAGES:
+        raise SpecError("--emit", engine, f"writes {' and '.join(IMAGES)} alone")
+    return f"{IMAGES[profile.engine]}:v{profile.release}"
+
+
+def _script(model: str, side: Side) -> str:
+    lines = ["#!/bin/sh", "# one line for each replica, behind one router"]
+    for place in range(side.replicas):
+        more = [f"--kv-transfer-config={CONNECTOR}"] if side.role else []
+        words = ["vllm", "serve", model, f"--port={8000 + place}", *flags_of(side.deployment), *more]
+        lines.append(shlex.join(words) + " &")
+    return "\n".join([*lines, "wait", ""])
+
+
+def _container(name: str, command: list[str], model: list[str], side: Side, image: str) -> dict[str, Any]:
+    more = [f"--kv-transfer-config={CONNECTOR}"] if side.role else []
+    return {
+        "name": name,
+        "image": image,
+        "command": command,
+        "args": [*model, *flags_of(side.deployment), *more],
+        "resources": {"limits": {"nvidia.com/gpu": str(side.deployment.gpus)}},
+    }
+
+
+def _component(model: str, side: Side, image: str) -> dict[str, Any]:
+    engine = load_engine(side.deployment.engine).engine
+    main = _container("main", ["python3", "-m", f"dynamo.{engine}"], ["--model", model], side, image)
+    kind = side.role or "worker"
+    return {"name": kind, "type": kind, "replicas": side.replicas, "podTemplate": {"spec": {"containers": [main]}}}
+
+
+def _patch(model: str, side: Side, image: str) -> dict[str, Any]:
+    server = _container("modelserver", ["vllm", "serve"], [model], side, image)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": side.role or "decode-and-prefill"},
+        "spec": {"replicas": side.replicas, "template": {"spec": {"containers": [server]}}},
+    }

@@ -1,0 +1,216 @@
+"""`serve plan` for a rate: the fewest GPUs that hold the limits, together or apart, over layouts and batch limits.
+
+    tp     powers of two inside an NVLink domain;  pp  powers of two, where a model has no room with fewer GPUs
+    dp     attention ranks, of mixtures: powers of two;   ep  experts in slices, or whole ones spread over all ranks
+    tokens of a step   the engine's default, and 2,048 where prompts go beside decodes
+
+All GPUs cost the same, so the fewest are the cheapest: dollars per million output tokens follow from --price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import LayoutError, SpecError, UserError
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.architecture import Model
+from windtunnel.questions.header import Answer
+from windtunnel.studies.serving.build import Engine, candidate
+from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.disaggregated.pools import Pools, pools_of, run_pools
+from windtunnel.studies.serving.engines.profile import load_engine
+from windtunnel.studies.serving.manifests import Side
+from windtunnel.studies.serving.placement.bounds import bounds_of
+from windtunnel.studies.serving.placement.fewest import Found, Plan, Ran, Shape, fewest
+from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.run import serve_with
+from windtunnel.studies.serving.workload.requests import Workload
+
+SMALL_STEP = 2048
+SHOWN = 10  # plans of an answer
+
+
+@dataclass(frozen=True, eq=False)
+class Sought:
+    """What a plan is sought for."""
+
+    model: Model
+    cluster: Cluster
+    deployment: Deployment
+    workload: Workload
+    limits: Mapping[str, float]
+    attain: float
+    price: float | None
+    runs: int
+
+
+@dataclass(frozen=True, eq=False)
+class ServingPlans(Answer):
+    """Plans that hold, best first."""
+
+    asked: Sought
+    found: Found[ServingResult]
+    deployments: Mapping[str, Deployment]  # by the name of a shape
+    warnings: tuple[str, ...]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What prices steps."""
+        return {"step times": list(self.found.plans[0].outcome.sources)}
+
+    def sides(self) -> list[Side]:
+        """The workers of the best plan."""
+        plan = self.found.plans[0].plan
+        both = [("prefill", plan.prefill, plan.n_prefill), ("decode", plan.shape, plan.n)]
+        if plan.prefill is None:
+            both = [("", plan.shape, plan.n)]
+        return [Side(role, self.deployments[one.name], n) for role, one, n in both if one is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "plans": [self._told(one) for one in self.found.plans[:SHOWN]],
+            "runs": self.found.runs,
+            "ruled_out_below_gpus": self.found.ruled_out_below,
+            "proved": self.found.gap == 0.0,
+        }
+
+    def _told(self, one: Ran[ServingResult]) -> dict[str, Any]:
+        best, result = self.found.plans[0].plan.gpus, one.outcome
+        return {
+            "gpus": one.plan.gpus,
+            "layout": one.plan.words,
+            "cost_per_million_tokens": result.cost_per_million_tokens,
+            "attainment": result.slo_attainment,
+            "ttft_p99_s": result.ttft.p99 if result.ttft else None,
+            "tpot_p99_s": result.tpot.p99 if result.tpot else None,
+            "output_tokens_per_s": result.output_tokens_per_s,
+            "gap": self.found.gap
+            if one.plan.gpus == best
+            else (one.plan.gpus - self.found.ruled_out_below) / one.plan.gpus,
+        }
+
+
+def plan_for(asked: Sought) -> ServingPlans:
+    """Search. Raises UserError where limits are missing or nothing holds them."""
+    if not asked.limits:
+        raise UserError("a plan needs limits: add --ttft 1s, --tpot 50ms or both")
+    if asked.workload.arrival_ns is None:
+        raise SpecError("concurrency", asked.workload.concurrency, "a plan is for a rate: use an open loop")
+    engines = {_name(one): engine for one in deployments_of(asked) if (engine := _engine(asked, one)) is not None}
+    shapes = []
+    for name, engine in engines.items():
+        both, prefills, decodes = bounds_of(engine, asked.workload, asked.limits, asked.attain)
+        if engine.deployment.max_num_batched_tokens != asked.deployment.max_num_batched_tokens:
+            prefills = decodes = None  # pools apart are started alike
+        if prefills is not None and asked.cluster.n_gpus > engine.gpus:
+            prefills = _prefills(asked, engine, prefills)
+        shapes.append(Shape(name, engine.gpus, both, prefills, decodes))
+    apart = asked.cluster.n_gpus > 1
+
+    def run(plan: Plan) -> Ran[ServingResult]:
+        return _ran(asked, engines, plan)
+
+    found = fewest(shapes, asked.cluster.n_gpus, run, apart=apart, runs=asked.runs)
+    if found is None:
+        least = min((shape.gpus * shape.least for shape in shapes if shape.least), default=None)
+        told = (
+            "no layout can hold the limits" if least is None else f"none of the plans that were run (from {least} GPUs)"
+        )
+        raise UserError(f"{told} on {asked.cluster.n_gpus} GPUs: use more GPUs, other limits, or more --runs")
+    said = () if found.gap == 0.0 else (f"not proved: {asked.runs} runs left plans with fewer GPUs open (--runs)",)
+    return ServingPlans(asked, found, {name: engine.deployment for name, engine in engines.items()}, said)
+
+
+def _prefills(asked: Sought, engine: Engine, least: int) -> int | None:
+    """The fewest prefill workers whose first tokens are in time where caches move at once; None: too many."""
+    limit = asked.limits.get("ttft_s")
+    if limit is None:
+        return least
+    engine = replace(engine, rules=replace(engine.rules, reserve="prompt", lag=False))
+    prompts = replace(asked.workload, output_tokens=np.ones_like(asked.workload.output_tokens))
+    most = (asked.cluster.n_gpus - 1) // engine.gpus
+
+    def holds(n: int) -> bool:
+        result = serve_with(engine, prompts, replicas=n, slo={"ttft_s": limit})
+        return (result.slo_attainment or 0.0) >= asked.attain
+
+    low, n = least - 1, least
+    while n <= most and not holds(n):
+        low, n = n, min(2 * n, most) if n < most else most + 1
+    if n > most:
+        return None
+    while n - low > 1:
+        middle = (low + n) // 2
+        low, n = (low, middle) if holds(middle) else (middle, n)
+    return n
+
+
+def deployments_of(asked: Sought) -> Iterator[Deployment]:
+    """The space of one replica."""
+    cluster, base, model = asked.cluster, asked.deployment, asked.model
+    domain = min(cluster.gpus_in_domain, cluster.n_gpus)
+    routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
+    profile = load_engine(base.engine).on(cluster.gpu)
+    budgets = [base.max_num_batched_tokens]
+    if budgets == [None] and profile.batching == "mixed" and profile.max_num_batched_tokens > SMALL_STEP:
+        budgets.append(SMALL_STEP)
+    for tp in _powers(domain):
+        for pp in _powers(cluster.n_gpus // tp):
+            if pp > 1 and _fits(asked, replace(base, tp=tp, pp=pp // 2, attn_dp=1, moe_tp=None, moe_ep=None)):
+                break  # more stages make no answer faster
+            for dp in _powers(domain // tp) if routed and pp == 1 else (1,):
+                spread = {tp * dp} | ({1} if dp == 1 else set()) if routed else {None}
+                for ep in sorted(spread, key=lambda one: one or 0):
+                    for budget in budgets:
+                        yield replace(
+                            base, tp=tp, pp=pp, attn_dp=dp, moe_tp=None, moe_ep=ep, max_num_batched_tokens=budget
+                        )
+
+
+def _name(one: Deployment) -> str:
+    """tp4, tp2ep2, dp8ep8, each with its tokens of a step where they are not the engine's default."""
+    sizes = (("tp", one.tp), ("pp", one.pp), ("dp", one.attn_dp), ("ep", one.moe_ep or 1))
+    words = "".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
+    return words if one.max_num_batched_tokens is None else f"{words}@{one.max_num_batched_tokens}"
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(max(1, most).bit_length())]
+
+
+def _fits(asked: Sought, deployment: Deployment) -> bool:
+    return _engine(asked, deployment) is not None
+
+
+def _engine(asked: Sought, deployment: Deployment) -> Engine | None:
+    return candidate(asked.model, asked.cluster, deployment)
+
+
+def _ran(asked: Sought, engines: Mapping[str, Engine], plan: Plan) -> Ran[ServingResult]:
+    engine, slo = engines[plan.shape.name], dict(asked.limits)
+    if plan.prefill is None:
+        result = serve_with(engine, asked.workload, replicas=plan.n, slo=slo, cost_per_gpu_hour=asked.price)
+    else:
+        pools = pools_for(asked, engines[plan.prefill.name].deployment, engine.deployment, plan)
+        if pools is None:
+            result = serve_with(engine, asked.workload, replicas=1, slo=slo)
+            return Ran(plan, False, (0.0,), result)
+        result = run_pools(pools, asked.cluster, asked.workload, slo, asked.price)
+    attained = result.slo_attainment or 0.0
+    holds = attained >= asked.attain and result.regime != "over" and result.feasible
+    mean = result.e2e.mean if result.e2e is not None else 0.0
+    return Ran(plan, holds, (-attained, mean), result)
+
+
+def pools_for(asked: Sought, prefill: Deployment, decode: Deployment, plan: Plan) -> Pools | None:
+    """The pools of a plan; None where the sides do not go together."""
+    try:
+        pools = pools_of(asked.model, asked.cluster, (plan.n_prefill, prefill), (plan.n, decode))
+    except (LayoutError, SpecError):
+        return None
+    return pools if pools.fits else None

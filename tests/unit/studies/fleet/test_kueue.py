@@ -1,0 +1,171 @@
+"""Kueue: quotas are never broken, what is lent comes back, and only whom a queue may stop is stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.errors import UserError
+from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.jobs.trace import Quota
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.kueue import Kueue
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.running import NS, Running
+from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.work import Rigid
+
+Row = tuple[int, int, int, str, int]  # submission, duration, GPUs, queue, priority
+
+
+def run(rows: list[Row], *quotas: Quota, gpus: int = 16) -> list[Running]:
+    jobs = [
+        Running(at, submit * NS, wide, Rigid(float(lasts)), queue=queue, priority=float(priority))
+        for at, (submit, lasts, wide, queue, priority) in enumerate(rows)
+    ]
+    Clock(jobs, [gpus], Kueue(0, {quota.name: quota for quota in quotas})).run()
+    return jobs
+
+
+def seconds(jobs: list[Running]) -> list[tuple[float, float, int]]:
+    return [((job.start_ns or 0) / NS, (job.end_ns or 0) / NS, job.restarts) for job in jobs]
+
+
+def test_a_queue_borrows_what_its_cohort_does_not_use() -> None:
+    a, b = Quota("a", 8, "c", borrowing_limit=4), Quota("b", 8, "c")
+    rows: list[Row] = [(0, 10, 8, "a", 0), (0, 10, 4, "a", 0), (0, 10, 4, "a", 0)]
+    assert seconds(run(rows, a, b)) == [(0, 10, 0), (0, 10, 0), (10, 20, 0)]  # 12 = 8 and the limit of 4
+    keeps = Quota("b", 8, "c", lending_limit=2)
+    assert [start for start, _, _ in seconds(run(rows, Quota("a", 8, "c"), keeps))] == [0, 10, 10]
+    assert [start for start, _, _ in seconds(run(rows, Quota("a", 8), Quota("b", 8)))] == [0, 10, 10]  # no cohort
+
+
+@pytest.mark.parametrize(("reclaim", "ends"), [("Any", [(0, 30), (5, 15)]), ("Never", [(0, 20), (20, 30)])])
+def test_what_is_lent_comes_back(reclaim: str, ends: list[tuple[float, float]]) -> None:
+    a, b = Quota("a", 8, "c"), Quota("b", 8, "c", reclaim=reclaim)
+    jobs = seconds(run([(0, 20, 16, "a", 9), (5, 10, 8, "b", 0)], a, b))
+    assert [(start, end) for start, end, _ in jobs] == ends
+    assert jobs[0][2] == (reclaim == "Any")
+
+
+def test_only_lower_priority_is_stopped_in_a_queue_and_the_fewest() -> None:
+    within = Quota("a", 16, within="LowerPriority")
+    rows: list[Row] = [
+        (0, 50, 8, "a", 1),
+        (0, 50, 4, "a", 1),
+        (0, 50, 4, "a", 2),
+        (10, 5, 4, "a", 3),
+        (10, 5, 4, "a", 1),
+    ]
+    assert [restarts for _, _, restarts in seconds(run(rows, within))] == [0, 1, 0, 0, 0]
+    assert [restarts for _, _, restarts in seconds(run(rows, Quota("a", 16)))] == [0] * 5
+
+
+def test_strict_queues_wait_behind_their_first() -> None:
+    rows: list[Row] = [(0, 10, 6, "a", 0), (1, 10, 8, "a", 0), (2, 10, 2, "a", 0)]
+    assert [start for start, _, _ in seconds(run(rows, Quota("a", 8)))] == [0, 12, 2]
+    assert [start for start, _, _ in seconds(run(rows, Quota("a", 8, strict=True)))] == [0, 10, 20]
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 30), st.integers(1, 20), st.integers(1, 6), st.sampled_from(["a", "b", "d"]), st.integers(0, 2)
+    ),
+    min_size=1,
+    max_size=14,
+)
+QUOTAS = st.tuples(
+    *(
+        st.builds(
+            Quota,
+            st.just(name),
+            st.integers(6, 8),
+            st.just(cohort),
+            st.none() | st.integers(0, 6),
+            st.none() | st.integers(0, 8),
+            st.booleans(),
+            st.sampled_from(["Never", "LowerPriority", "LowerOrNewerEqualPriority"]),
+            st.sampled_from(["Never", "LowerPriority", "Any"]),
+        )
+        for name, cohort in (("a", "c"), ("b", "c"), ("d", ""))
+    )
+)
+
+
+class Watched(Kueue):
+    """Holds what it leaves running against the quotas."""
+
+    def choose(self, board):
+        yield from super().choose(board)
+        used = dict.fromkeys(self.quotas, 0)
+        for job in board.running.values():
+            used[job.queue] += job.held_gpus
+        for name, quota in self.quotas.items():
+            others = [each for each in self.quotas.values() if each.cohort == quota.cohort != "" and each is not quota]
+            free = sum(
+                min(each.nominal - each.guaranteed, each.nominal - min(used[each.name], each.nominal))
+                for each in others
+            )
+            limit = free if quota.borrowing_limit is None else quota.borrowing_limit
+            assert used[name] <= quota.nominal + limit
+            assert used[name] <= quota.nominal or used[name] - quota.nominal <= sum(
+                each.nominal - each.guaranteed for each in others
+            )
+        assert sum(used.values()) <= sum(quota.nominal for quota in self.quotas.values())
+
+
+@given(ROWS, QUOTAS)
+@settings(max_examples=60)
+def test_quotas_hold_and_every_job_ends(rows: list[Row], quotas: tuple[Quota, ...]) -> None:
+    jobs = [
+        Running(at, submit * NS, wide, Rigid(float(lasts)), queue=queue, priority=float(priority))
+        for at, (submit, lasts, wide, queue, priority) in enumerate(sorted(rows))
+    ]
+    Clock(jobs, [64], Watched(0, {quota.name: quota for quota in quotas})).run()
+    assert all(job.end_ns is not None for job in jobs)
+
+
+def test_quotas_come_from_the_objects_of_the_file(tmp_path: Path) -> None:
+    def queue(name: str, **spec: object) -> dict[str, object]:
+        flavor = {"name": "h100", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": "8", "borrowingLimit": 4}]}
+        return {
+            "kind": "ClusterQueue",
+            "metadata": {"name": name},
+            "spec": {"resourceGroups": [{"flavors": [flavor]}], **spec},
+        }
+
+    def job(name: str, local: str, gpus: int) -> dict[str, object]:
+        meta = {"name": name, "namespace": "ns", "uid": name, "creationTimestamp": "2026-03-02T08:00:00Z"}
+        container = {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
+        labels = {"kueue.x-k8s.io/queue-name": local}
+        annotations = {"windtunnel/duration-s": "60"}
+        spec = {"template": {"spec": {"containers": [container]}}}
+        return {"kind": "Job", "metadata": {**meta, "labels": labels, "annotations": annotations}, "spec": spec}
+
+    local = {"kind": "LocalQueue", "metadata": {"name": "lq", "namespace": "ns"}, "spec": {"clusterQueue": "cq"}}
+    preemption = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"}
+    objects = [queue("cq", cohort="all", preemption=preemption), queue("other", cohort="all"), local]
+    objects += [
+        job("one", "lq", 8),
+        job("two", "lq", 8),
+        job("lost", "nobody", 1),
+        job("huge", "lq", 13),
+        job("free", "", 4),
+    ]
+    (tmp_path / "k8s.json").write_text(json.dumps({"items": objects}))
+    jobs = read_jobs(tmp_path / "k8s.json")
+    assert jobs.quotas[0] == Quota("cq", 8, "all", 4, None, False, "LowerPriority", "Any")
+    outcome = simulate(jobs, parse_site("gpu:2x8"), "kueue", Options())
+    assert outcome.why == {
+        2: "is of a queue whose ClusterQueue the file does not tell",
+        3: "asks 13 GPUs, more than its queue may ever have",
+    }
+    assert [outcome.start_s[at] for at in (0, 1, 4)] == [0, 60, 0]
+    (tmp_path / "plain.csv").write_text("job,submit_s,gpus,duration_s\na,0,1,1\n")
+    with pytest.raises(UserError, match="needs the quotas of queues"):
+        simulate(read_jobs(tmp_path / "plain.csv"), parse_site("gpu:8"), "kueue", Options())

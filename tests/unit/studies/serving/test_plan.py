@@ -1,0 +1,161 @@
+"""The fewest GPUs for a rate: the search against brute force, its bounds, and what is written and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.studies.serving import Deployment
+from windtunnel.studies.serving.manifests import FORMS, Side, files_of, is_started, parts_of
+from windtunnel.studies.serving.placement.fewest import Plan, Ran, Shape, fewest, plans_of
+from windtunnel.studies.serving.placement.plan import Sought, _engine, _ran, deployments_of, plan_for
+from windtunnel.studies.serving.workload.lengths import arrivals, lengths
+from windtunnel.studies.serving.workload.requests import Workload
+
+
+def _space(seed: int) -> tuple[list[Shape], dict[Plan, bool]]:
+    """Shapes with bounds that are true but loose, and which plans on eight GPUs hold: more is not always better."""
+    draw = np.random.default_rng(seed)
+    free = [Shape(f"s{i}", int(draw.integers(1, 4)), 1, 1, 1) for i in range(int(draw.integers(1, 4)))]
+    every = [plan for gpus in range(1, 9) for plan in plans_of(free, gpus, True)]
+    holds = {plan: bool(draw.random() < 0.15) for plan in every}
+    shapes = []
+    for one in free:
+        alone = [plan.n for plan in every if plan.shape == one and plan.prefill is None and holds[plan]]
+        least = int(draw.integers(1, min(alone) + 1)) if alone else None
+        shapes.append(Shape(one.name, one.gpus, least, 1, 1))
+    names = {one.name: one for one in shapes}
+    renamed = {
+        Plan(names[p.shape.name], p.n, names[p.prefill.name] if p.prefill else None, p.n_prefill): held
+        for p, held in holds.items()
+    }
+    return shapes, renamed
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_search_is_brute_force_on_small_spaces(seed: int) -> None:
+    shapes, holds = _space(seed)
+    ran: list[Plan] = []
+
+    def run(plan: Plan) -> Ran[None]:
+        ran.append(plan)
+        return Ran(plan, holds[plan], (float(plan.n),), None)
+
+    found = fewest(shapes, 8, run, apart=True, runs=10_000)
+    best = min((plan.gpus for plan, held in holds.items() if held), default=None)
+    assert len(ran) == len(set(ran))
+    if best is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.plans[0].plan.gpus, found.gap, found.ruled_out_below) == (best, 0.0, best)
+    known = {one.plan for one in found.plans if one.plan.gpus == best}
+    assert known == {plan for plan, held in holds.items() if held and plan.gpus == best}
+
+
+def test_without_enough_runs_the_gap_is_no_less_than_the_truth() -> None:
+    for seed in range(60):
+        shapes, holds = _space(seed)
+        found = fewest(shapes, 8, lambda plan, holds=holds: Ran(plan, holds[plan], (), None), apart=True, runs=6)
+        if found is None:
+            continue
+        best, truth = found.plans[0].plan.gpus, min(plan.gpus for plan, held in holds.items() if held)
+        assert found.ruled_out_below <= truth <= best
+        assert found.gap >= (best - truth) / best
+
+
+def _sought(rate: float, gpus: int = 4, requests: int = 60) -> Sought:
+    prompts, answers = lengths(requests, 1500, 120, 0.8, 0)
+    load = Workload(prompts, answers, arrivals(requests, rate, 1.0, 0))
+    limits = {"ttft_s": 0.3, "tpot_s": 0.012}
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster(f"h100-sxm:{gpus}")
+    return Sought(model, cluster, Deployment(kv="bf16"), load, limits, 0.95, 2.0, 400)
+
+
+@pytest.mark.parametrize("rate", [4.0, 25.0])
+def test_simulated_plans_are_those_of_brute_force(rate: float) -> None:
+    asked = _sought(rate)
+    answer = plan_for(asked)
+    engines = {f"{i}": _engine(asked, one) for i, one in enumerate(deployments_of(asked))}
+    able = {name: engine for name, engine in engines.items() if engine is not None}
+    shapes = [Shape(name, engine.gpus, 1, 1, 1) for name, engine in able.items()]
+    most = answer.found.plans[0].plan.gpus
+    held = [
+        plan
+        for gpus in range(1, most + 1)
+        for plan in plans_of(shapes, gpus, True)
+        if (gpus < most or plan.prefill is None) and _ran(asked, able, plan).holds
+    ]
+    assert answer.found.gap == 0.0
+    assert {plan.gpus for plan in held} <= {most}
+    told = answer.to_dict()["plans"][0]
+    assert told["gpus"] == most
+    assert told["attainment"] >= 0.95
+    assert told["cost_per_million_tokens"] == pytest.approx(2.0 * most / 3600 / told["output_tokens_per_s"] * 1e6)
+
+
+def test_limits_that_nothing_holds_are_said_so() -> None:
+    with pytest.raises(UserError, match="no layout can hold"):
+        plan_for(Sought(**{**vars(_sought(1.0)), "limits": {"tpot_s": 1e-6}}))
+    with pytest.raises(UserError, match="limits"):
+        plan_for(Sought(**{**vars(_sought(1.0)), "limits": {}}))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_is_written_reads_back(form: str, apart: bool, tmp_path: Path) -> None:
+    own = Deployment(engine="vllm-0.22", tp=4, attn_dp=2, moe_ep=8, kv="fp8", max_model_len=9000, max_num_seqs=64)
+    sides = [Side("", own, 3)]
+    if apart:
+        first = Deployment(engine="vllm-0.22", tp=2, kv="fp8", max_model_len=9000, max_num_seqs=64)
+        sides = [Side("prefill", first, 2), Side("decode", own, 1)]
+    for name, text in files_of(form, "deepseek-v3", sides).items():  # type: ignore[arg-type]
+        (tmp_path / name).write_text(text)
+    assert is_started(str(tmp_path))
+    parts = parts_of(str(tmp_path))
+    assert parts.model == "deepseek-v3"
+    told = {"kv": "fp8", "max_model_len": 9000, "max_num_seqs": 64}
+    assert told.items() <= parts.engine.items()
+    assert parts.engine["engine"] in ("vllm", "vllm-0.22")
+    if apart:
+        assert parts.replicas == {"kind": "apart", "prefill": "2xtp2", "decode": "1xtp4dp2ep8"}
+    else:
+        assert parts.replicas == {"kind": "together", "tp": 4, "pp": 1, "dp": 2, "ep": 8, "replicas": 3}
+
+
+def test_a_line_of_an_engine_is_read() -> None:
+    line = "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 4 --max-model-len 32768 --no-enable-prefix-caching -O3"
+    parts = parts_of(line)
+    assert (parts.model, parts.replicas["tp"]) == ("Qwen/Qwen3-32B", 4)
+    assert parts.engine == {"engine": "vllm", "max_model_len": 32768, "prefix_caching": False}
+    parts = parts_of("python -m sglang.launch_server --model-path m --tp 8 --ep 8 --kv-cache-dtype fp8_e4m3")
+    assert (parts.engine["engine"], parts.engine["kv"], parts.replicas["ep"]) == ("sglang", "fp8", 8)
+    assert not is_started("llama-3.1-8b")
+    for bad in (
+        "vllm serve m --tensor-parallel-size four",
+        "vllm serve --max-num-seqs 3",
+        "vllm serve m --swap-space 4",
+    ):
+        with pytest.raises(SpecError):
+            parts_of(bad)
+
+
+def test_older_manifests_of_dynamo_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "graph.yaml"
+    file.write_text(
+        "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nspec:\n  services:\n"
+        "    Frontend: {componentType: frontend, replicas: 1}\n"
+        "    Prefill:\n      componentType: worker\n      subComponentType: prefill\n      replicas: 2\n"
+        "      extraPodSpec: {mainContainer: {image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.8.0',"
+        " command: [python3, -m, dynamo.vllm], args: ['--model m --tensor-parallel-size 2']}}\n"
+        "    Decode:\n      componentType: worker\n      subComponentType: decode\n      replicas: 1\n"
+        "      extraPodSpec: {mainContainer: {image: x, command: [python3, -m, dynamo.vllm], args: [--model, m]}}\n"
+    )
+    parts = parts_of(str(file))
+    assert parts.engine["engine"] == "vllm-0.12"
+    assert parts.replicas == {"kind": "apart", "prefill": "2xtp2", "decode": "1xtp1"}
