@@ -99,7 +99,13 @@ class Beside:
             "Bandwidth of a weight update, as measured (the framework's).", EXTRAS, least=1, unit="bandwidth", rare=True
         ),
     ] = None
-    log: Annotated[str | None, About("Log of the framework: its phases anchor the answer.", EXTRAS)] = None
+    log: Annotated[str | None, About("Log of this run by its framework: its phases anchor the answer.", EXTRAS)] = None
+    anchor: Annotated[
+        str | None,
+        About(
+            "An anchor that another answer printed: generation=1.2,learner=0.9,refit=3,between=2.", EXTRAS, rare=True
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

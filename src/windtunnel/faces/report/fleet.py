@@ -323,6 +323,15 @@ def when_document(answer: When) -> Document:
     return Document("fleet", title, views, subtitle=under)
 
 
+def when_documents(answers: Sequence[When]) -> Document:
+    """The same under several policies, one after the other."""
+    documents = list(map(when_document, answers))
+    if len(documents) == 1:
+        return documents[0]
+    views = [view for one in documents for view in (Notes(one.title, [one.subtitle]), *one.views)]
+    return Document("fleet", documents[0].title.partition(" under ")[0], views)
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(plain, names[:NAMED])) + (f", and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
 

@@ -118,6 +118,7 @@ class Run:
     begun: int = 0
     dropped: int = 0
     tokens_begun: int = 0  # answers'
+    tokens_training: int = 0
     tokens_trained: int = 0
     tokens_dropped: int = 0
 
@@ -297,7 +298,7 @@ class Run:
         ages = tuple(self.version - group.version for group in batch)
         extra = prompt + (rules.turns - 1) * rules.tool_tokens
         answers = np.array([size for group in batch for size in self._forget(group)], np.int64)
-        self.tokens_trained += int(answers.sum())
+        self.tokens_training = int(answers.sum())
         tokens = answers + extra
         if self.guests:
             self._send_guests_home(now_ns)
@@ -307,6 +308,8 @@ class Run:
 
         def trained(at_ns: int) -> None:
             self.version += 1
+            self.tokens_trained += self.tokens_training
+            self.tokens_training = 0
             self._last = Step(
                 begin_ns / NS, now_ns / NS, at_ns / NS, 0.0, passes, begun_ns / NS, complete_ns / NS,
                 int(tokens.sum()), ages,

@@ -46,6 +46,7 @@ class Job:
     times: Times
     judges: tuple[Engine, int] | None = None  # engine, replicas
     imported: Imported | None = None  # from the framework's own file
+    anchor: str = ""  # in words, where phases were measured
 
     @property
     def colocated(self) -> bool:

@@ -19,6 +19,7 @@ from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 SPREAD = {"generation": 0.3, "learner": 0.2, "refit": 0.42, "other": 0.4}
 ASSUMED_LENGTHS = 0.15  # more on generation where nothing says how lengths spread
 GUESSED_MEAN = 0.4  # more on generation and learner where nothing says how long they are
+MEASURED_SPREAD = {"generation": 0.08, "learner": 0.08, "refit": 0.15, "other": 0.2}  # of what was measured once
 Z90 = 1.645
 LATENCY_BOUND = 0.6  # share of generation that the longest answer alone takes
 
@@ -59,7 +60,7 @@ def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlRes
             "begun": run.tokens_begun,
             "trained": run.tokens_trained,
             "dropped": run.tokens_dropped,
-            "open": run.open_tokens(),
+            "open": run.open_tokens() + run.tokens_training,
         },
         memory=memory,
         cost=cost,
@@ -122,13 +123,15 @@ def phases_of(job: Job, steps: list[Step], step_s: float) -> Phases:
 
 def band(job: Job, phases: Phases, step_s: float) -> tuple[float, float]:
     """The step's p5 and p95: parts vary by themselves, each by its share of the step."""
-    guessed = GUESSED_MEAN if job.answers.guessed else 0.0
-    generation = hypot(SPREAD["generation"], ASSUMED_LENGTHS if job.answers.assumed else 0.0, guessed)
+    measured = bool(job.anchor)  # with these very lengths
+    spread = MEASURED_SPREAD if measured else SPREAD
+    guessed = GUESSED_MEAN if job.answers.guessed and not measured else 0.0
+    generation = hypot(spread["generation"], ASSUMED_LENGTHS if job.answers.assumed and not measured else 0.0, guessed)
     parts = (
         (phases.exposed_generation_s, generation),
-        (phases.logprob_s + phases.ref_logprob_s + phases.training_s, hypot(SPREAD["learner"], guessed)),
-        (phases.weight_sync_s, SPREAD["refit"]),
-        (phases.other_s, SPREAD["other"]),
+        (phases.logprob_s + phases.ref_logprob_s + phases.training_s, hypot(spread["learner"], guessed)),
+        (phases.weight_sync_s, spread["refit"]),
+        (phases.other_s, spread["other"]),
     )
     sigma = sqrt(sum((seconds / step_s * spread) ** 2 for seconds, spread in parts))
     return step_s * exp(-Z90 * sigma), step_s * exp(Z90 * sigma)
@@ -182,6 +185,7 @@ def spec_of(job: Job) -> dict[str, Any]:
         "partial": job.rules.partial,
         "prompts": job.rules.groups,
         "samples": job.rules.samples,
+        "anchor": job.anchor or "none",
         "optimizer_steps": -(-job.rules.groups * job.rules.samples // job.train_batch),
     }
 
@@ -224,7 +228,6 @@ def lanes_of(job: Job, steps: list[Step]) -> tuple[Lane, ...]:
     for step in steps[:4]:
         generating.append(("generation", step.begun_s, step.complete_s))
         at = step.trained_s - step.passes.total_s
-        training.append(("waiting", step.begin_s, step.ready_s))
         training.append(("data, rewards", step.ready_s, at))
         for name, seconds in (
             ("old log-probs", step.passes.old_logprob_s),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from windtunnel.questions.rl import Rl
+from windtunnel.studies.rl.anchor import anchor_of, anchor_on, anchored, read_log
 from windtunnel.studies.rl.job import Job, run_of, settled
 from windtunnel.studies.rl.reading import infeasible, memory_of, read_run
 from windtunnel.studies.rl.result import RlResult
@@ -12,7 +15,15 @@ STEPS, MOST_SAMPLES = 3, 24_000  # measured steps; samples after which fewer are
 
 def answer(question: Rl) -> RlResult:
     """How long a step is. Raises UserError."""
-    return answered(settled(question))
+    job = settled(question)
+    beside = job.question.beside
+    if beside.anchor is not None:
+        return answered(anchored(job, anchor_of(beside.anchor)))
+    if beside.log is None:
+        return answered(job)
+    logged = read_log(Path(beside.log))
+    first = answered(job, it_ran=True)
+    return answered(anchored(job, anchor_on(logged, first.phases, first.step_time_s)), it_ran=True)
 
 
 def answered(job: Job, *, it_ran: bool = False) -> RlResult:

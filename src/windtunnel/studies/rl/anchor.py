@@ -1,0 +1,116 @@
+"""A prediction anchored on measured phases: of a framework's own log, or as an anchor that was found before.
+
+    generation, learner    measured over predicted seconds, a factor each
+    refit, between         measured seconds: weights; what is left of the step
+
+Phases are medians over the logged steps, the first apart where there are more than two. An anchor found for one layout
+holds for another of the same framework, release and machines: `--anchor` takes what the answer prints.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.bytes import read_text
+from windtunnel.studies.rl.job import Job
+from windtunnel.studies.rl.result import Phases
+
+# By phase: its names in logs of verl, NeMo RL, SkyRL, slime and prime-rl.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "step": (
+        *("timing_s/step", "total step time", "timing/train/total_step_time", "timing/step", "perf/step_time"),
+        "time/step",
+    ),
+    "generation": ("timing_s/gen", "generation", "timing/train/generation", "timing/generate", "perf/rollout_time"),
+    "logprob": (
+        *("timing_s/old_log_prob", "policy_and_reference_logprobs", "timing/train/policy_and_reference_logprobs"),
+        *("timing/fwd_logprobs_values_reward", "perf/log_probs_time"),
+    ),
+    "reference": ("timing_s/ref", "perf/ref_log_probs_time"),
+    "training": (
+        *("timing_s/update_actor", "policy_training", "timing/train/policy_training", "timing/policy_train"),
+        *("timing/train_critic_and_policy", "perf/actor_train_time", "time/forward_backward"),
+    ),
+    "refit": (
+        *("timing_s/update_weights", "weight_sync", "timing/train/weight_sync", "timing/sync_weights"),
+        *("perf/update_weights_time", "time/broadcast_weights"),
+    ),
+}
+NUMBER = r"[\"']?\s*[:=]\s*(?:np\.float64\()?(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
+WORDS = ("generation", "learner", "refit", "between")
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What was measured, as factors and seconds; None where it was not."""
+
+    generation: float | None = None
+    learner: float | None = None
+    refit_s: float | None = None
+    between_s: float | None = None
+
+    @property
+    def words(self) -> str:
+        """As `--anchor` takes it."""
+        given = zip(WORDS, (self.generation, self.learner, self.refit_s, self.between_s), strict=True)
+        return ",".join(f"{name}={value:.4g}" for name, value in given if value is not None)
+
+
+def anchor_of(text: str) -> Anchor:
+    """Of `generation=1.2,learner=0.9,refit=3,between=2`. Raises SpecError."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name.strip() not in WORDS or not re.fullmatch(r"\s*\d+(\.\d*)?(e[-+]?\d+)?\s*", value):
+            raise SpecError("anchor", part, f"use {', '.join(f'{word}=' for word in WORDS)} and numbers")
+        found[name.strip()] = float(value)
+    return Anchor(found.get("generation"), found.get("learner"), found.get("refit"), found.get("between"))
+
+
+def read_log(path: Path) -> dict[str, float]:
+    """Seconds by phase. Raises InputFileError where the log has none."""
+    text = read_text(path, "give the log of a run")
+    found = {}
+    for phase, names in NAMES.items():
+        for name in names:
+            pattern = rf"(?<![\w/]){re.escape(name)}{NUMBER}"
+            values = [float(value) for value in re.findall(pattern, text, re.IGNORECASE)]
+            if values:
+                found[phase] = statistics.median(values[1:] if len(values) > 2 else values)
+                break
+    if not found:
+        raise InputFileError(path, "holds no phase of a step", "give a log with timing_s/gen, timing/step or the like")
+    return found
+
+
+def anchor_on(logged: Mapping[str, float], predicted: Phases, step_s: float) -> Anchor:
+    """The anchor that makes a prediction what was logged."""
+    learner_s = predicted.logprob_s + predicted.ref_logprob_s + predicted.training_s
+    measured = [logged[name] for name in ("logprob", "reference", "training") if name in logged]
+    hidden = predicted.exposed_generation_s < 0.95 * predicted.generation_s  # pools overlap: a log has the wait alone
+    generation = None if hidden or "generation" not in logged else logged["generation"] / predicted.generation_s
+    learner = sum(measured) / learner_s if "training" in logged else None
+    between = None
+    if generation is not None and learner is not None and "step" in logged:
+        refit_s = logged.get("refit", predicted.weight_sync_s)
+        between = max(0.0, logged["step"] - logged["generation"] - sum(measured) - refit_s)
+    if generation is None and learner is None and "step" in logged:
+        generation = learner = logged["step"] / step_s
+    return Anchor(generation, learner, logged.get("refit"), between)
+
+
+def anchored(job: Job, anchor: Anchor) -> Job:
+    """The job with what was measured in it."""
+    habits = replace(job.habits, generation_factor=job.habits.generation_factor * (anchor.generation or 1.0))
+    trainer = replace(job.trainer, factor=job.trainer.factor * (anchor.learner or 1.0), _known={})
+    times = replace(
+        job.times,
+        refit_s=job.times.refit_s if anchor.refit_s is None else anchor.refit_s,
+        between_s=job.times.between_s if anchor.between_s is None else anchor.between_s,
+    )
+    return replace(job, habits=habits, trainer=trainer, times=times, anchor=anchor.words)

@@ -1,0 +1,216 @@
+"""Short excerpts in the words of eight frameworks: the settings are theirs, the files are ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.questions.question import read_part
+from windtunnel.questions.rl import Rl
+from windtunnel.studies.rl.configs.question import catalogued, read_config
+from windtunnel.studies.rl.configs.settings import read_settings
+from windtunnel.studies.rl.job import with_config
+
+VERL = """
+n_resp=8
+max_response_length=$((1024 * 4))
+python3 -m verl.trainer.main_ppo \\
+    data.train_batch_size=${BSZ:-96} \\
+    data.max_response_length=${max_response_length} \\
+    actor_rollout_ref.model.path=/models/Qwen2-7B-Instruct \\
+    actor_rollout_ref.rollout.n=$n_resp \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=32 \\
+    actor_rollout_ref.actor.use_dynamic_bsz=True \\
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$(((max_response_length + 1024) * 2)) \\
+    +actor_rollout_ref.rollout.surprise=7 \\
+    trainer.project_name=ours $@
+"""
+NEMO_BASE = """
+grpo:
+  num_prompts_per_step: 32
+  num_generations_per_prompt: 16
+  async_grpo: {enabled: false, max_trajectory_age_steps: 1}
+policy:
+  model_name: Qwen/Qwen3-32B
+  train_global_batch_size: 512
+  train_micro_batch_size: 2
+  max_total_sequence_length: 4096
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 4, pipeline_model_parallel_size: 2}
+  sequence_packing:
+    enabled: true
+    train_mb_tokens: ${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}
+  generation: {backend: vllm, colocated: {enabled: true}, vllm_cfg: {tensor_parallel_size: 4}}
+loss_fn: {reference_policy_kl_penalty: 0.01}
+cluster: {num_nodes: 4, gpus_per_node: 8}
+"""
+NEMO = """
+defaults: base.yaml
+grpo: {async_grpo: {enabled: true}}
+policy: {generation: {colocated: {enabled: false, resources: {num_nodes: 1, gpus_per_node: 8}}}}
+"""
+SLIME = """
+ARGS=(
+   --hf-checkpoint /root/Qwen3-30B-A3B
+   --rollout-batch-size 32   # prompts
+   --n-samples-per-prompt 8
+   --rollout-max-response-len 8192
+   --global-batch-size 256
+   --use-dynamic-batch-size
+   --max-tokens-per-gpu 20480
+   --expert-model-parallel-size 8
+   --rollout-num-gpus-per-engine 4
+   --use-kl-loss
+   --colocate
+   --our-own-flag 3
+)
+"""
+OPENRLHF = """
+python3 -m openrlhf.cli.train_ppo_ray \\
+   --actor.model_name_or_path OpenRLHF/Llama-3-8b-sft-mixture --rollout.batch_size 128 --train.batch_size 256 \\
+   --rollout.n_samples_per_prompt 8 --rollout.max_new_tokens 1024 --vllm.num_engines 4 --vllm.tensor_parallel_size 2 \\
+   --actor.num_nodes 1 --actor.num_gpus_per_node 8 --algo.kl.init_coef 1e-3
+"""
+AREAL = """
+rollout: {backend: "sglang:d4p1t2", max_head_offpolicyness: 2}
+gconfig: {n_samples: 4, max_new_tokens: 1024}
+actor: {backend: "fsdp:d8", path: meta-llama/Llama-3.1-8B, ppo_n_minibatches: 4, kl_ctl: 0.0}
+train_dataset: {batch_size: 64}
+"""
+SKYRL = """
+: "${MAX_STALENESS_STEPS:=4}"
+uv run -m main trainer.policy.model.path="Qwen/Qwen2.5-32B-Instruct" trainer.train_batch_size=32 \\
+  trainer.policy_mini_batch_size=16 generator.n_samples_per_prompt=5 \\
+  generator.sampling_params.max_generate_length=1024 \\
+  trainer.placement.colocate_all=false trainer.placement.policy_num_gpus_per_node=8 \\
+  generator.inference_engine.num_engines=2 generator.inference_engine.tensor_parallel_size=4 \\
+  trainer.fully_async.max_staleness_steps=${MAX_STALENESS_STEPS}
+"""
+PRIME = """
+seq_len = 32768
+[model]
+name = "Qwen/Qwen3-30B-A3B-Thinking-2507"
+[deployment]
+num_train_nodes = 2
+num_infer_nodes = 1
+[trainer.model]
+ep = 8
+[orchestrator]
+batch_size = 512
+group_size = 16
+max_off_policy_steps = 8
+[orchestrator.train.sampling]
+max_completion_tokens = 16384
+[inference.vllm]
+tensor_parallel_size = 8
+"""
+TRL = """
+model_name_or_path: Qwen/Qwen2.5-7B
+num_generations: 8
+max_completion_length: 512
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+beta: 0.0
+"""
+
+
+def _data(tmp_path: Path, name: str, text: str) -> dict[str, object]:
+    (tmp_path / name).write_text(text)
+    return dict(read_config(str(tmp_path / name)).data)
+
+
+def test_verl_multiplies_its_mini_batch_by_the_samples_and_names_what_it_does_not_know(tmp_path: Path) -> None:
+    data = _data(tmp_path, "run.sh", VERL)
+    assert data["framework"] == "verl"
+    assert (data["model"], data["prompts"], data["samples"], data["lengths"]) == ("qwen2-7b", 96, 8, "cap=4096")
+    assert data["learner"] == {"train_batch": 256, "row_tokens": 10240}
+    assert data["rollout"] == {"engine": "vllm", "gen_tp": 2}
+    assert read_config(str(tmp_path / "run.sh")).unknown == ("actor_rollout_ref.rollout.surprise",)
+
+
+def test_nemo_inherits_and_works_out_references(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(NEMO_BASE)
+    assert read_settings(tmp_path / "base.yaml")["policy.sequence_packing.train_mb_tokens"] == 8192
+    data = _data(tmp_path, "async.yaml", NEMO)
+    assert (data["generate"], data["train"], data["async_steps"]) == (8, 24, 1)
+    learner = data["learner"]
+    assert isinstance(learner, dict)
+    assert (learner["tp"], learner["pp"], learner["row_tokens"], learner["reference"]) == (4, 2, 8192, "yes")
+    assert "generate" not in _data(tmp_path, "base.yaml", NEMO_BASE)
+
+
+def test_flags_of_slime(tmp_path: Path) -> None:
+    data = _data(tmp_path, "run.sh", SLIME)
+    assert (data["model"], data["prompts"], data["samples"]) == ("qwen3-30b-a3b", 32, 8)
+    assert data["learner"] == {"train_batch": 256, "row_tokens": 20480, "ep": 8, "reference": "yes"}
+    assert read_config(str(tmp_path / "run.sh")).unknown == ("our_own_flag",)
+
+
+def test_flags_of_openrlhf(tmp_path: Path) -> None:
+    data = _data(tmp_path, "run.sh", OPENRLHF)
+    assert (data["model"], data["prompts"], data["generate"], data["train"]) == ("llama-3-8b", 128, 8, 8)
+    assert data["learner"] == {"train_batch": 256, "reference": "yes"}
+
+
+def test_backends_of_areal(tmp_path: Path) -> None:
+    data = _data(tmp_path, "grpo.yaml", AREAL)
+    assert (data["generate"], data["train"], data["async_steps"]) == (8, 8, 2)
+    rollout, learner = data["rollout"], data["learner"]
+    assert isinstance(rollout, dict)
+    assert isinstance(learner, dict)
+    assert (rollout["gen_tp"], rollout["engine"], learner["trainer"], learner["train_batch"]) == (
+        2,
+        "sglang",
+        "fsdp",
+        64,
+    )
+
+
+def test_settings_of_skyrl(tmp_path: Path) -> None:
+    data = _data(tmp_path, "run.sh", SKYRL)
+    assert (data["model"], data["generate"], data["train"], data["async_steps"]) == ("qwen2.5-32b", 8, 8, 4)
+    assert data["learner"] == {"train_batch": 80}
+
+
+def test_batches_of_prime_rl_count_samples(tmp_path: Path) -> None:
+    data = _data(tmp_path, "rl.toml", PRIME)
+    assert (data["prompts"], data["samples"], data["generate"], data["train"]) == (32, 16, 8, 16)
+    assert (data["lengths"], data["async_steps"]) == ("cap=16384", 8)
+
+
+def test_a_batch_of_trl_follows_from_the_cluster(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text(TRL)
+    question = read_part(Rl, {"config": str(tmp_path / "grpo.yaml"), "cluster": "h100-sxm:8"})
+    found, imported = with_config(question)
+    assert imported is not None
+    assert (found.prompts, found.samples, found.framework) == (8, 8, "trl")
+
+
+def test_what_is_said_wins_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(VERL)
+    asked = {"config": str(tmp_path / "run.sh"), "cluster": "h100-sxm:8", "prompts": 64, "rollout": {"gen_tp": 4}}
+    found, _ = with_config(read_part(Rl, asked))
+    assert (found.prompts, found.samples, found.rollout.gen_tp, found.rollout.engine) == (64, 8, 4, "vllm")
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("some: thing\n")
+    with pytest.raises(InputFileError, match="no framework"):
+        read_config(str(tmp_path / "a.yaml"))
+    (tmp_path / "b.sh").write_text("echo hello\n")
+    with pytest.raises(InputFileError, match="no setting"):
+        read_config(str(tmp_path / "b.sh"))
+    (tmp_path / "c.sh").write_text(SLIME.replace("Qwen3-30B-A3B", "our-model"))
+    with pytest.raises(SpecError, match="not in the catalogue"):
+        with_config(read_part(Rl, {"config": str(tmp_path / "c.sh"), "cluster": "h100-sxm:8"}))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("Qwen/Qwen3-30B-A3B-Thinking-2507", "qwen3-30b-a3b"), ("/root/Qwen3-8B/", "qwen3-8b"), ("none/such", "")],
+)
+def test_models_by_their_paths(path: str, name: str) -> None:
+    assert catalogued(path) == name

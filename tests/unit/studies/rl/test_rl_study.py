@@ -1,0 +1,170 @@
+"""The question from settling to reading: lengths, packing, habits, memory, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel.errors import LayoutError, SpecError, UnknownNameError
+from windtunnel.faces.cli.app import main
+from windtunnel.questions.question import read, read_part
+from windtunnel.questions.rl import Rl, RlPlan
+from windtunnel.studies.rl.habits import framework_names, load_habits
+from windtunnel.studies.rl.learner import packed
+from windtunnel.studies.rl.lengths import answers_of
+from windtunnel.studies.rl.plan import search
+from windtunnel.studies.rl.result import RlResult
+from windtunnel.studies.rl.study import answer
+
+SMALL: dict[str, Any] = {
+    "model": "llama-3.2-1b",
+    "cluster": "h100-sxm:8",
+    "framework": "nemo-rl-0.6",
+    "prompts": 16,
+    "samples": 4,
+    "lengths": "mean=200,cap=600",
+    "learner": {"tp": 1, "pp": 1},
+    "rollout": {"gen_tp": 1},
+}
+
+
+def asked(**changes: Any) -> RlResult:
+    """The small job with changes."""
+    return answer(read_part(Rl, SMALL | changes))
+
+
+def test_phases_add_up_to_the_step_and_the_band_holds_it() -> None:
+    found = asked()
+    phases = found.phases
+    parts = phases.exposed_generation_s + phases.logprob_s + phases.ref_logprob_s + phases.training_s
+    assert parts + phases.weight_sync_s + phases.other_s == pytest.approx(found.step_time_s)
+    assert found.p5_s < found.step_time_s < found.p95_s
+    assert phases.exposed_generation_s == pytest.approx(phases.generation_s)  # in turn, nothing is hidden
+    tokens = found.tokens
+    assert tokens["begun"] == tokens["trained"] + tokens["dropped"] + tokens["open"]
+
+
+def test_pools_apart_overlap() -> None:
+    found = asked(generate=4, train=4, async_steps=1)
+    assert found.staleness["most"] == found.staleness["bound"] == 1
+    assert found.phases.exposed_generation_s < found.phases.generation_s
+    assert found.step_time_s <= asked(generate=4, train=4).step_time_s
+
+
+def test_passes_follow_the_question_and_the_framework() -> None:
+    plain = asked()
+    assert plain.phases.logprob_s == 0.0  # one optimizer step: on policy in this release
+    assert asked(framework="nemo-rl-0.5").phases.logprob_s > 0.0
+    off_policy = SMALL["learner"] | {"train_batch": 16}
+    assert asked(learner=off_policy).phases.logprob_s > 0.0
+    assert asked(learner=SMALL["learner"] | {"reference": "no"}).phases.ref_logprob_s == 0.0
+
+
+def test_a_measured_rate_of_weight_updates_is_taken() -> None:
+    slow, fast = (asked(beside={"refit_rate": rate}).phases.weight_sync_s for rate in ("1GB/s", "10GB/s"))
+    assert slow - 1.0 == pytest.approx(10 * (fast - 1.0))
+
+
+def test_judges_rewards_tools_and_filters_take_their_time() -> None:
+    plain = asked().phases.generation_s
+    assert asked(beside={"reward": 5.0}).phases.generation_s == pytest.approx(plain + 5.0, rel=0.01)
+    queue = asked(beside={"reward": 0.5, "reward_workers": 2}).phases.generation_s
+    assert queue >= 64 * 0.5 / 2
+    tools = SMALL["rollout"] | {"turns": 4, "tool_wait": 2.0}
+    assert asked(rollout=tools).phases.generation_s > plain + 4.0
+    judged = asked(beside={"judge": "llama-3.1-8b", "judge_gpus": 1})
+    assert judged.phases.generation_s > plain
+    assert judged.spec["gpus"] == 9
+    filtered = asked(beside={"useful": 0.5})
+    assert filtered.tokens["dropped"] > 0
+    assert filtered.phases.generation_s > plain
+
+
+def test_hybrid_trainers_help_to_generate() -> None:
+    apart: dict[str, Any] = {"generate": 1, "train": 4, "async_steps": 1, "partial": True, "prompts": 128, "samples": 8}
+    apart |= {"lengths": "mean=550,cap=600", "beside": {"refit_rate": "100GB/s"}}
+    assert asked(**apart, hybrid=True).step_time_s < asked(**apart).step_time_s
+
+
+def test_memory_that_does_not_do_is_an_answer_with_its_reason() -> None:
+    found = asked(model="llama-3.1-8b", cluster="h100-sxm:1", lengths="mean=200,cap=600")
+    assert not found.feasible
+    assert "training needs" in found.reason
+    assert found.memory["training"].needed_bytes > found.memory["training"].capacity_bytes
+    with pytest.raises(LayoutError, match="leaves no room for a cache"):
+        asked(model="llama-3.1-70b")
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(SpecError, match="generate"):
+        asked(generate=4)
+    with pytest.raises(SpecError, match="async_steps"):
+        asked(async_steps=1)
+    with pytest.raises(SpecError, match="lengths"):
+        asked(lengths="mean=900,cap=600")
+    with pytest.raises(UnknownNameError):
+        asked(framework="unheard-of")
+    with pytest.raises(SpecError, match="config"):
+        read({"question": "rl", "cluster": "h100-sxm:8"})
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_every_framework_has_habits_with_a_rate(name: str) -> None:
+    habits = load_habits(name)
+    assert 1e9 <= habits.refit_apart_bytes_per_s <= 1e12
+    assert habits.engine.split("-")[0] in ("vllm", "sglang")
+
+
+def test_capped_lengths_have_the_mean_that_was_asked_for(tmp_path: Path) -> None:
+    lengths = answers_of("mean=3000,cap=4096,sd=0.8").batch(2000, 8, 1)
+    assert lengths.mean() == pytest.approx(3000, rel=0.02)
+    assert lengths.max() == 4096
+    (tmp_path / "a.jsonl").write_text('{"response_length": 10}\n{"response_length": 30}\n')
+    seen = answers_of(str(tmp_path / "a.jsonl"))
+    assert (seen.mean, seen.cap) == (20.0, 30)
+    assert set(seen.batch(10, 10, 0).tolist()) == {10, 30}
+    (tmp_path / "a.csv").write_text("id,response_length\n1,5\n2,7\n")
+    assert answers_of(str(tmp_path / "a.csv")).mean == 6.0
+
+
+def test_rows_hold_all_tokens_and_no_rank_has_more_micro_batches() -> None:
+    tokens = answers_of("mean=900,cap=2000").batch(64, 4, 3)
+    for dp in (1, 4, 16):
+        rows = packed(tokens, 2000, dp, 8)
+        assert rows.row_tokens * rows.micro_batches * dp >= tokens.sum()
+        assert rows.imbalance >= 1.0
+        assert rows.fill <= 1.0
+        assert rows.row_tokens % 8 == 0
+    alone = packed(np.array([100]), 2000, 8, 2)
+    assert (alone.micro_batches, alone.document_tokens) == (1, 128)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_plan_is_what_trying_everything_finds(seed: int) -> None:
+    changes = {"cluster": "h100-sxm:4", "prompts": 8, "async_steps": [0, 1, 2][seed], "seed": seed}
+    question = read_part(RlPlan, SMALL | changes)
+    proved, everything = search(question, prove=True), search(question, prove=False)
+    assert proved.best.step_time_s == everything.best.step_time_s
+    assert all(one.step_s is None or one.bound_s <= one.step_s for one in everything.tried)
+    assert len(proved.tried) + proved.refused == len(everything.tried) + everything.refused
+    assert "simulated" in proved.proof
+
+
+def test_the_commands_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["llama-3.2-1b", "--cluster", "h100-sxm:8", "--framework", "nemo-rl", "--prompts", "8", "--samples", "2"]
+    words += ["--lengths", "mean=100,cap=200", "--gen-tp", "1", "--tp", "1", "--price", "2"]
+    assert main(["rl", *words, "--report", str(tmp_path / "a.html")]) == 0
+    assert "A step takes" in capsys.readouterr().out
+    assert (tmp_path / "a.html").stat().st_size > 1000
+    assert main(["rl", *words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for key in ("step_time_s", "p5_s", "p95_s", "phases", "idle_share", "staleness", "tokens_per_s_per_gpu", "memory"):
+        assert key in document
+    assert document["study"] == "rl"
+    assert main(["rl", "plan", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["step_time_s"] > 0
+    assert main(["rl", "llama-3.2-1b", "--cluster", "h100-sxm:8"]) == 2
