@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from windtunnel.evidence.accuracy import run_validation
     from windtunnel.faces.report.comparison.compare import compare
+    from windtunnel.faces.report.plans import plans_html
     from windtunnel.faces.report.prediction.views import notebook_html, write_report
     from windtunnel.faces.report.run_folder import load as load_result
     from windtunnel.faces.report.run_folder import save as save_result
@@ -84,6 +85,7 @@ _HOME = {
     "op_table": ("studies.training.op_table", "op_table"),
     "parse_cluster": ("physics.hardware", "parse_cluster"),
     "plan": ("studies.planning.plan", "plan"),
+    "plans_html": ("faces.report.plans", "plans_html"),
     "predict": ("studies.training.predict", "predict"),
     "predict_captured": ("studies.programs.predict", "predict_captured"),
     "predict_with": ("studies.techniques", "predict_with"),
@@ -126,6 +128,7 @@ __all__ = [
     "op_table",
     "parse_cluster",
     "plan",
+    "plans_html",
     "predict",
     "predict_captured",
     "predict_with",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import STRICT, About
 from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import Plan
+from windtunnel.questions.plan import OpenPlan, open_plan
 from windtunnel.questions.predict import PLAN_FILE
 
 
@@ -20,7 +20,7 @@ class Check:
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[ModelPart, About("The launch file, the name of a shipped model, or a config.json.")]
     cluster: Annotated[ClusterPart, About("GPU and count, e.g. h100-sxm:512, or a cluster file in YAML.")]
-    plan: Annotated[Plan, About(PLAN_FILE, inside=True)]
+    plan: Annotated[OpenPlan, About(PLAN_FILE, inside=True)] = field(default_factory=open_plan)
     fail_if: Annotated[
         str,
         About(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About
 from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import Plan
+from windtunnel.questions.plan import OpenPlan, open_plan
 from windtunnel.questions.predict import PLAN_FILE
 
 
@@ -24,7 +24,7 @@ class Diagnose:
         About("The launch file that the job was started with, the name of a shipped model, or a config.json."),
     ]
     cluster: Annotated[ClusterPart, About("GPU and count, e.g. h100-sxm:512, or a cluster file in YAML.")]
-    plan: Annotated[Plan, About(PLAN_FILE, inside=True)]
+    plan: Annotated[OpenPlan, About(PLAN_FILE, inside=True)] = field(default_factory=open_plan)
     measured: Annotated[float | None, About("Step time that was measured, e.g. 11.0s.", unit="time", least=1e-9)] = None
     log: Annotated[
         tuple[str, ...],
