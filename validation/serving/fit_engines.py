@@ -1,9 +1,9 @@
 """Fit an engine's few constants on measured deployments, and say how they do on families they were not fitted on.
 
-    python validation/serving/fit_engines.py TABLE... --engine sglang [--gpu mi300x] [--mode agg] [--rows 14] [--rounds 2]
+    python validation/serving/fit_engines.py TABLE... --engine sglang [--gpu mi300x] [--mode agg] [--rows 14]
 
-A cell is (engine, release as its profile reads it, GPU); a family of it (model, mode, precision, layout, lengths). Runs of
-one deployment on many days count once, by their median. Constants, all beside the priced kernels:
+A cell is (engine, release as its profile reads it, GPU); a family of it (model, mode, precision, layout, lengths).
+Runs of one deployment on many days count once, by their median. Constants, all beside the priced kernels:
 
     decode_factor    dense products and small kernels of decode steps
     expert_factor    routed experts of decode steps
@@ -11,8 +11,8 @@ one deployment on many days count once, by their median. Constants, all beside t
     layer_gap_s      per layer
     first_token_s    from the client to the queue and back
 
-Gauss-Newton on log(predicted / measured) of TPOT and TTFT, Huber weights, a prior at what the profile has. A family is left
-out on the linear form of the last round. Prints what to write under `by_gpu` of the release.
+Gauss-Newton on log(predicted / measured) of TPOT and TTFT, Huber weights, a prior at what the profile has. A family is
+left out on the linear form of the last round. Prints what to write under `by_gpu` of the release.
 """
 
 from __future__ import annotations

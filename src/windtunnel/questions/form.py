@@ -36,7 +36,8 @@ class Input:
     def label(self) -> str:
         """What it is called: the last word of its path, or of the part that it names or chooses."""
         outer, _, last = self.name.rpartition(".")
-        return (outer.rpartition(".")[2] if last in ("base", "kind") else last).replace("_", " ")
+        named = outer.rpartition(".")[2] if last in ("base", "kind") else last
+        return ("kind of " * (last == "kind") + named).replace("_", " ")
 
     @property
     def chooser(self) -> str:
@@ -48,6 +49,11 @@ def inputs(verb: str, question: Any = None) -> Iterator[Input]:
     """The fields of a verb's form, filled with what a question states."""
     data = {} if question is None else plain(question)
     yield from _inputs(question_class(verb), data, "", ())
+
+
+def inputs_of(part: type) -> Iterator[Input]:
+    """The fields of a part's form, empty."""
+    yield from _inputs(part, {}, "", ())
 
 
 def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, ...]) -> Iterator[Input]:
@@ -132,7 +138,7 @@ def of_form(verb: str, texts: Mapping[str, str]) -> Any:
         *outer, last = name.split(".")
         for part in outer:
             inside = inside.setdefault(part, {})
-        inside[last] = _value(field, text)
+        inside[last] = value_of(field, text)
     return read(data)
 
 
@@ -145,13 +151,16 @@ def _union_of(known: Mapping[str, Input], field: Input) -> str:
     return ""
 
 
-def _value(field: Input, text: str) -> Any:
+def value_of(field: Input, text: str) -> Any:
+    """A text of a form as plain data; what is no value of the field's kind stays text, which the reader refuses."""
     if field.kind == "switch":
         return {ON: True, OFF: False}.get(text, text)
     if field.kind == "lines" and not text.startswith("["):
         return [line.strip() for line in text.splitlines() if line.strip()]
     if field.kind == "number":
-        text = text.replace(",", "")
+        text = text.replace(",", "").replace("_", "")
+    if field.kind == "data" and set(text) <= set("0123456789, "):
+        text = f"[{text}]"
     if field.kind in ("number", "data", "lines"):
         try:
             return json.loads(text)

@@ -41,8 +41,9 @@ def renamed(verb: str, words: Sequence[str]) -> list[str]:
     """The words of a verb with the names that flags have today. Raises SpecError on one that went elsewhere."""
     names, gone = RENAMED.get(verb, {}), GONE.get(verb, {})
     for word in words:
-        if word.partition("=")[0] in gone:
-            raise SpecError(word.partition("=")[0], "given", gone[word.partition("=")[0]])
+        name = word.partition("=")[0]
+        if name in gone:
+            raise UserError(f"{name}: {gone[name]}")
     parts = [(word, *word.partition("=")) for word in words]
     return [names[name] + equals + value if name in names else word for word, name, equals, value in parts]
 

@@ -39,6 +39,9 @@ class Search:
     pareto: Annotated[bool, About("Also the plans that are best for some other taste.", rare=True)] = False
     price: Annotated[float | None, About("Price of one GPU for an hour, in any currency.", least=0)] = None
     slow: Annotated[tuple[str, ...], About("A disturbance that plans are ranked under, as in predict.", rare=True)] = ()
+    head_room: Annotated[
+        float, About("Share of a device's memory that plans leave free (.03).", least=0.0, most=0.9, rare=True)
+    ] = 0.03
     mtbf: Annotated[
         float | None, About("Mean time between failures of the whole job, e.g. 6h.", unit="time", rare=True)
     ] = None

@@ -52,6 +52,7 @@ def plans(
             price_per_gpu_hour=question.price,
             slow=question.slow,
             mtbf_s=question.mtbf,
+            head_room=question.head_room,
             techniques=question.technique,
             named=(question.model, question.cluster),
             told=told,

@@ -21,7 +21,7 @@ from windtunnel.faces.report.draw.page import body_of, page_of, page_template
 from windtunnel.faces.report.plans import plans_document
 from windtunnel.faces.report.prediction.views import advice_views, prediction_document
 from windtunnel.faces.report.run_list import RunList, told_apart
-from windtunnel.faces.ui.form import FIRST, SECOND, START, Asked, asked_of, plan_fields
+from windtunnel.faces.ui.form import FIRST, SECOND, SLIDERS, START, Asked, asked_of, plan_fields
 from windtunnel.faces.ui.jobs import VERBS, JobList
 from windtunnel.faces.ui.swept import address_of, shown
 from windtunnel.faces.ui.variations import VARIED, points
@@ -76,6 +76,8 @@ class Page:
             title="Ask",
             here="ask",
             values=filled,
+            labels=VARIED,
+            sliders=SLIDERS,
             models=[*catalogue_names(), *(name for name in self.jobs.files() if name.endswith(".json"))],
             machines=[*gpu_names(), *cluster_names(), *(n for n in self.jobs.files() if n.endswith((".yaml", ".yml")))],
             first=[fields[name] for name in FIRST],
@@ -120,6 +122,7 @@ class Page:
     def search(self, values: Mapping[str, str]) -> str:
         """Begin a search for the best plan of a filled form's model on its cluster; the job's name."""
         asked = asked_of(values, self.jobs.uploads)
+        asked.question()  # says what is wrong before anything runs
         settled = asked.settled()
         words = [Path(asked.model).name, "--cluster", Path(asked.cluster).name]  # a dropped file by its name alone
         for name in SEARCH_KEEPS:
@@ -140,6 +143,8 @@ class Page:
             here="vary",
             values=filled,
             varied=VARIED,
+            labels=VARIED,
+            sliders=SLIDERS,
             fields=[plan_fields()[name] for name in VARIED if name in plan_fields()],
             vary=filled.get("vary", "tp"),
         )

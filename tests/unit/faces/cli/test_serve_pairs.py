@@ -122,6 +122,9 @@ WORK = (  # where a study begins what takes time
 )
 
 
+DRAWN = {"search", "real", "spot", "spot_policy", "notice"}  # their answers have a page, which they had not
+
+
 class AcceptedError(Exception):
     """The question came to the work of its study."""
 
@@ -158,6 +161,7 @@ def test_all_pairs_are_judged_as_they_were(folder: Path) -> None:
             error = None
         except (UserError, CycloptsError) as refused:
             error = str(refused)
-        if (before[first, second] == ".") != (error is None):
+        drawn = error is None and {first, second} & DRAWN and {first, second} & {"report"}
+        if (before[first, second] == ".") != (error is None) and not drawn:
             differ.append((first, second, before[first, second], error))
     assert differ == []

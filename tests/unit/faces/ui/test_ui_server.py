@@ -80,7 +80,7 @@ def test_every_field_of_a_plan_is_in_the_form_and_read_back(client: TestClient) 
         assert f'name="{name}"' in page
     given = {"tp": "4", "layers_per_stage": "7,8", "overlap_tp": "off", "offload_optimizer": "0.5", "schedule": "1f1b"}
     assert plan_of(given) == {
-        "tp": 4, "layers_per_stage": (7, 8), "overlap_tp": False, "offload_optimizer": 0.5, "schedule": "1f1b",
+        "tp": 4, "layers_per_stage": [7, 8], "overlap_tp": False, "offload_optimizer": 0.5, "schedule": "1f1b",
     }  # fmt: skip
 
 
