@@ -10,7 +10,8 @@ from typing import Any
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_json
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.check import Check
+from windtunnel.questions.asked.check import Check
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer
 from windtunnel.questions.question import plain_part
 from windtunnel.questions.typed import plain_fields
