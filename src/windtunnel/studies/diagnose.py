@@ -100,6 +100,8 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
         run = run.with_seconds(float(result.tokens_per_step), sequences, result.n_gpus)
     traced = read_traced(question.trace) if question.trace else {}
     step_s, steady, said = _measured(question, run, traced)
+    if result.mfu * result.step_time_s > step_s:
+        said.append("more than 100 % of the GPUs' peak: is the unit right, and is it this job that was measured?")
     differs, said_of_plan = ([], []) if run is None else _differs(asked, result, run)
     expected = predicted_classes(result)
     waits_s = result.breakdown_ns.get(STRAGGLING, 0) / 1e9
