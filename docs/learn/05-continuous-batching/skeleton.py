@@ -56,7 +56,7 @@ def growth(decoding: Sequence[Request], block_size: int) -> int:
 def plan(running: Sequence[Request], waiting: Sequence[Request], free: int, rules: Rules) -> Plan:
     """The next step, as a pure decision: nothing is changed.
 
-    running: Admitted, in the order in which they were admitted; one that begins to decode moves to the end.
+    running: Admitted, in the order in which they were admitted.
     waiting: In the order of arrival; preempted ones at the head.
     free: Blocks that nobody holds.
     """

@@ -82,6 +82,15 @@ def test_a_coflow_that_needs_a_full_link_is_passed_over(lab: ModuleType) -> None
     assert [one.rate for one in coflow.flows] == [0.0, 0.0]
 
 
+def test_what_is_left_goes_first_to_those_that_were_passed_over(lab: ModuleType) -> None:
+    """The second needs out of 0, which is full. It still gets what the first leaves of out of 2."""
+    first = lab.Coflow(0.0, [lab.Flow(0, 1, 100.0), lab.Flow(2, 3, 10.0)])
+    second = lab.Coflow(0.0, [lab.Flow(0, 4, 100.0), lab.Flow(2, 4, 50.0)])
+    lab.share([first, second], PORTS, RATE)
+    assert [one.rate for one in first.flows] == pytest.approx([100.0, 10.0])
+    assert [one.rate for one in second.flows] == pytest.approx([0.0, 90.0])
+
+
 def test_filling_is_max_min_fair(lab: ModuleType) -> None:
     """Two flows out of port 0 get a half each; the one into port 2 shares what that leaves."""
     coflow = lab.Coflow(0.0, [lab.Flow(0, 1, 9.0), lab.Flow(0, 2, 9.0), lab.Flow(3, 2, 9.0), lab.Flow(4, 4, 0.0)])

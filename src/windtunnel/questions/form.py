@@ -9,7 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import kind_of, word_of
-from windtunnel.questions.question import Field, fields_of, plain, question_class, read
+from windtunnel.questions.fields import Field, fields_of
+from windtunnel.questions.reading import plain, read
+from windtunnel.questions.registry import question_class
 
 ON, OFF = "on", "off"
 Kind = Literal["number", "switch", "choice", "text", "lines", "data"]  # data: JSON, a list or a mapping

@@ -11,7 +11,8 @@ from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions import former
-from windtunnel.questions.question import QUESTIONS, question_class, read
+from windtunnel.questions.reading import read
+from windtunnel.questions.registry import QUESTIONS, question_class
 from windtunnel.questions.words import flag_fields, from_flags, positional_of, several_places
 
 RENAMED: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> flag of today

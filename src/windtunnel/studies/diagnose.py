@@ -12,11 +12,11 @@ from windtunnel.errors import UserError
 from windtunnel.files.document import to_yaml
 from windtunnel.physics.step.result import Result
 from windtunnel.physics.step.result_of import STRAGGLING
-from windtunnel.questions.diagnose import Diagnose
+from windtunnel.questions.asked.diagnose import Diagnose
+from windtunnel.questions.asked.plan import Plan, open_plan
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.questions.plan import Plan, open_plan
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.measured_run import MeasuredRun, Steady, read_run, steady_of
 from windtunnel.studies.measured_run.against import (
@@ -100,6 +100,8 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
         run = run.with_seconds(float(result.tokens_per_step), sequences, result.n_gpus)
     traced = read_traced(question.trace) if question.trace else {}
     step_s, steady, said = _measured(question, run, traced)
+    if result.mfu * result.step_time_s > step_s:
+        said.append("more than 100 % of the GPUs' peak: is the unit right, and is it this job that was measured?")
     differs, said_of_plan = ([], []) if run is None else _differs(asked, result, run)
     expected = predicted_classes(result)
     waits_s = result.breakdown_ns.get(STRAGGLING, 0) / 1e9

@@ -12,10 +12,10 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain, read
-from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import Plan, Script
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.words import command
 from windtunnel.studies.training import predict as step_of
 from windtunnel.studies.training.plan import read_plan

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import give, note, stdout, working
-from windtunnel.questions.calibrate import CalibrateCollectives, CalibrateDevice, CalibrateShow
+from windtunnel.questions.asked.calibrate import CalibrateCollectives, CalibrateDevice, CalibrateShow
 from windtunnel.units import format_many
 
 Place = Annotated[Path, Parameter(help="The file to write, or to add collectives to.")]

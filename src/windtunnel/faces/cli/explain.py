@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give, working
-from windtunnel.questions.explain import Explain
+from windtunnel.questions.asked.explain import Explain
 
 
 def explain_app(*, everything: bool = False) -> Callable[..., Any]:

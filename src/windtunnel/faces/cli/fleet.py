@@ -11,12 +11,12 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give, note, noted, working, wrote
 from windtunnel.files.write import check_writable, writing
-from windtunnel.questions.fleet import Fleet
-from windtunnel.questions.fleet_flows import FleetFlows
-from windtunnel.questions.fleet_lint import FleetLint
-from windtunnel.questions.fleet_live import FleetLive
-from windtunnel.questions.fleet_pack import FleetPack
-from windtunnel.questions.fleet_when import FleetWhen
+from windtunnel.questions.asked.fleet import Fleet
+from windtunnel.questions.asked.fleet_flows import FleetFlows
+from windtunnel.questions.asked.fleet_lint import FleetLint
+from windtunnel.questions.asked.fleet_live import FleetLive
+from windtunnel.questions.asked.fleet_pack import FleetPack
+from windtunnel.questions.asked.fleet_when import FleetWhen
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.study import FleetAnswer

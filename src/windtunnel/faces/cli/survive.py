@@ -11,8 +11,8 @@ from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import give, note, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.files.write import write_atomically
+from windtunnel.questions.asked.survive import Survive, SurviveSpot
 from windtunnel.questions.header import band_entry
-from windtunnel.questions.survive import Survive, SurviveSpot
 
 
 def survive_app(*, everything: bool = False) -> App:

@@ -16,11 +16,12 @@ from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.step.result import Result
+from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.asked.scenario import NAMES, Scenario
+from windtunnel.questions.changing import as_given, set_paths
 from windtunnel.questions.form import Input, inputs_of, value_of
-from windtunnel.questions.plan import Plan
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import as_given, plain_part, read, set_paths
-from windtunnel.questions.scenario import NAMES, Scenario
+from windtunnel.questions.reading import plain_part, read
 from windtunnel.questions.words import settings
 from windtunnel.units import parse_share
 

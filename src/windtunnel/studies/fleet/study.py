@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.fleet import ByFile, Failing, Fleet, Steady
-from windtunnel.questions.fleet_flows import FleetFlows
-from windtunnel.questions.fleet_lint import FleetLint
-from windtunnel.questions.fleet_live import FleetLive
-from windtunnel.questions.fleet_pack import FleetPack
-from windtunnel.questions.fleet_when import FleetWhen
+from windtunnel.questions.asked.fleet import ByFile, Failing, Fleet, Steady
+from windtunnel.questions.asked.fleet_flows import FleetFlows
+from windtunnel.questions.asked.fleet_lint import FleetLint
+from windtunnel.questions.asked.fleet_live import FleetLive
+from windtunnel.questions.asked.fleet_pack import FleetPack
+from windtunnel.questions.asked.fleet_when import FleetWhen
+from windtunnel.questions.asked.jobs import Scheduled, Simulated
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.questions.jobs import Scheduled, Simulated
 from windtunnel.questions.typed import check
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs

@@ -131,7 +131,7 @@ def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
     def differs(name: str) -> float:
         return median([one.get(name, 0.0) for one in mine]) - median([one.get(name, 0.0) for one in theirs])
 
-    constant = share >= CONSTANT and median(leads[rank]) > spread(leads[rank])
+    constant = share >= CONSTANT and median(leads[rank]) > 2.0 * spread(leads[rank])
     seconds = median(leads[rank]) if constant else sum(every) / len(every)
     return Lateness(rank, seconds, share, max(kinds, key=differs), constant)
 

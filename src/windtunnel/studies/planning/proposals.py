@@ -17,7 +17,7 @@ from windtunnel.errors import UserError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.physics.step.result import Advice, Result
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.reading import plain_part
 from windtunnel.studies.planning.advice import HEAD_ROOM
 from windtunnel.studies.planning.changes import PLAN, change_fields, flags_of
 from windtunnel.studies.planning.oracle import Layout, Plan, host_holds, laid_out, memory_bytes, read_plan, step_ns

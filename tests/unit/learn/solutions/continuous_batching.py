@@ -113,8 +113,6 @@ def serve(requests: Sequence[Request], rules: Rules, step_ns: Callable[[int], in
             one.computed += n
             if one.computed == one.known:
                 one.context = one.known
-                running.remove(one)
-                running.append(one)
                 sampled.append(one)
         for one in sampled:
             one.generated += 1

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.questions.about import STRICT, About
-from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import OpenPlan, open_plan
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import OpenPlan, open_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

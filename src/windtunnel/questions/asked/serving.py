@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About, OneOf
-from windtunnel.questions.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 
 Weights = Literal["bf16", "fp16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int8", "int4"]
 Router = Literal["round-robin", "least-loaded", "prefix-aware"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.questions.about import STRICT, About
-from windtunnel.questions.parts import ClusterPart
+from windtunnel.questions.asked.parts import ClusterPart
 
 Collective = Literal[
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce", "send-recv", "ep-dispatch",

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf
-from windtunnel.questions.serve import PRICE, SEED
-from windtunnel.questions.serving import (
+from windtunnel.questions.asked.serve import PRICE, SEED
+from windtunnel.questions.asked.serving import (
     LAYOUT,
     AsRecorded,
     Closed,

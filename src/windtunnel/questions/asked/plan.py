@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from windtunnel.questions.about import STRICT, About
-from windtunnel.questions.question import fields_of, plain_part
+from windtunnel.questions.fields import fields_of
+from windtunnel.questions.reading import plain_part
 
 Framework = Literal[
     "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About, OneOf
-from windtunnel.questions.parts import ClusterPart
-from windtunnel.questions.serve import PRICE, SEED
-from windtunnel.questions.serving import (
+from windtunnel.questions.asked.parts import ClusterPart
+from windtunnel.questions.asked.serve import PRICE, SEED
+from windtunnel.questions.asked.serving import (
     LAYOUT,
     LIMITS,
     Apart,

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About
-from windtunnel.questions.plan import OpenPlan, open_plan
+from windtunnel.questions.asked.plan import OpenPlan, open_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import STRICT, About, OneOf
-from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import Plan, Script
-from windtunnel.questions.scenario import Scenario
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.scenario import Scenario
 
 PLAN_FILE = (
     "Plan file in YAML, or the framework's own: torchtitan TOML, Megatron-Core arguments (.sh, .args),"
