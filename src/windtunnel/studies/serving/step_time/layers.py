@@ -158,14 +158,14 @@ class Layers:
     def _exchange(self, tokens: float, block: FeedForward) -> float:
         """Attention ranks with tokens of their own gather them before the experts and scatter the sums after.
 
-        Over more GPUs than one node has engines send a token only to the ranks that hold its experts (DeepEP, NVLink
-        one-sided all-to-all): of R ranks R (1 - (1 - 1 / R)^k) for k experts.
+        Over more GPUs than a node of eight, all on NVLink, engines send a token only to the ranks that hold its experts
+        (one-sided all-to-all): of R ranks R (1 - (1 - 1 / R)^k) for k experts.
         """
         ranks = self.deployment.tp * self.deployment.attn_dp
         if self.deployment.attn_dp == 1:
             return 0.0  # the sum after the experts is that of `_dense`
         whole = TWO_BYTES * tokens * self.model.hidden_size
-        if ranks > WIDE:
+        if WIDE < ranks <= self.kernels.cluster.gpus_in_domain:
             whole *= 1.0 - (1.0 - 1.0 / ranks) ** block.experts_per_token
         gathered = self.kernels.exchange_s("all_gather", whole / 2, ranks)  # quantised on the way there
         return gathered + self.kernels.exchange_s("reduce_scatter", whole, ranks)
