@@ -11,9 +11,8 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_json
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.check import Check
-from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.changes import PLAN
 from windtunnel.studies.predict import answer_at_first, of_launch_file

@@ -12,11 +12,11 @@ from windtunnel.errors import UserError
 from windtunnel.files.document import to_yaml
 from windtunnel.physics.step.result import Result
 from windtunnel.physics.step.result_of import STRAGGLING
-from windtunnel.questions.diagnose import Diagnose
+from windtunnel.questions.asked.diagnose import Diagnose
+from windtunnel.questions.asked.plan import Plan, open_plan
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.questions.plan import Plan, open_plan
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.measured_run import MeasuredRun, Steady, read_run, steady_of
 from windtunnel.studies.measured_run.against import (

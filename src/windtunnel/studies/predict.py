@@ -12,10 +12,10 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain, read
-from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import Plan, Script
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.words import command
 from windtunnel.studies.training import predict as step_of
 from windtunnel.studies.training.plan import read_plan
@@ -99,7 +99,12 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
     stated: Mapping[str, Any] = {}
     if Path(model.base).is_file() and is_native(model.base):
         stated = read_native(model.base, cluster_of(cluster).n_gpus).fields
-    plan = read_plan({**stated, **fields})
+    both = {**stated, **fields}
+    for name in ("global_batch", "seq_len"):
+        if name not in both:
+            remedy = f"add --{name.replace('_', '-')} N, or name the launch file that says it"
+            raise SpecError(name, None, remedy)
+    plan = read_plan(both)
     found: Predict = read(plain(Predict(model=model, cluster=cluster, plan=plan)))
     return found
 

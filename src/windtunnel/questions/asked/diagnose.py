@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About
-from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import OpenPlan, open_plan
-from windtunnel.questions.predict import PLAN_FILE
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import OpenPlan, open_plan
+from windtunnel.questions.asked.predict import PLAN_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
