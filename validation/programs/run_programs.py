@@ -31,6 +31,7 @@ PAGE = REPOSITORY / "docs" / "support.md"
 TITAN = ("-m", "torchtitan.train")
 FETCHED = (  # by hand, with fetched.py
     ("nanoGPT 3adf61e, character model", "8", "yes, 27 s, 2 classes, 1.18 TFLOP a step"),
+    ("nanoGPT 3adf61e, character model", "1,024", "yes, 98 s, 2 classes from 19 ranks"),
     ("Megatron-LM d98e8a6 `pretrain_gpt.py`, TP 2, PP 2", "8", "yes, 98 s, 4 classes"),
     ("DeepSpeed 0.19.8, ZeRO 2", "8", "yes, 53 s, 7 classes"),
     ("DeepSpeed 0.19.8, ZeRO 3 with `zero.Init`", "8", "yes, 55 s, 1 class"),

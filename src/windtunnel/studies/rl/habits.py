@@ -39,6 +39,7 @@ class Habits:
     refit_s: float  # of a weight update, beside its bytes
     wake_s: float  # engine and trainer change places, beside what PCIe takes
     between_s: float  # data, rewards, advantages
+    node_sum_s: float | None = None  # of a generator's sum over nodes, per node beyond the first; the engine's
     loss: str | None = None  # of a training plan, where it is not the trainer's
     # RL engines are not benchmark engines: log-probs returned, executors in step, detokenising, fixed assignment; RL
     # trainers pack unlike rows, keep no graph, balance no experts. Fitted on NeMo RL 0.4 to 0.7 (validation/rl.py), by

@@ -27,6 +27,7 @@ from windtunnel.studies.rl.learner import Passes, Trainer, best_trainer, fitting
 from windtunnel.studies.rl.lengths import Answers, answers_of
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 
 
@@ -190,7 +191,7 @@ def generators_of(job: Job, cluster: Cluster) -> tuple[Engine, int]:
     reason: UserError | None = None
     for tp in sizes:
         try:
-            engine = engine_of(job.model, cluster, deployment(job, tp))
+            engine = generator_engine(job, cluster, tp)
             replicas = cluster.n_gpus // engine.gpus
             check_room(job, engine)
         except (LayoutError, SpecError) as error:
@@ -208,6 +209,14 @@ def generators_of(job: Job, cluster: Cluster) -> tuple[Engine, int]:
 
 def _powers(cluster: Cluster) -> list[int]:
     return [size for size in (1 << i for i in range(7)) if size <= cluster.n_gpus]
+
+
+def generator_engine(job: Job, cluster: Cluster, tp: int) -> Engine:
+    """A generator priced. Raises LayoutError, SpecError."""
+    laid_out, profile = deployment(job, tp), None
+    if job.habits.node_sum_s is not None:
+        profile = replace(load_engine(laid_out.engine), node_sum_s=job.habits.node_sum_s)
+    return engine_of(job.model, cluster, laid_out, profile=profile)
 
 
 def deployment(job: Job, tp: int) -> Deployment:

@@ -1,0 +1,135 @@
+"""Fit the habits of RL frameworks on published steps, and say how far off they are on a release that was left out.
+
+    python validation/rl/fit.py TABLE.csv
+
+For each row: generation, learner and weight bytes as predicted with every factor 1. A step is
+
+    in turn        g G + f L + bytes / r + c        f: l for dense models, m for those with experts
+    one ahead      max(g Gb, f L) + bytes / published rate + c / 2        Gb: a step whose learner takes no time
+
+and g, l, m, r, c are fitted on the logarithm by Gauss-Newton with a weak prior, on all releases but one in turn. Last
+line: each release's first row gives one factor for its others, which is what one measured step brings.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import UserError
+from windtunnel.evidence.accuracy.rl.rows import RlRow, missing, question_of
+from windtunnel.files.table import read_table
+from windtunnel.studies.rl.clock import Times
+from windtunnel.studies.rl.job import batch_time_s, run_of, settled
+
+NAMES = ("generation", "learner", "experts", "refit s/GB", "fixed s")
+PRIOR = np.log([1.4, 1.4, 1.8, 0.05, 5.0])
+WEIGHT, AHEAD = 0.2, 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """A row's parts in seconds and gigabytes, and what was measured."""
+
+    id: str
+    source: str
+    measured_s: float
+    generation_s: float
+    learner_s: float
+    experts: bool
+    colocated: bool
+    gigabytes: float
+    published_s: float  # weight update, apart
+
+    def step_s(self, logs: NDArray[np.float64]) -> float:
+        """The step with these factors."""
+        g, dense, experts, rate, fixed = np.exp(logs)
+        learner = self.learner_s * (experts if self.experts else dense)
+        if self.colocated:
+            return float(g * self.generation_s + learner + self.gigabytes * rate + fixed)
+        return float(max(g * self.generation_s, learner) + self.published_s + fixed / 2)
+
+
+def part_of(row: RlRow) -> Part | None:
+    """The parts of a row that can be asked about."""
+    measured = row.number("total_step_s")
+    if missing(row) or measured is None or "dynamic sampling" in row.text("notes"):
+        return None
+    try:
+        job = settled(question_of(row))
+    except UserError:
+        return None
+    plain = replace(job, habits=replace(job.habits, generation_factor=1.0), trainer=replace(job.trainer, factor=1.0))
+    if plain.rules.oldest == 0:
+        generation = batch_time_s(plain, plain.engine, plain.replicas)
+    else:
+        run = run_of(plain, plain.engine, plain.replicas, plain.rules, Times(0.0), AHEAD, idle=True)
+        generation = (run.steps[-1].end_s - run.steps[0].end_s) / (AHEAD - 1)
+    learner = plain.trainer.passes(plain.sample_tokens(), plain.train_batch).total_s
+    experts = any(layer.feed_forward.kind == "moe" for layer in job.model.layers)
+    width = 1 if "fp8" in row.text("gen_precision") else 2
+    gigabytes = width * job.model.parameters / 1e9
+    return Part(
+        row.id, row.text("source"), measured, generation, learner, experts, job.colocated, gigabytes, job.times.refit_s
+    )
+
+
+def fitted(parts: Sequence[Part]) -> NDArray[np.float64]:
+    """The logarithms of the factors, robust against single rows."""
+    logs = PRIOR.copy()
+    for _ in range(60):
+        residuals = np.array([np.log(one.step_s(logs) / one.measured_s) for one in parts])
+        slopes = np.empty((len(parts), len(logs)))
+        for place in range(len(logs)):
+            moved = logs.copy()
+            moved[place] += 1e-4
+            slopes[:, place] = [np.log(one.step_s(moved) / one.measured_s) for one in parts]
+            slopes[:, place] = (slopes[:, place] - residuals) / 1e-4
+        weights = 1.0 / np.sqrt(1.0 + (residuals / 0.1) ** 2)
+        normal = slopes.T @ (slopes * weights[:, None]) + WEIGHT**2 * np.eye(len(logs))
+        step = np.linalg.solve(normal, slopes.T @ (weights * residuals) + WEIGHT**2 * (logs - PRIOR))
+        logs = logs - np.clip(step, -0.2, 0.2)
+    return logs
+
+
+def told(name: str, errors: Sequence[float], logs: NDArray[np.float64] | None = None) -> None:
+    """A line of the report."""
+    off = np.array(errors)
+    factors = "" if logs is None else ", ".join(f"{n} {v:.3g}" for n, v in zip(NAMES, np.exp(logs), strict=True))
+    print(f"{name:36} {len(off):3} rows  mean {np.abs(off).mean():6.1%}  bias {off.mean():+6.1%}  {factors}")
+
+
+def main() -> None:
+    """Fit, leave out, anchor."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", type=Path)
+    asked = parser.parse_args()
+    rows = [RlRow(line) for _, line in read_table(asked.table, "give a CSV").rows()]
+    parts = [part for row in rows if (part := part_of(row)) is not None]
+    logs = fitted(parts)
+    told("all, fitted on all", [one.step_s(logs) / one.measured_s - 1 for one in parts], logs)
+    left_out: list[float] = []
+    anchored: list[float] = []
+    for source in sorted({one.source for one in parts}):
+        own = [one for one in parts if one.source == source]
+        others = [one for one in parts if one.source != source]
+        if not others:
+            continue
+        logs = fitted(others)
+        errors = [one.step_s(logs) / one.measured_s - 1 for one in own]
+        told(f"left out: {source[-24:]}", errors, logs)
+        left_out += errors
+        anchored += [(1 + error) / (1 + errors[0]) - 1 for error in errors[1:]]
+    if left_out:
+        told("left out, all", left_out)
+    if anchored:
+        told("and anchored on its first row", anchored)
+
+
+if __name__ == "__main__":
+    main()
