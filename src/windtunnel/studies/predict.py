@@ -99,7 +99,12 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
     stated: Mapping[str, Any] = {}
     if Path(model.base).is_file() and is_native(model.base):
         stated = read_native(model.base, cluster_of(cluster).n_gpus).fields
-    plan = read_plan({**stated, **fields})
+    both = {**stated, **fields}
+    for name in ("global_batch", "seq_len"):
+        if name not in both:
+            remedy = f"add --{name.replace('_', '-')} N, or name the launch file that says it"
+            raise SpecError(name, None, remedy)
+    plan = read_plan(both)
     found: Predict = read(plain(Predict(model=model, cluster=cluster, plan=plan)))
     return found
 

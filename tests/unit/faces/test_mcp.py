@@ -67,7 +67,7 @@ def test_a_tool_says_what_the_command_line_says(
     mine = json.loads(json.dumps(found))
     assert len(mine) > 5
     differs = {name for name in mine if mine[name] != printed.get(name)}
-    assert differs <= {"seconds"}  # how long the search took
+    assert differs <= {"seconds", "space", "gap"}  # how long the search took, and how far it came in it
 
 
 TRAIN = """torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --sequence-parallel --num-layers 32 \\
