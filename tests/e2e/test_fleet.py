@@ -27,7 +27,7 @@ def test_jobs_out_and_json(trace, tmp_path):
     run = windtunnel("fleet", trace, "--cluster", "v100:8", "--policy", "fifo", "--jobs-out", out, "--json")
     with out.open() as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["job", "submit_s", "start_s", "end_s", "jct_s", "restarts", "gpu_seconds", "state"]
+    assert ",".join(rows[0]) == "job,queue,priority,gpus,submit_s,start_s,end_s,jct_s,restarts,gpu_seconds,state"
     assert [(row["start_s"], row["end_s"], row["state"]) for row in rows] == [
         ("0", "100", "completed"),
         ("100", "130", "completed"),

@@ -7,8 +7,8 @@ For each row: generation, learner and weight bytes as predicted with every facto
     in turn        g G + f L + bytes / r + c        f: l for dense models, m for those with experts
     one ahead      max(g Gb, f L) + bytes / published rate + c / 2        Gb: a step whose learner takes no time
 
-and g, l, m, r, c are fitted on the logarithm by Gauss-Newton with a weak prior, on all releases but one in turn. Last
-line: each release's first row gives one factor for its others, which is what one measured step brings.
+and g, l, m, r, c are fitted on the logarithm by Gauss-Newton with a weak prior, on all releases but one in turn. The
+last line: each release's first row gives one factor for its others, which is what one measured step brings.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python validation/rl/real_loop.py
 
 In turn with one generator; then, predicted from that: two generators, and one step ahead. A trainer and its generators
-are processes joined by gloo; the model is a small transformer with a cache. Each process counts its CPU seconds, and
-messages carry the sender's time: a receiver waits until then. So what is measured is a machine with a core for each
+are processes joined by gloo; the model is a small transformer with a cache. Each process counts its own CPU seconds,
+and messages carry the sender's time: a receiver waits until then. So what is measured is a machine with a core for each
 process, however busy this one is. Of the first three steps come the price of a decode step (a + b x sequences), of a
 scored and a trained batch, and of a weight update. `studies/rl/clock.py` does the rest.
 """
