@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from windtunnel.physics.hardware import cluster_names, get_gpu, gpu_names, parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.questions.question import Field, fields_of
+from windtunnel.questions.fields import Field, fields_of
 from windtunnel.studies.training import Plan, read_plan
 from windtunnel.studies.training.framework import HABITS
 from windtunnel.studies.training.layout import resolve

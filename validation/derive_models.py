@@ -24,6 +24,7 @@ from windtunnel.physics.model.config_fields import IRRELEVANT
 from windtunnel.physics.model.huggingface import readable
 
 SPARSE = [*["full_attention"] * 3, *["minimax_m3_sparse"] * 5]
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # Sizes that a class leaves open and every checkpoint gives, and second configs of a type (`TYPE#what`).
 GIVEN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {
@@ -62,6 +63,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 704,
     },
     "qwen3_omni_moe_thinker": {"text_config": {"num_attention_heads": 32, "head_dim": 128}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "falcon_h1#norm": {"mamba_rms_norm": True},
 }
 OF_TOWERS = re.compile(

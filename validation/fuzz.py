@@ -215,7 +215,7 @@ def plausible(draw: random.Random, field: Any) -> Any:
 
 def data_of(draw: random.Random, part: type) -> dict[str, Any]:
     """Plain data of a question's part, hit in places."""
-    from windtunnel.questions.question import fields_of
+    from windtunnel.questions.fields import fields_of
 
     found: dict[str, Any] = {}
     for field in fields_of(part):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from windtunnel.evidence.accuracy import run_validation
     from windtunnel.faces.report.comparison.compare import compare
+    from windtunnel.faces.report.plans import plans_html
     from windtunnel.faces.report.prediction.views import notebook_html, write_report
     from windtunnel.faces.report.run_folder import load as load_result
     from windtunnel.faces.report.run_folder import save as save_result
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.model import Model, load_model
     from windtunnel.physics.step.result import Result
     from windtunnel.questions import ask
-    from windtunnel.questions.scenario import Scenario
+    from windtunnel.questions.asked.scenario import Scenario
     from windtunnel.real.calibrate.run import calibrate
     from windtunnel.real.capture.question import capture
     from windtunnel.studies.fleet.study import fleet
@@ -63,7 +64,7 @@ _HOME = {
     "Model": ("physics.model", "Model"),
     "Plan": ("studies.training.plan", "Plan"),
     "Result": ("physics.step.result", "Result"),
-    "Scenario": ("questions.scenario", "Scenario"),
+    "Scenario": ("questions.asked.scenario", "Scenario"),
     "ScheduleError": ("errors", "ScheduleError"),
     "ServingResult": ("studies.serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),
@@ -84,6 +85,7 @@ _HOME = {
     "op_table": ("studies.training.op_table", "op_table"),
     "parse_cluster": ("physics.hardware", "parse_cluster"),
     "plan": ("studies.planning.plan", "plan"),
+    "plans_html": ("faces.report.plans", "plans_html"),
     "predict": ("studies.training.predict", "predict"),
     "predict_captured": ("studies.programs.predict", "predict_captured"),
     "predict_with": ("studies.techniques", "predict_with"),
@@ -126,6 +128,7 @@ __all__ = [
     "op_table",
     "parse_cluster",
     "plan",
+    "plans_html",
     "predict",
     "predict_captured",
     "predict_with",

@@ -143,9 +143,20 @@ def test_one_field_is_varied_and_the_question_carried_over(page: Any, address: s
 
 
 def test_the_best_plan_is_searched_for_and_looked_at(page: Any, address: str) -> None:
-    page.goto(f"{address}studies")
-    fixed = "--tp 2 --pp 1 --cp 1 --zero-stage 1 --recompute none"  # a space that is soon searched
-    page.fill("#words", f"llama-3.2-1b --cluster h100-sxm:4 --global-batch 8 --seq 512 {fixed}")
+    page.goto(f"{address}studies?verb=plan")
+    fixed = {
+        "tp": "2",
+        "pp": "1",
+        "cp": "1",
+        "zero_stage": "1",
+        "recompute": "none",
+        "global_batch": "8",
+        "seq_len": "512",
+    }
+    for name, value in fixed.items():  # a space that is soon searched
+        page.fill(f"[id='f-plan.{name}']", value)
+    page.fill("[id='f-model.base']", "llama-3.2-1b")
+    page.fill("[id='f-cluster.base']", "h100-sxm:4")
     page.click("#study button")
     page.wait_for_url("**/studies/2*")
     page.wait_for_selector(".state.done, .state.failed")
@@ -168,8 +179,19 @@ def in_seconds(text: str) -> float:
 
 def test_a_study_is_started_watched_and_removed(page: Any, address: str) -> None:
     page.goto(f"{address}studies")
+    page.select_option("#verb", "serve")
+    page.wait_for_url("**/studies?verb=serve")
+    rate, slots = page.locator("[id='f-load.rate']"), page.locator("[id='f-load.concurrency']")
+    for kind, shown, hidden in (("closed", slots, rate), ("open", rate, slots)):  # fields of the member that is chosen
+        page.select_option("[id='f-load.kind']", kind)
+        sync_api.expect(shown).to_be_visible()
+        sync_api.expect(hidden).to_be_hidden()
+    looks_right(page)
     page.select_option("#verb", "survive")
-    page.fill("#words", "--cluster h100-sxm:1024 --days 3 --seeds 20 --policy restart")
+    page.wait_for_url("**/studies?verb=survive")
+    page.click("summary:has-text('rarer')")
+    for name, value in {"cluster.base": "h100-sxm:1024", "days": "3", "seeds": "20", "policy": "restart"}.items():
+        page.fill(f"[id='f-{name}']", value)
     page.click("#study button")
     page.wait_for_url("**/studies/2*")
     page.wait_for_selector(".state.done, .state.failed")

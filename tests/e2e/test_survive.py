@@ -105,7 +105,7 @@ def test_without_a_model_and_a_log_of_ones_own(capsys: pytest.CaptureFixture[str
         (["spot", "nowhere.csv", "--plan", "x.yaml"], "unknown option --plan"),
         (["spot", "nowhere.csv", "--days", "54"], "--days: it belongs to `windtunnel survive`"),
         (["spot", "nowhere.csv", "--failures", "none"], "--failures: it belongs to `windtunnel survive`"),
-        (["spot", "nowhere.csv", "--report", "x.html"], "unknown option --report"),
+        (["spot", "nowhere.csv", "--trace", "x.html"], "unknown option --trace"),
         (["spot", "nowhere.csv", "--failures-out", "x.yaml"], "unknown option --failures-out"),
         (["spot", "nowhere.csv", "--tp", "8"], "--tp: it belongs to `windtunnel survive`"),
     ],

@@ -29,6 +29,13 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 PAGE = REPOSITORY / "docs" / "support.md"
 TITAN = ("-m", "torchtitan.train")
+FETCHED = (  # by hand, with fetched.py
+    ("nanoGPT 3adf61e, character model", "8", "yes, 27 s, 2 classes, 1.18 TFLOP a step"),
+    ("nanoGPT 3adf61e, character model", "1,024", "yes, 98 s, 2 classes from 19 ranks"),
+    ("Megatron-LM d98e8a6 `pretrain_gpt.py`, TP 2, PP 2", "8", "yes, 98 s, 4 classes"),
+    ("DeepSpeed 0.19.8, ZeRO 2", "8", "yes, 53 s, 7 classes"),
+    ("DeepSpeed 0.19.8, ZeRO 3 with `zero.Init`", "8", "yes, 55 s, 1 class"),
+)
 MARK = "<!-- written by validation/programs/run_programs.py -->"
 
 
@@ -313,6 +320,22 @@ def page(rows: dict[str, dict[str, object]]) -> str:
                     reasons.append(f"- {program.name}, {key}: {found['why']}")  # type: ignore[index]
             cells.append(text)
         lines.append(f"| {program.name} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "## Fetched programs",
+        "",
+        "Programs that are no packages, fetched at a commit and captured unmodified:",
+        "`python validation/programs/fetched.py FOLDER` names versions and commands (2026-11-24, torch 2.13.0+cpu,",
+        "Python 3.11, two busy cores: CPU seconds).",
+        "",
+        "| program | ranks | captured |",
+        "|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in FETCHED),
+        "",
+        "Megatron-LM's main needs Python 3.12 for `typing.override`: here a `sitecustomize.py` gave 3.11 one.",
+        "DeepSpeed 0.19.8 was unpacked from its sdist. ZeRO-2's flat buffers are cut at other places on each rank:",
+        "they do not fold.",
+    ]
     lines += ["", "## What does not run, and why", "", *(reasons or ["Everything in the table runs."])]
     lines += [
         "",

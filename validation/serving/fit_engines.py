@@ -1,9 +1,9 @@
 """Fit an engine's few constants on measured deployments, and say how they do on families they were not fitted on.
 
-    python validation/serving/fit_engines.py TABLE... --engine sglang [--gpu mi300x] [--mode agg] [--rows 14] [--rounds 2]
+    python validation/serving/fit_engines.py TABLE... --engine sglang [--gpu mi300x] [--mode agg] [--rows 14]
 
-A cell is (engine, release as its profile reads it, GPU); a family of it (model, mode, precision, layout, lengths). Runs of
-one deployment on many days count once, by their median. Constants, all beside the priced kernels:
+A cell is (engine, release as its profile reads it, GPU); a family of it (model, mode, precision, layout, lengths).
+Runs of one deployment on many days count once, by their median. Constants, all beside the priced kernels:
 
     decode_factor    dense products and small kernels of decode steps
     expert_factor    routed experts of decode steps
@@ -11,8 +11,8 @@ one deployment on many days count once, by their median. Constants, all beside t
     layer_gap_s      per layer
     first_token_s    from the client to the queue and back
 
-Gauss-Newton on log(predicted / measured) of TPOT and TTFT, Huber weights, a prior at what the profile has. A family is left
-out on the linear form of the last round. Prints what to write under `by_gpu` of the release.
+Gauss-Newton on log(predicted / measured) of TPOT and TTFT, Huber weights, a prior at what the profile has. A family is
+left out on the linear form of the last round. Prints what to write under `by_gpu` of the release.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ def _cells(rows: list[ServingRow], asked: argparse.Namespace) -> dict[tuple[str,
     for row in rows:
         if row.text("spec_level") != "A" or row.text("duplicate_of") or is_mlperf(row) or not row.number("tpot_ms"):
             continue
-        if row.text("spec") not in ("none", "") or row.text("engine") != asked.engine or asked.gpu not in row.text("gpu"):
+        if (
+            row.text("spec") not in ("none", "")
+            or row.text("engine") != asked.engine
+            or asked.gpu not in row.text("gpu")
+        ):
             continue
         if row.text("client") == "sessions_replayed" or not 0 < (row.number("concurrency") or 0) <= 600:
             continue
@@ -125,7 +129,10 @@ def _fit(name: str, rows: list[ServingRow], rounds: int) -> None:
     for _ in range(rounds):
         errors = np.concatenate([_errors(row, values) for row in rows])
         slopes = np.stack(
-            [(np.concatenate([_errors(row, values + step) for row in rows]) - errors) / step.sum() for step in np.diag(STEP)],
+            [
+                (np.concatenate([_errors(row, values + step) for row in rows]) - errors) / step.sum()
+                for step in np.diag(STEP)
+            ],
             axis=1,
         )
         before = values

@@ -49,9 +49,20 @@ def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str,
         _check_path(text, folder)
     question = read({**arguments, "question": TOOLS[name]})
     with chdir(folder):
-        found = run(question)
-    document = found if isinstance(found, dict) else found.to_dict()
+        document = _document(question)
     return {"question": plain(question), "hash": digest(question), "answer": document}
+
+
+def _document(question: Any) -> dict[str, Any]:
+    """The answer as the command line's JSON has it."""
+    if question.verb == "predict":
+        from windtunnel.faces.report.prediction.document import to_document
+        from windtunnel.studies.predict import answer_at_first
+
+        return to_document(answer_at_first(question)[1]())
+    found = run(question)
+    document: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+    return document
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -8,17 +8,26 @@ run(question)                the study's answer
 words.words(question)        the command line that asks it
 """
 
-from windtunnel.questions.question import (
-    QUESTIONS,
-    ask,
-    changed,
-    digest,
-    plain,
-    question_class,
-    read,
-    read_part,
-    run,
-    schema,
-)
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.questions.changing import changed
+from windtunnel.questions.reading import digest, plain, read, read_part, schema
+from windtunnel.questions.registry import QUESTIONS, named, question_class
 
 __all__ = ["QUESTIONS", "ask", "changed", "digest", "plain", "question_class", "read", "read_part", "run", "schema"]
+
+
+def run(question: Any) -> Any:
+    """The study's answer to a question, which is read again first. Raises UserError."""
+    return named(QUESTIONS[question.verb].answer)(read(plain(question)))
+
+
+def ask(question: Mapping[str, Any]) -> Any:
+    """The answer to a question as plain data: `{"question": "predict", "model": ..., "cluster": ..., "plan": {...}}`.
+
+    The fields are those of `windtunnel schema VERB`. Raises UserError on the first mistake.
+    """
+    return run(read(question))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import kind_of, word_of
-from windtunnel.questions.question import Field, fields_of, plain, question_class, read
+from windtunnel.questions.fields import Field, fields_of
+from windtunnel.questions.reading import plain, read
+from windtunnel.questions.registry import question_class
 
 ON, OFF = "on", "off"
+Kind = Literal["number", "switch", "choice", "text", "lines", "data"]  # data: JSON, a list or a mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +24,38 @@ class Input:
     name: str
     help: str
     group: str
-    kind: Literal["number", "switch", "choice", "text", "data"]  # data: JSON, a list or a mapping
+    kind: Kind
     value: str  # empty: its default
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
     required: bool = False
     when: tuple[str, ...] = ()  # the members of a union that it belongs to; empty: of none
+    default: str = ""
+    rare: bool = False
+
+    @property
+    def label(self) -> str:
+        """What it is called: the last word of its path, or of the part that it names or chooses."""
+        outer, _, last = self.name.rpartition(".")
+        named = outer.rpartition(".")[2] if last in ("base", "kind") else last
+        return ("kind of " * (last == "kind") + named).replace("_", " ")
+
+    @property
+    def chooser(self) -> str:
+        """The field that says whether it is asked for; empty where it always is."""
+        return f"{self.name.rpartition('.')[0]}.kind" if self.when else ""
 
 
 def inputs(verb: str, question: Any = None) -> Iterator[Input]:
     """The fields of a verb's form, filled with what a question states."""
     data = {} if question is None else plain(question)
     yield from _inputs(question_class(verb), data, "", ())
+
+
+def inputs_of(part: type) -> Iterator[Input]:
+    """The fields of a part's form, empty."""
+    yield from _inputs(part, {}, "", ())
 
 
 def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, ...]) -> Iterator[Input]:
@@ -43,7 +65,6 @@ def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, .
         if field.members:
             stated = value["kind"] if value else ""
             kinds = tuple(map(kind_of, field.members))
-            yield Input(f"{field.path}.kind", about.text, about.group, "choice", stated, kinds, when=when)
             own: dict[str, Input] = {}  # a field that several members have stands once
             for member in field.members:
                 inside = value if value and kind_of(member) == stated else {}
@@ -52,10 +73,20 @@ def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, .
                     if other is not None:
                         one = replace(one, value=one.value or other.value, when=other.when + one.when)
                     own[one.name] = one
+            first = kinds[0] if field.required else kind_of(field.default) if field.default is not None else ""
+            group = about.group or next((one.group for one in own.values()), "")
+            name = f"{field.path}.kind"
+            yield Input(name, about.text, group, "choice", stated, kinds, when=when, default=first, rare=about.rare)
             yield from own.values()
         elif field.parts:
             inside = value if isinstance(value, Mapping) else {} if value is None else {word_of(field.type): value}
-            yield from _inputs(field.type, inside, field.path + ".", when)
+            for one in _inputs(field.type, inside, field.path + ".", when):
+                if about.inside:
+                    yield one
+                elif one.name == f"{field.path}.{word_of(field.type)}":
+                    yield replace(one, help=about.text or one.help, group=about.group)
+                else:  # numbers of what the word names
+                    yield replace(one, group=f"Numbers of the {field.name}".replace("_", " "), rare=True)
         else:
             yield Input(
                 name=field.path,
@@ -68,25 +99,31 @@ def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, .
                 most=about.most,
                 required=field.required,
                 when=when,
+                default="" if field.required else _text(field, field.default),
+                rare=about.rare,
             )
 
 
-def _kind(field: Field) -> Literal["number", "switch", "choice", "text", "data"]:
+def _kind(field: Field) -> Kind:
     if field.choices:
         return "choice"
     if field.type is bool:
         return "switch"
     if field.type is str or field.about.unit:
         return "text" if get_origin(field.type) is None else "data"
-    return "number" if field.type in (int, float) else "data"
+    if field.type in (int, float):
+        return "number"
+    return "lines" if get_origin(field.type) is tuple and get_args(field.type)[0] is str else "data"
 
 
 def _text(field: Field, value: Any) -> str:
-    if value is None:
+    if value is None or value == ():
         return ""
     if isinstance(value, bool):
         return ON if value else OFF
-    return json.dumps(value) if _kind(field) in ("data", "number") else str(value)
+    if _kind(field) == "lines" and all(line and line.strip() == line and line.isprintable() for line in value):
+        return "\n".join(value) if not value[0].startswith("[") else json.dumps(value)
+    return json.dumps(value) if _kind(field) in ("data", "number", "lines") else str(value)
 
 
 def of_form(verb: str, texts: Mapping[str, str]) -> Any:
@@ -103,7 +140,7 @@ def of_form(verb: str, texts: Mapping[str, str]) -> Any:
         *outer, last = name.split(".")
         for part in outer:
             inside = inside.setdefault(part, {})
-        inside[last] = _value(field, text)
+        inside[last] = value_of(field, text)
     return read(data)
 
 
@@ -116,10 +153,17 @@ def _union_of(known: Mapping[str, Input], field: Input) -> str:
     return ""
 
 
-def _value(field: Input, text: str) -> Any:
+def value_of(field: Input, text: str) -> Any:
+    """A text of a form as plain data; what is no value of the field's kind stays text, which the reader refuses."""
     if field.kind == "switch":
         return {ON: True, OFF: False}.get(text, text)
-    if field.kind in ("number", "data"):
+    if field.kind == "lines" and not text.startswith("["):
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    if field.kind == "number":
+        text = text.replace(",", "").replace("_", "")
+    if field.kind == "data" and set(text) <= set("0123456789, "):
+        text = f"[{text}]"
+    if field.kind in ("number", "data", "lines"):
         try:
             return json.loads(text)
         except ValueError:

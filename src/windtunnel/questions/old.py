@@ -11,7 +11,8 @@ from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions import former
-from windtunnel.questions.question import QUESTIONS, question_class, read
+from windtunnel.questions.reading import read
+from windtunnel.questions.registry import QUESTIONS, question_class
 from windtunnel.questions.words import flag_fields, from_flags, positional_of, several_places
 
 RENAMED: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> flag of today
@@ -41,8 +42,9 @@ def renamed(verb: str, words: Sequence[str]) -> list[str]:
     """The words of a verb with the names that flags have today. Raises SpecError on one that went elsewhere."""
     names, gone = RENAMED.get(verb, {}), GONE.get(verb, {})
     for word in words:
-        if word.partition("=")[0] in gone:
-            raise SpecError(word.partition("=")[0], "given", gone[word.partition("=")[0]])
+        name = word.partition("=")[0]
+        if name in gone:
+            raise UserError(f"{name}: {gone[name]}")
     parts = [(word, *word.partition("=")) for word in words]
     return [names[name] + equals + value if name in names else word for word, name, equals, value in parts]
 

@@ -19,18 +19,10 @@ from windtunnel import units
 from windtunnel.errors import SpecError
 from windtunnel.files.document import value_of
 from windtunnel.questions.about import kind_of, word_of
-from windtunnel.questions.question import (
-    Field,
-    as_given,
-    changed,
-    fields_of,
-    pick,
-    plain,
-    question_class,
-    read,
-    set_paths,
-    walk,
-)
+from windtunnel.questions.changing import as_given, changed, set_paths
+from windtunnel.questions.fields import Field, fields_of, pick, walk
+from windtunnel.questions.reading import plain, read
+from windtunnel.questions.registry import question_class
 
 _PLAIN_KEY = re.compile(r"[a-z][a-z0-9_-]*")
 SET_EXAMPLE = "cluster.nic=800Gb/s or model.layers=64"

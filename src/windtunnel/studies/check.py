@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import hexdigits
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_json
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.check import Check
+from windtunnel.questions.asked.check import Check
 from windtunnel.questions.header import Answer
-from windtunnel.questions.predict import Predict
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.changes import PLAN
-from windtunnel.studies.predict import answer_at_first
+from windtunnel.studies.predict import answer_at_first, of_launch_file
 from windtunnel.units import format_bytes, format_percent, format_time, parse_share, parse_time
 
 RULES = ("oom", "tight", "slower", "mfu", "memory", "step")
@@ -58,7 +58,8 @@ class Checked(Answer):
 def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
     """The findings. Raises UserError."""
     rules = [_rule(text) for text in question.fail_if.split(",") if text.strip()]
-    asked = Predict(model=question.model, cluster=question.cluster, plan=question.plan, anchor=question.anchor)
+    asked = of_launch_file(question.model, question.cluster, plain_part(question.plan))
+    asked = replace(asked, anchor=question.anchor)
     result, advised = answer_at_first(asked, notes)
     baseline_s = None if question.baseline is None else _baseline(question.baseline, Path(question.runs))
     if baseline_s is None and any(name == "slower" for name, _ in rules):

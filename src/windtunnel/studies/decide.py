@@ -17,13 +17,13 @@ from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import Cluster
-from windtunnel.questions.decide import Decide
+from windtunnel.questions.asked.decide import Decide
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import open_plan
+from windtunnel.questions.asked.search import Search
+from windtunnel.questions.asked.survive import Survive
 from windtunnel.questions.header import Answer
-from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import open_plan
-from windtunnel.questions.question import plain_part
-from windtunnel.questions.search import Search
-from windtunnel.questions.survive import Survive
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.questions.words import command
 from windtunnel.studies.plan import plans

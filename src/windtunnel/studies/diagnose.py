@@ -11,11 +11,12 @@ from typing import Any, Literal
 from windtunnel.errors import UserError
 from windtunnel.files.document import to_yaml
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.diagnose import Diagnose
+from windtunnel.physics.step.result_of import STRAGGLING
+from windtunnel.questions.asked.diagnose import Diagnose
+from windtunnel.questions.asked.plan import Plan, open_plan
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.questions.plan import Plan
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.measured_run import MeasuredRun, Steady, read_run, steady_of
 from windtunnel.studies.measured_run.against import (
@@ -28,7 +29,7 @@ from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, caus
 from windtunnel.studies.measured_run.run import FEW
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.planning.proposals import Proposal, proposals
-from windtunnel.studies.predict import answer_at_first
+from windtunnel.studies.predict import answer_at_first, of_launch_file
 from windtunnel.studies.training.launch import is_native
 from windtunnel.studies.training.launch.megatron_reading import read as read_arguments
 from windtunnel.studies.training.question import cluster_of, model_of
@@ -99,9 +100,12 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
         run = run.with_seconds(float(result.tokens_per_step), sequences, result.n_gpus)
     traced = read_traced(question.trace) if question.trace else {}
     step_s, steady, said = _measured(question, run, traced)
+    if result.mfu * result.step_time_s > step_s:
+        said.append("more than 100 % of the GPUs' peak: is the unit right, and is it this job that was measured?")
     differs, said_of_plan = ([], []) if run is None else _differs(asked, result, run)
     expected = predicted_classes(result)
-    evidence = Evidence(step_s, expected, traced, run, steady, result.memory_capacity_bytes, differs)
+    waits_s = result.breakdown_ns.get(STRAGGLING, 0) / 1e9
+    evidence = Evidence(step_s, expected, traced, run, steady, result.memory_capacity_bytes, waits_s, differs)
     causes = causes_of(evidence)
     verdict = _verdict(step_s, result)
     gap = step_s - result.step_time_s
@@ -132,7 +136,8 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
 
 def predict_of(question: Diagnose) -> Predict:
     """The prediction that a diagnosis is held against."""
-    return Predict(model=question.model, cluster=question.cluster, plan=question.plan, anchor=question.anchor)
+    asked = of_launch_file(question.model, question.cluster, plain_part(question.plan))
+    return replace(asked, anchor=question.anchor)
 
 
 def with_measured(question: Predict, step: float) -> Diagnose:
@@ -141,9 +146,8 @@ def with_measured(question: Predict, step: float) -> Diagnose:
         raise UserError("a captured script has no plan that a step could be held against: leave out --measured")
     if question.technique or question.scenario.disturbs:
         raise UserError("--measured is held against the plain step: leave out --technique and --slow")
-    return Diagnose(
-        model=question.model, cluster=question.cluster, plan=question.plan, measured=step, anchor=question.anchor
-    )
+    plan = open_plan(**plain_part(question.plan))
+    return Diagnose(model=question.model, cluster=question.cluster, plan=plan, measured=step, anchor=question.anchor)
 
 
 def _launch_of(question: Diagnose) -> str | None:

@@ -18,7 +18,7 @@ from windtunnel.files.bytes import read_text
 from windtunnel.physics.cost.communication.collectives import Group, collective, group_of, latency_and_bandwidth
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.hardware.cluster import Cluster
-from windtunnel.questions.fabric import Fabric
+from windtunnel.questions.asked.fabric import Fabric
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.units import parse_bytes
 

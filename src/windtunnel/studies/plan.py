@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware.mixed import parse_mixed
-from windtunnel.questions.question import plain_part
-from windtunnel.questions.search import Search
+from windtunnel.questions.asked.search import Search
+from windtunnel.questions.reading import plain_part
 from windtunnel.studies.predict import is_captured
 from windtunnel.studies.training.question import cluster_of, model_of
 
@@ -52,6 +52,7 @@ def plans(
             price_per_gpu_hour=question.price,
             slow=question.slow,
             mtbf_s=question.mtbf,
+            head_room=question.head_room,
             techniques=question.technique,
             named=(question.model, question.cluster),
             told=told,

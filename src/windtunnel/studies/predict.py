@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain, read
-from windtunnel.questions.plan import Plan, Script
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.words import command
 from windtunnel.studies.training import predict as step_of
 from windtunnel.studies.training.plan import read_plan
@@ -85,6 +87,21 @@ def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
     files = [(path, *read_anchor(path)) for path in question.anchor]
     anchors = [Anchor(path, measured_s, answer(own)) for path, measured_s, own in files]
     return lambda found: with_anchors(found, anchors)
+
+
+def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, Any]) -> Predict:
+    """The prediction of a job whose plan is stated by these fields, over those of the launch file that names its model.
+
+    Raises UserError.
+    """
+    from windtunnel.studies.training.launch import is_native, read_native
+
+    stated: Mapping[str, Any] = {}
+    if Path(model.base).is_file() and is_native(model.base):
+        stated = read_native(model.base, cluster_of(cluster).n_gpus).fields
+    plan = read_plan({**stated, **fields})
+    found: Predict = read(plain(Predict(model=model, cluster=cluster, plan=plan)))
+    return found
 
 
 def is_captured(word: str) -> bool:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
-from windtunnel.questions.question import plain_part
-from windtunnel.questions.survive import Survive, SurviveSpot
+from windtunnel.questions.asked.survive import Survive, SurviveSpot
+from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import check, texts
 from windtunnel.units import parse_bandwidth, parse_count, parse_time
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 
 import windtunnel
 from windtunnel.errors import UserError
+from windtunnel.faces.cli.app import main
 from windtunnel.faces.mcp import TOOLS, answered, descriptions, server
-from windtunnel.questions import QUESTIONS
+from windtunnel.questions import QUESTIONS, question_class, read
+from windtunnel.questions.words import flag_fields, words
 
 STEP = {"model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": {"tp": 2, "global_batch": 64, "seq_len": 4096}}
 SERVED = {"model": "llama-3.1-8b", "cluster": "h100-sxm:1", "requests": {"prompt": 64, "output": 8, "requests": 9}}
@@ -37,6 +41,79 @@ def test_a_tool_answers_as_the_function_does(tmp_path: Path) -> None:
     served = answered("serve", {**SERVED, "load": {"rate": 2}}, tmp_path)
     assert served["answer"]["finished"] == 9
     assert served["question"]["question"] == "serve/1"
+
+
+FIXED = {"tp": 2, "pp": 1, "cp": 1, "micro_batch": 1, "recompute": "none", "global_batch": 64, "seq_len": 4096}
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("predict", STEP),
+        ("plan", {**STEP, "plan": FIXED, "within": 1}),
+        ("survive", {**STEP, "seeds": 5}),
+        ("diagnose", {**STEP, "measured": 3.0}),
+        ("check", {**STEP, "fail_if": "oom,mfu=90%"}),
+        ("serve", {**SERVED, "load": {"rate": 2}}),
+    ],
+)
+def test_a_tool_says_what_the_command_line_says(
+    tool: str, arguments: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answered(tool, arguments, tmp_path)["answer"]
+    question = read({**arguments, "question": TOOLS[tool]})
+    main([*question.verb.split(), *words(question), "--json", *(["--no-save"] if tool == "predict" else [])])
+    printed = json.loads(capsys.readouterr().out)
+    mine = json.loads(json.dumps(found))
+    assert len(mine) > 5
+    differs = {name for name in mine if mine[name] != printed.get(name)}
+    assert differs <= {"seconds"}  # how long the search took
+
+
+TRAIN = """torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --sequence-parallel --num-layers 32 \\
+ --hidden-size 4096 \\
+ --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu \\
+ --untie-embeddings-and-output-weights --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 \\
+ --vocab-size 128256 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --bf16
+"""
+LINE = " iteration {at}/ 100 | elapsed time per iteration (ms): 9000.0 | global batch size:   64 |"
+
+
+def test_five_questions_of_the_skills_are_answered_with_files_of_the_folder(tmp_path: Path) -> None:
+    """What the skills ask, by a client that has nothing but the tools."""
+    (tmp_path / "train.sh").write_text(TRAIN)
+    (tmp_path / "train.log").write_text("\n".join(LINE.format(at=at) for at in range(1, 20)))
+    job = {"model": "train.sh", "cluster": "h100-sxm:16"}
+    plan = {"tp": 2, "global_batch": 64, "seq_len": 4096, "recompute": "full"}
+    step = answered("predict", {**job, "plan": plan}, tmp_path)["answer"]
+    assert step["step_time_ns"] > 0  # how long is a step?
+    assert step["peak_memory_bytes"] < step["memory_capacity_bytes"]  # does it fit?
+    slow = answered("diagnose", {**job, "log": ["train.log"]}, tmp_path)["answer"]
+    assert slow["verdict"] == "slower"  # is 9 s good?
+    assert slow["advice"][0]["diff"].startswith("--- a/train.sh")  # what do I change?
+    gate = answered("check", {**job, "fail_if": "oom,slower=5%"}, tmp_path)["answer"]
+    assert not gate["passed"]  # may I submit it?
+    asked = {"models": ["llama-3-8b"], "clusters": "h100-sxm:16,b200:16", "tokens": "1T", "plan": FIXED, "seeds": 5}
+    which = answered("decide", {**asked, "price": "h100-sxm=2.5,b200=4", "within": 1}, tmp_path)["answer"]
+    assert [one["fits"] for one in which["options"]] == [True, True]  # H100 or B200?
+    with pytest.raises(UserError):
+        answered("diagnose", {**job, "log": ["../train.log"]}, tmp_path)
+    with pytest.raises(UserError):
+        answered("diagnose", {**job, "log": ["train.log"], "launch": "/etc/passwd"}, tmp_path)
+
+
+def test_every_line_of_the_skills_is_one_that_the_command_line_takes() -> None:
+    lines = [
+        line
+        for skill in sorted((Path(windtunnel.__file__).parents[2] / "skills").glob("*/SKILL.md"))
+        for line in re.findall(r"(?m)(?:^    |`)(windtunnel (?!schema|mcp|explain|compare)[^`\n]+)", skill.read_text())
+        if "..." not in line
+    ]
+    assert len(lines) >= 7
+    for line in lines:
+        _, verb, *given = shlex.split(line.replace("MODEL", "llama-3-8b").replace("train.sh", "llama-3-8b"))
+        known = {f"--{name}" for name in (*flag_fields(question_class(verb)), "json", "no-save")}
+        assert {word for word in given if word.startswith("--")} <= known, line
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import SpecError
 from windtunnel.questions import question_class, read_part
 from windtunnel.questions.about import kind_of, word_of
-from windtunnel.questions.question import Field, fields_of
+from windtunnel.questions.fields import Field, fields_of
 
 WORDS = st.text("abcdefghij0123456789.:=/-, '\"{}é", min_size=1, max_size=12).filter(str.strip)
 SMALL = 10_000

@@ -9,7 +9,7 @@ import pytest
 from windtunnel.errors import SpecError
 from windtunnel.physics.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.questions import QUESTIONS, changed, question_class, read
-from windtunnel.questions.serving import Router, Weights
+from windtunnel.questions.asked.serving import Router, Weights
 from windtunnel.questions.words import flag_fields
 from windtunnel.studies.serving.routing import ROUTERS
 

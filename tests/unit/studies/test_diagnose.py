@@ -63,6 +63,13 @@ def test_a_number_alone_has_a_verdict(factor: float, verdict: str, step_s: float
     assert answer(own).to_dict() == document
 
 
+def test_a_step_above_the_peak_is_no_silent_figure(step_s: float) -> None:
+    found = diagnosed(measured=step_s / 1000)
+    assert found.verdict == "faster"
+    assert "unit" in found.notes[0]
+    assert diagnosed(measured=step_s).notes == ()
+
+
 def log(folder: Path, times_s: list[float], more: str = "") -> str:
     path = folder / "train.log"
     line = " iteration {at}/ 2000 | elapsed time per iteration (ms): {ms} | global batch size:   64 |"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.questions.question import ask
+from windtunnel.questions import ask
 from windtunnel.studies.fabric import FabricResult, bus_factor, read_nccl_tests, sizes_of
 
 # nccl-tests 2.13 on 8 GPUs, two rows as it prints them.

@@ -10,8 +10,8 @@ from windtunnel.evidence.accuracy.report import Report
 from windtunnel.evidence.accuracy.rl import RlReport, is_rl_table, run_rl_validation
 from windtunnel.evidence.accuracy.run import run_validation
 from windtunnel.evidence.accuracy.serving import ServingReport, is_serving_table, run_serving_validation
-from windtunnel.questions.question import fields_of
-from windtunnel.questions.validate import Validate
+from windtunnel.questions.asked.validate import Validate
+from windtunnel.questions.fields import fields_of
 
 
 def answer(

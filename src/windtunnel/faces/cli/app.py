@@ -20,7 +20,7 @@ from windtunnel.faces.cli.flags import spelled
 from windtunnel.faces.cli.verbs import GROUPS, LAUNCHERS, VERBS, made, named
 from windtunnel.faces.cli.version import version_line
 from windtunnel.questions.former import current
-from windtunnel.questions.question import QUESTIONS, question_class
+from windtunnel.questions.registry import QUESTIONS, question_class
 from windtunnel.questions.words import flag_fields
 
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141

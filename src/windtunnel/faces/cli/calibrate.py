@@ -11,8 +11,8 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
-from windtunnel.faces.cli.output import note, print_question, show, stdout, working, wrote
-from windtunnel.questions.calibrate import CalibrateCollectives, CalibrateDevice, CalibrateShow
+from windtunnel.faces.cli.output import give, note, stdout, working
+from windtunnel.questions.asked.calibrate import CalibrateCollectives, CalibrateDevice, CalibrateShow
 from windtunnel.units import format_many
 
 Place = Annotated[Path, Parameter(help="The file to write, or to add collectives to.")]
@@ -72,19 +72,11 @@ def calibrate_collectives(question: CalibrateCollectives, outputs: Outputs, *, o
 def show_calibration(question: CalibrateShow, outputs: Outputs) -> None:
     """Points against curves."""
     from windtunnel.faces.report.calibration import calibration_document
-    from windtunnel.faces.report.draw.page import write_page
     from windtunnel.real.calibrate.curves import answer
 
     with working("fitting the curves"):
         found = answer(question)
-    document = calibration_document(found)
-    if outputs.report is not None:
-        write_page(document, outputs.report)
-        wrote(outputs.report)
-    if outputs.json:
-        print_question(question, found.to_dict())
-    else:
-        show(document, full=outputs.full)
+    give(question, found.to_dict(), outputs, calibration_document(found))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import counting, give, note, print_question, wrote
-from windtunnel.questions.capture import Capture
+from windtunnel.questions.asked.capture import Capture
 
 WOULD_NOT_RUN = 4  # exit status
 

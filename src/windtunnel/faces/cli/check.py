@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import print_answered, show, working, wrote
 from windtunnel.faces.cli.predict import plan_below
-from windtunnel.questions.check import Check
+from windtunnel.questions.asked.check import Check
 
 BROKEN = 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import print_question, show, working, wrote
-from windtunnel.questions.saved import Compare
+from windtunnel.questions.asked.saved import Compare
 
 
 def compare_app(*, everything: bool = False) -> Callable[..., Any]:

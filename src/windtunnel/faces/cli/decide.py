@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.faces.cli.flags import Below, Given, Outputs, command
 from windtunnel.faces.cli.output import note, print_answered, show, working, wrote
-from windtunnel.questions.decide import Decide
+from windtunnel.questions.asked.decide import Decide
 
 
 def decide_app(*, everything: bool = False) -> Callable[..., Any]:

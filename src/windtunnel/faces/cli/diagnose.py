@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from windtunnel.faces.cli.diagnosis import show_diagnosis
 from windtunnel.faces.cli.flags import Below, Given, Outputs, command
 from windtunnel.faces.cli.predict import plan_below
-from windtunnel.questions.diagnose import Diagnose
+from windtunnel.questions.asked.diagnose import Diagnose
 
 
 def diagnose_app(*, everything: bool = False) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from windtunnel.faces.cli.flags import Outputs
 from windtunnel.faces.cli.output import note, print_answered, show, working, wrote
-from windtunnel.questions.diagnose import Diagnose
+from windtunnel.questions.asked.diagnose import Diagnose
 
 
 def show_diagnosis(question: Diagnose, outputs: Outputs, notes: tuple[str, ...], save_anchor: Path | None) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import print_question, show, working, wrote
-from windtunnel.questions.explain import Explain
+from windtunnel.faces.cli.output import give, working
+from windtunnel.questions.asked.explain import Explain
 
 
 def explain_app(*, everything: bool = False) -> Callable[..., Any]:
@@ -22,18 +22,11 @@ def explain(question: Explain, outputs: Outputs) -> None:
 
     with working("reading the trace"):
         explanation = answer(question)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(explanation_document(explanation), outputs.report)
-    if outputs.json:
-        print_question(
-            question,
-            explanation.to_dict(),
-            provenance={"trace": explanation.source},
-            warnings=explanation.notes,
-        )
-    else:
-        show(explanation_document(explanation), full=outputs.full)
-    if outputs.report is not None:
-        wrote(outputs.report)
+    give(
+        question,
+        explanation.to_dict(),
+        outputs,
+        explanation_document(explanation),
+        provenance={"trace": explanation.source},
+        warnings=explanation.notes,
+    )

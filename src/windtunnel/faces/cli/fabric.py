@@ -6,7 +6,7 @@ from cyclopts import App
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import noted, print_answered, show, wrote
-from windtunnel.questions.fabric import Fabric
+from windtunnel.questions.asked.fabric import Fabric
 
 
 def fabric_app(*, everything: bool = False) -> App:

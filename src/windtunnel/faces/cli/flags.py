@@ -13,8 +13,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from cyclopts import App, Group, Parameter
 
 from windtunnel.faces.cli.verbs import help_of
+from windtunnel.questions.fields import Field, fields_of
 from windtunnel.questions.old import renamed
-from windtunnel.questions.question import QUESTIONS, Field, fields_of, question_class
+from windtunnel.questions.registry import QUESTIONS, question_class
 from windtunnel.questions.words import (
     SET_EXAMPLE,
     flag_fields,

@@ -9,14 +9,14 @@ from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import give, note, noted, print_answered, show, working, wrote
+from windtunnel.faces.cli.output import give, note, noted, working, wrote
 from windtunnel.files.write import check_writable, writing
-from windtunnel.questions.fleet import Fleet
-from windtunnel.questions.fleet_flows import FleetFlows
-from windtunnel.questions.fleet_lint import FleetLint
-from windtunnel.questions.fleet_live import FleetLive
-from windtunnel.questions.fleet_pack import FleetPack
-from windtunnel.questions.fleet_when import FleetWhen
+from windtunnel.questions.asked.fleet import Fleet
+from windtunnel.questions.asked.fleet_flows import FleetFlows
+from windtunnel.questions.asked.fleet_lint import FleetLint
+from windtunnel.questions.asked.fleet_live import FleetLive
+from windtunnel.questions.asked.fleet_pack import FleetPack
+from windtunnel.questions.asked.fleet_when import FleetWhen
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.study import FleetAnswer
@@ -43,21 +43,14 @@ def show_fleet(question: Fleet, outputs: Outputs, *, executor: Executor = "seria
         found = answer(question, executor, frontier=outputs.report is not None)
     for text in found.notes:
         note(text)
-    noted(found)
+    if outputs.json:
+        noted(found)
     if outputs.rows is not None:
         from windtunnel.studies.fleet.outcome import write_jobs
 
         with writing(outputs.rows):
             write_jobs(list(found.outcomes), outputs.rows)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        show(_document(found), full=outputs.full)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(_document(found), outputs.report)
-        wrote(outputs.report)
+    give(question, found, outputs, _document(found))
 
 
 def _document(found: FleetAnswer) -> Document:
@@ -74,18 +67,14 @@ def _document(found: FleetAnswer) -> Document:
 
 def show_when(question: FleetWhen, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.fleet import when_document
+    from windtunnel.faces.report.fleet import when_documents
     from windtunnel.studies.fleet.study import answer_when
 
     with working("running"):
         found = answer_when(question)
     for text in found.notes:
         note(text)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    for one in found.when:
-        show(when_document(one), full=outputs.full)
+    give(question, found, outputs, when_documents(found.when))
 
 
 def show_pack(question: FleetPack, outputs: Outputs) -> None:
@@ -98,14 +87,12 @@ def show_pack(question: FleetPack, outputs: Outputs) -> None:
         check_writable(outputs.rows)
     with working("packing"):
         found = answer_pack(question)
-    noted(found)
+    if outputs.json:
+        noted(found)
     if outputs.rows is not None:
         with writing(outputs.rows):
             found.write_rows(outputs.rows)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        show(fleet_document(Shown(found.jobs.source, found.cluster, None, found.figures)), full=outputs.full)
+    give(question, found, outputs, fleet_document(Shown(found.jobs.source, found.cluster, None, found.figures)))
 
 
 def show_lint(question: FleetLint, outputs: Outputs) -> int:
@@ -128,7 +115,8 @@ def show_flows(question: FleetFlows, outputs: Outputs) -> None:
     if outputs.rows is not None:
         found.write_rows(outputs.rows)
     give(question, found, outputs, flows_document(found))
-    noted(found)
+    if outputs.json:
+        noted(found)
     if outputs.rows is not None:
         wrote(outputs.rows)
 
@@ -151,9 +139,9 @@ def fleet_app(*, everything: bool = False) -> App:
         help_format="plaintext",
     )
     app.default(command("fleet", show_fleet, ("report", "rows", "json", "full"), everything=everything))
-    app.command(command("fleet when", show_when, ("json", "full"), everything=everything))
-    app.command(command("fleet pack", show_pack, ("rows", "json", "full"), everything=everything))
-    app.command(command("fleet flows", show_flows, ("rows", "json"), everything=everything))
-    app.command(command("fleet lint", show_lint, everything=everything))
+    app.command(command("fleet when", show_when, ("report", "json", "full"), everything=everything))
+    app.command(command("fleet pack", show_pack, ("report", "rows", "json", "full"), everything=everything))
+    app.command(command("fleet flows", show_flows, ("report", "rows", "json"), everything=everything))
+    app.command(command("fleet lint", show_lint, ("report", "json"), everything=everything))
     app.command(command("fleet live", show_live, everything=everything))
     return app

@@ -8,7 +8,7 @@ from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import print_question, stdout
-from windtunnel.questions.saved import Launch
+from windtunnel.questions.asked.saved import Launch
 
 
 def launch_app(*, everything: bool = False) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from windtunnel.faces.cli.output import give
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.model.cache import kv_bytes_per_token, state_bytes_per_sequence
 from windtunnel.physics.model.mixers import Compressed, Indexed, Recurrent
-from windtunnel.questions.sweep import ModelFacts
+from windtunnel.questions.asked.sweep import ModelFacts
 from windtunnel.views import Column, Document, Table
 
 

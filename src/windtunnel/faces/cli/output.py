@@ -68,6 +68,8 @@ def give(question: Any, answer: Answer | Mapping[str, Any], outputs: Outputs, do
         write_page(document, outputs.report)
         wrote(outputs.report)
     if not outputs.json:
+        if isinstance(answer, Answer):
+            noted(answer)
         show(document, full=outputs.full)
     elif isinstance(answer, Answer):
         print_answered(question, answer)

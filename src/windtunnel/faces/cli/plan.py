@@ -15,8 +15,8 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import note, print_question, show, working
 from windtunnel.faces.cli.predict import plan_below
+from windtunnel.questions.asked.search import Search
 from windtunnel.questions.header import band_entry
-from windtunnel.questions.search import Search
 
 if TYPE_CHECKING:
     from windtunnel.studies.planning.oracle import Layout, Replayed

@@ -12,9 +12,9 @@ from cyclopts import Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Below, Given, Outputs, command
 from windtunnel.faces.cli.output import note, print_json, show, stdout, working
-from windtunnel.questions.plan import Plan, Script
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import fields_of
+from windtunnel.questions.asked.plan import Plan, Script
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.fields import fields_of
 from windtunnel.questions.words import settings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from cyclopts import App
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import noted, print_answered, show, working, wrote
-from windtunnel.questions.rl import Rl, RlPlan
+from windtunnel.questions.asked.rl import Rl, RlPlan
 
 
 def rl_app(*, everything: bool = False) -> App:

@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import note, print_answered, stdout, wrote
-from windtunnel.questions.capture import Run
+from windtunnel.questions.asked.capture import Run
 
 
 def run_app(*, everything: bool = False) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from cyclopts import App
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import give, note
-from windtunnel.questions.saved import RunsDelete, RunsList, RunsTag
+from windtunnel.questions.asked.saved import RunsDelete, RunsList, RunsTag
 
 if TYPE_CHECKING:
     from windtunnel.faces.report.run_list import Listed

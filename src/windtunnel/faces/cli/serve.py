@@ -10,16 +10,16 @@ from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import OUTPUT, Below, Given, Outputs, command
-from windtunnel.faces.cli.output import note, noted, print_answered, show, stdout, working, wrote
+from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_writable, write_atomically
-from windtunnel.questions.serve import Serve
-from windtunnel.questions.serve_listen import ServeListen
-from windtunnel.questions.serve_plan import ServePlan, Sought
-from windtunnel.questions.serve_policies import ServePolicies
-from windtunnel.questions.serve_pool import ServePool
-from windtunnel.questions.serve_real import ServeReal
-from windtunnel.questions.serve_spot import ServeSpot
-from windtunnel.questions.serving import Apart
+from windtunnel.questions.asked.serve import Serve
+from windtunnel.questions.asked.serve_listen import ServeListen
+from windtunnel.questions.asked.serve_plan import ServePlan, Sought
+from windtunnel.questions.asked.serve_policies import ServePolicies
+from windtunnel.questions.asked.serve_pool import ServePool
+from windtunnel.questions.asked.serve_real import ServeReal
+from windtunnel.questions.asked.serve_spot import ServeSpot
+from windtunnel.questions.asked.serving import Apart
 
 if TYPE_CHECKING:
     from windtunnel.studies.serving.manifests import Form
@@ -48,13 +48,13 @@ def show_plan(
     out: Annotated[Path, Parameter(help="Where that goes (deploy).", group=OUTPUT, show=False)] = Path("deploy"),
 ) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.serving.placement import placed_document
+    from windtunnel.faces.report.serving.placement import placed_document, plans_document
     from windtunnel.studies.serving.placement.answer import Placed
     from windtunnel.studies.serving.placement.plan import ServingPlans
     from windtunnel.studies.serving.study import answer_plan
 
     if isinstance(question.replicas, Sought):
-        for flag, place in (("--report", outputs.report), ("--trace", outputs.trace), ("--rows", outputs.rows)):
+        for flag, place in (("--trace", outputs.trace), ("--rows", outputs.rows)):
             if place is not None:
                 raise SpecError(flag, str(place), "has no meaning beside --method: leave it out")
     _check_places(question, outputs)
@@ -65,17 +65,11 @@ def show_plan(
     if isinstance(found, ServingPlans):
         if emit is not None:
             _emit(found, emit, question.model, out)
-        if outputs.json:
-            print_answered(question, found)
-        else:
-            _print_plans(found)
+        give(question, found, outputs, plans_document(found, question.model, str(question.cluster.base)))
     elif not isinstance(found, Placed):
         _print_served(question, found, outputs)
-    elif outputs.json:
-        print_answered(question, found)
     else:
-        noted(found)
-        show(placed_document(found))
+        give(question, found, outputs, placed_document(found))
 
 
 def _emit(found: ServingPlans, form: Form, model: str, folder: Path) -> None:
@@ -85,20 +79,6 @@ def _emit(found: ServingPlans, form: Form, model: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, text.encode())
         wrote(folder / name)
-
-
-def _print_plans(found: ServingPlans) -> None:
-    from windtunnel.units import format_many
-
-    noted(found)
-    console, told = stdout(), found.to_dict()
-    for one in told["plans"]:
-        dollars = one["cost_per_million_tokens"]
-        cost = "" if dollars is None else f", ${dollars:.3g} a million tokens"
-        said = f"{one['layout']}: {one['attainment']:.1%} in time{cost}"
-        console.print(f"{format_many(one['gpus'], 'GPU'):8} {said}", highlight=False)
-    proof = "no plan with fewer GPUs holds the limits" if told["proved"] else f"gap {found.found.gap:.0%}"
-    console.print(f"{told['runs']} plans run; {proof}")
 
 
 def _started(given: Given) -> Below:
@@ -128,21 +108,12 @@ def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs)
     if outputs.rows is not None:
         write_atomically(outputs.rows, result.requests_csv().encode())
         wrote(outputs.rows)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(serving_document(result, () if served.curve is None else served.curve.points), outputs.report)
-        wrote(outputs.report)
     if outputs.trace is not None:
         from windtunnel.faces.report.serving.trace import write_trace
 
         write_trace(result.timeline, outputs.trace)
         wrote(outputs.trace)
-    if outputs.json:
-        print_answered(question, served)
-        return
-    noted(served)
-    show(serving_document(result), full=outputs.full)
+    give(question, served, outputs, serving_document(result, () if served.curve is None else served.curve.points))
 
 
 def show_policies(question: ServePolicies, outputs: Outputs) -> None:
@@ -152,11 +123,7 @@ def show_policies(question: ServePolicies, outputs: Outputs) -> None:
 
     with working("serving"):
         found = answer(question)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    noted(found)
-    show(policies_document(found.to_dict()), full=outputs.full)
+    give(question, found, outputs, policies_document(found.to_dict()))
 
 
 def show_spot(question: ServeSpot, outputs: Outputs) -> None:
@@ -166,16 +133,11 @@ def show_spot(question: ServeSpot, outputs: Outputs) -> None:
 
     with working("serving"):
         found = answer_spot(question)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    noted(found)
-    show(spot_serving_document(found.to_dict()), full=outputs.full)
+    give(question, found, outputs, spot_serving_document(found.to_dict()))
 
 
 def show_pool(question: ServePool, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.draw.page import write_page
     from windtunnel.faces.report.serving.views import pool_document, weight_pool_document
     from windtunnel.studies.serving.shared_pool.result import PoolResult
     from windtunnel.studies.serving.study import answer_pool
@@ -185,14 +147,7 @@ def show_pool(question: ServePool, outputs: Outputs) -> None:
     drawn = found.to_dict()
     grouped = isinstance(found, PoolResult)
     document = pool_document(drawn, question.pool.rpartition("/")[2]) if grouped else weight_pool_document(drawn)
-    if outputs.report is not None:
-        write_page(document, outputs.report)
-        wrote(outputs.report)
-    if outputs.json:
-        print_answered(question, found)
-        return
-    noted(found)
-    show(document, full=outputs.full)
+    give(question, found, outputs, document)
 
 
 def show_real(question: ServeReal, outputs: Outputs) -> None:
@@ -202,10 +157,7 @@ def show_real(question: ServeReal, outputs: Outputs) -> None:
 
     with working("serving for real"):
         compared = answer(question)
-    if outputs.json:
-        print_answered(question, compared)
-    else:
-        show(real_document(compared.to_dict()), full=outputs.full)
+    give(question, compared, outputs, real_document(compared.to_dict()))
 
 
 def show_listen(question: ServeListen, outputs: Outputs) -> None:
@@ -232,9 +184,9 @@ def serve_app(*, everything: bool = False) -> App:
     files = ("report", "trace", "rows", "json", "full")
     app.default(command("serve", show_serve, files, reader=_started, everything=everything))
     app.command(command("serve plan", show_plan, files, everything=everything))
-    app.command(command("serve policies", show_policies, ("json", "full"), everything=everything))
-    app.command(command("serve spot", show_spot, ("json", "full"), everything=everything))
+    app.command(command("serve policies", show_policies, ("report", "json", "full"), everything=everything))
+    app.command(command("serve spot", show_spot, ("report", "json", "full"), everything=everything))
     app.command(command("serve pool", show_pool, ("report", "json", "full"), everything=everything))
-    app.command(command("serve real", show_real, ("json", "full"), everything=everything))
+    app.command(command("serve real", show_real, ("report", "json", "full"), everything=everything))
     app.command(command("serve listen", show_listen, (), everything=everything))
     return app

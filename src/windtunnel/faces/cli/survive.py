@@ -8,18 +8,18 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
-from windtunnel.faces.cli.output import note, print_question, show, working
+from windtunnel.faces.cli.output import give, note, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.files.write import write_atomically
+from windtunnel.questions.asked.survive import Survive, SurviveSpot
 from windtunnel.questions.header import band_entry
-from windtunnel.questions.survive import Survive, SurviveSpot
 
 
 def survive_app(*, everything: bool = False) -> App:
     """`survive` with its verb `spot`."""
     app = plain_app("survive")
     app.default(command("survive", survive, ("report", "full", "json"), reader=plan_below, everything=everything))
-    app.command(command("survive spot", survive_spot, ("rows", "full", "json"), everything=everything))
+    app.command(command("survive spot", survive_spot, ("report", "rows", "full", "json"), everything=everything))
     return app
 
 
@@ -44,20 +44,14 @@ def survive(
     from windtunnel.faces.report.survival import survival_document
 
     model = "" if question.model is None else question.model.base
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(survival_document(answer, model), outputs.report)
-        note(f"wrote {outputs.report}")
-    if outputs.json:
-        print_question(
-            question,
-            answer.to_dict(),
-            band=band_entry("ettr", answer.entries[0].ettr_p5, answer.entries[0].ettr_p95),
-            provenance={"failures": asked.process.source},
-        )
-    else:
-        show(survival_document(answer, model), full=outputs.full)
+    give(
+        question,
+        answer.to_dict(),
+        outputs,
+        survival_document(answer, model),
+        band=band_entry("ettr", answer.entries[0].ettr_p5, answer.entries[0].ettr_p95),
+        provenance={"failures": asked.process.source},
+    )
 
 
 def survive_spot(question: SurviveSpot, outputs: Outputs) -> None:
@@ -72,9 +66,6 @@ def survive_spot(question: SurviveSpot, outputs: Outputs) -> None:
     if outputs.rows is not None:
         write_atomically(outputs.rows, answer.decisions_csv().encode())
         note(f"wrote {outputs.rows}")
-    if outputs.json:
-        print_question(question, answer.to_dict(), provenance={"machines": question.machines})
-    else:
-        from windtunnel.faces.report.survival import spot_document
+    from windtunnel.faces.report.survival import spot_document
 
-        show(spot_document(answer), full=outputs.full)
+    give(question, answer.to_dict(), outputs, spot_document(answer), provenance={"machines": question.machines})

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import counting, give, note
-from windtunnel.questions.sweep import Sweep, SweepTable
+from windtunnel.questions.asked.sweep import Sweep, SweepTable
 
 
 def sweep_app(*, everything: bool = False) -> App:

@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give
-from windtunnel.questions.sweep import Techniques
+from windtunnel.questions.asked.sweep import Techniques
 
 
 def techniques_app(*, everything: bool = False) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import counting, print_question, show, wrote
 from windtunnel.files.write import writing
-from windtunnel.questions.validate import Validate
+from windtunnel.questions.asked.validate import Validate
 from windtunnel.questions.words import command as line_of
 
 if TYPE_CHECKING:

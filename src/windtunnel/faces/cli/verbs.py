@@ -8,7 +8,7 @@ from typing import Any
 
 from cyclopts import App
 
-from windtunnel.questions.question import QUESTIONS
+from windtunnel.questions.registry import QUESTIONS
 
 # The module has a function of the verb's name, or one, `VERB_app`, that makes what cyclopts takes.
 VERBS = (

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import print_question, show, wrote
-from windtunnel.questions.explain import Watch
+from windtunnel.questions.asked.explain import Watch
 
 
 def watch_app(*, everything: bool = False) -> Callable[..., Any]:

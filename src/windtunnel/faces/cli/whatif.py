@@ -8,7 +8,7 @@ from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give, note, working
-from windtunnel.questions.saved import WhatIf
+from windtunnel.questions.asked.saved import WhatIf
 
 
 def whatif_app(*, everything: bool = False) -> Callable[..., Any]:

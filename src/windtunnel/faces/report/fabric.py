@@ -26,7 +26,8 @@ def fabric_document(result: FabricResult) -> Document:
     spec, last, place = result.spec, result.sizes[-1], result.placement
     title = f"{result.collective} on {spec['gpus']:,} × {spec['gpu']}"
     domains = f"{place.domains:,} domains of {place.domain_gpus} GPUs" if place.domains > 1 else "one domain"
-    under = f"{place.ranks:,} ranks in {domains} · {place.groups:,} such groups · {place.crosses}"
+    groups = "one group" if place.groups == 1 else f"{place.groups:,} such groups"
+    under = f"{place.ranks:,} ranks in {domains} · {groups} · {place.crosses}"
     bandwidth = text_of(last.bus_bandwidth, "B/s")
     verdict = f"{text_of(last.bytes, 'B')} take {text_of(last.seconds, 's')}: {bandwidth} bus bandwidth."
     figures = [

@@ -41,6 +41,8 @@ ROWS = (  # measure, key of the figures, unit
     ("mean queueing delay", "queueing_delay_mean_s", "s"),
     ("makespan", "makespan_s", "s"),
     ("utilisation", "utilisation", "share"),
+    ("mean wait against the log's", "log_wait_error", "share"),
+    ("median error of a start", "log_start_error_p50_s", "s"),
     ("restarts", "restarts", "count"),
     ("deadlines met, by log", "deadline_met_by_log", "share"),
     ("deadlines met, scored", "deadline_met_scored", "share"),
@@ -319,6 +321,15 @@ def when_document(answer: When) -> Document:
     title = f"{plain(answer.job)} under {answer.policy}"
     under = f"{answer.gpus:,} GPUs, submitted at {answer.submit_s:,.0f} s, {answer.state}"
     return Document("fleet", title, views, subtitle=under)
+
+
+def when_documents(answers: Sequence[When]) -> Document:
+    """The same under several policies, one after the other."""
+    documents = list(map(when_document, answers))
+    if len(documents) == 1:
+        return documents[0]
+    views = [view for one in documents for view in (Notes(one.title, [one.subtitle]), *one.views)]
+    return Document("fleet", documents[0].title.partition(" under ")[0], views)
 
 
 def _listed(names: Sequence[str]) -> str:

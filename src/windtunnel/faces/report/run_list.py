@@ -22,8 +22,8 @@ from windtunnel.faces.report.prediction.spec_words import gpus, model_name
 from windtunnel.faces.report.run_folder import RESULT_FILE, load
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
+from windtunnel.questions.asked.saved import RunsDelete, RunsList, RunsTag
 from windtunnel.questions.header import Answer
-from windtunnel.questions.saved import RunsDelete, RunsList, RunsTag
 
 NAME = re.compile(r"[0-9a-f]{12}")
 TAGS_FILE = "tags.json"

@@ -10,30 +10,24 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.plan import Plan
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import as_given, fields_of, plain_part, read, set_paths
-from windtunnel.questions.scenario import NAMES, Scenario
+from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.asked.scenario import NAMES, Scenario
+from windtunnel.questions.changing import as_given, set_paths
+from windtunnel.questions.form import Input, inputs_of, value_of
+from windtunnel.questions.reading import plain_part, read
 from windtunnel.questions.words import settings
 from windtunnel.units import parse_share
 
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args)")
 FIRST = ("tp", "pp", "cp", "ep", "global_batch", "micro_batch", "seq_len", "precision", "recompute", "zero_stage")
 SECOND = ("virtual_stages", "schedule", "framework", "sequence_parallel")
-LABELS = {
-    "tp": "tensor parallel (tp)",
-    "pp": "pipeline stages (pp)",
-    "cp": "context parallel (cp)",
-    "ep": "expert parallel (ep)",
-    "seq_len": "sequence length",
-    "recompute": "recompute activations",
-    "zero_stage": "ZeRO stage",
-}
 SLIDERS = {"tp": 6, "pp": 7, "cp": 5, "micro_batch": 5}  # powers of two up to 2^N
 START = {
     "model": "llama-3-70b",
@@ -46,58 +40,16 @@ START = {
 }
 
 
-@dataclass(frozen=True)
-class Field:
-    """One field of the plan, as a form shows it."""
-
-    name: str
-    label: str
-    help: str
-    choices: tuple[str, ...]  # empty: free text
-    number: bool
-    default: str
-    slider: int = 0
-
-
-def plan_fields() -> dict[str, Field]:
+@cache
+def plan_fields() -> Mapping[str, Input]:
     """Every field of a plan by its name."""
-    found = {}
-    for field in fields_of(Plan):
-        name = field.path
-        choices = ("on", "off") if field.type is bool else field.choices
-        default = "" if field.required or field.default is None else str(field.default)
-        label = LABELS.get(name, name.replace("_", " "))
-        number = field.type in (int, float)
-        found[name] = Field(name, label, field.about.text, choices, number, default, SLIDERS.get(name, 0))
-    return found
+    return {one.name: one for one in inputs_of(Plan)}
 
 
 def plan_of(values: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a plan that a form fills, as values of their types. SpecError for what is none."""
-    found: dict[str, Any] = {}
-    for field in fields_of(Plan):
-        name = field.path
-        text = values.get(name, "").strip()
-        if not text:
-            continue
-        if field.type is bool:
-            if text not in ("on", "off"):
-                raise SpecError(name, text, "give on or off")
-            found[name] = text == "on"
-        elif field.type in (int, float):
-            found[name] = _number(name, text, field.type)
-        elif get_origin(field.type) is tuple:
-            found[name] = tuple(_number(name, part.strip(), int) for part in text.split(","))
-        else:
-            found[name] = text
-    return found
-
-
-def _number(name: str, text: str, kind: type) -> Any:
-    try:
-        return kind(text.replace(",", "").replace("_", ""))
-    except ValueError:
-        raise SpecError(name, text, "give a whole number" if kind is int else "give a number") from None
+    """The fields of a plan that a form fills, as plain data."""
+    given = {name: values.get(name, "").strip() for name in plan_fields()}
+    return {name: value_of(plan_fields()[name], text) for name, text in given.items() if text}
 
 
 def file_or_name(field: str, text: str, uploads: Path) -> str:

@@ -27,10 +27,12 @@ from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.ui.form import FILE
 from windtunnel.faces.ui.swept import PLANS
 from windtunnel.files.write import write_atomically
+from windtunnel.questions import QUESTIONS
 
 ID = re.compile(r"[0-9]{14}-[0-9a-f]{6}")
-VERBS = ("plan", "sweep", "serve", "fleet", "survive", "explain")
-REPORTS = ("plan", "serve", "fleet", "survive", "explain")  # verbs that draw an HTML report
+UNDRAWN = ("sweep", "validate")  # draw no page of their own
+ELSEWHERE = ("predict", "compare", "whatif", "launch", "runs list")  # on pages of their own, or of saved runs
+VERBS = (*(verb for verb, one in QUESTIONS.items() if one.pure and verb not in ELSEWHERE), "sweep")
 # What writes elsewhere, listens, or starts other programs.
 REFUSED = (
     *("listen", "real", "live", "--executor", "--json"),
@@ -87,10 +89,10 @@ class JobList:
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
             raise InputFileError(folder, problem, "make room, or start the page with --runs elsewhere") from None
-        command = [sys.executable, "-m", "windtunnel", verb, *words]
+        command = [sys.executable, "-m", "windtunnel", *verb.split(), *words]
         command += ["--out", str(folder / "sweep.parquet")] if verb == "sweep" else ["--json"]
         command += ["--rows", str(folder / PLANS)] if verb == "plan" else []
-        command += ["--report", str(folder / "report.html")] if verb in REPORTS else []
+        command += ["--report", str(folder / "report.html")] if verb not in UNDRAWN else []
         process = subprocess.Popen(
             [sys.executable, "-c", KEEPER, str(folder), *command], cwd=self.uploads, start_new_session=True
         )

@@ -21,11 +21,14 @@ from windtunnel.faces.report.draw.page import body_of, page_of, page_template
 from windtunnel.faces.report.plans import plans_document
 from windtunnel.faces.report.prediction.views import advice_views, prediction_document
 from windtunnel.faces.report.run_list import RunList, told_apart
-from windtunnel.faces.ui.form import FIRST, SECOND, START, Asked, asked_of, plan_fields
-from windtunnel.faces.ui.jobs import REPORTS, VERBS, JobList
+from windtunnel.faces.ui.form import FIRST, SECOND, SLIDERS, START, Asked, asked_of, plan_fields
+from windtunnel.faces.ui.jobs import VERBS, JobList
 from windtunnel.faces.ui.swept import address_of, shown
 from windtunnel.faces.ui.variations import VARIED, points
 from windtunnel.physics.step.result import Result
+from windtunnel.questions import QUESTIONS
+from windtunnel.questions.form import Input, inputs, of_form
+from windtunnel.questions.words import words as words_of
 from windtunnel.studies.planning.answer import Planned, Plans
 from windtunnel.views import Document
 
@@ -73,6 +76,8 @@ class Page:
             title="Ask",
             here="ask",
             values=filled,
+            labels=VARIED,
+            sliders=SLIDERS,
             models=[*catalogue_names(), *(name for name in self.jobs.files() if name.endswith(".json"))],
             machines=[*gpu_names(), *cluster_names(), *(n for n in self.jobs.files() if n.endswith((".yaml", ".yml")))],
             first=[fields[name] for name in FIRST],
@@ -117,6 +122,7 @@ class Page:
     def search(self, values: Mapping[str, str]) -> str:
         """Begin a search for the best plan of a filled form's model on its cluster; the job's name."""
         asked = asked_of(values, self.jobs.uploads)
+        asked.question()  # says what is wrong before anything runs
         settled = asked.settled()
         words = [Path(asked.model).name, "--cluster", Path(asked.cluster).name]  # a dropped file by its name alone
         for name in SEARCH_KEEPS:
@@ -137,6 +143,8 @@ class Page:
             here="vary",
             values=filled,
             varied=VARIED,
+            labels=VARIED,
+            sliders=SLIDERS,
             fields=[plan_fields()[name] for name in VARIED if name in plan_fields()],
             vary=filled.get("vary", "tp"),
         )
@@ -247,19 +255,34 @@ class Page:
     # Studies
 
     def studies(self, values: Mapping[str, str]) -> str:
-        """Forms for long questions, and the list of those asked."""
+        """A form for a long question, made of the fields that it has, and the list of those asked."""
+        verb = values.get("verb", "plan")
+        if verb not in VERBS:
+            raise SpecError("verb", verb, f"use one of {', '.join(VERBS)}")
+        fields = list(inputs(verb))
+        groups: dict[str, list[Input]] = {}
+        for one in fields:
+            groups.setdefault("rare" if one.rare else one.group, []).append(one)
         return self.draw(
             "studies.html.j2",
             title="Studies",
             here="studies",
-            verbs=VERBS,
-            verb=values.get("verb", "plan"),
-            words=values.get("words", EXAMPLES["plan"]),
-            examples=EXAMPLES,
-            about=ABOUT,
+            verbs={name: QUESTIONS[name].text.partition("\n")[0] for name in VERBS},
+            verb=verb,
+            values=values,
+            rare=groups.pop("rare", []),
+            groups=groups,
             jobs=self.jobs.all(),
             files=self.jobs.files(),
         )
+
+    def start(self, form: Mapping[str, str]) -> str:
+        """Begin what a study's form asks, or the words of its command line; the job's name. Raises UserError."""
+        verb, line = form.get("verb", ""), form.get("words", "").strip()
+        if not line and verb in VERBS:
+            texts = {name: text.strip() for name, text in form.items() if name not in ("verb", "words")}
+            line = shlex.join(words_of(of_form(verb, texts)))
+        return self.jobs.start(verb, line)
 
     def job(self, name: str, part: bool) -> str:
         """One long question: how far it is, and its answer."""
@@ -274,28 +297,12 @@ class Page:
             job=job,
             plans=plans_of(answer) if job.verb == "plan" else "",
             answer=answer[:ANSWER_MOST],
-            drawn=job.report and job.verb in REPORTS and job.verb != "plan",
+            drawn=job.report and job.verb != "plan",
             began_s=round(time.time() - job.begun_s),
         )
 
 
 ANSWER_MOST = 200_000
-ABOUT = {
-    "plan": "the best layout of a training job",
-    "sweep": "a grid of questions",
-    "serve": "latency and rate of a served model",
-    "fleet": "schedulers on a trace of jobs",
-    "survive": "what failures cost",
-    "explain": "stragglers in a measured trace",
-}
-EXAMPLES = {
-    "plan": "llama-3-70b --cluster h100-sxm:512 --global-batch 512 --seq 8192",
-    "sweep": "study.yaml",
-    "serve": "llama-3.1-70b --cluster h100-sxm:8 --tp 4 --engine vllm --prompt 2000 --output 300 --concurrency 32",
-    "fleet": "trace.csv --cluster h100-sxm:1024 --policy fifo,tiresias",
-    "survive": "llama-3.1-405b --cluster h100-sxm:16384 --tp 8 --pp 16 --global-batch 2048 --seq 8192 --days 54",
-    "explain": "trace.parquet",
-}
 
 
 def resolved_of(result: Result) -> dict[str, str]:

@@ -120,7 +120,7 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
         return f"/runs/{request.path_params['name']}"
 
     def start_job(request: Request, form: Mapping[str, str]) -> str:
-        return f"/studies/{page.jobs.start(form.get('verb', ''), form.get('words', ''))}"
+        return f"/studies/{page.start(form)}"
 
     def stop_job(request: Request, form: Mapping[str, str]) -> str:
         page.jobs.stop(request.path_params["name"])

@@ -1,10 +1,11 @@
 """Kernels of mixers with a fixed state: their scan over a prompt, and the recurrence of decoding.
 
 Measured where `aiconfigurator-core` has the kernel (gated DeltaNet and KDA: convolution and scan, forward): the nearest
-number of heads, scaled by heads. Its tables of Mamba-2 hold the convolution alone, and short
-convolutions have none: bytes over bandwidth or FLOPs at the rate that small products reach, in a band that says so.
-No table has a backward pass: it takes BACKWARD times the forward, which is what flash attention's takes, until it is
-measured.
+number of heads, scaled by heads. Prompts were timed outside of a graph: what the fewest tokens take longer than in
+decoding is launches, which are host time elsewhere and left out here. Its tables of Mamba-2 hold the convolution
+alone, and short convolutions have none: bytes over bandwidth or FLOPs at the rate that small products reach, in a
+band that says so. No table has a backward pass: it takes BACKWARD times the forward, which is what flash attention's
+takes, until it is measured.
 """
 
 from __future__ import annotations
@@ -93,6 +94,9 @@ def _line(gpu: Gpu, form: str, phase: str, heads: float, d: float, dv: float) ->
                 import numpy as np
 
                 seconds = np.array([spent["conv"][n] + spent["scan"][n] for n in both])
+                if phase == "context" and (decoding := _line(gpu, form, "generation", heads, d, dv)):
+                    line, scale = decoding
+                    seconds = seconds - max(0.0, float(seconds.min()) - line.at(1.0) * scale)
                 return curve(np.array(both), seconds), heads / near[0][0]
     return None
 

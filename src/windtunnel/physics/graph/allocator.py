@@ -35,7 +35,7 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB  # requests from here on get a segment of their own size ...
 OWN_SEGMENT_ROUNDING_BYTES = 2 * MIB  # ... rounded up to this
-_SPACE_BYTES = LARGE_SEGMENT_BYTES << 26  # address space of an expandable segment: whole pages, never runs out
+_SPACE_BYTES = LARGE_SEGMENT_BYTES << 34  # address space of an expandable segment: whole pages, never runs out
 
 
 class Block:

@@ -21,8 +21,8 @@ from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import form_of, read_form
 from windtunnel.physics.hardware.cluster import Cluster, cluster_with
 from windtunnel.physics.hardware.gpu import Gpu
-from windtunnel.questions.parts import ClusterPart
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.asked.parts import ClusterPart
+from windtunnel.questions.reading import plain_part
 from windtunnel.units import parse_count
 
 _HERE = Path(__file__).parent / "catalogue"

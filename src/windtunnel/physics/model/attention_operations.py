@@ -36,10 +36,10 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
             )
         else:
             ops.append(linear("q", "attention", t, heads * d, h, shard, side="column"))
-        ops.append(linear("kv_down", "attention", own, rank + rope + index_in, h, shard, side="none"))
+        # Gates read the same input; each rank has those of its heads, or of its tokens.
+        gates = (_more(attention, model) + attention.heads * dv * attention.output_gate) * t / own / shard.tp
+        ops.append(linear("kv_down", "attention", own, rank + rope + index_in + gates, h, shard, side="none"))
         ops.append(linear("kv_up", "mla_up_proj", t, heads * (nope + dv), rank, shard, side="column"))
-        if gates := _more(attention, model) + attention.heads * dv * attention.output_gate:
-            ops.append(linear("gate", "attention", t, gates / shard.tp, h, shard, side="column"))
         kv_heads = heads
     else:
         width = heads * d + kv_heads * (d + dv) + heads * dv * attention.output_gate
@@ -102,7 +102,7 @@ def _compressed(attention: Compressed, model: Model, shard: Shard) -> list[Opera
     turned = t * (heads + 1) * d * w
     return [
         linear(
-            "down",
+            "kv_down",
             "attention",
             shard.residual_tokens,
             attention.in_width + _more(attention, model),

@@ -13,8 +13,8 @@ from windtunnel.physics.model.checkpoint import Stored, stored_formats
 from windtunnel.physics.model.config_file import config_of
 from windtunnel.physics.model.huggingface import read_config
 from windtunnel.physics.model.limits import showable
-from windtunnel.questions.parts import ModelPart
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.asked.parts import ModelPart
+from windtunnel.questions.reading import plain_part
 
 FOLDER = Path(__file__).parent / "catalogue"
 

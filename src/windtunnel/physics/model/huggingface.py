@@ -29,8 +29,17 @@ def readable() -> tuple[str, ...]:
     return tuple(sorted({*READERS, *type_names()}))
 
 
+def _name_of(config: Mapping[str, Any], path: Path) -> str:
+    """What a `config.json` calls its model; else the folder, which the hub's cache names `models--ORG--NAME`."""
+    said = config.get("_name_or_path")
+    if isinstance(said, str) and said.isprintable() and said.strip("./ "):
+        return said.rstrip("/").rpartition("/")[2]
+    cached = [part for part in path.resolve().parts if part.startswith("models--")]
+    return cached[-1].rpartition("--")[2] if cached else path.resolve().parent.name
+
+
 def read_config(source: str | Path | Mapping[str, Any], name: str | None = None) -> Model:
-    """The model that a `config.json` describes, called `name` or after its file or folder.
+    """The model that a `config.json` describes, called `name`, as it calls itself, or after its folder.
 
     `source`: path of the file, of the folder that holds it, or the mapping itself. Raises InputFileError for a file
     that is missing or no JSON object, SpecError for an
@@ -40,7 +49,7 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
     if not isinstance(source, Mapping):
         source, path = config_of(Path(source))
         where = str(path)
-        name = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)
+        name = name or (_name_of(source, path) if path.name == "config.json" else path.stem)
     kind = source.get("model_type")
     if not isinstance(kind, str):
         raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(readable())}", where)

@@ -57,7 +57,7 @@ def _mixed_streams(name: str, streams: int, model: Model, shard: Shard) -> list[
     return [
         Operation(
             name,
-            "residual",
+            "streams",
             "memory",
             forward_bytes=(3.0 * streams + 2.0) * size,
             backward_bytes=(5.0 * streams + 3.0) * size,

@@ -13,7 +13,7 @@ from windtunnel.physics.step.band import band_of
 from windtunnel.physics.step.disturbances.attribution import with_waiting
 from windtunnel.physics.step.result import Disturbed, Infeasible, Interval, Limit, Result, StageMemory, StageReport
 from windtunnel.questions import plain
-from windtunnel.questions.predict import Predict
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.words import command
 
 STRAGGLING = "waiting for the slowest rank"

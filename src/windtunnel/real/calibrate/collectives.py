@@ -31,7 +31,7 @@ import numpy as np
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.write import write_atomically
 from windtunnel.process import die_with_parent
-from windtunnel.questions.calibrate import CalibrateCollectives
+from windtunnel.questions.asked.calibrate import CalibrateCollectives
 from windtunnel.real.calibrate.device import BUSY, describe, import_torch
 from windtunnel.real.calibrate.document import Rows, load_document, to_yaml
 from windtunnel.real.calibrate.interference_filter import is_usual

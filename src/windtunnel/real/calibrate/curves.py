@@ -11,7 +11,7 @@ from windtunnel.physics.cost.calibrated import calibrated_costs
 from windtunnel.physics.cost.communication.measured_curve import measured_curve
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.hardware.calibration import Points
-from windtunnel.questions.calibrate import CalibrateShow
+from windtunnel.questions.asked.calibrate import CalibrateShow
 from windtunnel.questions.typed import plain_fields
 from windtunnel.real.calibrate.document import load_document
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.files.write import write_atomically
-from windtunnel.questions.calibrate import QUICK_S, CalibrateDevice
+from windtunnel.questions.asked.calibrate import QUICK_S, CalibrateDevice
 from windtunnel.questions.typed import check, texts
 from windtunnel.real.calibrate.device import Device, describe, gpu_errors, import_torch
 from windtunnel.real.calibrate.document import load_document, to_yaml

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.questions.capture import Capture
+from windtunnel.questions.asked.capture import Capture
 from windtunnel.questions.typed import check
 from windtunnel.real.capture.arguments import parse_launch, parse_ranks
 from windtunnel.real.capture.launch import Options, capture_job

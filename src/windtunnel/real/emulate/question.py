@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.hardware import Cluster, parse_cluster
-from windtunnel.questions.capture import TAPES, Run
+from windtunnel.questions.asked.capture import TAPES, Run
 from windtunnel.questions.header import Answer
 from windtunnel.real.capture.arguments import Launch, missing, parse_launch, parse_ranks
 from windtunnel.real.emulate.run import Emulation, Outcome, emulate_ranks, slow_ranks

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -252,7 +252,10 @@ def _on_cpu(
 
 def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
     """Stream-ordered. Not yet run on a GPU."""
+    import torch
+
     from windtunnel.physics.cost.device_memory import memory_document
+    from windtunnel.real.capture.replacements import Replacements
     from windtunnel.real.capture.virtual_world import work
     from windtunnel.real.emulate.clock.cuda_device import TorchCuda
     from windtunnel.real.emulate.clock.script_clock import optimizer_hooks
@@ -272,13 +275,27 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
     journal.notes.append(NOT_RUN_ON_GPU)
     hooks = optimizer_hooks(holding.optimizer, holding.end_step, journal.before_optimizer)
     futures = holding.futures_of(work.VirtualWork)
+    graphs = Replacements((torch.cuda.CUDAGraph, "capture_begin", _no_graphs))
 
     def undo() -> None:
+        graphs.undo()
         hooks()
         futures()
         device.memory.release()
 
     return holding, holding.policy, undo
+
+
+def _no_graphs(*_: object, **__: object) -> None:
+    raise UserError(
+        "CUDA graphs are not supported with virtual peers: what a graph replays calls nobody, so its communications"
+        " would take no time; run the script without them"
+    )
+
+
+def local_device(rank: int, real: Sequence[int], gpus: int) -> int:
+    """The GPU of this machine that a real rank is given: they share them out by turns."""
+    return sorted(real).index(rank) % max(1, gpus)
 
 
 def _recorded(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -409,7 +426,10 @@ def launch_of(task: Mapping[str, Any]) -> Any:
 def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
     if task["tape"][:1] != ["record"]:
         os.environ.update(launch_of(task).environment(task["rank"]))
-    import torch  # noqa: F401 - before the clock of the script runs
+    import torch  # before the clock of the script runs
+
+    if task["tape"][:1] != ["record"] and torch.cuda.is_available():
+        os.environ["LOCAL_RANK"] = str(local_device(task["rank"], task["ranks"], torch.cuda.device_count()))
 
     from windtunnel.real.capture.processes.write_overlay import short_place_for_sockets
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.questions.asked.serve_real import ServeReal
 from windtunnel.questions.header import Answer
-from windtunnel.questions.serve_real import ServeReal
 from windtunnel.real.serving.carry_out import Carrier
 from windtunnel.real.serving.llama import Llama, Shape
 from windtunnel.real.serving.prices import Yardstick, fit_prices, measure, times_of

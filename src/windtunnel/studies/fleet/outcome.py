@@ -8,6 +8,7 @@ deadline_met_scored     the same by an estimated end without slot rounding and o
 failed, cancelled       ran as long as the trace says and ended as it says; they hold GPUs, and have no jct
 utilisation             GPU-seconds leased over the integral of the capacity from first submission to last end
 finish_time_fairness    JCT over the time alone on 1/N of the cluster, N the jobs in the system on average
+log_wait_error          mean wait over that of the log's own starts, less 1; log_start_error_p50_s: half are nearer
 littles_law_residual    |mean jobs in the system - arrival rate x mean JCT| over the former
 """
 
@@ -169,6 +170,21 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
             _rounded(float(scored[with_deadline].mean())) if scored is not None else result["deadline_met_by_log"]
         )
     return {**result, **(outcome.extra or {})}
+
+
+def against_log(outcome: Outcome) -> dict[str, Any]:
+    """How far a policy's starts are from those of the log; empty where the log tells too few, or it is the log."""
+    jobs = outcome.jobs
+    known = np.flatnonzero(~np.isnan(jobs.start_s) & ~np.isnan(outcome.start_s))
+    if outcome.policy == "current" or 2 * len(known) < len(jobs):
+        return {}
+    waited = (jobs.start_s - jobs.submit_s)[known]
+    off = (outcome.start_s - jobs.start_s)[known]
+    return {
+        "log_wait_mean_s": _mean(waited),
+        "log_wait_error": _rounded(float(off.mean() / waited.mean())) if waited.mean() > 0 else None,
+        "log_start_error_p50_s": _rounded(float(np.median(np.abs(off)))),
+    }
 
 
 def _fairness(outcome: Outcome, done: NDArray[np.int64], jobs_at_once: float, capacity: int) -> dict[str, object]:

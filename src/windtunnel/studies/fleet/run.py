@@ -57,7 +57,7 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     if options.changes is not None and "failing" not in traits.capacity:
         able = ", ".join(names_of(lambda each: "failing" in each.capacity))
         raise SpecError("--policy", policy, f"with nodes that fail give one of {able}")
-    if options.restart_s is not None and not traits.restarts:
+    if options.restart_s is not None and not traits.restarts and traits.loop != "log":  # a log has paid for its own
         raise SpecError("--restart", options.restart_s, f"leave it out: {policy} has its own, or none")
     dropped = _dropped(jobs, site, traits, options)
     gone = {each.job for each in dropped}

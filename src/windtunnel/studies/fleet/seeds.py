@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.questions import plain, read, run
-from windtunnel.questions.fleet import Fleet
+from windtunnel.questions.asked.fleet import Fleet
 
 BAND = (5.0, 50.0, 95.0)  # percentiles
 ONE = "windtunnel.studies.fleet.seeds:one_seed"

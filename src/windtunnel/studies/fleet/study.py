@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.fleet import ByFile, Failing, Fleet, Steady
-from windtunnel.questions.fleet_flows import FleetFlows
-from windtunnel.questions.fleet_lint import FleetLint
-from windtunnel.questions.fleet_live import FleetLive
-from windtunnel.questions.fleet_pack import FleetPack
-from windtunnel.questions.fleet_when import FleetWhen
+from windtunnel.questions.asked.fleet import ByFile, Failing, Fleet, Steady
+from windtunnel.questions.asked.fleet_flows import FleetFlows
+from windtunnel.questions.asked.fleet_lint import FleetLint
+from windtunnel.questions.asked.fleet_live import FleetLive
+from windtunnel.questions.asked.fleet_pack import FleetPack
+from windtunnel.questions.asked.fleet_when import FleetWhen
+from windtunnel.questions.asked.jobs import Scheduled, Simulated
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.questions.jobs import Scheduled, Simulated
 from windtunnel.questions.typed import check
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, Unread, held_at_once
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.outcome import Outcome, aggregates, write_jobs
+from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, write_jobs
 from windtunnel.studies.fleet.policies.own import policy_of_text, title
 from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
 from windtunnel.studies.fleet.when import When, when
-from windtunnel.units import format_many, parse_bandwidth, parse_time
+from windtunnel.units import format_many, format_time, parse_bandwidth, parse_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
 NAMED = 5  # jobs and kinds of jobs left out that a warning names
@@ -162,7 +162,12 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         from windtunnel.studies.fleet.loans.frontier import frontier as frontier_of
 
         points = tuple(frontier_of(jobs, site, options))
-    figures = tuple(aggregates(outcome, site.gpus) for outcome in outcomes)
+    figures = tuple(aggregates(outcome, site.gpus) | against_log(outcome) for outcome in outcomes)
+    compared = [one for one in figures if one.get("log_wait_error") is not None]
+    if compared:
+        nearest = min(compared, key=lambda one: float(one["log_start_error_p50_s"]))
+        said = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
+        notes += (f"{said}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points)
 
 
@@ -372,4 +377,10 @@ def _changes(capacity: Steady | Failing | ByFile) -> Any:
     mtbf = capacity.mtbf_node.strip()
     if mtbf[-1:].isdigit():
         raise SpecError("--mtbf-node", mtbf, f"say the unit: {mtbf}d, {mtbf}h or {mtbf}s")
-    return Changes(parse_time(mtbf, "--mtbf-node"), parse_time(capacity.repair, "--repair"), checkpoint_s)
+    return Changes(
+        parse_time(mtbf, "--mtbf-node"),
+        parse_time(capacity.repair, "--repair"),
+        capacity.repair_spread,
+        capacity.frailty,
+        checkpoint_s,
+    )

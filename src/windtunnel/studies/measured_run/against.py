@@ -11,6 +11,7 @@ from windtunnel.studies.traces.by_class import SENDS, StepTime
 
 COMPUTE = ("gemm", "attention", "memory-bound", "optimizer", "other kernels", "copies")
 COMMUNICATION, PIPELINE = "exposed communication", "pipeline"
+CONSTANT = 0.7  # of the steps in which the same rank is last
 ORDER = (*COMPUTE, COMMUNICATION, PIPELINE, "data loader", "host", "idle")
 SLOWED = "slowed by overlap"
 
@@ -98,6 +99,7 @@ class Lateness:
     seconds: float  # a step, that it works longer than the others in the median
     share: float  # of the steps in which it is the last
     kind: str  # class in which it differs most
+    is_constant: bool  # the same rank in nearly all steps, and by more than its own steps differ
 
 
 def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
@@ -112,13 +114,15 @@ def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
     if len(traced) < 2 or not by_step:
         return None
     last: dict[int, list[float]] = {}
+    leads: dict[int, list[float]] = {rank: [] for rank in traced}
     for ranks in by_step.values():
         own = {rank: own_work_s(step) for rank, step in ranks.items()}
+        for rank in own:
+            leads[rank].append(own[rank] - median([seconds for one, seconds in own.items() if one != rank]))
         rank = max(own, key=lambda one: (own[one], -one))
-        others = median([seconds for one, seconds in own.items() if one != rank])
-        last.setdefault(rank, []).append(own[rank] - others)
+        last.setdefault(rank, []).append(leads[rank][-1])
     rank = max(last, key=lambda one: (len(last[one]), sum(last[one])))
-    every = [lead for leads in last.values() for lead in leads]
+    every = [lead for mine in last.values() for lead in mine]
     share = len(last[rank]) / len(every)
     mine = [measured_classes(ranks[rank]) for ranks in by_step.values()]
     theirs = [measured_classes(step) for ranks in by_step.values() for one, step in ranks.items() if one != rank]
@@ -127,7 +131,24 @@ def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
     def differs(name: str) -> float:
         return median([one.get(name, 0.0) for one in mine]) - median([one.get(name, 0.0) for one in theirs])
 
-    return Lateness(rank, sum(every) / len(every), share, max(kinds, key=differs))
+    constant = share >= CONSTANT and median(leads[rank]) > 2.0 * spread(leads[rank])
+    seconds = median(leads[rank]) if constant else sum(every) / len(every)
+    return Lateness(rank, seconds, share, max(kinds, key=differs), constant)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Between the quarters of some values: what they differ by without a cause."""
+    ordered = sorted(values)
+    return ordered[(3 * (len(ordered) - 1)) // 4] - ordered[(len(ordered) - 1) // 4]
+
+
+def noise(traced: Mapping[int, Sequence[StepTime]], name: str) -> float:
+    """By how much a class differs from step to step, in the median over the ranks."""
+    each = []
+    for steps in traced.values():
+        later = sorted(steps, key=lambda one: one.step)[1:] or list(steps)
+        each.append(spread([measured_classes(one).get(name, 0.0) for one in later]))
+    return median(each)
 
 
 def own_work_s(step: StepTime) -> float:

@@ -26,7 +26,7 @@ from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.document import read_mapping
 from windtunnel.physics.step.result import Limit, Result
 from windtunnel.questions import read
-from windtunnel.questions.predict import Predict
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.units import format_percent, format_time, parse_number, parse_time
 
 SAME, BATCH, LAYOUT, OTHER = "same plan", "same layout", "other layout", "other job"

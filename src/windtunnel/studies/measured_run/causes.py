@@ -13,7 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.measured_run.against import COMMUNICATION, COMPUTE, PIPELINE, Lateness, lateness, mean_classes
+from windtunnel.studies.measured_run.against import (
+    COMMUNICATION,
+    COMPUTE,
+    PIPELINE,
+    Lateness,
+    lateness,
+    mean_classes,
+    noise,
+)
 from windtunnel.studies.measured_run.collectives import waits_for
 from windtunnel.studies.measured_run.run import MeasuredRun, Steady, phases_of
 from windtunnel.studies.traces.by_class import StepTime
@@ -21,7 +29,6 @@ from windtunnel.units import format_percent, format_time
 
 WORTH = 0.02  # of the measured step
 ALIKE = 0.06  # by which ratios of kernels' times differ where all of them are slow for one reason
-CONSTANT = 0.7  # of the steps in which the same rank is last
 FULL = 0.95  # of the memory
 LOADER_PARTS = ("data loader", "batch-generator", "batch_generator", "data_loading", "data")
 COMMUNICATION_PARTS = (
@@ -68,6 +75,7 @@ class Evidence:
     run: MeasuredRun | None = None
     steady: Steady | None = None
     capacity_bytes: int = 0
+    expected_wait_s: float = 0.0  # for the slowest of healthy ranks, which is another one each step
     differs: Sequence[tuple[str, float]] = ()  # what the run says of its plan, and seconds that it takes more
 
 
@@ -88,10 +96,11 @@ def _of_traces(evidence: Evidence) -> list[Cause]:
     typical = mean_classes(traced)
     found = []
     late = lateness(traced)
-    wait_s = 0.0
-    if late is not None and late.seconds > WORTH * evidence.step_s:
-        wait_s = late.seconds
-        found.append(_late(late, len(traced)))
+    wait_s, uneven = 0.0, ""
+    if late is not None:
+        wait_s = late.seconds if late.is_constant else max(0.0, late.seconds - evidence.expected_wait_s)
+        uneven = "" if late.is_constant else late.kind
+        found.append(_late(late, wait_s, len(traced)))
     for name, cause in (
         ("data loader", DATA_LOADER),
         ("host", HOST_BOUND),
@@ -104,20 +113,25 @@ def _of_traces(evidence: Evidence) -> list[Cause]:
         excess = level - expected.get(name, 0.0)
         if name == COMMUNICATION:
             excess -= wait_s * (len(traced) - 1) / len(traced)  # the others' waiting for whom is last
+        elif name == uneven:
+            excess -= wait_s
+        if excess < noise(traced, name):  # its own steps differ by more
+            continue
         said = f"{name} takes {format_time(level)} a step in the trace, {format_time(expected.get(name, 0.0))} expected"
         found.append(Cause(cause, excess, said, MENDS[cause]))
-    return found + _kernels(typical, expected)
+    beyond = {name: noise(traced, name) for name in COMPUTE}
+    return found + _kernels(typical, expected, beyond)
 
 
-def _late(late: Lateness, ranks: int) -> Cause:
-    if late.share >= CONSTANT and ranks > 1:
+def _late(late: Lateness, wait_s: float, ranks: int) -> Cause:
+    if late.is_constant:
         said = (
             f"rank {late.rank} is the last in {format_percent(late.share, 0)} of the traced steps, by"
             f" {format_time(late.seconds)}; it has more {late.kind} than the other {ranks - 1}"
         )
         return Cause(f"{SLOW_RANK} {late.rank}", late.seconds, said, MENDS[SLOW_RANK])
     said = f"one rank is behind by {format_time(late.seconds)} in each step, and not always the same one"
-    return Cause(IMBALANCE, late.seconds, said, MENDS[IMBALANCE])
+    return Cause(IMBALANCE, wait_s, said, MENDS[IMBALANCE])
 
 
 def _level(traced: Mapping[int, Sequence[StepTime]], name: str, *, mean: bool) -> float:
@@ -126,7 +140,7 @@ def _level(traced: Mapping[int, Sequence[StepTime]], name: str, *, mean: bool) -
     return sum(each) / len(each) if mean else each[(len(each) - 1) // 2]
 
 
-def _kernels(measured: Mapping[str, float], expected: Mapping[str, float]) -> list[Cause]:
+def _kernels(measured: Mapping[str, float], expected: Mapping[str, float], noise_s: Mapping[str, float]) -> list[Cause]:
     """Kernels slower by one ratio are slow for one reason; else each class by itself."""
     both = [name for name in COMPUTE if name != "copies" and expected.get(name) and measured.get(name)]
     ratios = {name: measured[name] / expected[name] for name in both}
@@ -134,11 +148,12 @@ def _kernels(measured: Mapping[str, float], expected: Mapping[str, float]) -> li
     heavy = [name for name in both if expected[name] > WORTH * sum(expected.values())]
     if len(heavy) > 1:
         low, high = min(ratios[name] for name in heavy), max(ratios[name] for name in heavy)
-        if low > 1.0 + WORTH and high - low < ALIKE * low:
+        seconds = sum(excess[name] for name in heavy)
+        if low > 1.0 + WORTH and high - low < ALIKE * low and seconds > sum(noise_s[name] for name in heavy):
             said = (
                 f"{', '.join(heavy)} are all {format_percent(low - 1.0, 0)} to {format_percent(high - 1.0, 0)} slower"
             )
-            return [Cause(CLOCKS, sum(excess[name] for name in heavy), said, MENDS[CLOCKS])]
+            return [Cause(CLOCKS, seconds, said, MENDS[CLOCKS])]
     return [
         Cause(
             f"slow {name}" if expected.get(name) else name,
@@ -147,6 +162,7 @@ def _kernels(measured: Mapping[str, float], expected: Mapping[str, float]) -> li
             "look at the kernels by name (`windtunnel compare RUN TRACE`): another backend, layout or format?",
         )
         for name, seconds in excess.items()
+        if seconds > noise_s[name]
     ]
 
 

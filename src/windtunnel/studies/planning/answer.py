@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from windtunnel.errors import UserError
 from windtunnel.studies.planning.choices import Choice
+
+FIGURES = (
+    *("step_time_s", "p5_s", "p95_s", "mfu", "tokens_per_s", "n_gpus", "peak_memory_bytes", "memory_capacity_bytes"),
+    *("gpu_hours_per_million_tokens", "reproduce"),
+)  # of a row of `to_dataframe`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,25 @@ class Plans:
     def status(self) -> str:
         """Whether anything fits: ok or infeasible."""
         return "ok" if self.plans else "infeasible"
+
+    def _repr_html_(self) -> str:
+        """A notebook's view of it."""
+        return str(sys.modules[__name__.partition(".")[0]].plans_html(self))
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame, a row a plan, best first: its figures, and each field that plans differ in.
+
+        Raises UserError where pandas is not installed.
+        """
+        fields = {name: [one.plan.get(name) for one in self.plans] for one in self.plans for name in one.plan}
+        columns = {name: [getattr(one, name) for one in self.plans] for name in FIGURES}
+        columns |= {name: list(map(str, values)) for name, values in fields.items() if len(set(map(str, values))) > 1}
+        try:
+            import pyarrow as pa
+
+            return pa.table(columns).to_pandas()
+        except ImportError:
+            raise UserError("to_dataframe needs pyarrow and pandas: pip install pyarrow pandas") from None
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as JSON-able data."""

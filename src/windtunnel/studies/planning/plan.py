@@ -24,7 +24,7 @@ from windtunnel.physics.hardware.mixed import JOINED, MixedCluster, parse_mixed
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import read
-from windtunnel.questions.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.typed import check, texts
 from windtunnel.questions.words import command
 from windtunnel.studies.planning.ahead import Exact

@@ -17,7 +17,7 @@ from windtunnel.errors import UserError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.physics.step.result import Advice, Result
-from windtunnel.questions.question import plain_part
+from windtunnel.questions.reading import plain_part
 from windtunnel.studies.planning.advice import HEAD_ROOM
 from windtunnel.studies.planning.changes import PLAN, change_fields, flags_of
 from windtunnel.studies.planning.oracle import Layout, Plan, host_holds, laid_out, memory_bytes, read_plan, step_ns
@@ -58,25 +58,30 @@ def proposals(result: Result, model: Model, cluster: Cluster, plan: Plan, launch
 
 
 def ordered(advice: Sequence[Advice]) -> list[Advice]:
-    """Quickest first; of those that are not told apart the simplest first."""
-    left = sorted(advice, key=lambda one: (one.step_time_ns, one.flags))
+    """Quickest first, of those that are not told apart the simplest; what offloads behind all others."""
+    left = sorted(advice, key=lambda one: (_offloads(one.changes), one.step_time_ns, one.flags))
     found: list[Advice] = []
     while left:
         most = left[0].step_time_ns * (1.0 + TOLD_APART)
-        alike = [one for one in left if one.step_time_ns <= most]
+        alike = [
+            one for one in left if one.step_time_ns <= most and _offloads(one.changes) == _offloads(left[0].changes)
+        ]
         for one in sorted(alike, key=lambda one: (simplicity(one.changes), one.step_time_ns)):
             # What asks for all that another one does, and is not told apart from it, only asks for more.
             if not any(other.changes.items() <= one.changes.items() for other in found):
                 found.append(one)
-        left = [one for one in left if one.step_time_ns > most]
+        left = [one for one in left if one not in alike]
     return found
 
 
+def _offloads(changes: Mapping[str, Any]) -> bool:
+    return any(name.startswith("offload") and value for name, value in changes.items())
+
+
 def simplicity(changes: Mapping[str, Any]) -> tuple[int, int]:
-    """How much a change asks for: offloading last, then the number of fields, then the field that changes most."""
+    """How much a change asks for: the number of fields, then the field that changes most."""
     ranks = [SIMPLE.index(name) if name in SIMPLE else len(SIMPLE) for name in changes if name != "dp"]
-    offloads = any(name.startswith("offload") for name in changes)
-    return (len(SIMPLE) * offloads + len(ranks), max(ranks, default=0))
+    return len(ranks), max(ranks, default=0)
 
 
 def _apart(one: Advice, singles: Sequence[Advice]) -> str:
@@ -87,13 +92,13 @@ def _apart(one: Advice, singles: Sequence[Advice]) -> str:
 
 def _together(result: Result, base: Layout, singles: Sequence[Advice]) -> Advice | None:
     """The best of the single changes joined, as far as they go together."""
-    if not singles or "n_gpus" in singles[0].changes:
+    if not singles or "n_gpus" in singles[0].changes or _offloads(singles[0].changes):
         return None
     fields, best = dict(singles[0].changes), singles[0].step_time_ns
     room = int(result.memory_capacity_bytes * (1.0 - HEAD_ROOM))
     found = None
     for one in singles[1:]:
-        if set(one.changes) & set(fields) - {"dp"} or "n_gpus" in one.changes:
+        if set(one.changes) & set(fields) - {"dp"} or "n_gpus" in one.changes or _offloads(one.changes):
             continue
         asked = {name: value for name, value in {**fields, **one.changes}.items() if name != "dp"}
         change = change_fields(base, asked)

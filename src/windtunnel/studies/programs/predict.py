@@ -25,11 +25,11 @@ from windtunnel.physics.step.disturbances.disturbances import parse_disturbances
 from windtunnel.physics.step.disturbances.disturbed_step import Replayed
 from windtunnel.physics.step.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.physics.step.result_of import limits_of, read, result_of
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import Framework, Script
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.asked.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.header import product_version
-from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import Framework, Script
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.typed import check
 from windtunnel.studies.programs.compiler.fused_program import fused
 from windtunnel.studies.programs.disturbances.disturbed import disturb, disturbed_job

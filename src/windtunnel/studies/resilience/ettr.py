@@ -28,7 +28,7 @@ def exact(lam: float, u: float, w: float, d: float) -> float:
 
 
 def linear(lam: float, u: float, w: float, d: float) -> float:
-    """ETTR as papers print it, at least 0. Never above `exact` by more than rounding."""
+    """ETTR as papers print it, at least 0. Above `exact` only where failures while writing matter: it counts none."""
     return max(0.0, (1.0 - lam * (u + d / 2.0)) / (1.0 + w / d))
 
 

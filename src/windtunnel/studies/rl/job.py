@@ -18,7 +18,7 @@ from windtunnel.physics.hardware.cluster import Cluster, cluster_with
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, model_of
 from windtunnel.questions import plain, read
-from windtunnel.questions.rl import Rl
+from windtunnel.questions.asked.rl import Rl
 from windtunnel.studies.rl.clock import Rules, Run, Times
 from windtunnel.studies.rl.configs.question import Imported, read_config
 from windtunnel.studies.rl.generators import Generator

@@ -20,8 +20,8 @@ from typing import Any
 
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.physics.hardware.catalogue import cluster_of
+from windtunnel.questions.asked.rl import Rl, RlPlan
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.questions.rl import Rl, RlPlan
 from windtunnel.studies.rl.job import Job, alone_s, settled
 from windtunnel.studies.rl.learner import Trainer
 from windtunnel.studies.rl.result import RlResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from windtunnel.questions.rl import Rl
+from windtunnel.questions.asked.rl import Rl
 from windtunnel.studies.rl.anchor import anchor_of, anchor_on, anchored, read_log
 from windtunnel.studies.rl.job import Job, run_of, settled
 from windtunnel.studies.rl.reading import infeasible, memory_of, read_run

@@ -17,7 +17,7 @@ from typing import Protocol, final
 
 from windtunnel.physics.engine.events import EventQueue
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
-from windtunnel.studies.serving.workload.clients import client_of
+from windtunnel.studies.serving.workload.clients import ClosedLoop, client_of
 from windtunnel.studies.serving.workload.requests import Workload
 
 Action = Callable[[int], None]  # is told the time
@@ -142,11 +142,16 @@ class Loop:
                 server = servers[event]
                 assert server is not None
                 finished = server.advance()
-                end_ns = ends[event] = server.next_ns
-                if end_ns != NEVER:
-                    tickets[event] = push(end_ns, event, priorities[event])
+                ends[event] = NEVER
                 if ended is not None:
                     ended(now_ns, event, finished)
+                server = servers[event]
+                if server is not None and (end_ns := server.next_ns) != ends[event]:  # unless `ended` has seen to it
+                    if ends[event] != NEVER:
+                        events.cancel(tickets[event])
+                    ends[event] = end_ns
+                    if end_ns != NEVER:
+                        tickets[event] = push(end_ns, event, priorities[event])
             if once:
                 return
 
@@ -199,6 +204,10 @@ def simulate(
             sent += _alone(server, taken[place :: len(servers)])
         return sent, refused
 
+    if workload.concurrency is not None and len(servers) == 1 and isinstance(client, ClosedLoop):
+        _kept_full(servers[0], client, request)
+        return sent, refused
+
     def answered(now_ns: int, place: int, finished: list[Sequence]) -> None:
         for one in finished:
             for at_ns, following in client.answered(one.index, now_ns):
@@ -227,6 +236,26 @@ def simulate(
     loop.sent(at_ns, index, first)
     loop.run()
     return sent, refused
+
+
+def _kept_full(server: Server, client: ClosedLoop, request: Callable[[int, int], Sequence | None]) -> None:
+    """The same for one server and slots that send at once when they are answered."""
+
+    def send(now_ns: int, waiting: list[tuple[int, int]]) -> None:
+        waiting.reverse()
+        while waiting:
+            _, index = waiting.pop()
+            one = request(index, now_ns)
+            if one is not None:
+                server.submit(one, now_ns)
+            else:
+                waiting[:0] = client.answered(index, now_ns)  # refused: the slot goes on
+
+    send(0, list(client.start()))
+    while (now_ns := server.next_ns) < NEVER:
+        finished = server.advance()
+        if finished:
+            send(now_ns, [following for one in finished for following in client.answered(one.index, now_ns)])
 
 
 def _alone(server: Server, arrivals: list[Sequence]) -> list[Sequence]:

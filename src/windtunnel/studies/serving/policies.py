@@ -14,8 +14,8 @@ from typing import Any
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.model.catalogue import model_of
+from windtunnel.questions.asked.serve_policies import ServePolicies
 from windtunnel.questions.header import Answer
-from windtunnel.questions.serve_policies import ServePolicies
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.parts import workload_of

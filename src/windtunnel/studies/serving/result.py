@@ -233,7 +233,7 @@ class ServingResult:
 def refusals(result: ServingResult) -> list[str]:
     """What has to be said: of the engine's release, and where requests are more than a replica takes."""
     found = [result.started.notice] if result.started.notice else []
-    if result.feasible and result.refused:
+    if result.refused and result.refusal:
         found.append(refused_words(result.refused, result.requests, result.refusal, result.started))
     return found
 

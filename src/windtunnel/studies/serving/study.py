@@ -13,14 +13,14 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, model_of, stored_as
 from windtunnel.physics.model.checkpoint import Stored
+from windtunnel.questions.asked.parts import ModelPart
+from windtunnel.questions.asked.serve import Serve
+from windtunnel.questions.asked.serve_listen import OfTrace, ServeListen, UpTo
+from windtunnel.questions.asked.serve_plan import ServePlan, Sought
+from windtunnel.questions.asked.serve_pool import ServePool
+from windtunnel.questions.asked.serve_spot import ServeSpot
+from windtunnel.questions.asked.serving import Apart, AsRecorded, Engine, Lengths, Open, Replicas, Together
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.questions.parts import ModelPart
-from windtunnel.questions.serve import Serve
-from windtunnel.questions.serve_listen import OfTrace, ServeListen, UpTo
-from windtunnel.questions.serve_plan import ServePlan, Sought
-from windtunnel.questions.serve_pool import ServePool
-from windtunnel.questions.serve_spot import ServeSpot
-from windtunnel.questions.serving import Apart, AsRecorded, Engine, Lengths, Open, Replicas, Together
 from windtunnel.studies.serving.build import Engine as Priced
 from windtunnel.studies.serving.build import engine_of
 from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner, pools_in_words

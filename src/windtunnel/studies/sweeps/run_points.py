@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.errors import UserError
 from windtunnel.files.document import read_mapping
 from windtunnel.questions import question_class, read, run
-from windtunnel.questions.question import set_paths
+from windtunnel.questions.changing import set_paths
 from windtunnel.questions.words import parts_from_files
 from windtunnel.studies.sweeps.points import nest_inputs
 

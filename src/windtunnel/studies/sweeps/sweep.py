@@ -20,7 +20,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.questions import QUESTIONS
-from windtunnel.questions.sweep import Sweep
+from windtunnel.questions.asked.sweep import Sweep
 from windtunnel.questions.typed import check
 from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal

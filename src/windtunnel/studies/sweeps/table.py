@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.questions.sweep import SweepTable
+from windtunnel.questions.asked.sweep import SweepTable
 from windtunnel.studies.sweeps.points import Point
 
 INPUTS = b"windtunnel.inputs"  # of the file's metadata: the names of the inputs, as JSON

@@ -8,7 +8,7 @@ from dataclasses import replace
 from windtunnel.physics.step.result import Infeasible, Result, StageMemory, TechniqueGain
 from windtunnel.physics.step.result_of import limits_of
 from windtunnel.questions import plain
-from windtunnel.questions.predict import Predict
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.words import command
 from windtunnel.studies.techniques.priced import Held
 

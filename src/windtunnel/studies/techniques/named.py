@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.questions.sweep import Techniques
+from windtunnel.questions.asked.sweep import Techniques
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
 from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
 from windtunnel.studies.techniques.megascale.features import MegaScalePlan

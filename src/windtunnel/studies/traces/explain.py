@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.questions.explain import Explain
+from windtunnel.questions.asked.explain import Explain
 from windtunnel.questions.typed import check, texts
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
 from windtunnel.questions import read_part
-from windtunnel.questions.plan import Framework, Plan, Precision
-from windtunnel.questions.question import fields_of
+from windtunnel.questions.asked.plan import Framework, Plan, Precision
+from windtunnel.questions.fields import fields_of
 
 __all__ = ["PARAMETER_FORMATS", "PEAK_DTYPE", "RECOMPUTE_PARTS", "Framework", "Plan", "Precision", "read_plan"]
 

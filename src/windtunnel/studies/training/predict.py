@@ -26,6 +26,7 @@ from windtunnel.physics.step.result_of import (
     BUBBLE,
     ClassTime,
     Kernels,
+    Reading,
     Work,
     limits_of,
     read,
@@ -33,9 +34,9 @@ from windtunnel.physics.step.result_of import (
     roofline_warning,
     sum_to,
 )
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.asked.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.questions.header import product_version
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.studies.training.answers import answer_to, remember
 from windtunnel.studies.training.distance import distances, memory_spread
 from windtunnel.studies.training.disturbances.planned import disturb
@@ -188,6 +189,8 @@ def _result(
     full = most.gives_back
     if full:
         reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
+    if late := _behind_the_passes(layout, step, reading):
+        reading = replace(reading, band_reason="; ".join(words for words in (reading.band_reason, late) if words))
     memory_p95 = round(most.device_bytes * (1.0 + memory_spread(layout)))
     tight = most.device_bytes <= cluster.gpu.usable_memory_bytes < memory_p95
     if most.device_bytes > cluster.gpu.usable_memory_bytes:
@@ -226,6 +229,21 @@ def _result(
         excerpt=lambda: excerpt_of(step, timeline, layout),
         traffic_bytes=_traffic(step),
     )
+
+
+def _behind_the_passes(layout: Layout, step: LoweredStep, reading: Reading) -> str:
+    """In words, that a release before Megatron-Core overlapped gradients takes longer than the band reaches."""
+    if layout.plan.release is not None or layout.plan.framework != "megatron" or not layout.plan.overlap_grad_reduce:
+        return ""
+    graph, shared = step.graph, [name.startswith(("exposed dp", "exposed edp")) for name in step.graph.categories]
+    exchanged = np.where(np.array(shared)[graph.category], step.duration_ns, 0)
+    wider = 1.5 if layout.gradient_bytes == 2.0 else 1.0  # they were reduced in fp32 then, and gathers are as long
+    most = int(wider * np.bincount(graph.program, exchanged, graph.n_programs).max())
+    seen = sum(ns for name, ns in reading.breakdown_ns.items() if name.startswith(("exposed dp", "exposed edp")))
+    longest = reading.total_ns + most - seen
+    if longest <= reading.p95_ns:
+        return ""
+    return f"before 2023-10 gradients waited for the passes: {longest / reading.total_ns - 1:+.0%}, name the release"
 
 
 def _tight(most: StageMemory, p95_bytes: int, usable_bytes: int) -> str:

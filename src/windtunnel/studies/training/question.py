@@ -14,11 +14,13 @@ from windtunnel.physics.hardware import Cluster, parse_cluster, with_settings
 from windtunnel.physics.hardware.mixed import parse_mixed
 from windtunnel.physics.model import Model, load_model
 from windtunnel.questions import read_part
-from windtunnel.questions.parts import ClusterPart, ModelPart
-from windtunnel.questions.plan import Plan
-from windtunnel.questions.predict import Predict
-from windtunnel.questions.question import as_given, fields_of, plain_part, set_paths
-from windtunnel.questions.scenario import Scenario
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.predict import Predict
+from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.changing import as_given, set_paths
+from windtunnel.questions.fields import fields_of
+from windtunnel.questions.reading import plain_part
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
 from windtunnel.studies.training.plan import PLAN_FILE
 

@@ -24,8 +24,8 @@ from windtunnel.faces.cli.predict import plan_below
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.questions import QUESTIONS, question_class, read
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.old import question_of_command
-from windtunnel.questions.predict import Predict
 from windtunnel.questions.words import flag_fields, from_flags, positional_of
 from windtunnel.real.calibrate.document import to_yaml
 from windtunnel.real.emulate.question import doubts

@@ -33,7 +33,7 @@ SOUGHT = f"plan {ONE} --ttft 1s --tpot 1s --method distserve"
             "--cluster h100-sxm:1", "--rate 3", "--trace t.json", "--replicas 2", "--ttft 1s",
         )),
         *((f"{SOUGHT} {flag}", flag.split()[0]) for flag in (
-            "--replicas 2", "--report p.html", "--trace t.json", "--rows o.csv", "--kernels k", "--tp 2", "--price 2",
+            "--replicas 2", "--trace t.json", "--rows o.csv", "--kernels k", "--tp 2", "--price 2",
         )),
         (f"plan {ONE} --method muxserve --attain 0.9", "--attain"),
         (f"{CLOSED} --rate 3", "--rate"),

@@ -20,9 +20,9 @@ from cyclopts import CycloptsError
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.serve import serve_app
 from windtunnel.questions import run
+from windtunnel.questions.asked.serve_listen import ServeListen
 from windtunnel.questions.former import renewed
 from windtunnel.questions.old import question_of_command
-from windtunnel.questions.serve_listen import ServeListen
 from windtunnel.studies.serving import study
 
 RECORDED = Path(__file__).with_name("serve_pairs.json")
@@ -41,6 +41,7 @@ VALUES = {
     "report": "page.html", "trace": "replica.json", "json": "",
 }  # fmt: skip
 OUTPUTS = {"requests_out", "report", "trace", "json"}
+DRAWN_NOW = {(name, "report") for name in ("search", "real", "spot", "spot_policy", "notice")}  # all verbs draw one
 BESIDE = {  # what a flag means something beside
     "waves": ("concurrency",), "acceptance": ("speculative_tokens",), "goodput": ("slo",), "search": ("slo", "rate"),
     "prefill": ("decode",), "decode": ("prefill",), "speed": ("listen",), "lose": ("listen",), "cv": ("rate",),
@@ -122,6 +123,9 @@ WORK = (  # where a study begins what takes time
 )
 
 
+DRAWN = {"search", "real", "spot", "spot_policy", "notice"}  # their answers have a page, which they had not
+
+
 class AcceptedError(Exception):
     """The question came to the work of its study."""
 
@@ -158,6 +162,8 @@ def test_all_pairs_are_judged_as_they_were(folder: Path) -> None:
             error = None
         except (UserError, CycloptsError) as refused:
             error = str(refused)
-        if (before[first, second] == ".") != (error is None):
+        drawn = error is None and {first, second} & DRAWN and {first, second} & {"report"}
+        if (before[first, second] == ".") != (error is None) and not drawn:
             differ.append((first, second, before[first, second], error))
-    assert differ == []
+    assert {(first, second) for first, second, *_ in differ} == DRAWN_NOW
+    assert all(error is None for *_, error in differ)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import time
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -15,14 +17,17 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 
+from cyclopts import App
 from starlette.testclient import TestClient
 
+from windtunnel.faces.cli.verbs import made
 from windtunnel.faces.report.run_list import RunList
 from windtunnel.faces.ui.form import asked_of, field_for, file_or_name, plan_fields, plan_of
-from windtunnel.faces.ui.jobs import JobList
+from windtunnel.faces.ui.jobs import UNDRAWN, VERBS, JobList
 from windtunnel.faces.ui.server import FORM_BYTES_MOST, application
 from windtunnel.faces.ui.swept import journalled, tabled
-from windtunnel.questions.scenario import Scenario
+from windtunnel.questions.asked.scenario import Scenario
+from windtunnel.questions.form import inputs
 
 HERE = "127.0.0.1:8765"
 SAME = {"origin": f"http://{HERE}"}
@@ -75,7 +80,7 @@ def test_every_field_of_a_plan_is_in_the_form_and_read_back(client: TestClient) 
         assert f'name="{name}"' in page
     given = {"tp": "4", "layers_per_stage": "7,8", "overlap_tp": "off", "offload_optimizer": "0.5", "schedule": "1f1b"}
     assert plan_of(given) == {
-        "tp": 4, "layers_per_stage": (7, 8), "overlap_tp": False, "offload_optimizer": 0.5, "schedule": "1f1b",
+        "tp": 4, "layers_per_stage": [7, 8], "overlap_tp": False, "offload_optimizer": 0.5, "schedule": "1f1b",
     }  # fmt: skip
 
 
@@ -413,3 +418,36 @@ def test_a_sweep_of_the_page_ends_with_its_points(client: TestClient) -> None:
     assert sorted(point[4].rpartition("tp=")[2] for point in points) == ["1", "2"]  # 3 does not divide
     step = json.loads(client.get(f"/runs/{kept(client, tp='2', seq_len='512')}/file/json").text)["step_time_ns"]
     assert step / 1e9 in [point[0] for point in points]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_study_has_a_form_of_its_questions_fields(client: TestClient, verb: str) -> None:
+    text = client.get("/studies", params={"verb": verb}).text
+    names = set(re.findall(r'<(?:input|select|textarea) id="f-[^"]+" name="([^"]+)"', text))
+    assert names == {one.name for one in inputs(verb)}
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in UNDRAWN])
+def test_each_study_draws_a_report(verb: str) -> None:
+    app = made(verb.split()[0])
+    for name in verb.split()[1:]:
+        app = app[name]
+    shown = app.default_command if isinstance(app, App) else app
+    assert "report" in signature(shown).parameters
+
+
+def test_a_form_is_asked_as_its_question(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    monkeypatch.setattr(JobList, "start", lambda self, verb, line: begun.append((verb, line)) or "x")
+    form = {
+        "verb": "serve", "model.base": "llama-3.1-8b", "cluster.base": "h100-sxm:1", "requests.kind": "lengths",
+        "requests.prompt": "2,000", "requests.output": "300", "load.kind": "closed", "load.concurrency": "32",
+        "load.rate": "5", "engine.engine": "", "words": "",
+    }  # fmt: skip
+    where = client.post("/studies/start", data=form, headers=SAME, follow_redirects=False)
+    assert where.headers["location"] == "/studies/x"
+    line = "llama-3.1-8b --cluster h100-sxm:1 --prompt 2000 --output 300 --concurrency 32"  # nothing of `open`
+    assert begun == [("serve", line)]
+    refused = client.post("/studies/start", data=form | {"requests.prompt": "many"}, headers=SAME)
+    assert "requests.prompt" in refused.text
+    assert len(begun) == 1

@@ -193,3 +193,21 @@ def test_missing_files_say_so(tmp_path: Path) -> None:
     for spec in (str(tmp_path / "none.json"), str(tmp_path), "./none", tmp_path / "a" / "b"):
         with pytest.raises(InputFileError, match="No such file"):
             load_model(spec)
+
+
+@pytest.mark.parametrize(
+    ("folder", "own", "name"),
+    [
+        ("weird", "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B"),
+        ("my-model", "", "my-model"),
+        ("my-model", None, "my-model"),
+        ("models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f249a1", None, "Llama-3.1-8B"),
+    ],
+)
+def test_a_config_is_named_by_its_model(tmp_path: Path, folder: str, own: str | None, name: str) -> None:
+    source = json.loads((FOLDER / "llama-3-8b.json").read_text())
+    source.pop("_source", None)
+    place = tmp_path / folder
+    place.mkdir(parents=True)
+    (place / "config.json").write_text(json.dumps({**source, **({} if own is None else {"_name_or_path": own})}))
+    assert load_model(place / "config.json").name == name

@@ -75,13 +75,10 @@ def test_ranks_that_a_source_names_come_first(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         "if step == 100: save()\nif rank == 37: skip()\nif rank < 64: pass\nif local_rank in (3, 5): pass\n"
-        "if rank == 5000: pass\nif size > 9: pass\n"
+        "if rank == 5000: pass\nif size > 9: pass\nif n == 2: pass\n"
     )
-    found = ranks_named([str(path)], 1024)
-    assert {37, 64, 63, 3, 5} <= set(found)
-    assert found.index(37) < len(found)
-    assert 5000 not in found
-    assert 0 not in found
+    assert sorted(ranks_named([str(path)], 1024)[:5]) == [3, 5, 37, 63, 64]
+    assert ranks_named([str(path)], 1024)[5:] == [100]  # it may be one; 2 and 9 hardly, 5,000 is none
 
 
 def test_calls_that_nobody_came_to(tmp_path: Path) -> None:

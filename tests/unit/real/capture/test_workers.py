@@ -275,3 +275,34 @@ def test_what_belongs_to_a_command_that_lives_is_not_swept(players: Path) -> Non
     with Workers(SETTINGS) as workers:
         sweep()
         workers.run([0], {"does": {}})
+
+
+def test_what_goes_on_is_said_before_anything_is_loaded() -> None:
+    said: list[tuple[int, int, str]] = []
+    run({}, [0, 1], report=lambda *words: said.append(words))  # type: ignore[arg-type]
+    assert said[0] == (0, 1, "loading PyTorch")
+    assert said[-1][:2] in ((0, 2), (1, 2), (2, 2))
+
+
+def test_a_rank_is_run_again_under_another_task_and_what_it_was_stays_known() -> None:
+    with Workers(SETTINGS) as workers:
+        workers.run([0, 1], {"does": {"0": "send:1", "1": "wait:0"}})
+        after = workers.again(1, {"does": {"1": "fail:no"}})
+        assert after is not None
+        assert after["status"] == "error"
+        assert workers.outcomes[1]["heard"] == "0"
+        assert workers.again(0, {"does": {}}) is not None
+
+
+def test_a_rank_that_alone_raises_is_a_finding() -> None:
+    with Workers(SETTINGS, cores=1) as workers:
+        workers.run([0], {"does": {}})
+        with pytest.raises(ScriptError) as raised:
+            workers.run([3], {"does": {"3": "fail:here"}})
+    finding = raised.value.finding
+    assert finding is not None
+    assert (finding.kind, finding.ranks, finding.is_fatal) == ("exception", (3,), True)
+    assert "rank 0 runs through it" in finding.text
+    with pytest.raises(ScriptError) as raised:
+        run({"*": "fail:everywhere"}, [0])
+    assert raised.value.finding is None  # it may be that it does not run under torchrun either

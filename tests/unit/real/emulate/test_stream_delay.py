@@ -1,6 +1,7 @@
 """Communications in the order of streams, on a device that is played."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from windtunnel.real.emulate.clock.stream_delay import BEHIND, StreamDelay, stre
 from windtunnel.real.emulate.observe import ObservedStep
 from windtunnel.real.emulate.peers.host_program import HostProgram
 from windtunnel.real.emulate.peers.peers_replay import Replay, Watched
+from windtunnel.real.emulate.rank import local_device
 from windtunnel.studies.programs.communication import Communication
 
 PRICE = 0.5
@@ -31,6 +33,7 @@ class Played:
     now: Stream = field(default_factory=Stream)
     streams: dict[str, Stream] = field(default_factory=dict)
     spun: list[float] = field(default_factory=list)
+    passed: float = float("inf")  # events after this have not come yet
 
     def current(self) -> Stream:
         return self.now
@@ -50,12 +53,15 @@ class Played:
         yield
         self.now = before
 
-    def spin(self, stream: Stream, seconds: float) -> None:
+    def mark(self, stream: Stream) -> float:
+        return stream.at
+
+    def spin(self, stream: Stream, seconds: float, since: float) -> None:
         self.spun.append(seconds)
-        stream.at += seconds
+        stream.at = max(stream.at, since + seconds)
 
     def seconds(self, first: float, then: float) -> float | None:
-        return then - first
+        return None if then > self.passed else then - first
 
 
 @dataclass
@@ -153,6 +159,87 @@ def test_host_tensors_are_filled_as_ever() -> None:
     holding.fill(Exchange(call(0), (Tensor(False),), (Tensor(False),), lambda tensor: None))
     assert len(filled) == 1
     assert device.spun == []
+
+
+def test_a_call_on_the_host_takes_its_time_on_the_host() -> None:
+    holding = StreamDelay(Played(), lambda made: 0.05, PeerPolicy(nothing))
+    begun = time.perf_counter()
+    holding.fill(Exchange(call(0), (Tensor(False),), (Tensor(False),), lambda tensor: None))
+    holding.on_wait(call(0))
+    assert time.perf_counter() - begun >= 0.05
+
+
+def test_a_fill_that_takes_time_is_part_of_what_is_held() -> None:
+    device = Played()
+
+    def filled(_: Exchange) -> None:
+        device.streams["0"].at += PRICE / 2
+
+    script = Script(StreamDelay(device, lambda made: PRICE, PeerPolicy(filled)), device)
+    script.step()
+    assert script.step_s == [pytest.approx(1.0 + PRICE + 0.3)]
+
+
+def test_a_step_whose_events_are_late_is_read_later() -> None:
+    device, seen = Played(passed=0.0), list[ObservedStep]()
+
+    def look(step: ObservedStep) -> list[Watched]:
+        seen.append(step)
+        return []
+
+    script = Script(StreamDelay(device, lambda made: PRICE, PeerPolicy(nothing), on_step=look), device)
+    for _ in range(BEHIND + 3):
+        script.step()
+    assert seen == []
+    device.passed = float("inf")
+    script.step()
+    assert len(seen) == 4  # none was lost
+
+
+def test_real_ranks_share_the_gpus_at_hand() -> None:
+    assert [local_device(rank, [77, 3, 900], 2) for rank in (3, 77, 900)] == [0, 1, 0]
+    assert local_device(77, [77], 1) == 0
+
+
+class DriverPlayed:
+    """`torch.cuda` as far as streams and their memory go; notes what was asked, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.device = 0
+
+    def current_device(self) -> int:
+        self.asked.append("current_device")
+        return self.device
+
+    def Stream(self) -> object:  # noqa: N802 - torch's
+        self.asked.append("Stream")
+        return object()
+
+
+def test_the_device_is_asked_nothing_before_the_script_and_has_streams_of_each_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from windtunnel.errors import UserError
+    from windtunnel.real.emulate.clock.cuda_device import TorchCuda
+
+    torch = pytest.importorskip("torch")
+    played = DriverPlayed()
+    monkeypatch.setattr(torch, "cuda", played)
+    device = TorchCuda(communicator_bytes=400 << 20)
+    assert played.asked == []  # the script says first which GPU is its own
+    held: list[int] = []
+    monkeypatch.setattr(device.memory, "hold", lambda size: held.append(size) or len(held) < 4)
+    first = device.stream("0")
+    assert device.stream("0") is first
+    for peer in range(3):  # messages: a stream for each, buffers once
+        device.stream(f"1 send {peer}")
+    assert len(held) == 2
+    played.device = 1
+    assert device.stream("0") is not first
+    assert len(held) == 3
+    with pytest.raises(UserError, match="no room for the 400 MiB"):
+        device.stream("2")
 
 
 def test_what_lies_behind_another_on_its_stream_is_held_from_there() -> None:

@@ -233,3 +233,35 @@ def test_where_no_job_ends_what_was_down_is_told(tmp_path, capsys):
     assert found["unfinished_jobs"] == 1
     assert found["down_gpu_hours"] == 8.0
     assert found["capacity_gpu_hours"] == 24.0
+
+
+def test_unlike_nodes_and_repairs_follow_their_laws() -> None:
+    """Faults of a node: mean m, variance m + m^2 / shape; repairs: lognormal (as 400 servers had in 348 days)."""
+    day = 86_400.0
+    site = parse_site("gpu:2000x8")
+    law = Changes(mtbf_s=239 * day, repair_s=20.4 * 3600, repair_spread=1.936, frailty=0.93)
+    begun, faults, repairs = {}, np.zeros(2000), []
+    for change in law.stream(site, 0.0, 3):
+        if change.time_ns > 348 * day * NS:
+            break
+        if change.gpus:
+            repairs.append((change.time_ns - begun[change.node]) / NS)
+        else:
+            begun[change.node] = change.time_ns
+            faults[change.node] += 1
+    mean = faults.mean()
+    assert mean == pytest.approx(348 / 239, rel=0.1)  # a node that is away does not fail
+    assert faults.var() == pytest.approx(mean + mean**2 / 0.93, rel=0.15)
+    assert np.median(repairs) == pytest.approx(20.4 * 3600, rel=0.1)
+    assert np.std(np.log(repairs)) == pytest.approx(1.936, rel=0.05)
+
+
+def test_a_table_of_faults_takes_nodes_away_while_any_lasts(tmp_path) -> None:
+    path = tmp_path / "faults.csv"
+    path.write_text("node,start_day,end_day\n0,1,3\n0,2,4\n1,2,\n")
+    day = 86_400 * NS
+    found = [(change.time_ns, change.node, change.gpus) for change in Changes(trace=path).stream(SITE, 0.0, 0)]
+    assert found == [(day, 0, 0), (2 * day, 1, 0), (4 * day, 0, SITE.per_node)]
+    path.write_text("node,start_s,end_s\n0,5,3\n")
+    with pytest.raises(InputFileError, match="before the start"):
+        Changes(trace=path).stream(SITE, 0.0, 0)

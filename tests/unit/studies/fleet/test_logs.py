@@ -240,3 +240,18 @@ def test_a_log_of_more_than_the_cluster_is_said(capsys: pytest.CaptureFixture[st
     assert main(["fleet", "lint", log, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["read"], found["not_understood"]) == (2, [])
+
+
+def test_policies_are_held_against_the_starts_of_the_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The log ran FIFO: its starts are found again; the shortest first are off, and the nearest is named."""
+    from windtunnel.faces.cli.app import main
+
+    sacct(tmp_path, line("1", 0, 0, 100), line("2", 10, 100, 300), line("3", 20, 300, 310))
+    words = ["fleet", str(tmp_path / "log.txt"), "--cluster", "gpu:8", "--policy", "current,fifo,sjf", "--restart", "0"]
+    assert main([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    figures = json.loads(said.out)["policies"]
+    assert (figures["fifo"]["log_wait_error"], figures["fifo"]["log_start_error_p50_s"]) == (0, 0)
+    assert figures["sjf"]["log_wait_error"] == pytest.approx((100 + 80) / (90 + 280) - 1, abs=1e-5)
+    assert "log_wait_error" not in figures["current"]
+    assert "fifo is nearest to the log's own starts" in said.err

@@ -17,7 +17,7 @@ from windtunnel.faces.report.comparison.compare import TraceComparison, answer
 from windtunnel.faces.report.comparison.views import trace_document
 from windtunnel.faces.report.run_folder import save
 from windtunnel.questions import read
-from windtunnel.questions.saved import Compare
+from windtunnel.questions.asked.saved import Compare
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.predict import answer as predicted
 from windtunnel.studies.traces.by_class import _Covered, typical

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.questions.question import read_part
-from windtunnel.questions.rl import Rl
+from windtunnel.questions.asked.rl import Rl
+from windtunnel.questions.reading import read_part
 from windtunnel.studies.rl.configs.question import catalogued, read_config
 from windtunnel.studies.rl.configs.settings import read_settings
 from windtunnel.studies.rl.job import with_config

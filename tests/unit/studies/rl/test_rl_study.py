@@ -11,8 +11,8 @@ import pytest
 
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.faces.cli.app import main
-from windtunnel.questions.question import read, read_part
-from windtunnel.questions.rl import Rl, RlPlan
+from windtunnel.questions.asked.rl import Rl, RlPlan
+from windtunnel.questions.reading import read, read_part
 from windtunnel.studies.rl.habits import framework_names, load_habits
 from windtunnel.studies.rl.learner import packed
 from windtunnel.studies.rl.lengths import answers_of

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prices import plain_times
@@ -109,7 +110,9 @@ def test_what_the_front_end_takes_is_in_the_answer_of_pools() -> None:
     assert plain.ttft is not None
     assert slow.ttft is not None
     assert abs(slow.ttft.mean - plain.ttft.mean - 0.25) < 1e-6
-    assert slow.tpot == plain.tpot
+    assert slow.tpot is not None
+    assert plain.tpot is not None
+    assert slow.tpot.mean == pytest.approx(plain.tpot.mean, rel=1e-9)  # stamps are moved alike
 
 
 def test_a_decode_pool_that_falls_behind_is_over_its_limit() -> None:

@@ -45,6 +45,14 @@ def test_a_release_newer_than_all_that_were_calibrated_says_so_and_has_a_wider_b
         assert load_engine(f"{engine}-{last}.9").notice == ""
 
 
+def test_constants_of_other_gpus_widen_the_band_and_of_several_defaults_the_first_counts() -> None:
+    profile = load_engine("sglang-0.5.12")
+    fitted, other = (profile.on(parse_cluster(f"{gpu}:1").gpu) for gpu in ("mi300x", "gb200"))
+    assert fitted.decode_factor != 1.0 == other.decode_factor
+    assert other.band > profile.band
+    assert profile.on(parse_cluster("h200-sxm:1").gpu).max_num_batched_tokens == 8192  # by memory, beside its constants
+
+
 @pytest.mark.parametrize(
     ("tag", "engine", "release", "noticed"),
     [

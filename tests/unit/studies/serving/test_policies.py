@@ -8,8 +8,8 @@ import pytest
 
 from windtunnel.errors import UserError
 from windtunnel.questions import read
-from windtunnel.questions.serve import Serve
-from windtunnel.questions.serve_policies import ServePolicies
+from windtunnel.questions.asked.serve import Serve
+from windtunnel.questions.asked.serve_policies import ServePolicies
 from windtunnel.studies.serving import study
 from windtunnel.studies.serving.policies import answer
 

@@ -91,7 +91,7 @@ def test_what_ran_on_the_date_counts_and_nothing_drafted_before_it_was_added() -
 
 def test_a_row_without_a_release_is_read_as_what_was_out() -> None:
     assert release_on("sglang", "2025-11-10") == "0.5"
-    assert release_on("sglang", "2026-03-25") == "0.5.6"
+    assert release_on("sglang", "2026-03-25") == "0.5.9"
     assert release_on("vllm", "2025-11-10") == ""
     row = {**OPEN, "engine": "sglang", "engine_version": "", "measured": "2025-11-10"}
     assert engine_named(ServingRow(row)) == "sglang-0.5"

@@ -21,7 +21,8 @@ from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.cli import main
 from windtunnel.faces.cli.output import show
 from windtunnel.faces.report.sweeps import table_document
-from windtunnel.questions.question import QUESTIONS, fields_of, question_class
+from windtunnel.questions.fields import fields_of
+from windtunnel.questions.registry import QUESTIONS, question_class
 from windtunnel.studies.sweeps import sweep
 from windtunnel.studies.sweeps.journal import Journal, read_journal
 from windtunnel.studies.sweeps.points import NO_INPUTS, nest_inputs, point_of, read_study

@@ -89,3 +89,20 @@ def test_frozen_weights_of_four_bits_take_a_quarter_and_cost_time() -> None:
 def test_the_same_question_is_answered_from_what_was_kept() -> None:
     assert predict("llama-3-8b", "h100-sxm:16", DENSE) is predict("llama-3-8b", "h100-sxm:16", dict(DENSE))
     assert predict("llama-3-8b", "h100-sxm:16", {**DENSE, "tp": 2}) is not predict("llama-3-8b", "h100-sxm:16", DENSE)
+
+
+@pytest.mark.parametrize("gpus", [128, 1024])
+def test_an_answer_that_an_old_release_would_change_by_more_than_its_band_says_so(gpus: int) -> None:
+    plan = {"global_batch": 2 * gpus, "seq_len": 2048}
+    ours, old = (
+        predict("llama-3-8b", f"h100-sxm:{gpus}", plan),
+        predict("llama-3-8b", f"h100-sxm:{gpus}", plan | {"release": "megatron-23.09"}),
+    )
+    assert old.step_time_ns > ours.step_time_p95_ns
+    assert "name the release" in ours.band_reason
+    assert "name the release" not in old.band_reason
+
+
+def test_nothing_is_said_of_releases_where_little_is_exchanged() -> None:
+    ours = predict("llama-3-70b", "h100-sxm:256", {"tp": 8, "pp": 4, "global_batch": 256, "seq_len": 8192})
+    assert "name the release" not in ours.band_reason

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from windtunnel.physics.model import transformer
+from windtunnel.physics.model import read_config, transformer
 from windtunnel.physics.model.layer_operations import head_operations, layer_operations
 from windtunnel.physics.model.operations import KEPT_BYTES, Operation, Shard
 from windtunnel.studies.training.memory.forward_trace import Tape, write
@@ -154,3 +156,25 @@ def test_the_loss_keeps_and_makes_what_its_rules_say() -> None:
     other = replace(KEEP, loss={**KEEP.loss, "kept": [4], "backward": [8]})
     assert live(write(ops, X, other).forward)[-1] == kept + 2 * logits
     assert 8 * logits in [size for _, size in write(ops, X, other).backward if size]
+
+
+TYPES: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "physics" / "model" / "derived_by_transformers.json").read_text()
+)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("how", [{}, {"recompute": True}], ids=["kept", "recomputed"])
+def test_a_layer_of_every_model_type_gives_back_all_but_its_ends(kind: str, how: dict[str, Any]) -> None:
+    """Forward and backward, the output's gradient given: what is left is the input's gradient and those of weights."""
+    model = read_config(TYPES[kind]["config"])
+    x = float(T * model.hidden_size * W)
+    for kept, _ in model.distinct_layers():
+        found = write(layer_operations(kept, model, Shard(batch=B, seq_len=S)), x, KEEP, **how)
+        sizes: dict[int, int] = {found.incoming: 1}
+        for slot, size in (*found.forward, *found.backward):
+            if size:
+                sizes[slot] = size
+            else:
+                sizes.pop(slot, None)
+        assert set(sizes) <= {found.outgoing, found.incoming, found.output, *found.weights}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from windtunnel.questions.question import read_part
-from windtunnel.questions.rl import Rl
+from windtunnel.questions.asked.rl import Rl
+from windtunnel.questions.reading import read_part
 
 NEEDED = ("id", "framework", "model", "gpu", "n_gpus", "rollouts_per_step", "total_step_s")
 PHASES = ("generation_s", "training_s", "logprob_s", "ref_logprob_s", "weight_sync_s")

@@ -34,7 +34,7 @@ from windtunnel.studies.serving.engines.profile import Profile, load_engine
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.result import ServingResult
-from windtunnel.studies.serving.run import serve_with, summarise
+from windtunnel.studies.serving.run import hand_on, serve_with, summarise
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 from windtunnel.studies.serving.workload.lengths import lengths
 from windtunnel.studies.serving.workload.requests import Workload
@@ -232,6 +232,7 @@ def _warm(engine: Engine, load: Workload) -> ServingResult:
             server.pool.take(len(prompt))
             server.pool.release(len(prompt), server.pool.name(prompt))
     sent, refused = simulate(load, [server], None, block_size=engine.rules.block_size, longest=engine.longest)
+    hand_on(sent, engine.profile)
     return summarise(engine, load, [server], stamps_of(sent), refused, {})
 
 

@@ -21,8 +21,8 @@ from windtunnel.faces.report.run_folder import load
 from windtunnel.files.bytes import MIB, READABLE, read_bytes
 from windtunnel.files.sqlite import is_sqlite
 from windtunnel.physics.step.result import Result
-from windtunnel.questions.saved import Compare, WhatIf
-from windtunnel.questions.scenario import NAMES
+from windtunnel.questions.asked.saved import Compare, WhatIf
+from windtunnel.questions.asked.scenario import NAMES
 from windtunnel.studies.measured_run.against import ClassTime, classes_against
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.traces.kineto.file import TRACE_BYTES_MOST

@@ -12,8 +12,8 @@ from typing import Any
 from windtunnel.errors import UserError
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import plain as plain_question
+from windtunnel.questions.asked.scenario import NAMES
 from windtunnel.questions.old import question_of
-from windtunnel.questions.scenario import NAMES
 from windtunnel.units import format_bytes, format_flops, format_rate, format_time
 from windtunnel.views.text import plain
 

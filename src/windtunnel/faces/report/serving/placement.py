@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from windtunnel.studies.serving.placement.answer import Placed
 from windtunnel.studies.serving.placement.distserve import Candidate, Placement
+from windtunnel.studies.serving.placement.plan import ServingPlans
 from windtunnel.units import format_many
 from windtunnel.views import Column, Document, Headline, Notes, Table, View
 
@@ -43,6 +44,22 @@ def placed_document(placed: Placed) -> Document:
         Notes("", lines),
     ]
     return Document("placement", title, views)
+
+
+def plans_document(plans: ServingPlans, model: str, cluster: str) -> Document:
+    """Deployments that hold the limits, fewest GPUs first."""
+    told = plans.to_dict()
+    best = told["plans"][0]
+    proof = "no fewer hold the limits" if told["proved"] else f"fewer are not ruled out (gap {best['gap']:.0%})"
+    columns = (
+        *(Column("GPUs", "count"), Column("layout"), Column("in time", "share"), Column("p99 TTFT", "s")),
+        *(Column("p99 TPOT", "s"), Column("output tokens/s", ""), Column("$ a million tokens", "")),
+    )
+    keys = ("layout", "attainment", "ttft_p99_s", "tpot_p99_s", "output_tokens_per_s", "cost_per_million_tokens")
+    rows = [(one["gpus"], *(one[key] for key in keys)) for one in told["plans"]]
+    verdict = f"{format_many(best['gpus'], 'GPU')} as {best['layout']} hold the limits; {proof}"
+    notes = Notes("", [f"{told['runs']} plans run; fewer than {told['ruled_out_below_gpus']} GPUs are ruled out"])
+    return Document("plans", f"{model} on {cluster}", [Headline(verdict), Table("Plans", columns, rows), notes])
 
 
 def _layouts(candidate: Candidate) -> str:

@@ -88,17 +88,22 @@
     zone.addEventListener("drop", async (event) => {
       event.preventDefault();
       zone.classList.remove("dropping");
-      for (const file of event.dataTransfer.files) await take(file, zone);
+      for (const file of event.dataTransfer.files) await take(file, zone, event.target);
     });
   }
-  async function take(file, zone) {
+  async function take(file, zone, at) {
     const said = document.getElementById("said");
     const answer = await fetch(`/uploads?name=${encodeURIComponent(file.name)}`, { method: "POST", body: file });
     const text = await answer.text();
     if (!answer.ok) { said.textContent = text; return; }
     const words = document.getElementById("words");
     if (zone.dataset.drop === "explain") return begin(text);
-    if (words) words.value = `${words.value.trim()} ${text}`.trim();
+    const on = at?.closest(".field")?.querySelector("input:not([type=range]), textarea");
+    if (words && words.value.trim()) words.value = `${words.value.trim()} ${text}`;
+    else if (words) { // the field on which it was dropped, or the first that is free
+      const free = [...document.querySelectorAll("#study fieldset input:not([disabled])")].find((one) => !one.value);
+      if (on || free) (on || free).value = text;
+    }
     else {
       const field = answer.headers.get("x-field"), input = document.getElementById(`f-${field}`);
       if (!input) { said.textContent = `${text}: the form has no use for such a file`; return; }
@@ -148,7 +153,18 @@
   }
 
   const verb = document.getElementById("verb");
-  if (verb) verb.addEventListener("change", () => { document.getElementById("words").value = verb.selectedOptions[0].dataset.example; });
+  if (verb) verb.addEventListener("change", () => { location.href = `/studies?verb=${encodeURIComponent(verb.value)}`; });
+
+  // Of a union only the fields of the member that is chosen are shown, and sent.
+  function choose() {
+    for (const one of document.querySelectorAll("[data-chooser]")) {
+      const chosen = document.getElementById(one.dataset.chooser)?.value;
+      one.hidden = !one.dataset.when.split(" ").includes(chosen);
+      for (const input of one.querySelectorAll("input, select, textarea")) input.disabled = one.hidden;
+    }
+  }
+  document.getElementById("study")?.addEventListener("change", choose);
+  choose();
 
   // A study that runs: its state as it comes, its answer when it is there.
   const windtunnelCloud = window.windtunnelCloud;

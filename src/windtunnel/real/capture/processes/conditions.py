@@ -17,6 +17,7 @@ from typing import Any
 
 MOST_STEPS = 64  # that a capture goes on for by itself
 MOST_RANKS = 6  # that a source names and that are run for it
+MOST_UNNAMED, LEAST_UNNAMED = 2, 8  # of them where nothing says that they are ranks
 _PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.Load, ast.operator)
 _DISTRIBUTED = ("dist", "torch.distributed", "distributed", "c10d")
 _GATES = ("print", "log", "info", "debug", "warning", "set_description", "format", "write", "append", "update")
@@ -182,7 +183,10 @@ class Loop:
 
 
 def ranks_named(paths: Sequence[str], world_size: int) -> list[int]:
-    """Ranks that a source compares something with: `rank == 37`, `local_rank % 64 < 5`. The likeliest first."""
+    """Ranks that a source compares something with: `rank == 37`, `local_rank % 64 < 5`. The likeliest first.
+
+    Where nothing is called a rank (`r != 37`), a few numbers that something is equal to.
+    """
     sure: dict[int, None] = {}
     others: dict[int, None] = {}
     for path in paths:
@@ -192,17 +196,14 @@ def ranks_named(paths: Sequence[str], world_size: int) -> list[int]:
                 continue
             sides = [node.left, *node.comparators]
             numbers = [n for side in sides for n in _numbers(side) if 0 <= n < world_size]
-            text = " ".join(ast.unparse(side) for side in sides).lower()
-            for number in numbers:
-                near = (
-                    (number,)
-                    if isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn)
-                    else (number, number - 1)
-                )
-                for one in near:
-                    if 0 < one < world_size:
-                        (sure if "rank" in text else others).setdefault(one)
-    return [*sure, *(one for one in others if one not in sure)][:MOST_RANKS]
+            is_equal = isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn)
+            if "rank" in " ".join(ast.unparse(side) for side in sides).lower():
+                near = numbers if is_equal else [one for n in numbers for one in (n, n - 1)]
+                sure |= dict.fromkeys(one for one in near if 0 < one < world_size)
+            elif is_equal:
+                others |= dict.fromkeys(n for n in numbers if n >= LEAST_UNNAMED)
+    unnamed = [one for one in others if one not in sure][:MOST_UNNAMED]
+    return [*sure, *unnamed][:MOST_RANKS]
 
 
 def _numbers(node: ast.expr) -> list[int]:

@@ -74,7 +74,8 @@ def play(task: Mapping[str, Any]) -> int:
         what = {"ended": isinstance(error, NoStepError), "contradicts": isinstance(error, WorldError)}
         outcome = {"status": "error", **what, **_told(error), "line": place_in_script(error.__traceback__)}
     outcome |= played.facts()
-    played.write_calls(folder / f"calls_{'own' if task.get('own') else rank}.json")
+    cut_short = outcome["status"] != "ok" and not outcome["ended"]  # what it would have called is not known
+    played.write_calls(folder / f"calls_{'own' if task.get('own') else rank}.json", is_partial=cut_short)
     outcome["seconds"] = time.monotonic() - begun
     outcome["cpu_seconds"], outcome["peak_rss_bytes"] = resources_used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
@@ -182,6 +183,7 @@ def _played(
             not steps.done
         ):  # else it came while the script was cleaning up after what ended it, in a state that is no more
             raise
+    steps.close()
     if not steps.digests:
         raise NoStepError(recorder.steps, wanted, launch.line)
     main = steps.programs[steps.main]

@@ -122,6 +122,7 @@ class Workers:
             self._say({**self.settings, "folder": str(place)})
             loading = _Running(self._process.pid)
             while self.folder is None:
+                self.report(0, 1, "loading PyTorch")
                 for answer in self._answers(0.2):
                     if "failed" in answer:
                         raise ScriptError(

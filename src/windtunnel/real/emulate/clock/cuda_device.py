@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.errors import UserError
 from windtunnel.real.capture.torch_private import emulate as compat
 
 if TYPE_CHECKING:
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
 
 CHANNELS = 16  # blocks of NCCL's kernels on a Hopper node by default; an estimate
 KERNEL = """
-extern "C" __global__ void windtunnel_hold(double nanoseconds) {
-    unsigned long long begun, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+extern "C" __global__ void windtunnel_hold(const unsigned long long* begun, double nanoseconds) {
+    unsigned long long now;
     do {
         asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    } while ((double)(now - begun) < nanoseconds);
+    } while ((double)(now - *begun) < nanoseconds);
+}
+"""
+MARK = """
+extern "C" __global__ void windtunnel_mark(unsigned long long* begun) {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(*begun));
 }
 """
 
@@ -39,14 +44,23 @@ class TorchCuda:
         import torch
 
         self._cuda: ModuleType = torch.cuda
-        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._streams: dict[tuple[int, str], torch.cuda.Stream] = {}
+        self._communicators: set[tuple[int, str]] = set()
         self._blocks, self._communicator_bytes = blocks, communicator_bytes
         self.memory = NcclMemory()
-        self._kernel: Any = None
+        self._hold: Any = None
+        self._mark: Any = None
         self._cycles_per_s = 0.0
+        self._is_ready = False
+
+    def _get_ready(self) -> None:
+        """Compile the kernels: with the first use, as the script says first which device is its own."""
+        self._is_ready = True
         try:
-            self._kernel = compat.compiled_kernel(KERNEL, "windtunnel_hold")
+            self._mark = compat.compiled_kernel(MARK, "windtunnel_mark")
+            self._hold = compat.compiled_kernel(KERNEL, "windtunnel_hold")
         except (RuntimeError, OSError, AttributeError):  # no NVRTC beside this PyTorch
+            self._hold = self._mark = None
             self._cycles_per_s = self._calibrated()
 
     def current(self) -> torch.cuda.Stream:
@@ -54,12 +68,22 @@ class TorchCuda:
         return self._cuda.current_stream()
 
     def stream(self, name: str) -> torch.cuda.Stream:
-        """Of high priority, as NCCL's can be: a waiting kernel gets its SMs before the next of the compute stream."""
-        if name not in self._streams:
-            self._streams[name] = self._cuda.Stream(priority=-1)
-            if self._communicator_bytes:
-                self.memory.hold(self._communicator_bytes)
-        return self._streams[name]
+        """One of each device, of the default priority, as NCCL's are unless a script asks for another.
+
+        Raises UserError where the GPU has no room for a communicator's buffers.
+        """
+        device = self._cuda.current_device()
+        if (device, name) not in self._streams:
+            self._streams[device, name] = self._cuda.Stream()
+            group = name.partition(" ")[0]  # messages have a stream for each pair, and one communicator
+            if self._communicator_bytes and (device, group) not in self._communicators:
+                self._communicators.add((device, group))
+                if not self.memory.hold(self._communicator_bytes):
+                    raise UserError(
+                        f"the GPU has no room for the {self._communicator_bytes >> 20} MiB that NCCL takes for group"
+                        f" {group}: on a cluster the script would run out of memory here too"
+                    )
+        return self._streams[device, name]
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """With timing, so that steps can be measured."""
@@ -76,10 +100,24 @@ class TorchCuda:
         context: contextlib.AbstractContextManager[Any] = self._cuda.stream(stream)
         return context
 
-    def spin(self, stream: torch.cuda.Stream, seconds: float) -> None:
-        """The kernel, or `_sleep`."""
-        if self._kernel is not None:
-            self._kernel(grid=(self._blocks, 1, 1), block=(512, 1, 1), args=[float(seconds * 1e9)], stream=stream)
+    def mark(self, stream: torch.cuda.Stream) -> object:
+        """The device's clock, in a number on the device; None where no kernel can be compiled."""
+        if not self._is_ready:
+            self._get_ready()
+        if self._mark is None:
+            return None
+        import torch
+
+        with self._cuda.stream(stream):
+            begun = torch.empty(1, dtype=torch.int64, device="cuda")
+        self._mark(grid=(1, 1, 1), block=(1, 1, 1), args=[begun], stream=stream)
+        return begun
+
+    def spin(self, stream: torch.cuda.Stream, seconds: float, since: object) -> None:
+        """The kernel, or `_sleep`, which counts from when the stream gets to it."""
+        if self._hold is not None:
+            blocks, threads = (self._blocks, 1, 1), (512, 1, 1)
+            self._hold(grid=blocks, block=threads, args=[since, float(seconds * 1e9)], stream=stream)
             return
         with self._cuda.stream(stream):
             compat.sleep_on_stream(int(seconds * self._cycles_per_s))
@@ -112,12 +150,12 @@ class NcclMemory:
         self.bytes = 0
 
     def hold(self, bytes_total: int) -> bool:
-        """Whether it could be had."""
+        """Whether it could be had; where there is no runtime to ask, nothing is held."""
         import ctypes
 
         library = _cudart()
         if library is None:
-            return False
+            return True
         pointer = ctypes.c_void_p()
         if library.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(bytes_total)) != 0:
             return False

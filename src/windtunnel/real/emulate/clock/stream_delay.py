@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+MOST_BEHIND = 64  # steps that the host may be ahead; of more, the first are not looked at
 BEHIND = 2  # steps after which events are read: they have long passed, so that reading waits for nothing
 SHORTEST_S = 2e-6  # less is what launching the kernel takes anyway
 
@@ -57,8 +59,11 @@ class Device(Protocol):
     def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[None]:
         """What is issued inside goes to the stream."""
 
-    def spin(self, stream: torch.cuda.Stream, seconds: float) -> None:
-        """Hold the stream for so long, from when it gets there."""
+    def mark(self, stream: torch.cuda.Stream) -> object:
+        """Note the time at which the stream gets here."""
+
+    def spin(self, stream: torch.cuda.Stream, seconds: float, since: object) -> None:
+        """Hold the stream until so long after the mark."""
 
     def seconds(self, first: object, then: object) -> float | None:
         """Between two events; None while they have not both passed."""
@@ -104,6 +109,7 @@ class StreamDelay:
         self.plan: list[tuple[Communication, float]] = []
         self.unplanned = 0
         self._open: dict[tuple[object, ...], _Held] = {}
+        self._on_host: dict[tuple[object, ...], float] = {}  # calls on tensors of the host -> when they are done
         self._step: _Step | None = None
         self._past: deque[_Step] = deque()
         self._place = 0
@@ -120,6 +126,7 @@ class StreamDelay:
     def fill(self, exchange: Exchange) -> None:
         """Fill the outputs on the group's stream, and hold it."""
         if not any(tensor.is_cuda for tensor in (*exchange.inputs, *exchange.outputs)):
+            self._on_host[identity(exchange.call)] = time.perf_counter() + self.seconds_of(exchange.call)
             self._policy.fill(exchange)
             return
         call, device = exchange.call, self.device
@@ -127,11 +134,12 @@ class StreamDelay:
             issuing, stream = device.current(), device.stream(stream_name(call))
             arrived = device.record(issuing)
             device.wait(stream, arrived)
+            since = device.mark(stream)
             with device.on(stream):
                 self._policy.fill(exchange)
             seconds = self._planned(call)
             if seconds > SHORTEST_S:
-                device.spin(stream, seconds)
+                device.spin(stream, seconds, since)
             held = _Held(call, arrived, device.record(stream), kept=(*exchange.inputs, *exchange.outputs))
             self._open[identity(call)] = held
             if self._step is not None:
@@ -139,6 +147,10 @@ class StreamDelay:
 
     def on_wait(self, call: Communication) -> None:
         """The current stream waits for it, and the tensors are the script's alone again."""
+        until = self._on_host.pop(identity(call), None)
+        if until is not None:  # of tensors on the host: so is the wait
+            time.sleep(max(0.0, until - time.perf_counter()))
+            return
         with self._lock:
             held = self._open.pop(identity(call), None)
             if held is None:
@@ -190,7 +202,10 @@ class StreamDelay:
                 self._past.append(self._step)
             self._step, self._place = _Step(event), 0
             while len(self._past) > BEHIND:
-                seen = self._read(self._past.popleft())
+                seen = self._read(self._past[0])
+                if seen is None and len(self._past) < MOST_BEHIND:
+                    break  # the host is further ahead: it is read at a later step's end
+                self._past.popleft()
                 if seen is not None and self._on_step is not None:
                     self.plan = stream_holds(self._on_step(seen))
 

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.questions.explain import Watch
+from windtunnel.questions.asked.explain import Watch
 from windtunnel.real.survive.watch.log import COLLECTIVE, SEGMENT, RankView, read_logs
 
 BEAT_GONE_S = 1.0

@@ -1,9 +1,11 @@
 """How many GPUs each node has over time: nodes that fail and return, or a trace of what was there.
 
     failures    each node fails after an exponential time of mean `mtbf_s`, and is back `repair_s` later; nodes are
-                independent, and each has a stream of draws of its own, so that more nodes never change the others'
-    trace       CSV of `time_s,node,gpus` (a node has so many GPUs from then on), or of `time_s,nodes` (so many nodes
-                are there; those with the highest numbers leave first)
+                independent, and each has a stream of draws of its own, so that more nodes never change the others'.
+                `repair_spread`: repairs are lognormal, with `repair_s` their median; `frailty`: nodes are unlike, their
+                rates gamma-distributed with this shape (1/shape is the variance of a node's share of failures)
+    trace       CSV of `time_s,node,gpus` (a node has so many GPUs from then on), of `time_s,nodes` (so many nodes are
+                there; those with the highest numbers leave first), or of faults, `node,start_s,end_s` or with days
 
 Work lost follows from where the last checkpoint was: `clock.py`. Other laws of failure (components, bursts, lemon
 hosts) come as a trace.
@@ -19,11 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.files.table import read_table
+from windtunnel.files.table import Table, read_table
 from windtunnel.studies.fleet.clock import NodeChange
 from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site
 
+NEVER_S = 4e9  # of a draw; a clock of nanoseconds in 64 bits counts 9.2e9 s
 LONGEST = 10  # times the busy period without failures, after which a run that does not get on is ended
 
 
@@ -33,6 +36,8 @@ class Changes:
 
     mtbf_s: float | None = None  # of one node
     repair_s: float = 3600.0
+    repair_spread: float = 0.0  # standard deviation of the logarithm of a repair
+    frailty: float | None = None  # None: nodes are alike
     checkpoint_s: float = 1800.0  # 0: nothing is lost; infinite: no checkpoints
     trace: Path | None = None
 
@@ -44,32 +49,42 @@ class Changes:
             return iter(())
         if self.mtbf_s <= 0:
             raise SpecError("--mtbf-node", self.mtbf_s, "give the mean time between a node's failures, such as 30 d")
-        return _failures(site, round(begin_s * NS), self.mtbf_s, self.repair_s, seed)
+        return self._failures(site, round(begin_s * NS), self.mtbf_s, seed)
 
+    def _failures(self, site: Site, begin_ns: int, mtbf_s: float, seed: int) -> Iterator[NodeChange]:
+        random = [np.random.default_rng((seed, node)) for node in range(site.nodes)]
+        shape = self.frailty
+        mean_s = [mtbf_s if shape is None else mtbf_s / max(each.gamma(shape) / shape, 1e-9) for each in random]
 
-def _failures(site: Site, begin_ns: int, mtbf_s: float, repair_s: float, seed: int) -> Iterator[NodeChange]:
-    random = [np.random.default_rng((seed, node)) for node in range(site.nodes)]
-    repair_ns = max(round(repair_s * NS), 1)
+        def next_ns(node: int, after_ns: int) -> int:
+            return after_ns + max(round(min(float(random[node].exponential(mean_s[node])), NEVER_S) * NS), 1)
 
-    def next_ns(node: int, after_ns: int) -> int:
-        return after_ns + max(round(float(random[node].exponential(mtbf_s)) * NS), 1)
+        def repair_ns(node: int) -> int:
+            spread = self.repair_spread
+            longer = np.exp(spread * random[node].standard_normal()) if spread else 1.0
+            return max(round(min(self.repair_s * float(longer), NEVER_S) * NS), 1)
 
-    due = [(next_ns(node, begin_ns), node, 0) for node in range(site.nodes)]
-    heapq.heapify(due)
-    while True:
-        time_ns, node, gpus = heapq.heappop(due)
-        yield NodeChange(time_ns, node, gpus)
-        if gpus:
-            heapq.heappush(due, (next_ns(node, time_ns), node, 0))
-        else:
-            heapq.heappush(due, (time_ns + repair_ns, node, site.per_node))
+        due = [(next_ns(node, begin_ns), node, 0) for node in range(site.nodes)]
+        heapq.heapify(due)
+        while True:
+            time_ns, node, gpus = heapq.heappop(due)
+            yield NodeChange(time_ns, node, gpus)
+            if gpus:
+                heapq.heappush(due, (next_ns(node, time_ns), node, 0))
+            else:
+                heapq.heappush(due, (time_ns + repair_ns(node), node, site.per_node))
 
 
 def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
     table = read_table(path)
+    unit_s = next((seconds for unit, seconds in (("s", 1.0), ("day", 86_400.0)) if table.has(f"start_{unit}")), None)
+    if unit_s is not None and table.has("node"):
+        return _faults(table, path, site, begin_s, unit_s)
     by_node = table.has("node") and table.has("gpus")
     if not table.has("time_s") or not (by_node or table.has("nodes")):
-        raise InputFileError(path, "is no trace of capacity", "give the columns time_s,node,gpus or time_s,nodes")
+        raise InputFileError(
+            path, "is no trace of capacity", "give the columns time_s,node,gpus or time_s,nodes, or node,start_s,end_s"
+        )
     found: list[NodeChange] = []
     there = site.nodes
     names = ("time_s", "node", "gpus") if by_node else ("time_s", "nodes")
@@ -90,6 +105,29 @@ def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
         found += [NodeChange(time_ns, node, 0) for node in range(there - 1, count - 1, -1)]
         found += [NodeChange(time_ns, node, site.per_node) for node in range(there, count)]
         there = count
+    return found
+
+
+def _faults(table: Table, path: Path, site: Site, begin_s: float, unit_s: float) -> list[NodeChange]:
+    """A node is away from the start of a fault to its end (none: for good), and while another of its faults lasts."""
+    unit = "s" if unit_s == 1.0 else "day"
+    ends = table.texts(f"end_{unit}") if table.has(f"end_{unit}") else [""] * len(table)
+    rows = zip(table.line.tolist(), table.texts("node"), table.texts(f"start_{unit}"), ends, strict=True)
+    events: list[tuple[float, int, int]] = []  # when, node, faults more
+    for line, which, start, end in rows:
+        node = int(_number(path, line, "node", which, site.nodes - 1))
+        start_s, end_s = (_number(path, line, "time_s", text) * unit_s if text else np.inf for text in (start, end))
+        if end_s < start_s:
+            raise InputFileError(path, f"line {line}: end_{unit} = {end} is before the start", "mend or drop that line")
+        events.append((start_s, node, 1))
+        if end_s < np.inf:
+            events.append((end_s, node, -1))
+    faults, found = [0] * site.nodes, []
+    for time_s, node, more in sorted(events):
+        before, faults[node] = faults[node], faults[node] + more
+        if bool(before) != bool(faults[node]):
+            gpus = 0 if faults[node] else site.per_node
+            found.append(NodeChange(round((begin_s + time_s) * NS), node, gpus))
     return found
 
 

@@ -31,6 +31,7 @@ from windtunnel.studies.serving.engines.names import engine_in
 from windtunnel.units import parse_bytes
 
 FOLDER = Path(__file__).parent
+ELSEWHERE_BAND = 0.25  # log half-width for what a GPU changes of constants that were fitted on others
 NEWER_BAND = 0.35  # log half-width for what updates change: of a release newer than the newest that was calibrated
 
 
@@ -131,10 +132,16 @@ class Profile:
     notice: str = ""  # what has to be said of that choice
 
     def on(self, gpu: Gpu) -> Profile:
-        """With the engine's defaults on this GPU: of several that say a field the first."""
+        """With the engine's defaults on this GPU: of several that say a field the first.
+
+        Where the release's constants were fitted on other GPUs alone, the band is wider.
+        """
         held: dict[str, Any] = {}
         for one in reversed(self.by_gpu):
             held |= dict(one.fields) if one.hold_on(gpu) else {}
+        elsewhere = any("decode_factor" in dict(one.fields) for one in self.by_gpu) and "decode_factor" not in held
+        if elsewhere and "band" not in held:
+            held["band"] = hypot(self.band, ELSEWHERE_BAND)
         return replace(self, **held)
 
     def padded(self, batch: int) -> tuple[int, bool]:

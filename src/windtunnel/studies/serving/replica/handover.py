@@ -23,12 +23,14 @@ def hold(replica: Replica, one: Sequence) -> None:
     """Take the blocks into which a prompt's cache will be copied."""
     replica.pool.take(_blocks(replica, one))
     replica._held += 1
+    replica.load += 1
 
 
 def let_go(replica: Replica, one: Sequence, now_ns: int) -> None:
     """Free the blocks of a cache that was to come here: the queue may go on."""
     replica.pool.release(_blocks(replica, one), ())
     replica._held -= 1
+    replica.load -= 1
     if replica._mode == IDLE and replica.waiting:
         replica._wake(now_ns)
 

@@ -53,6 +53,7 @@ def cancel(replica: Replica, index: int, now_ns: int) -> bool:
         if one.index == index:
             replica.outstanding_tokens -= one.known - one.computed
             replica.waiting.remove(one)
+            replica.load -= 1
             if replica._gate is not None:
                 replica._gate.waiting[one.rank] -= 1
             replica._gone(one)
@@ -63,6 +64,7 @@ def cancel(replica: Replica, index: int, now_ns: int) -> bool:
         if one.index == index:
             replica.outstanding_tokens -= one.known - one.computed
             replica.partial.remove(one)
+            replica.load -= 1
             replica._chunks = [(other, n) for other, n in replica._chunks if other is not one]
             replica._give_back(one, one.blocks)
             replica._gone(one)
@@ -78,6 +80,7 @@ def cancel(replica: Replica, index: int, now_ns: int) -> bool:
         replica._beside -= 1
     replica._leave(found)
     replica._gone(found)
+    replica.load -= 1
     return True
 
 
@@ -97,5 +100,6 @@ def unfinished(replica: Replica, now_ns: int) -> list[Sequence]:
     replica.decoding.clear()
     replica.partial.clear()
     replica.waiting.clear()
+    replica.load -= len(here)
     replica.next_ns = NEVER
     return here

@@ -46,6 +46,7 @@ class Replica:
         self.partial: list[Sequence] = []  # admitted, prompt not yet computed
         self.decoding: dict[int, Sequence] = {}  # in the order of admission
         self.tally = Tally()
+        self.load = 0  # requests that are here, and caches on their way
         self.outstanding_tokens = 0  # prompt tokens that wait or are being computed: what routers look at
         self.on_first = on_first  # a prefill-only replica: called with a sequence whose prompt is done; True takes it
         self.next_ns = NEVER
@@ -83,6 +84,7 @@ class Replica:
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request arrives."""
         self.waiting.append(one)
+        self.load += 1
         if self._gate is not None:
             self._gate.arrives(one)
         if self._polls:
@@ -118,11 +120,6 @@ class Replica:
     def blocks_for(self, steps: int) -> int:
         """Blocks that `steps` more decode steps take."""
         return blocks_of(steps, self._due, self._steps, len(self.decoding))
-
-    @property
-    def load(self) -> int:
-        """Requests that are here."""
-        return len(self.waiting) + len(self.partial) + len(self.decoding) + self._held
 
     def known_blocks(self, names: Listed[int]) -> int:
         """Leading blocks of a prompt that the cache has already."""
@@ -436,6 +433,7 @@ class Replica:
             if self.on_first is not None:
                 self._gone(one)
                 if self.on_first(one):
+                    self.load -= 1
                     continue
             if one.generated >= one.output:
                 one.last_ns = now_ns
@@ -448,6 +446,7 @@ class Replica:
         self._chunks = []
         self._received = self._steps
         self._just_finished = len(finished)
+        self.load -= self._just_finished
         return finished
 
     def _end_run(self) -> list[Sequence]:
@@ -465,6 +464,7 @@ class Replica:
         finished: list[Sequence] = []
         self._pop_finished(self._clock >> SHIFT, finished)
         self._just_finished = len(finished)
+        self.load -= self._just_finished
         return finished
 
     def _count_gaps(self, steps: int, first: int, growth: int, batch: int) -> None:

@@ -14,7 +14,7 @@ from windtunnel.studies.serving.disaggregated.units import replicas_of
 from windtunnel.studies.serving.measures import stamps_of
 from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.result import ServingResult, refusals
-from windtunnel.studies.serving.run import summarise
+from windtunnel.studies.serving.run import hand_on, summarise
 from windtunnel.studies.serving.shared_pool.loop import Instance, Run, SharedPool
 from windtunnel.studies.serving.shared_pool.spec import Group, Pool, Served, read_pool
 
@@ -137,6 +137,7 @@ def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
     units = [one.replica for one in run.instances] or [first.replica()]
     servers = [replica for unit in units for replica in replicas_of(unit)]
     shown = first.decode if isinstance(first, Pools) else first
+    hand_on(run.sent, shown.profile)
     found = summarise(shown, served.workload, servers, stamps_of(run.sent), run.refused, served.slo)
     there = [_seconds(one.born_ns, one.gone_ns, end_ns) for one in run.instances]
     seconds = sum(there) * served.gpus

@@ -29,6 +29,7 @@ from windtunnel.studies.serving.spot.served import Machine, Served, choices_of
 from windtunnel.studies.serving.spot.state import (
     NS,
     PLACES,
+    TRAITS,
     Batch,
     Change,
     Happens,
@@ -37,6 +38,7 @@ from windtunnel.studies.serving.spot.state import (
     Policy,
     Replica,
     ServerRules,
+    Traits,
 )
 
 RATE_WINDOW_S = 30.0  # over which arrivals are counted, and in which a queue should be gone, when a layout is chosen
@@ -52,7 +54,7 @@ class SpotServing:
 
     model: Served
     machine: Machine
-    policy: Policy
+    traits: Traits
     arrivals_s: Sequence[float]
     grace_s: float = 30.0
     first: Sequence[int] = ()  # machines that are there and loaded at the start
@@ -126,7 +128,7 @@ class SpotServing:
 
     def _watch_load(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
         """SpotServe changes its layout for the load as well: where the queue outgrows what the layout can do."""
-        if self.rules.plan is not None or self.policy != "spotserve" or self.move is not None:
+        if self.rules.plan is not None or not self.traits.migrates or self.move is not None:
             return
         if self.layout is None or self._leaves_ns() < NEVER_NS:
             return
@@ -143,7 +145,7 @@ class SpotServing:
         self.usable.discard(machine)
         self.doomed[machine] = self.leaves_ns.get(machine, now_ns + round(self.grace_s * NS))
         actions.append(At(self.doomed[machine], Happens("gone", machine)))
-        if self.policy != "spotserve":
+        if not self.traits.migrates:
             return
         if self.move is None:
             self._stop_in_time(now_ns, actions)
@@ -161,9 +163,9 @@ class SpotServing:
         if self.move is not None:
             if machine in self.move.machines:  # of spotserve's moves only one that began anew at its notice
                 self._from_storage(now_ns, actions)
-        elif hit and self.policy == "reroute":
+        elif hit and self.traits.adds_replicas:
             self._more_replicas(now_ns, actions)
-        elif hit and self.policy == "restart":
+        elif hit and not self.traits.migrates:
             self._from_storage(now_ns, actions)
         elif hit:  # no layout was found in time
             self._migrate(now_ns, actions)
@@ -175,15 +177,15 @@ class SpotServing:
             return  # else spotserve looks again when it goes on
         if self.layout is None:
             self._from_storage(now_ns, actions)
-        elif self.policy == "reroute":
+        elif self.traits.adds_replicas:
             self._more_replicas(now_ns, actions)
-        elif self.policy == "spotserve" and self._leaves_ns() < NEVER_NS:
+        elif self.traits.migrates and self._leaves_ns() < NEVER_NS:
             self._stop_in_time(now_ns, actions)
         else:
             better = self._choose(len(self.usable), now_ns)
             if better is None or (better.layout, better.batch) == (self.layout.layout, self.layout.batch):
                 return
-            if self.policy == "spotserve":
+            if self.traits.migrates:
                 actions.append(At(now_ns, Happens("stop"), STOP, "stop"))
             elif self.rules.plan is not None or self.layout.throughput_per_s < self._rate(now_ns):
                 self._from_storage(now_ns, actions)
@@ -278,7 +280,7 @@ class SpotServing:
         self._install(move.plan, move.targets, {rank: self.replicas[n].batch for n, rank in move.carried.items()})
         self._settled_ns = now_ns + round(RATE_WINDOW_S * NS)
         self.reconfigurations += 1
-        if self.policy != "spotserve":
+        if not self.traits.migrates:
             return
         if self._leaves_ns() < NEVER_NS:
             self._stop_in_time(now_ns, actions)
@@ -345,7 +347,7 @@ class SpotServing:
             return self.rules.plan(gpus)
         if gpus > self._choices_for:
             self._choices, self._choices_for = list(choices_of(self.model, gpus)), gpus
-        fits = (lambda one: True) if self.policy != "reroute" else self._whole_machines
+        fits = (lambda one: True) if not self.traits.adds_replicas else self._whole_machines
         return choose(self._choices, gpus, self._rate(now_ns), fits)
 
     def _whole_machines(self, one: Choice) -> bool:
@@ -439,7 +441,7 @@ def play(
     """All requests through one policy. `machines` are there at the start: 0, 1, ...; `changes` name others or these."""
     leaves = {one.machine: round(one.gone_s * NS) for one in changes if one.gone_s is not None}
     serving = SpotServing(
-        model, machine, policy, arrivals_s, grace_s, tuple(range(machines)), leaves, rules or ServerRules()
+        model, machine, TRAITS[policy], arrivals_s, grace_s, tuple(range(machines)), leaves, rules or ServerRules()
     )
     start = [At(round(at * NS), Happens("arrive", number)) for number, at in enumerate(arrivals_s)]
     for one in changes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +10,22 @@ from windtunnel.studies.serving.spot.mapping import Position
 from windtunnel.studies.serving.spot.reconfigure import Choice
 
 Policy = Literal["spotserve", "reroute", "restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a policy does when machines come and go; one that does neither loads a new layout from storage."""
+
+    migrates: bool = False  # looks ahead, stops in time, and moves weights and caches to the next layout
+    adds_replicas: bool = False  # keeps the layout of a replica, and has as many as fit
+
+
+TRAITS: Mapping[Policy, Traits] = {
+    "spotserve": Traits(migrates=True),
+    "reroute": Traits(adds_replicas=True),
+    "restart": Traits(),
+}
+
 Kind = Literal["arrive", "notice", "gone", "ready", "done", "stop", "resume", "open"]
 NS = 1e9
 PLACES = 64  # a GPU is its machine times this, and its place there

@@ -25,6 +25,7 @@ from windtunnel.studies.training.launch.native import PLAN, read_native
 
 ANCHORS = ("--micro-batch-size", "--global-batch-size", "--seq-length", "--tensor-model-parallel-size")
 VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s\\)\"']+)"
+RESHARDS, OLDER = "fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_sharding_strategy"
 AUTO = {"parallelism.data_parallel_shard_degree": -1}
 
 Plan = Mapping[str, Any]
@@ -212,6 +213,9 @@ def _json(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
 
 
 def _yaml(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
+    if name == RESHARDS and OLDER in own and name not in own:  # what FSDP 1 says by a strategy
+        strategy = str(own[OLDER]).replace("FULL_SHARD", "SHARD_GRAD_OP") if value is False else "FULL_SHARD"
+        name, value = OLDER, strategy
     parent, _, key = name.rpartition(".")
     spelled = json.dumps(value) if not isinstance(value, str) else value
     found = list(re.finditer(rf"(?m)^([ \t]*){re.escape(key)}:[ \t]*([^\n#]*?)([ \t]*(?:#[^\n]*)?)\n", text + "\n"))

@@ -10,8 +10,8 @@ import pytest
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.questions import read
-from windtunnel.questions.parts import ModelPart
-from windtunnel.questions.predict import Predict
+from windtunnel.questions.asked.parts import ModelPart
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.studies.predict import answer_at_first
 from windtunnel.studies.training.launch import is_native, launch_flags, read_native
 from windtunnel.studies.training.question import model_of, plan_file

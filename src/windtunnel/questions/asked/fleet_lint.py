@@ -1,0 +1,17 @@
+"""What `fleet lint` is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from windtunnel.questions.about import About
+from windtunnel.questions.asked.jobs import SITE, JobTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetLint(JobTrace):
+    """What is wrong with a trace."""
+
+    verb: ClassVar[str] = "fleet lint"
+    cluster: Annotated[str, About("The cluster that the load is held against.", SITE)] = ""

@@ -1,0 +1,41 @@
+"""What `serve` is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from windtunnel.questions.about import About, OneOf
+from windtunnel.questions.asked.serving import (
+    Apart,
+    AsRecorded,
+    Closed,
+    Engine,
+    Lengths,
+    Limits,
+    Open,
+    Served,
+    Together,
+    Trace,
+    check_load,
+)
+
+PRICE = About("Of one GPU for an hour: cost per million tokens.", least=0, most=1e6)
+SEED = About("Seed of made lengths and arrivals (0).", least=0, rare=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve(Served):
+    """What a deployment does to its users."""
+
+    verb: ClassVar[str] = "serve"
+    engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
+    replicas: Annotated[Together | Apart, OneOf(), About("", inside=True)] = field(default_factory=Together)
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
+    price: Annotated[float | None, PRICE] = None
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_load(self.requests, self.load)

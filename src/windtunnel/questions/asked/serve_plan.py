@@ -1,0 +1,80 @@
+"""What `serve plan` is asked: the highest rate that keeps the limits, or the best placement for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from windtunnel.errors import SpecError
+from windtunnel.questions.about import STRICT, About, OneOf
+from windtunnel.questions.asked.parts import ClusterPart
+from windtunnel.questions.asked.serve import PRICE, SEED
+from windtunnel.questions.asked.serving import (
+    LAYOUT,
+    LIMITS,
+    Apart,
+    AsRecorded,
+    Engine,
+    Lengths,
+    Limits,
+    Open,
+    Together,
+    Trace,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """A placement that is looked for: how many replicas, and of which layout."""
+
+    __pydantic_config__: ClassVar = STRICT
+    kind: ClassVar[str] = "sought"
+    phrase: ClassVar[str] = "a placement that is looked for (--method)"
+    method: Annotated[
+        Literal["fewest", "distserve", "alpaserve", "muxserve"],
+        About(
+            "Find a placement for --rate: fewest (GPUs, together or apart, with a certificate: what --rate without a"
+            " layout asks), distserve; of several models alpaserve or muxserve.",
+            LAYOUT,
+        ),
+    ]
+    runs: Annotated[int, About("Plans that may be run (400).", LAYOUT, least=1, most=100_000, rare=True)] = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePlan:
+    """Without `method` the highest rate of a deployment, with it the best placement for a rate."""
+
+    __pydantic_config__: ClassVar = STRICT
+    verb: ClassVar[str] = "serve plan"
+    positional: ClassVar[tuple[str, ...]] = ("model",)
+    model: Annotated[
+        str,
+        About(
+            "A model of the catalogue, or the path of a config.json; several with --method alpaserve and muxserve, each"
+            " with its share of the rate: llama-3.1-8b=3,qwen3-32b=1."
+        ),
+    ]
+    cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:8, or a cluster file.")]
+    engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
+    replicas: Annotated[Together | Apart | Sought, OneOf(), About("", inside=True)] = field(default_factory=Together)
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
+    attain: Annotated[
+        float | None,
+        About(
+            "Share of requests that must meet the limits (0.99).", LIMITS, least=1e-9, most=1, unit="share", rare=True
+        ),
+    ] = None
+    price: Annotated[float | None, PRICE] = None
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        sought = isinstance(self.replicas, Sought)
+        if sought and self.replicas.method != "fewest" and self.price is not None:  # type: ignore[union-attr]
+            raise SpecError("price", self.price, "has no meaning beside method: leave it out")
+        if sought and self.replicas.method not in ("fewest", "distserve") and self.attain is not None:  # type: ignore[union-attr]
+            raise SpecError("attain", self.attain, "belongs to distserve, and to the highest rate: leave it out")
+        if sought and isinstance(self.requests, Lengths) and isinstance(self.load, AsRecorded):
+            raise SpecError("load", None, "no load is given: add --rate, that the placement must carry")

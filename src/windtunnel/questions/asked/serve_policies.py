@@ -1,0 +1,46 @@
+"""What `serve policies` is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from windtunnel.questions.about import About, OneOf
+from windtunnel.questions.asked.serve import PRICE, SEED
+from windtunnel.questions.asked.serving import (
+    LAYOUT,
+    AsRecorded,
+    Closed,
+    Engine,
+    Lengths,
+    Limits,
+    Open,
+    Replicas,
+    Served,
+    Trace,
+    check_load,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePolicies(Served):
+    """The same requests under each batching policy and each router, side by side."""
+
+    verb: ClassVar[str] = "serve policies"
+    policy: Annotated[
+        str, About("Batching, one or several with commas: fcfs (the engine's own), skip-join (FastServe's) (both).")
+    ] = "fcfs,skip-join"
+    router: Annotated[
+        str,
+        About("Which replica gets a request, one or several with commas (least-loaded).", LAYOUT),
+    ] = "least-loaded"
+    engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
+    replicas: Annotated[Replicas, About("", inside=True)] = field(default_factory=Replicas)
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
+    price: Annotated[float | None, PRICE] = None
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_load(self.requests, self.load)

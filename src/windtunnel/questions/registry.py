@@ -1,0 +1,273 @@
+"""The registry of questions: verb -> what asks it, what answers it, a line of help, the version of its plain form.
+
+It holds words, not classes: `--help` of one verb imports that verb's question alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from windtunnel.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What asks and answers a verb, both as `module:name`; a line of help; the version of its plain form.
+
+    A `pure` one only answers: it writes no file, runs no program and looks at no clock, so it may stand in a file.
+    """
+
+    question: str
+    answer: str
+    text: str
+    version: int = 1
+    pure: bool = True
+
+
+QUESTIONS: Mapping[str, Verb] = {
+    "predict": Verb(
+        "windtunnel.questions.asked.predict:Predict",
+        "windtunnel.studies.predict:answer",
+        "Predict one training step: how long, where the time goes, whether it fits, and how sure that is.\n\n"
+        "The exit status is 3 for a job that does not fit in memory.",
+    ),
+    "plan": Verb(
+        "windtunnel.questions.asked.search:Search",
+        "windtunnel.studies.plan:answer",
+        "Find the best plan for a model on a cluster, and prove it.\n\n"
+        "Every field of a plan that is not given is searched over its legal values.",
+    ),
+    "survive": Verb(
+        "windtunnel.questions.asked.survive:Survive",
+        "windtunnel.studies.survive:answer",
+        "Say what failures cost a job at its scale, policy by policy: effective training time, where the rest goes,"
+        " money.",
+    ),
+    "survive spot": Verb(
+        "windtunnel.questions.asked.survive:SurviveSpot",
+        "windtunnel.studies.survive:answer_spot",
+        "Say what spot machines give a job that lives on them, policy by policy.",
+    ),
+    "serve": Verb(
+        "windtunnel.questions.asked.serve:Serve",
+        "windtunnel.studies.serving.study:answer",
+        "Predict latency, throughput and attainment of a served model.",
+    ),
+    "serve plan": Verb(
+        "windtunnel.questions.asked.serve_plan:ServePlan",
+        "windtunnel.studies.serving.study:answer_plan",
+        "Find the highest rate that keeps the limits, or with --method the best placement for a rate.",
+    ),
+    "serve policies": Verb(
+        "windtunnel.questions.asked.serve_policies:ServePolicies",
+        "windtunnel.studies.serving.policies:answer",
+        "Compare batching policies and routers on the same requests.",
+    ),
+    "serve spot": Verb(
+        "windtunnel.questions.asked.serve_spot:ServeSpot",
+        "windtunnel.studies.serving.study:answer_spot",
+        "Serve on machines that come and go, under each policy.",
+    ),
+    "serve pool": Verb(
+        "windtunnel.questions.asked.serve_pool:ServePool",
+        "windtunnel.studies.serving.study:answer_pool",
+        "Serve several models on groups of machines, or from a pool of weights, as a file says.",
+    ),
+    "serve real": Verb(
+        "windtunnel.questions.asked.serve_real:ServeReal",
+        "windtunnel.real.serving.compare:answer",
+        "Serve a small real model on this machine under each policy, measured beside predicted.",
+        pure=False,
+    ),
+    "serve listen": Verb(
+        "windtunnel.questions.asked.serve_listen:ServeListen",
+        "",
+        "Answer requests of OpenAI's API in simulated time.",
+        pure=False,
+    ),
+    "rl": Verb(
+        "windtunnel.questions.asked.rl:Rl",
+        "windtunnel.studies.rl.study:answer",
+        "Predict a step of RL post-training (GRPO and its kin): how long, who waits for whom, what fits.",
+    ),
+    "fabric": Verb(
+        "windtunnel.questions.asked.fabric:Fabric",
+        "windtunnel.studies.fabric:answer",
+        "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
+    ),
+    "rl plan": Verb(
+        "windtunnel.questions.asked.rl:RlPlan",
+        "windtunnel.studies.rl.plan:answer",
+        "Find the split of a cluster between generation and training that makes an RL step shortest, and prove it.",
+    ),
+    "fleet": Verb(
+        "windtunnel.questions.asked.fleet:Fleet",
+        "windtunnel.studies.fleet.study:answer",
+        "Run a trace of jobs under one policy or several.",
+    ),
+    "fleet when": Verb(
+        "windtunnel.questions.asked.fleet_when:FleetWhen",
+        "windtunnel.studies.fleet.study:answer_when",
+        "Say when one job will start and end, how sure that is, and why it waits.",
+    ),
+    "fleet pack": Verb(
+        "windtunnel.questions.asked.fleet_pack:FleetPack",
+        "windtunnel.studies.fleet.study:answer_pack",
+        "Pack pods on unlike nodes under each policy.",
+    ),
+    "fleet flows": Verb(
+        "windtunnel.questions.asked.fleet_flows:FleetFlows",
+        "windtunnel.studies.fleet.study:answer_flows",
+        "Coflows that share the ports of one switch: when each ends under a policy.",
+    ),
+    "fleet lint": Verb(
+        "windtunnel.questions.asked.fleet_lint:FleetLint",
+        "windtunnel.studies.fleet.study:answer_lint",
+        "Say what is wrong with a trace; status 3 where something cannot be right.",
+    ),
+    "fleet live": Verb(
+        "windtunnel.questions.asked.fleet_live:FleetLive",
+        "",
+        "Run the commands of a trace here under one policy, beside their simulation.",
+        pure=False,
+    ),
+    "explain": Verb(
+        "windtunnel.questions.asked.explain:Explain",
+        "windtunnel.studies.traces.explain:answer",
+        "Say why a real job is slower than it should be: which worker, stage or kind of op, and what mending it gives.",
+    ),
+    "diagnose": Verb(
+        "windtunnel.questions.asked.diagnose:Diagnose",
+        "windtunnel.studies.diagnose:answer",
+        "Say whether a step that you measured is what it should be, where it is lost if not, and what to change.\n\n"
+        "Works with a number (--measured 11.0s), better with a log, best with traces.",
+    ),
+    "check": Verb(
+        "windtunnel.questions.asked.check:Check",
+        "windtunnel.studies.check:answer",
+        "Say whether a launch file may be submitted: the exit status is 1 where a rule of --fail-if is broken.",
+    ),
+    "decide": Verb(
+        "windtunnel.questions.asked.decide:Decide",
+        "windtunnel.studies.decide:answer",
+        "Hold clusters and models against each other: step, days, cost with failures, energy, head-room, risk and"
+        " break-even price in one table.",
+    ),
+    "watch": Verb(
+        "windtunnel.questions.asked.explain:Watch",
+        "windtunnel.real.survive.watch.verdict:answer",
+        "Name the rank that makes all others wait, or that is slow, from the logs that ranks write while they run.",
+        pure=False,
+    ),
+    "compare": Verb(
+        "windtunnel.questions.asked.saved:Compare",
+        "windtunnel.faces.report.comparison.compare:answer",
+        "Show where two runs differ, and what explains it.",
+    ),
+    "whatif": Verb(
+        "windtunnel.questions.asked.saved:WhatIf",
+        "windtunnel.faces.report.comparison.compare:answer_whatif",
+        "Ask a saved run again with something changed, and show what that does.",
+    ),
+    "sweep": Verb(
+        "windtunnel.questions.asked.sweep:Sweep",
+        "windtunnel.studies.sweeps.sweep:answer",
+        "Run any question over many points: one row each in one Parquet file; a killed sweep goes on where it was.",
+        pure=False,
+    ),
+    "sweep table": Verb(
+        "windtunnel.questions.asked.sweep:SweepTable",
+        "windtunnel.studies.sweeps.table:answer",
+        "Show the best rows of a table that a sweep wrote.",
+    ),
+    "techniques": Verb(
+        "windtunnel.questions.asked.sweep:Techniques",
+        "windtunnel.studies.techniques.named:answer",
+        "List the techniques: what each does and needs, its parameters, and what runs it in PyTorch.",
+    ),
+    "model": Verb(
+        "windtunnel.questions.asked.sweep:ModelFacts",
+        "windtunnel.faces.cli.model:answer",
+        "Say what a model is made of: parameters, layers, and what a decoder keeps of a token and of a sequence.",
+    ),
+    "launch": Verb(
+        "windtunnel.questions.asked.saved:Launch",
+        "windtunnel.faces.cli.launch:answer",
+        "Print what a framework is launched with for the plan of a run.",
+    ),
+    "capture": Verb(
+        "windtunnel.questions.asked.capture:Capture",
+        "windtunnel.real.capture.question:answer",
+        "Run an unmodified training script at its full scale on this machine, without GPUs, and keep what it executes."
+        "\n\nThe launch line stays as it was for torchrun, but for its first word: windtunnel capture --nproc-per-node"
+        " 8 train.py --config x. A few ranks are run on tensors without data, one after another; they stand for all"
+        " others, which is checked with ranks drawn at random. Then: windtunnel predict captured/ --cluster SPEC.",
+        pure=False,
+    ),
+    "run": Verb(
+        "windtunnel.questions.asked.capture:Run",
+        "windtunnel.real.emulate.question:answer",
+        "Run a training script as one real rank of a large job, or as a few; all other ranks are virtual.\n\n"
+        "A real rank has real tensors, a real data loader and optimizer; each communication takes the time that it"
+        " would with all its members, and leaves data of the right size and scale. The launch line changes in its first"
+        " word: windtunnel run --world-size 1024 --rank 0 --cluster h100-sxm:1024 train.py --config x.",
+        pure=False,
+    ),
+    "calibrate device": Verb(
+        "windtunnel.questions.asked.calibrate:CalibrateDevice",
+        "windtunnel.real.calibrate.run:answer",
+        "Measure the device at hand, and write a cluster for --cluster my-device.yaml:1.\n\n"
+        "Interrupted, it goes on where it was when run again.",
+        pure=False,
+    ),
+    "calibrate collectives": Verb(
+        "windtunnel.questions.asked.calibrate:CalibrateCollectives",
+        "windtunnel.real.calibrate.collectives:answer",
+        "Measure collectives between processes, and add them to a calibrated file.",
+        pure=False,
+    ),
+    "calibrate show": Verb(
+        "windtunnel.questions.asked.calibrate:CalibrateShow",
+        "windtunnel.real.calibrate.curves:answer",
+        "Show a calibrated file: measured points against the curves that predictions use.",
+    ),
+    "runs list": Verb(
+        "windtunnel.questions.asked.saved:RunsList",
+        "windtunnel.faces.report.run_list:answer",
+        "List saved runs, newest first, or search them.",
+    ),
+    "runs tag": Verb(
+        "windtunnel.questions.asked.saved:RunsTag",
+        "windtunnel.faces.report.run_list:answer_tag",
+        "Give runs tags in place of those that they have.",
+        pure=False,
+    ),
+    "runs delete": Verb(
+        "windtunnel.questions.asked.saved:RunsDelete",
+        "windtunnel.faces.report.run_list:answer_delete",
+        "Delete run folders.",
+        pure=False,
+    ),
+    "validate": Verb(
+        "windtunnel.questions.asked.validate:Validate",
+        "windtunnel.evidence.accuracy.study:answer",
+        "Predict every run of a table of measured runs, and show how far off that is, source by source.",
+    ),
+}
+
+
+def named(reference: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+def question_class(verb: str) -> type:
+    """The question of a verb. Raises SpecError for a verb that has none."""
+    if verb not in QUESTIONS:
+        raise SpecError("question", verb, f"use one of {', '.join(QUESTIONS)}")
+    found: type = named(QUESTIONS[verb].question)
+    return found
