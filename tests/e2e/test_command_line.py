@@ -231,8 +231,8 @@ def test_files_with_mistakes(tmp_path: Path) -> None:
     rest = ["--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "64"]
     (tmp_path / "config.json").write_text("{not json")
     assert "config.json" in refused("predict", "./config.json", *rest, cwd=tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}')
-    assert "mamba" in refused("predict", "./config.json", *rest, cwd=tmp_path).lower()
+    (tmp_path / "config.json").write_text('{"model_type": "cobra", "architectures": ["CobraForCausalLM"]}')
+    assert "cobra" in refused("predict", "./config.json", *rest, cwd=tmp_path).lower()
     (tmp_path / "cluster.yaml").write_text("gpu: h100-sxm\nn_gpus: 8\nspeed: 3\n")
     rest[1] = "cluster.yaml"
     assert "speed" in refused("predict", "llama-3-8b", *rest, cwd=tmp_path)

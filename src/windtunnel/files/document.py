@@ -210,6 +210,8 @@ def _yaml_documents(
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
+        if "nesting depth" in str(error.problem):  # PyYAML 6.0.4 counts for itself
+            raise InputFileError(path, f"is nested deeper than {DEPTH_MOST}", remedy) from None
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InputFileError(path, f"{line}{error.problem or 'not YAML'}", remedy) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:

@@ -1,5 +1,6 @@
 """Themis' auction: bids against enumeration, payments, leases and work that is kept."""
 
+import csv
 import itertools
 import math
 from collections import defaultdict
@@ -102,5 +103,6 @@ def test_on_the_command_line_traced_jobs_are_divisible(tmp_path):
     path.write_text("job,submit_s,gpus,duration_s\na,0,8,4000\nb,5,8,4000\nc,9,4,100\n")
     words = ["fleet", str(path), "--cluster", "gpu:1x8", "--policy", "themis-auction", "--jobs-out", str(out)]
     assert main(words) == 0
-    rows = [line.split(",") for line in out.read_text().splitlines()[1:]]
-    assert [float(row[6]) for row in rows] == pytest.approx([32_000, 32_000, 400])
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["gpu_seconds"]) for row in rows] == pytest.approx([32_000, 32_000, 400])

@@ -50,7 +50,7 @@ def test_levels_need_not_be_powers_of_two(tmp_path: Path) -> None:
 
 def test_nodes_that_fail_never_have_less_than_nothing(tmp_path: Path) -> None:
     jobs = "short,0,,,1,,60,\nlong,0,,,8,,2000000,\n"
-    words = ("--cluster", "t4:2x4", "--mtbf-node", "1d", "--checkpoint-every", "never", "--json")
+    words = ("--cluster", "t4:2x4", "--mtbf-node", "1d", "--checkpoint-every", "never", "--restart", "0", "--json")
     status, said = fleet(tmp_path, jobs, "", *words)
     figures = json.loads(said)
     assert status == 0
