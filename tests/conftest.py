@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "windtunnel", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60, derandomize=True
+    "windtunnel", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40, derandomize=True
 )
 settings.register_profile("random", settings.get_profile("windtunnel"), derandomize=False, max_examples=240)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "windtunnel"))

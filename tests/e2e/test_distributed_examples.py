@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,19 +54,30 @@ OTHERS = {
     "ring": (2, "train_cp", "--attention", "ring"),
     "odd-batch": (2, "train_ddp", "--batch", "3"),
 }
+# Variants of others, which are run by -m long.
+VARIANTS = ("ddp-workers", "hsdp-ac", "tp-loss-parallel", "gpipe", "zbv", "ep-2-dp-2")
+COMPARED = ("ddp", "fsdp2", "ep-1", *OTHERS)  # that other tests read
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 LINE = re.compile(r"step (\d+)  loss (\d+\.\d+)  gradient norm (\d+\.\d+)  (\d+\.\d+) s")
+
+
+def names(runs: Iterable[str]) -> list[object]:
+    """Names of runs as parameters."""
+    return [pytest.param(name, marks=pytest.mark.long) if name in VARIANTS else name for name in runs]
+
 
 Steps = dict[int, tuple[float, float]]  # step -> loss, gradient norm
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what each rank of each run wrote: NAME.RANK, and NAME.codes with the exit statuses."""
+def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what each rank of each run that is asked for wrote: NAME.RANK, and NAME.codes with statuses."""
     folder = tmp_path_factory.mktemp("ranks")
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     runs = {
         name: (ranks, script, *ALIKE, "--all-ranks", *(word.format(folder=folder / "checkpoint") for word in words))
         for name, (ranks, script, *words) in {**DENSE, **EXPERTS, **OTHERS}.items()
+        if name in asked or name in COMPARED
     }
     launcher = subprocess.Popen(
         [sys.executable, __file__, str(folder)],
@@ -94,7 +106,7 @@ def steps_of(outputs: Path, name: str, ranks: int) -> Steps:
     return {int(step): (float(loss), float(norm)) for step, loss, norm in said[0]}
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", names(DENSE))
 def test_every_layout_trains_the_same_model(outputs: Path, name: str) -> None:
     steps = steps_of(outputs, name, DENSE[name][0])
     assert steps[2][0] < steps[1][0] < 7
@@ -102,7 +114,7 @@ def test_every_layout_trains_the_same_model(outputs: Path, name: str) -> None:
         assert steps[step] == pytest.approx(told, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("name", names(EXPERTS))
 def test_experts_may_live_anywhere(outputs: Path, name: str) -> None:
     steps = steps_of(outputs, name, EXPERTS[name][0])
     assert steps[2][0] < steps[1][0] < 7

@@ -247,7 +247,7 @@ def test_pairs_count_only_where_times_are_apart() -> None:
     assert figures([0.1, -0.3]).split() == ["mean", "20.0%", "worst", "30.0%", "bias", "-10.0%"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_calibration_in_turns_goes_on_and_is_written_at_the_end(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "device.yaml"
