@@ -23,7 +23,7 @@ from windtunnel.studies.planning.changes import PLAN, change_fields, flags_of
 from windtunnel.studies.planning.oracle import Layout, Plan, host_holds, laid_out, memory_bytes, read_plan, step_ns
 from windtunnel.studies.training.launch.patch import diff, patch, read_again
 
-TOLD_APART = 0.03  # of a step: what two plans of one job differ by in error (validation/planning)
+TOLD_APART = 0.03  # of a step: below this two plans count as equal (a judgement; no measurement gives it)
 MOST = 4
 SIMPLE = (  # from what costs nothing to try to what changes most
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p", "overlap_ep", "compile"),
