@@ -9,7 +9,7 @@ import pytest
 from scripts import script
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,  # it measures real seconds, which a busy machine stretches
     pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed"),
 ]
 SECONDS = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
-from windtunnel.faces.cli.output import noted, print_answered, show, wrote
+from windtunnel.faces.cli.output import give
 from windtunnel.questions.asked.fabric import Fabric
 
 
@@ -22,14 +22,5 @@ def show_fabric(question: Fabric, outputs: Outputs) -> int:
     from windtunnel.studies.fabric import answer
 
     found = answer(question)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(fabric_document(found), outputs.report)
-        wrote(outputs.report)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        noted(found)
-        show(fabric_document(found), full=outputs.full)
+    give(question, found, outputs, fabric_document(found))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
-from windtunnel.faces.cli.output import noted, print_answered, show, working, wrote
+from windtunnel.faces.cli.output import give, working
 from windtunnel.questions.asked.rl import Rl, RlPlan
 
 
@@ -24,16 +24,7 @@ def show_rl(question: Rl, outputs: Outputs) -> int:
 
     with working("simulating"):
         found = answer(question)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(rl_document(found), outputs.report)
-        wrote(outputs.report)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        noted(found)
-        show(rl_document(found), full=outputs.full)
+    give(question, found, outputs, rl_document(found))
     return 0 if found.feasible else 3
 
 
@@ -44,13 +35,4 @@ def show_plan(question: RlPlan, outputs: Outputs) -> None:
 
     with working("searching"):
         found = answer(question)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(plan_document(found), outputs.report)
-        wrote(outputs.report)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        noted(found)
-        show(plan_document(found), full=outputs.full)
+    give(question, found, outputs, plan_document(found))
