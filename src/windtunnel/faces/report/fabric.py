@@ -39,7 +39,8 @@ def fabric_document(result: FabricResult) -> Document:
     ]
     if result.mean_error is not None:
         figures.append(Figure("mean error", Number(result.mean_error, "share"), "against nccl-tests"))
-    views: list[View] = [Headline(verdict), Figures(figures), _bandwidth(result), _sizes(result)]
+    curve = [_bandwidth(result)] if len(result.sizes) > 1 else []  # of one size there is none to draw
+    views: list[View] = [Headline(verdict), Figures(figures), *curve, _sizes(result)]
     if result.warnings:
         views.append(Notes("To mind", list(result.warnings)))
     return Document("a collective", title, views, [], under)

@@ -63,6 +63,8 @@ def test_only_lower_priority_is_stopped_in_a_queue_and_the_fewest() -> None:
         (10, 5, 4, "a", 1),
     ]
     assert [restarts for _, _, restarts in seconds(run(rows, within))] == [0, 1, 0, 0, 0]
+    wide: list[Row] = [(0, 50, 8, "a", 1), (1, 50, 4, "a", 1), (0, 50, 4, "a", 2), (10, 5, 8, "a", 3)]
+    assert [restarts for _, _, restarts in seconds(run(wide, within))] == [1, 0, 0, 0]  # the newer one is not needed
     assert [restarts for _, _, restarts in seconds(run(rows, Quota("a", 16)))] == [0] * 5
 
 
