@@ -18,6 +18,7 @@ import statistics
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from windtunnel.evidence.accuracy.outcome import Outcome, outcome_of
@@ -37,8 +38,8 @@ ABOUT = """# History of accuracy
 
 Written by `python validation/blind.py ... --write`; do not edit. Each section is one run of that script: all ledgers
 predicted by the code as it stood, by source and by year of what was measured. error = predicted / measured - 1; *held*
-is the share of runs in their p5-p95 band; *left out* the mean error of the rows
-without what their own source informed, as `validation/seen.py` last wrote it. Levels A and B; every 12th row of the Ultra-Scale sweep, every 4th of vTrain.
+is the share of runs in their p5-p95 band; *left out* the mean error of the rows without what their own source informed,
+as `validation/seen.py` last wrote it. Levels A and B; every 12th row of the Ultra-Scale sweep, every 4th of vTrain.
 """
 
 

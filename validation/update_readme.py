@@ -1,4 +1,4 @@
-"""Fills the marked parts of README.md: the prediction by running its command, the accuracy from docs/accuracy-history.md.
+"""Fills the marked parts of README.md: the prediction by running its command, accuracy from docs/accuracy-history.md.
 
     python validation/update_readme.py            # after validation/blind.py ... --write
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README, HISTORY = ROOT / "README.md", ROOT / "docs" / "accuracy-history.md"
-FIRST, SINCE = ("mean", "held"), ("mean", "median", "bias", "worst", "held")
+FIRST, SINCE = ("mean", "held"), ("mean", "median", "bias", "held", "left out")
 PREDICT = (
     "windtunnel predict llama-3.1-405b --cluster h100-sxm:8192"
     " --tp 8 --pp 16 --cp 2 --global-batch 1536 --seq 8192 --no-save"
@@ -35,7 +35,9 @@ def filled(text: str, marker: str, body: str) -> str:
 
 def by_year(section: str) -> dict[str, dict[str, str]]:
     """The rows of a run's table of years, each by its columns."""
-    header, *rows = (line.strip("| ").split(" | ") for line in re.findall(r"^\| (?:year|\d{4}) .*", section, re.MULTILINE))
+    header, *rows = (
+        line.strip("| ").split(" | ") for line in re.findall(r"^\| (?:year|\d{4}) .*", section, re.MULTILINE)
+    )
     return {row[0]: dict(zip(header, row, strict=False)) for row in rows}
 
 
@@ -44,12 +46,13 @@ def accuracy_table(history: str) -> str:
     newest, *_, first = re.split(r"^## ", history, flags=re.MULTILINE)[1:]
     before, now = by_year(first), by_year(newest)
     lines = [
-        "| published in | runs | mean | median | bias | worst | in band | before: mean | in band |",
+        "| published in | runs | mean | median | bias | in band | left out | before: mean | in band |",
         "| --- |" + " ---: |" * 8,
     ]
     for year, row in now.items():
-        figures = [*(row[name] for name in SINCE), *(before[year][name] for name in FIRST)]
-        lines.append(f"| {year} | {row['rows']} | " + " | ".join(f"{figure} %" for figure in figures) + " |")
+        figures = [*(row.get(name, "") for name in SINCE), *(before[year][name] for name in FIRST)]
+        cells = (f"{figure} %" if figure else "-" for figure in figures)
+        lines.append(f"| {year} | {row['rows']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -66,9 +66,10 @@ def test_readme_shows_what_the_command_prints() -> None:
 
 
 def test_commands_of_the_readme_work(tmp_path: Path) -> None:
-    commands = [line for block in blocks(README, "sh") for line in block.splitlines()]
+    pages = README + (DOCS / "verbs.md").read_text(encoding="utf-8")
+    commands = [line for block in blocks(pages, "sh") for line in block.splitlines()]
     commands = [line for line in commands if re.match(r"windtunnel predict [^.]+ ", line) and ".yaml" not in line]
-    assert len(commands) >= 2
+    assert len(commands) >= 3
     for line in commands:
         done = command_line(*shlex.split(line)[1:], "--no-advice", cwd=tmp_path)  # advice is shown by the test before
         assert done.returncode == 0, done.stderr
