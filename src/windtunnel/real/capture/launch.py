@@ -64,7 +64,7 @@ class Options:
     jobs: int | None = None  # ranks played at a time; as many as there are cores
 
 
-def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, Any]:
+def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, object]:
     """Capture one steady step of every rank of a script, into a folder; the folder's document.
 
     Raises ScriptError (the script cannot be captured) and other UserErrors. Whatever the end, no process and no
@@ -89,7 +89,7 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
 
 def _captured(
     launch: Launch, options: Options, workers: Workers, checks: Checks, out: Path, begun: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     task = task_of(launch, options)
     table: Table | None = None
     if options.ranks:
@@ -128,7 +128,9 @@ def _captured(
     return dict(main.document)
 
 
-def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[str, Any]) -> tuple[Table, list[int]]:
+def _from_few(
+    launch: Launch, options: Options, workers: Workers, task: Mapping[str, object]
+) -> tuple[Table, list[int]]:
     all_will_run = options.verify is None and launch.world_size <= FEW_RANKS
     workers.run([0], task, helpers_end=not all_will_run)
     layout = _layout(launch, workers.outcomes)
@@ -197,7 +199,7 @@ def _not_folded(launch: Launch, workers: Workers, grid: Grid, one: int, other: i
     )
 
 
-def _from_all(launch: Launch, workers: Workers) -> tuple[dict[int, list[int]], Grid, dict[str, Any]]:
+def _from_all(launch: Launch, workers: Workers) -> tuple[dict[int, list[int]], Grid, dict[str, object]]:
     outcomes = workers.outcomes
     layout = _layout(launch, outcomes)
     first: dict[object, int] = {}
@@ -223,7 +225,7 @@ def _layout(launch: Launch, outcomes: Mapping[int, Outcome]) -> RankAxes:
     return find_axes(grid, sorted(pairs))
 
 
-def task_of(launch: Launch, options: Options) -> dict[str, Any]:
+def task_of(launch: Launch, options: Options) -> dict[str, object]:
     """What a rank is told to play."""
     return {
         "launch": asdict(launch),
@@ -251,7 +253,7 @@ def _check(launch: Launch, options: Options) -> None:
         raise SpecError("--representatives", "all", f"would play {launch.world_size} ranks; give auto, or --ranks")
 
 
-def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequence[int]) -> dict[str, Any]:
+def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequence[int]) -> dict[str, object]:
     outcomes = workers.outcomes
     answers: dict[tuple[str, str, str], int] = {}
     for outcome in outcomes.values():
@@ -281,7 +283,7 @@ def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequenc
     }
 
 
-def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, Any]:
+def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, object]:
     rank = int(outcome["rank"])
     return {
         "rank": rank,

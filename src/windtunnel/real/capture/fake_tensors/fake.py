@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedGpu
 
 
@@ -22,7 +24,7 @@ def fake_tensors(
     gpus: int = 8,
     local_rank: int = 0,
     note: Callable[[str], None] = lambda text: None,
-) -> Iterator[Any]:
+) -> Iterator[FakeTensorMode]:
     """Every tensor made inside is fake; "cuda" pretends `gpus` GPUs as well, of which `local_rank` is the current one.
 
     `note` is told of kernels that are taken for others. `torch.compile` runs as eager code inside: its graphs would be
