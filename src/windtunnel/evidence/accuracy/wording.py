@@ -66,6 +66,12 @@ def task_of(row: Row) -> str:
     return name if name in ("pretrain", "lora") else "sft"
 
 
+def objectives_of(row: Row) -> tuple[str, ...]:
+    """What a step is made of. Of reinforcement learning it is not told whether log-probs are in it: both."""
+    name = words.task(row.task)[0]
+    return {"dpo": ("dpo",), "rl": ("train", "grpo"), "forward": ("forward",)}.get(name, ("train",))
+
+
 def shards_unknown(row: Row) -> bool:
     """Whether parameters are sharded over some of the replicas, and nobody says over how many."""
     return "sharding degree not stated" in row.notes.lower()
@@ -102,7 +108,11 @@ def adapters_of(row: Row) -> tuple[dict[str, object], list[str]]:
         fields |= {"lora_targets": "qkv"}
     if "prime-rl" in source:
         fields |= {"lora_targets": "experts"}  # its default names them too
-    if stated := re.search(r"lora rank (\d+)", row.notes.lower()):
+    if modules := list(dict.fromkeys(re.findall(r"\b(q|k|v|o|gate|up|down)_proj\b", row.notes.lower()))):
+        fields |= {"lora_targets": ",".join(modules)}
+    if several := re.search(r"(\d+) (?:lora )?adapters\b", row.notes.lower()):
+        fields |= {"lora_adapters": max(1, int(several[1]))}
+    if stated := re.search(r"(?:lora )?rank[ :=]*(\d+)", row.notes.lower()):
         return fields | {"lora_rank": int(stated[1])}, []
     return fields, ["rank of the adapters not stated, taken as 16"]
 

@@ -91,7 +91,7 @@ def _leaves(document: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]
 PLAIN: Mapping[str, Any] = {
     "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False,
     "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
-    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0,
+    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0, "lora_adapters": 1, "objective": "train",
 }  # fmt: skip
 
 
