@@ -18,6 +18,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
-from windtunnel.real.capture.processes.read_only import hold_files
+from windtunnel.real.capture.processes.read_only import copy_files, hold_files
 from windtunnel.real.capture.processes.steps import Steps
-from windtunnel.real.capture.processes.write_overlay import writes_aside
+from windtunnel.real.capture.processes.write_overlay import folders_made, writes_aside
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.program import RankProgram
@@ -64,7 +65,8 @@ def play(task: Mapping[str, Any]) -> int:
 
     signal.signal(signal.SIGUSR1, say_where)
     try:
-        programs, facts = _played(task, folder, hold_files(folder), played)
+        copied = copy_files(folder / f"copies_{rank}_{os.getpid()}", folder)
+        programs, facts = _played(task, folder, "" if copied else hold_files(folder), played, copied=copied)
         if not task.get("own"):
             for key, one in programs.items() if len(programs) > 1 else ():
                 write_whole(program_file(folder, rank, key), write_program(one))
@@ -113,7 +115,7 @@ class Played:
 
 
 def _played(
-    task: Mapping[str, Any], folder: Path, not_held: str, played: Played
+    task: Mapping[str, Any], folder: Path, not_held: str, played: Played, *, copied: bool
 ) -> tuple[dict[str, RankProgram], dict[str, Any]]:
     import torch
     from torch.multiprocessing import reductions
@@ -171,7 +173,7 @@ def _played(
         ):
             world.fake, played.recorder = True, recorder
             try:
-                with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0), checkpoints_kept(say_once):
+                with _files_of(rank, folder, copied=copied), checkpoints_kept(say_once):
                     run_script(launch)
             except SystemExit as error:  # an ordinary end for some scripts
                 if error.code not in (None, 0):
@@ -199,6 +201,13 @@ def _played(
         "faked": _faked(launch, device),
         "tails": [[runs_of(members), sorted(places)] for members, places in recorder.tails.items()],
     }
+
+
+def _files_of(rank: int, folder: Path, *, copied: bool) -> AbstractContextManager[None]:
+    """What a rank finds in place of the user's files; `copied`: the system has copied them already."""
+    if copied:
+        return folders_made() if rank else nullcontext()
+    return writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0)
 
 
 class EmptyStepError(UserError):

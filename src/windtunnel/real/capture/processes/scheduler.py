@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +32,13 @@ from typing import Any
 from windtunnel.errors import UserError
 from windtunnel.process import dying_with_parent, interrupts_later, state_of
 from windtunnel.real.capture.processes import file_mailbox, fork_server
-from windtunnel.real.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, folder_of_this_process
+from windtunnel.real.capture.processes.leftovers import (
+    CAPTURE_PREFIX,
+    FOLDER_VARIABLE,
+    end_all,
+    folder_of_this_process,
+    remove,
+)
 from windtunnel.studies.programs.rank_classes.findings import CRASH, Finding
 
 START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
@@ -206,7 +211,7 @@ class Workers:
             if process.stdout is not None:
                 process.stdout.close()
             self._errors.close()
-            shutil.rmtree(self._place, ignore_errors=True)
+            remove(self._place)
 
     def _end_helpers(self) -> None:
         """Kill what still runs, and hear that it ended."""
