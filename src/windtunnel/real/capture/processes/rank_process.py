@@ -75,6 +75,7 @@ def play(task: Mapping[str, Any]) -> int:
     except BaseException as error:  # whatever a script can do
         what = {"ended": isinstance(error, NoStepError), "contradicts": isinstance(error, WorldError)}
         outcome = {"status": "error", **what, **_told(error), "line": place_in_script(error.__traceback__)}
+        outcome["missing"] = _missing_package(error)
     outcome |= played.facts()
     cut_short = outcome["status"] != "ok" and not outcome["ended"]  # what it would have called is not known
     played.write_calls(folder / f"calls_{'own' if task.get('own') else rank}.json", is_partial=cut_short)
@@ -149,7 +150,7 @@ def _played(
 
     try:
         with (
-            fake_tensors(device, gpus=local_world, local_rank=local, note=say_once),
+            fake_tensors(device, gpus=local_world, local_rank=local, note=say_once, missing=task["stand_ins"]),
             compat.real_device_meshes(),
             Replacements((reductions, "rebuild_tensor", compat.outside(reductions.rebuild_tensor))),  # shared memory
             compat.ddp_outside_modes(),
@@ -330,6 +331,15 @@ def run_script(launch: Launch) -> None:
 
 
 # What went wrong, and where
+
+
+def _missing_package(error: BaseException) -> str:
+    """The package that the script cannot do without, where there is a stand-in for it."""
+    if "torch" not in sys.modules:
+        return ""
+    from windtunnel.real.capture.torch_private.stand_ins import stand_in_for
+
+    return stand_in_for(error)
 
 
 def _told(error: BaseException) -> dict[str, str]:

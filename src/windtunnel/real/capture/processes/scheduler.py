@@ -53,11 +53,11 @@ Report = Callable[[int, int, str], None]  # ranks done, ranks known to be needed
 class ScriptError(UserError):
     """The script cannot be captured: it raised, hangs, or does what is not supported. `details`: its traceback.
 
-    `finding`: what that says about the real job.
+    `finding`: what that says about the real job. `missing`: a package that it ended for, and that has a stand-in.
     """
 
-    def __init__(self, message: str, details: str = "", finding: Finding | None = None) -> None:
-        self.details, self.finding = details, finding
+    def __init__(self, message: str, details: str = "", finding: Finding | None = None, *, missing: str = "") -> None:
+        self.details, self.finding, self.missing = details, finding, missing
         super().__init__(message)
 
 
@@ -314,7 +314,8 @@ class Workers:
             if outcome.get("contradicts") or (others and outcome["status"] == "error"):
                 text = message if not others else f"{message}; rank {others[0]} runs through it"
                 finding = Finding("exception", (rank,), "", outcome.get("line", ""), text, CRASH)
-            raise ScriptError(message, outcome.get("details") or self._log(rank), finding)
+            details, missing = outcome.get("details") or self._log(rank), outcome.get("missing", "")
+            raise ScriptError(message, details, finding, missing=missing)
 
     def _look_for_hangs(self, waiting: Mapping[int, str], more: bool) -> None:
         now = time.monotonic()
