@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windtunnel.studies.nic import NicResult
-from windtunnel.views import Column, Document, Figure, Figures, Headline, Notes, Number, Table, View
+from windtunnel.views import Cell, Column, Document, Figure, Figures, Headline, Notes, Number, Table, View
 
 
 def nic_document(result: NicResult) -> Document:
@@ -19,7 +19,7 @@ def nic_document(result: NicResult) -> Document:
         Figure("NIC cores in use", Number(result.nic_use, "share")),
         Figure("traffic of flows on the NIC", Number(result.hot, "share"), f"{result.flows_on_nic:,} flows"),
     ]
-    rows = [
+    rows: list[list[Cell]] = [
         [one.flows, Number(one.share, "share"), ", ".join(one.on_nic), ", ".join(one.on_host)]
         for one in result.partition
     ]

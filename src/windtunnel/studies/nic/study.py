@@ -1,4 +1,4 @@
-"""The answer to `nic`: host cores of a data path with and without the NIC, the split, and for which traffic it is right.
+"""The answer to `nic`: host cores of a data path with and without the NIC, the split, and for which traffic it holds.
 
 Flows send by Zipf's law, so those with room on the NIC carry `hot` of the traffic. Beside the best split stand those of
 one dimension: by code (all flows alike, so nothing with state of more flows than fit), and by state (hot flows wholly
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from math import log, pow
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +135,10 @@ def _traffic(path: DataPath, nic: Nic) -> tuple[Costs, tuple[Class, Class], floa
 def _sum_of_powers(count: int, skew: float) -> float:
     """Sum of i^-skew for i = 1 .. count; beyond some thousand terms by the midpoint rule."""
     exact = min(count, EXACT_TERMS)
-    total = sum(i**-skew for i in range(1, exact + 1))
+    total = sum(pow(i, -skew) for i in range(1, exact + 1))
     if count > exact:
-        from math import log
-
         low, high = exact + 0.5, count + 0.5
-        total += log(high / low) if skew == 1 else (high ** (1 - skew) - low ** (1 - skew)) / (1 - skew)
+        total += log(high / low) if skew == 1 else (pow(high, 1 - skew) - pow(low, 1 - skew)) / (1 - skew)
     return total
 
 

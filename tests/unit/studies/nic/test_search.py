@@ -1,4 +1,4 @@
-"""The split of a data path is the best of all, never worse than a split of one dimension, and keeps the NIC's limits."""
+"""The split of a data path is the best of all, never worse than one of one dimension, and keeps the limits."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def path(nodes: tuple[Node, ...], flows: int, skew: float) -> DataPath:
     return DataPath(nodes, edges, 1500, flows, skew, 2.5e9, 140.0)
 
 
-# Host cores that an enumeration of one set for all hot traffic, by quarters of it, came to (assumed NIC of 20,000 flows).
+# Host cores that enumerating one set for all hot traffic, by quarters of it, came to (assumed NIC of 20,000 flows).
 @pytest.mark.parametrize(
     ("rate", "flows", "skew", "enumerated"),
     [(5e6, 10_000, 1.0, 1.4), (5e6, 200_000, 1.0, 1.7), (12e6, 200_000, 1.0, 5.8)],
