@@ -172,7 +172,7 @@ def pickles_of_fakes() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def reduce(self: torch.Tensor, _protocol: int) -> Any:
+    def reduce(self: torch.Tensor, _protocol: int) -> object:
         with outside_modes():
             value = None if self.constant is None else self.constant.tolist()
         return _unpickled, (
