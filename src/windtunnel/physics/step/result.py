@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.notebook import Shown
 from windtunnel.questions.header import SCHEMA
 
 BESIDE = ("advice", "advice_tried", "question")  # fields beside the answer
@@ -214,7 +213,7 @@ class StageReport:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Result:
+class Result(Shown):
     """The answer to one `predict`.
 
     `breakdown_ns` (mean over all ranks) sums exactly to `step_time_ns`. `provenance` gives, per source (measured,
@@ -290,14 +289,6 @@ class Result:
     def class_name(self, number: int) -> str:
         """What a reader calls the rank class of this number (`stage` of what is told by class)."""
         return self.class_names[number] if number < len(self.class_names) else f"stage {number}"
-
-    def report(self, path: str | Path) -> None:
-        """Write the offline HTML report. Raises InputFileError where `path` cannot be written."""
-        _renderer("write_report")(self, path)
-
-    def _repr_html_(self) -> str:
-        """A notebook's view of it."""
-        return str(_renderer("notebook_html")(self))
 
     def to_table(self, what: Literal["time", "memory", "timeline"] = "time") -> Any:
         """A `pyarrow.Table` in long form, for analysis.
@@ -402,11 +393,6 @@ def _memory_rows(result: Result) -> Iterator[tuple[object, ...]]:
 def _timeline_rows(result: Result) -> Iterator[tuple[object, ...]]:
     for op in result.excerpt:
         yield op.stage, op.stream, op.label, op.category, op.start_ns, op.end_ns
-
-
-def _renderer(name: str) -> Any:
-    """A renderer among the public names: a result imports no report, the top-level package knows both."""
-    return getattr(sys.modules[__name__.partition(".")[0]], name)
 
 
 def _without(data: Mapping[str, object], name: str) -> dict[str, object]:

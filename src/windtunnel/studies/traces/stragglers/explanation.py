@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from windtunnel.notebook import Shown
 from windtunnel.studies.traces.by_class import StepTime
 
 
@@ -42,7 +43,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Shown):
     """Times are means over the steps, in nanoseconds."""
 
     source: str
