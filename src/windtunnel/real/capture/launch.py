@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +62,7 @@ class Options:
     answers: Mapping[str, str] = field(default_factory=dict)  # what control flow is told: loss=2.0
     timeout_s: float = 600.0  # for one rank, not counting what it waits for others and for a core
     jobs: int | None = None  # ranks played at a time; as many as there are cores
+    stand_ins: tuple[str, ...] = ()  # packages that are not installed, and that the script cannot do without
 
 
 def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, object]:
@@ -77,6 +78,16 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
     check_place(out)
     sweep_place(out)
     sweep()
+    while True:
+        try:
+            return _with_workers(launch, options, out, begun, report)
+        except ScriptError as error:  # the script knows no other way: what stands in for the package, then
+            if not error.missing or error.missing in options.stand_ins:
+                raise
+            options = replace(options, stand_ins=(*options.stand_ins, error.missing))
+
+
+def _with_workers(launch: Launch, options: Options, out: Path, begun: float, report: Report | None) -> dict[str, Any]:
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
     with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
         checks = Checks(launch, options.device, workers)
@@ -234,6 +245,7 @@ def task_of(launch: Launch, options: Options) -> dict[str, object]:
         "answers": dict(options.answers),
         "timeout_s": options.timeout_s,
         "goes_on": not options.ranks,
+        "stand_ins": list(options.stand_ins),
     }
 
 

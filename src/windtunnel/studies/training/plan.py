@@ -7,6 +7,7 @@ from pathlib import Path
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
+from windtunnel.physics.model.adapters import MODULES, TARGETS, check_targets
 from windtunnel.questions import read_part
 from windtunnel.questions.asked.plan import Framework, Plan, Precision
 from windtunnel.questions.fields import fields_of
@@ -41,6 +42,9 @@ def read_plan(spec: Plan | str | Path | Mapping[str, object]) -> Plan:
             raise UnknownNameError("plan field", str(name), FIELDS, remedy=f"(in {where})" if where else None)
     plan = read_part(Plan, spec, where)
     _check_recompute(plan.recompute, where)
+    if not check_targets(plan.lora_targets):
+        remedy = f"use {', '.join(TARGETS)}, or some of {', '.join(MODULES)} with commas"
+        raise SpecError("lora_targets", plan.lora_targets, remedy, where)
     return plan
 
 

@@ -38,7 +38,17 @@ def sweep() -> None:
             owner = folder.name.removeprefix(prefix).partition("-")[0]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
                 end_all(folder)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """With all that it holds: an overlay leaves a folder behind that nobody may look into."""
+
+    def without_looking(_: object, path: str, __: object) -> None:
+        with suppress(OSError):
+            os.rmdir(path)
+
+    shutil.rmtree(folder, onerror=without_looking)
 
 
 def end_all(folder: Path, leaders: Collection[int] = ()) -> None:

@@ -10,7 +10,8 @@ removed is gone, for the script alone.
 
 Links are followed here, the script's own among them, so that a file has one name and no link leads out of `scratch`.
 Devices and pipes are as they are. What goes past Python's functions (`io.FileIO`, the module `posix`, paths in
-`/proc`, libraries in C or Rust, programs that the script starts) is not followed: `read_only.py` refuses it.
+`/proc`, libraries in C or Rust, programs that the script starts) is not followed: `read_only.py` refuses it. Where the
+system has overlays of its own (`read_only.copy_files`) those do all of this, and only `folders_made` is needed.
 """
 
 from __future__ import annotations
@@ -301,6 +302,56 @@ def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[
         del os.environ["TMPDIR"]
     else:
         os.environ["TMPDIR"] = before
+
+
+@contextmanager
+def folders_made() -> Iterator[None]:
+    """While this holds, a folder that is missing where a file is written is made: another rank would have made it."""
+    real_open, real_mkdir = os.open, os.mkdir
+
+    def made_for(path: object) -> bool:
+        """Whether the folder was missing, and is there now."""
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return False
+        folder = os.path.dirname(os.path.abspath(os.fsdecode(path)))
+        if os.path.exists(folder):
+            return False
+        above = os.path.dirname(folder)
+        while not os.path.exists(above):
+            folder, above = above, os.path.dirname(above)
+        real_mkdir(folder)
+        return True
+
+    def open_file(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
+        while True:
+            try:
+                return _open(file, mode, *more, **keywords)
+            except FileNotFoundError:
+                if not any(letter in mode for letter in "wax") or not made_for(file):
+                    raise
+
+    def os_open(path: object, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        while True:
+            try:
+                return real_open(path, flags, mode, dir_fd=dir_fd)  # type: ignore[arg-type]
+            except FileNotFoundError:
+                if dir_fd is not None or not flags & os.O_CREAT or not made_for(path):
+                    raise
+
+    def mkdir(path: object, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        while True:
+            try:
+                return real_mkdir(path, mode, dir_fd=dir_fd)  # type: ignore[arg-type]
+            except FileNotFoundError:
+                if dir_fd is not None or not made_for(path):
+                    raise
+
+    with Replacements() as replaced:
+        for module in (builtins, io):
+            replaced.set(module, "open", open_file)
+        replaced.set(os, "open", os_open)
+        replaced.set(os, "mkdir", mkdir)
+        yield
 
 
 def _replace_functions(replaced: Replacements, over: _Overlay) -> None:

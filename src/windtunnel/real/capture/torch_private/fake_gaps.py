@@ -5,6 +5,7 @@
 - `torch.tensor([loss, norm])` reads the elements in C++, under no dispatch mode: here Python reads them, as a sync
   each.
 - `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
+- `pickle.dump(tensor)` writes down the mode that made it, and with it what nobody can write down.
 - `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
   parameters were used: it gets a real one, in which all are.
 - `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers):
@@ -19,7 +20,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -164,6 +165,39 @@ def copies_of_fakes() -> Replacements:
         return made
 
     return Replacements((FakeTensor, "__deepcopy__", deepcopy))
+
+
+def pickles_of_fakes() -> Replacements:
+    """A fake tensor is pickled as its shape, and as its known value where it is one number."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def reduce(self: torch.Tensor, _protocol: int) -> object:
+        with outside_modes():
+            value = None if self.constant is None else self.constant.tolist()
+        return _unpickled, (
+            tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad,
+            isinstance(self, torch.nn.Parameter), value,
+        )  # fmt: skip
+
+    return Replacements((FakeTensor, "__reduce_ex__", reduce))
+
+
+def _unpickled(
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    requires_grad: bool,
+    is_parameter: bool,
+    value: float | None,
+) -> torch.Tensor:
+    import torch
+
+    if value is not None:
+        return torch.tensor(value, dtype=dtype, device=device)
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
 
 
 def addresses_looked_at() -> Replacements:

@@ -14,6 +14,7 @@ class Native:
     """A job as its framework's own file states it.
 
     `model`: a catalogue name, or keywords of `windtunnel.physics.model.transformer`; None where the file names none.
+    `sizes`: what it says of the model by those keywords, where that is not all of one.
     `unknown`: every option that was not understood, as the file writes it. What changes no step's time or memory
     (learning rates, data paths, logging) is understood and left out.
     """
@@ -23,6 +24,7 @@ class Native:
     model: str | Mapping[str, Any] | None = None
     unknown: tuple[str, ...] = ()
     where: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ def _leaves(document: Mapping[str, object], above: str) -> Iterator[tuple[str, o
 PLAIN: Mapping[str, object] = {
     "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False,
     "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
-    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0,
+    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0, "lora_adapters": 1, "objective": "train",
 }  # fmt: skip
 
 

@@ -50,9 +50,11 @@ def read(text: str, n_gpus: int, where: str) -> Native:
     if not any(name.startswith("--") for name in found.given):
         raise InputFileError(where, "holds no --options", "give Megatron-Core arguments, or a plan in YAML")
     fields = _fields(found, n_gpus)
-    model = _model(found)
+    sizes = {name: found.number(option) for option, name in MODEL.items() if option in found.given}
+    model = _model(found, sizes)
     unknown = tuple(found.unread())
-    return Native("megatron", fields, model, unknown, where)
+    stated = {} if model else {name: size for name, size in sizes.items() if size is not None}
+    return Native("megatron", fields, model, unknown, where, stated)
 
 
 def _words(text: str, where: str) -> list[str]:
@@ -339,9 +341,8 @@ def _formats(found: _Arguments) -> dict[str, object]:
     return fields
 
 
-def _model(found: _Arguments) -> dict[str, object] | None:
+def _model(found: _Arguments, sizes: Mapping[str, int | None]) -> dict[str, object] | None:
     """Keywords of `windtunnel.physics.model.transformer`; None where sizes are missing."""
-    sizes = {name: found.number(option) for option, name in MODEL.items() if option in found.given}
     found.asked |= {*MODEL, *MODEL_SWITCHES}
     if any(sizes.get(name) is None for name in ("layers", "hidden", "heads")):
         return None

@@ -179,7 +179,10 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     fields["compile"] = options.flag("compile.enable", options.flag("training.compile"))
     if options.flag("training.enable_cpu_offload"):
         fields["offload_optimizer"] = 1.0
-    return Native("torchtitan", fields, _model(options), options.unknown(), where)
+    name, flavour = options.take("model.name"), options.take("model.flavor")
+    model = _model(str(name), str(flavour)) if name and flavour else None
+    unknown = options.unknown() if model or not flavour else (*options.unknown(), f"model {name} of flavor {flavour}")
+    return Native("torchtitan", fields, model, unknown, where)
 
 
 def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, object]:
@@ -267,15 +270,11 @@ def _recompute(options: Options) -> str:
     return "none"
 
 
-def _model(options: Options) -> str | None:
+def _model(name: str, flavour: str) -> str | None:
     """The catalogue's name of `[model] name` and `flavor`; None where it has none of them."""
     from windtunnel.physics.model import catalogue_names
 
-    name, flavour = options.take("model.name"), options.take("model.flavor")
-    if not name or not flavour:
-        return None
-    family = NAMES.get(str(name).lower(), str(name).lower())
-    wanted = f"{family}-{str(flavour).lower()}"
+    wanted = f"{NAMES.get(name.lower(), name.lower())}-{flavour.lower()}"
     wanted = FLAVOURS.get(wanted, wanted)
     if wanted in catalogue_names():
         return wanted
