@@ -28,7 +28,7 @@ class Answer:
     warnings: Sequence[str] = ()  # what to mind
 
     @property
-    def band(self) -> Mapping[str, Any] | None:
+    def band(self) -> Mapping[str, object] | None:
         """`band_entry` of its first figure, where that has one."""
         return None
 
@@ -37,7 +37,7 @@ class Answer:
         """What the figures rest on."""
         return None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part of the document, ready for JSON."""
         raise NotImplementedError
 

@@ -57,11 +57,19 @@ def _document(found: FleetAnswer) -> Document:
     from windtunnel.faces.report.fleet import Fleet as Shown
     from windtunnel.faces.report.fleet import fleet_document
 
-    own = found.to_dict()
+    own = found.named
     bands = [each["bands"] for each in found.figures if "bands" in each]
-    left_out = own.get("left_out", {})
     return fleet_document(
-        Shown(own["trace"], own["cluster"], own["gpus"], found.figures, found.outcomes, left_out, found.frontier, bands)
+        Shown(
+            own["trace"],
+            own["cluster"],
+            own["gpus"],
+            found.figures,
+            found.outcomes,
+            found.left_out,
+            found.frontier,
+            bands,
+        )
     )
 
 

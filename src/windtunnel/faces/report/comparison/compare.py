@@ -80,7 +80,7 @@ class Comparison:
     spec: tuple[Difference, ...]
     explanation: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form, for `--json`."""
         return asdict(self)
 
@@ -94,7 +94,7 @@ class TraceComparison:
     traces: tuple[str, ...]
     classes: tuple[ClassTime, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form, for `--json`."""
         both = {"predicted_step_s": self.predicted_s, "measured_step_s": self.measured_s}
         classes = [asdict(one) | {"difference_s": one.difference_s} for one in self.classes]
