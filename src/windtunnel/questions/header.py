@@ -30,7 +30,7 @@ class Answer(Shown):
     warnings: Sequence[str] = ()  # what to mind
 
     @property
-    def band(self) -> Mapping[str, Any] | None:
+    def band(self) -> Mapping[str, object] | None:
         """`band_entry` of its first figure, where that has one."""
         return None
 
@@ -39,7 +39,7 @@ class Answer(Shown):
         """What the figures rest on."""
         return None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part of the document, ready for JSON."""
         raise NotImplementedError
 

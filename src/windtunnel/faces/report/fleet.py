@@ -102,12 +102,10 @@ class Fleet:
 
 def answer_document(found: FleetAnswer) -> Document:
     """What the command line answers."""
-    own = found.to_dict()
+    own = found.named
     bands = [each["bands"] for each in found.figures if "bands" in each]
-    left_out = own.get("left_out", {})
-    return fleet_document(
-        Fleet(own["trace"], own["cluster"], own["gpus"], found.figures, found.outcomes, left_out, found.frontier, bands)
-    )
+    where = (own["trace"], own["cluster"], own["gpus"])
+    return fleet_document(Fleet(*where, found.figures, found.outcomes, found.left_out, found.frontier, bands))
 
 
 def result_document(found: FleetResult) -> Document:

@@ -318,7 +318,7 @@ class Result(Shown):
         except ImportError:
             raise UserError("to_dataframe needs pandas: pip install pandas, or use to_table") from None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form; `from_dict` is its inverse."""
         data = cast("dict[str, Any]", _as_data(self))
         data["memory"] = tuple(

@@ -37,7 +37,7 @@ class Planned:
     tokens_per_joule: float | None = None  # at the GPUs' rated power
     techniques: tuple[str, ...] = ()  # as `predict --technique` takes them
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The plan as JSON-able data."""
         found = {name: getattr(self, name) for name in self.__slots__}
         plain = {"plan": dict(self.plan), "breakdown_s": dict(self.breakdown_s), "techniques": list(self.techniques)}
@@ -114,7 +114,7 @@ class Plans(Shown):
         except ImportError:
             raise UserError("to_dataframe needs pyarrow and pandas: pip install pyarrow pandas") from None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The answer as JSON-able data."""
         return {
             "status": self.status,

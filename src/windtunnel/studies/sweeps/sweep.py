@@ -44,7 +44,7 @@ class SweepOutcome(Shown):
     best: Mapping[str, Any] | None = None  # inputs of the best trial, where an optimiser asked
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the first point of each status that has one
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {**asdict(self), "path": str(self.path)}
 

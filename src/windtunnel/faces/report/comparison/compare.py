@@ -81,7 +81,7 @@ class Comparison(Shown):
     spec: tuple[Difference, ...]
     explanation: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form, for `--json`."""
         return asdict(self)
 
@@ -95,7 +95,7 @@ class TraceComparison(Shown):
     traces: tuple[str, ...]
     classes: tuple[ClassTime, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form, for `--json`."""
         both = {"predicted_step_s": self.predicted_s, "measured_step_s": self.measured_s}
         classes = [asdict(one) | {"difference_s": one.difference_s} for one in self.classes]

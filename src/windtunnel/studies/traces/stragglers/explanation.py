@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from windtunnel.notebook import Shown
 from windtunnel.studies.traces.by_class import StepTime
@@ -71,7 +70,7 @@ class Explanation(Shown):
     rank_steps: tuple[StepTime, ...] = ()  # each step of each rank by class of op, where the format tells
     notes: tuple[str, ...] = field(default=())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The own part of `explain --json`."""
         document = asdict(self)
         for key in ("step_slowdown", "step_measured_ns"):
