@@ -59,12 +59,12 @@ class StageMemory:
 
 
 class _WhenRead:
-    """A field of `Result` that may hold what makes its value: it is made when it is first read."""
+    """A field of `Result` or of `StageMemory` that may hold what makes its value: it is made when it is first read."""
 
     def __init__(self, slot: Any) -> None:
         self.slot = slot
 
-    def __get__(self, result: Result | None, owner: type) -> object:
+    def __get__(self, result: Result | StageMemory | None, owner: type) -> object:
         if result is None:
             return self
         value = self.slot.__get__(result, owner)
@@ -73,7 +73,7 @@ class _WhenRead:
             self.slot.__set__(result, value)
         return value
 
-    def __set__(self, result: Result, value: Any) -> None:
+    def __set__(self, result: Result | StageMemory, value: Any) -> None:
         self.slot.__set__(result, value)
 
 
@@ -346,6 +346,7 @@ class Result(Shown):
 
 
 Result.excerpt = _WhenRead(Result.excerpt)  # type: ignore[misc, assignment]
+StageMemory.timeline = _WhenRead(StageMemory.timeline)  # type: ignore[misc, assignment]
 
 
 def _as_data(value: Any) -> object:
