@@ -208,7 +208,8 @@ class Model:
     norms and a 2h -> h projection; they share embedding and head, and published totals leave them out, as `parameters`
     does. `notes`: what the source describes and this model leaves out. `more_weights`: elements of matrices outside of
     the layers that every token is multiplied with, `more_parameters`: whatever else is learned there; both count with
-    the embedding. `derived`: read from what transformers built, not from a file of this package.
+    the embedding. `derived`: read from what transformers built, not from a file of this package. `step_tokens`: of a
+    diffusion model, what every step works on anew, `step_passes` times; its answer is its steps.
     """
 
     name: str
@@ -229,6 +230,8 @@ class Model:
     more_weights: int = 0
     more_parameters: int = 0
     derived: bool = False
+    step_tokens: int = 0
+    step_passes: int = 1
 
     @property
     def n_layers(self) -> int:
