@@ -22,12 +22,12 @@ from typing import Any
 class WindtunnelError(Exception):
     """Root of the tree. Never raised itself."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Errors travel between processes: what `__init__` takes is not what `args` holds."""
         return _again, (type(self), self.args, self.__dict__)
 
 
-def _again(kind: type[WindtunnelError], args: tuple[Any, ...], state: dict[str, Any]) -> WindtunnelError:
+def _again(kind: type[WindtunnelError], args: tuple[object, ...], state: dict[str, object]) -> WindtunnelError:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)

@@ -137,7 +137,7 @@ class Guard:
             return
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive_again() -> MutableMapping[str, Any]:
+        async def receive_again() -> MutableMapping[str, object]:
             return messages.pop() if messages else await receive()
 
         async def answered(message: MutableMapping[str, Any]) -> None:
@@ -267,7 +267,7 @@ def guarded_protocol(base: Any) -> type[asyncio.Protocol]:
     return Guarded
 
 
-def server(app: Guard, *, stop_s: int | None = None, protocol: Any = None) -> Server:
+def server(app: Guard, *, stop_s: int | None = None, protocol: object = None) -> Server:
     """uvicorn with the application, to run on a bound socket. `protocol`: h11's or httptools'; the faster one."""
     import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol

@@ -35,7 +35,7 @@ def descriptions() -> list[dict[str, Any]]:
     return found
 
 
-def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str, object]:
     """The answer of a tool; files are those of a folder. Raises UserError."""
     if name not in TOOLS:
         raise SpecError("tool", name, f"use one of {', '.join(TOOLS)}")
@@ -85,7 +85,7 @@ def _check_path(text: str, folder: Path) -> None:
             raise SpecError("arguments", text, "name a file of the folder that was given with --files, or none")
 
 
-def server(folder: Path) -> Server[Any]:
+def server(folder: Path) -> Server[object]:
     """The server. Raises UserError where the package is not installed."""
     try:
         from mcp.server.lowlevel import Server
@@ -93,10 +93,10 @@ def server(folder: Path) -> Server[Any]:
     except ModuleNotFoundError:
         raise UserError("windtunnel mcp needs a package; install it with: pip install 'windtunnel[mcp]'") from None
 
-    async def list_tools(_context: Any, _request: Any) -> ListToolsResult:
+    async def list_tools(_context: object, _request: object) -> ListToolsResult:
         return ListToolsResult(tools=[Tool(**one) for one in descriptions()])
 
-    async def call_tool(_context: Any, request: Any) -> CallToolResult:
+    async def call_tool(_context: object, request: Any) -> CallToolResult:
         try:
             found, wrong = answered(request.name, request.arguments or {}, folder), False
         except UserError as error:

@@ -25,7 +25,7 @@ def run(question: Any) -> Any:
     return named(QUESTIONS[question.verb].answer)(read(plain(question)))
 
 
-def ask(question: Mapping[str, Any]) -> Any:
+def ask(question: Mapping[str, object]) -> Any:
     """The answer to a question as plain data: `{"question": "predict", "model": ..., "cluster": ..., "plan": {...}}`.
 
     The fields are those of `windtunnel schema VERB`. Raises UserError on the first mistake.

@@ -11,7 +11,7 @@ from windtunnel.questions.fields import Field, Part, fields_of, key_names, pick,
 from windtunnel.questions.reading import plain, read
 
 
-def changed(question: Part, changes: Mapping[str, Any]) -> Part:
+def changed(question: Part, changes: Mapping[str, object]) -> Part:
     """The question with dotted paths replaced, read again: `{"plan.tp": 4, "cluster.nic": "800Gb/s"}`.
 
     None takes a path back to its default; a `+` behind a path adds to a list. A field of a part whose fields are flags
@@ -86,7 +86,7 @@ def _holds(field: Field, name: str) -> bool:
     return any(name in key_names(member) for member in field.parts)
 
 
-def _inside(data: dict[str, Any], field: Field, member: type) -> dict[str, Any]:
+def _inside(data: dict[str, object], field: Field, member: type) -> dict[str, object]:
     """The plain data of a part, which is put there where there is none, with the fields that `member` knows."""
     inner = data.get(field.path)
     if inner is None:

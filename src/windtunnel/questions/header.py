@@ -33,7 +33,7 @@ class Answer:
         return None
 
     @property
-    def provenance(self) -> Mapping[str, Any] | None:
+    def provenance(self) -> Mapping[str, object] | None:
         """What the figures rest on."""
         return None
 
@@ -53,12 +53,12 @@ def product_version() -> str:
 
 def header(
     study: str,
-    spec: Mapping[str, Any],
+    spec: Mapping[str, object],
     reproduce: str | None,
     *,
     version: str | None = None,
-    band: Mapping[str, Any] | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    band: Mapping[str, object] | None = None,
+    provenance: Mapping[str, object] | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The fields above, JSON-able. `version`: of the product that gave the answer, if not of this one."""
@@ -74,6 +74,6 @@ def header(
     }
 
 
-def band_entry(figure: str, p5: float, p95: float) -> dict[str, Any]:
+def band_entry(figure: str, p5: float, p95: float) -> dict[str, object]:
     """The band of a figure, which is named by its path in the document, e.g. `plans[0].step_time_s`."""
     return {"of": figure, "p5": p5, "p95": p95}

@@ -98,6 +98,11 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.fabric:answer",
         "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
     ),
+    "nic": Verb(
+        "windtunnel.questions.asked.nic:Nic",
+        "windtunnel.studies.nic:answer",
+        "Say how many host cores a data path takes, and what a NIC with cores of its own takes over.",
+    ),
     "rl plan": Verb(
         "windtunnel.questions.asked.rl:RlPlan",
         "windtunnel.studies.rl.plan:answer",

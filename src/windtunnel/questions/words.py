@@ -72,9 +72,9 @@ def from_flags(
     verb: str,
     flags: Mapping[str, object],
     sets: Sequence[str] = (),
-    below: Mapping[str, Mapping[str, Any]] | None = None,
+    below: Mapping[str, Mapping[str, object]] | None = None,
     where: str = "",
-) -> Any:
+) -> object:
     """The question that flags ask: by their names without dashes, as texts, switches and lists of texts.
 
     `sets`: what `--set` says, which wins; `below`: data of parts, over which flags win, from the file `where`. Raises
@@ -111,7 +111,7 @@ def from_flags(
         raise _of_flag(error, kind, flag_of) from None
 
 
-def with_settings(question: Any, texts: Sequence[str]) -> Any:
+def with_settings(question: object, texts: Sequence[str]) -> Any:
     """The question with what `--set` says. Raises SpecError."""
     changes = settings(texts)
     try:
@@ -120,7 +120,7 @@ def with_settings(question: Any, texts: Sequence[str]) -> Any:
         raise SpecError(error.field, error.value, error.remedy, error.where or "--set") from None
 
 
-def settings(texts: Sequence[str]) -> dict[str, Any]:
+def settings(texts: Sequence[str]) -> dict[str, object]:
     """What `--set PATH=VALUE` says, by path; of one that is given twice the last holds. Raises SpecError."""
     changes: dict[str, Any] = {}
     for text in texts:
@@ -130,7 +130,7 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
-def read_setting(text: str) -> tuple[str, Any]:
+def read_setting(text: str) -> tuple[str, object]:
     """The path and the value of `PATH=VALUE`. Raises SpecError."""
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
@@ -138,7 +138,7 @@ def read_setting(text: str) -> tuple[str, Any]:
     return path.strip(), value_of(value)
 
 
-def words(question: Any) -> list[str]:
+def words(question: object) -> list[str]:
     """What asks the question again: flags where there are, and `--set` for what is changed of named parts."""
     kind, data = type(question), plain(question)
     del data["question"]
@@ -188,7 +188,7 @@ def _of_flag(error: SpecError, kind: type, flag_of: Mapping[str, str]) -> SpecEr
     return SpecError(flags[path] + error.field[len(path) :] if path else error.field, error.value, remedy, error.where)
 
 
-def _value(field: Field, value: object) -> Any:
+def _value(field: Field, value: object) -> object:
     """A flag's value as plain data. What is no number stays text, which the reader refuses."""
     kind = get_origin(field.type) or field.type
     if isinstance(value, str):
@@ -200,7 +200,7 @@ def _value(field: Field, value: object) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(kind: object) -> bool:
     return any(_is_number(one) for one in get_args(kind)) if get_args(kind) else kind in (int, float)
 
 
@@ -216,7 +216,7 @@ def _number(text: str) -> int | float | str:
 
 def _flat(
     data: Mapping[str, Any], flags: Mapping[str, str], known: Mapping[str, Field], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str, object]]:
     """Every value of plain data by its path; of a part that a word names the word, then what is changed."""
     for key, value in data.items():
         path = prefix + key
@@ -239,7 +239,7 @@ def _flat(
         yield from _flat(inside, flags, known, path + ".")
 
 
-def _unsaid(part: type, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _unsaid(part: type, data: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """The unions whose member the keys alone do not say, and the member."""
     for field in fields_of(part):
         inner = data.get(field.path)

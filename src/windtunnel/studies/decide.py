@@ -156,7 +156,7 @@ def _option(
     word: str,
     cluster: Cluster,
     price: float | None,
-    fields: Mapping[str, Any],
+    fields: Mapping[str, object],
     failures: str,
 ) -> Option:
     named = ModelPart(base=model), ClusterPart(base=word)

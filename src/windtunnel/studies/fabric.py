@@ -77,7 +77,7 @@ class FabricResult(Answer):
         return band_entry("sizes[-1].seconds", self.sizes[-1].p5_s, self.sizes[-1].p95_s)
 
     @property
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self) -> Mapping[str, object]:
         """What prices messages."""
         return {"rests on": sorted({size.source for size in self.sizes})}
 

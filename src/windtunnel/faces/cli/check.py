@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ from windtunnel.questions.asked.check import Check
 BROKEN = 1
 
 
-def check_app(*, everything: bool = False) -> Callable[..., Any]:
+def check_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("check", check, ("report", "full", "json"), reader=plan_below, everything=everything)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import print_question, show, working, wrote
 from windtunnel.questions.asked.saved import Compare
 
 
-def compare_app(*, everything: bool = False) -> Callable[..., Any]:
+def compare_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("compare", compare, ("report", "json"), everything=everything)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.faces.cli.flags import Below, Given, Outputs, command
 from windtunnel.faces.cli.output import note, print_answered, show, working, wrote
 from windtunnel.questions.asked.decide import Decide
 
 
-def decide_app(*, everything: bool = False) -> Callable[..., Any]:
+def decide_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("decide", decide, ("report", "full", "json"), reader=_below, everything=everything)
 

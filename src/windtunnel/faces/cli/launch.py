@@ -11,7 +11,7 @@ from windtunnel.faces.cli.output import print_question, stdout
 from windtunnel.questions.asked.saved import Launch
 
 
-def launch_app(*, everything: bool = False) -> Callable[..., Any]:
+def launch_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("launch", launch, everything=everything)
 

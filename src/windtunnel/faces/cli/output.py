@@ -48,7 +48,7 @@ def show(document: Document, *, full: bool = False, piped_width: int = PIPED_WID
 
 def print_question(
     question: Any,
-    own: Mapping[str, Any],
+    own: Mapping[str, object],
     *,
     band: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
@@ -77,7 +77,7 @@ def give(question: Any, answer: Answer | Mapping[str, Any], outputs: Outputs, do
         print_question(question, answer, **head)
 
 
-def print_answered(question: Any, answer: Answer) -> None:
+def print_answered(question: object, answer: Answer) -> None:
     """The answer to a question as one JSON document."""
     print_question(question, answer.to_dict(), band=answer.band, provenance=answer.provenance, warnings=answer.warnings)
 
@@ -93,7 +93,7 @@ def wrote(path: Path) -> None:
     note(f"wrote {path}")
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: Mapping[str, object]) -> None:
     """One JSON document, keys sorted, so that the same answer is the same bytes."""
     print(json.dumps(document, sort_keys=True, indent=1, allow_nan=False))
 

@@ -25,7 +25,7 @@ INFEASIBLE = 3  # as in predict
 OUTPUTS = ("report", "rows", "full", "json")
 
 
-def plan_app(*, everything: bool = False) -> Callable[..., Any]:
+def plan_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("plan", plan, OUTPUTS, reader=plan_below, everything=everything)
 

@@ -10,7 +10,7 @@ from windtunnel.faces.cli.output import note, print_answered, stdout, wrote
 from windtunnel.questions.asked.capture import Run
 
 
-def run_app(*, everything: bool = False) -> Callable[..., Any]:
+def run_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("run", run, ("trace", "rows", "json"), everything=everything)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -12,7 +12,7 @@ from windtunnel.faces.cli.output import print_question, show, wrote
 from windtunnel.questions.asked.explain import Watch
 
 
-def watch_app(*, everything: bool = False) -> Callable[..., Any]:
+def watch_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("watch", watch, ("report", "json"), everything=everything)
 

@@ -46,7 +46,7 @@ def plan_fields() -> Mapping[str, Input]:
     return {one.name: one for one in inputs_of(Plan)}
 
 
-def plan_of(values: Mapping[str, str]) -> dict[str, Any]:
+def plan_of(values: Mapping[str, str]) -> dict[str, object]:
     """The fields of a plan that a form fills, as plain data."""
     given = {name: values.get(name, "").strip() for name in plan_fields()}
     return {name: value_of(plan_fields()[name], text) for name, text in given.items() if text}
@@ -106,7 +106,7 @@ class Asked:
             raise SpecError(name.removeprefix("plan."), error.value, error.remedy) from None
         return found, stated.notes
 
-    def settled(self) -> dict[str, Any]:
+    def settled(self) -> dict[str, object]:
         """The fields of the plan; with a file, those that it says as well."""
         if self.plan_file is None and not is_stated(self.model):
             return dict(self.plan)

@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.errors import SpecError
 from windtunnel.physics.model.limits import LAYERS_MAX, SIZE_MAX, counted, showable
 
-_MISSING: Any = object()
+_MISSING: object = object()
 
 # Change no tensor shape and no matrix product, in any architecture read here.
 # fmt: off
@@ -56,14 +56,14 @@ class Fields:
     A null in JSON counts as absent. All getters raise SpecError naming field, value and remedy.
     """
 
-    def __init__(self, config: Mapping[str, Any], where: str | None = None, prefix: str = "") -> None:
+    def __init__(self, config: Mapping[str, object], where: str | None = None, prefix: str = "") -> None:
         self._config, self.where, self.prefix = config, where, prefix
         self._read: set[str] = set()
         for key in config:
             if not isinstance(key, str):
                 raise SpecError("config", showable(key), "use text for the names of fields", where)
 
-    def _get(self, key: str) -> Any:
+    def _get(self, key: str) -> object:
         self._read.add(key)
         value = self._config.get(key)
         return _MISSING if value is None else value
@@ -76,7 +76,7 @@ class Fields:
         """Whether the config gives `key` a value other than null."""
         return self._config.get(key) is not None
 
-    def raw(self, key: str) -> Any:
+    def raw(self, key: str) -> object:
         """The field as it stands."""
         return self._config.get(key)
 

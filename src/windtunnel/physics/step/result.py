@@ -65,7 +65,7 @@ class _WhenRead:
     def __init__(self, slot: Any) -> None:
         self.slot = slot
 
-    def __get__(self, result: Result | None, owner: type) -> Any:
+    def __get__(self, result: Result | None, owner: type) -> object:
         if result is None:
             return self
         value = self.slot.__get__(result, owner)
@@ -346,7 +346,7 @@ class Result:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Result:
+    def from_dict(cls, data: Mapping[str, object]) -> Result:
         """Rebuild from `to_dict` (e.g. `result.json` of a run folder). ValueError on a foreign dict."""
         from pydantic import TypeAdapter
 
@@ -357,7 +357,7 @@ class Result:
 Result.excerpt = _WhenRead(Result.excerpt)  # type: ignore[misc, assignment]
 
 
-def _as_data(value: Any) -> Any:
+def _as_data(value: Any) -> object:
     """Dataclasses as dictionaries, all the way down. Unlike `asdict` it copies no plain value, which was most of it."""
     if isinstance(value, (str, int, float)) or value is None:
         return value
@@ -386,20 +386,20 @@ _TIMELINE = {
 }
 
 
-def _time_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+def _time_rows(result: Result) -> Iterator[tuple[object, ...]]:
     for stage in result.stages:
         for name, part in sorted(stage.breakdown_ns.items()):
             share = part / max(result.step_time_ns, 1)
             yield stage.stage, result.class_name(stage.stage), stage.ranks, stage.layers, name, part, share
 
 
-def _memory_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+def _memory_rows(result: Result) -> Iterator[tuple[object, ...]]:
     for stage in result.memory:
         for name, size in sorted(stage.categories.items()):
             yield stage.stage, result.class_name(stage.stage), stage.ranks, name, size
 
 
-def _timeline_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+def _timeline_rows(result: Result) -> Iterator[tuple[object, ...]]:
     for op in result.excerpt:
         yield op.stage, op.stream, op.label, op.category, op.start_ns, op.end_ns
 
@@ -409,5 +409,5 @@ def _renderer(name: str) -> Any:
     return getattr(sys.modules[__name__.partition(".")[0]], name)
 
 
-def _without(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _without(data: Mapping[str, object], name: str) -> dict[str, object]:
     return {key: value for key, value in data.items() if key != name}

@@ -65,7 +65,7 @@ class Options:
     stand_ins: tuple[str, ...] = ()  # packages that are not installed, and that the script cannot do without
 
 
-def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, Any]:
+def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, object]:
     """Capture one steady step of every rank of a script, into a folder; the folder's document.
 
     Raises ScriptError (the script cannot be captured) and other UserErrors. Whatever the end, no process and no
@@ -100,7 +100,7 @@ def _with_workers(launch: Launch, options: Options, out: Path, begun: float, rep
 
 def _captured(
     launch: Launch, options: Options, workers: Workers, checks: Checks, out: Path, begun: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     task = task_of(launch, options)
     table: Table | None = None
     if options.ranks:
@@ -139,7 +139,9 @@ def _captured(
     return dict(main.document)
 
 
-def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[str, Any]) -> tuple[Table, list[int]]:
+def _from_few(
+    launch: Launch, options: Options, workers: Workers, task: Mapping[str, object]
+) -> tuple[Table, list[int]]:
     all_will_run = options.verify is None and launch.world_size <= FEW_RANKS
     workers.run([0], task, helpers_end=not all_will_run)
     layout = _layout(launch, workers.outcomes)
@@ -208,7 +210,7 @@ def _not_folded(launch: Launch, workers: Workers, grid: Grid, one: int, other: i
     )
 
 
-def _from_all(launch: Launch, workers: Workers) -> tuple[dict[int, list[int]], Grid, dict[str, Any]]:
+def _from_all(launch: Launch, workers: Workers) -> tuple[dict[int, list[int]], Grid, dict[str, object]]:
     outcomes = workers.outcomes
     layout = _layout(launch, outcomes)
     first: dict[object, int] = {}
@@ -234,7 +236,7 @@ def _layout(launch: Launch, outcomes: Mapping[int, Outcome]) -> RankAxes:
     return find_axes(grid, sorted(pairs))
 
 
-def task_of(launch: Launch, options: Options) -> dict[str, Any]:
+def task_of(launch: Launch, options: Options) -> dict[str, object]:
     """What a rank is told to play."""
     return {
         "launch": asdict(launch),
@@ -263,7 +265,7 @@ def _check(launch: Launch, options: Options) -> None:
         raise SpecError("--representatives", "all", f"would play {launch.world_size} ranks; give auto, or --ranks")
 
 
-def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequence[int]) -> dict[str, Any]:
+def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequence[int]) -> dict[str, object]:
     outcomes = workers.outcomes
     answers: dict[tuple[str, str, str], int] = {}
     for outcome in outcomes.values():
@@ -293,7 +295,7 @@ def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequenc
     }
 
 
-def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, Any]:
+def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, object]:
     rank = int(outcome["rank"])
     return {
         "rank": rank,

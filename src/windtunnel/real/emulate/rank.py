@@ -11,9 +11,10 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from windtunnel.errors import UserError
 from windtunnel.process import die_with_parent
@@ -23,21 +24,66 @@ from windtunnel.real.emulate.outcome import error_document, facts_of
 if TYPE_CHECKING:
     import torch
 
+    from windtunnel.physics.hardware import Cluster
+    from windtunnel.real.capture.arguments import Launch
+    from windtunnel.real.capture.virtual_world.peer_data import PeerPolicy
     from windtunnel.real.emulate.clock.compute_time import ComputeTime
-    from windtunnel.real.emulate.conductor import Conductor
+    from windtunnel.real.emulate.clock.script_clock import ScriptClock
+    from windtunnel.real.emulate.clock.stream_delay import StreamDelay
+    from windtunnel.real.emulate.conductor import Conductor, OtherClasses
     from windtunnel.real.emulate.ddp_technique import Applied
-    from windtunnel.real.emulate.memory import Peak
+    from windtunnel.real.emulate.memory import MemoryWatch, Peak
     from windtunnel.real.emulate.observe import ObservedStep
+    from windtunnel.real.emulate.peers.peers_replay import Watched
+    from windtunnel.real.emulate.several.company import Company
+    from windtunnel.real.emulate.several.data import RealData
     from windtunnel.studies.programs.communication import Communication
+    from windtunnel.studies.programs.program import Op
 
 MEMORY_STEP = 2  # profiling begins at the end of this step: the optimizer's state is there
 MEMORY_STEPS = 2
 
 
+class LaunchFields(TypedDict):
+    """A `Launch`, as JSON."""
+
+    target: str
+    arguments: tuple[str, ...]  # a list, after JSON
+    is_module: bool
+    world_size: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    run_id: str
+    role: str
+    max_restarts: int
+
+
+class Task(TypedDict):
+    """What `run.Emulation` asks for, as JSON, and what its process adds."""
+
+    launch: LaunchFields
+    rank: int
+    ranks: list[int]
+    cluster: str
+    slow: dict[str, float]
+    jitter: bool
+    seed: int
+    data: str
+    tape: list[str]
+    captured: str | None
+    peer_times: list[str]
+    memory: bool
+    techniques: list[str]
+    watch: list[int]
+    folder: str
+    parent: int
+
+
 class Journal:
     """What is learnt while the script runs."""
 
-    def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, task: Task) -> None:
         self.folder, self.task = folder, task
         self.step_s: list[float] = []
         self.blocked_s: list[float] = []
@@ -49,7 +95,7 @@ class Journal:
         self.memory: Peak | None = None
         self.notes: list[str] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self._watch: Any = None
+        self._watch: MemoryWatch | None = None
         self._may_watch = bool(task["memory"])
         self.conductor: Conductor | None = None
         self.own: ComputeTime | None = None
@@ -132,14 +178,14 @@ class Journal:
 def main() -> None:
     """Run the task of the folder named on the command line."""
     folder = Path(sys.argv[1])
-    task = json.loads((folder / "task.json").read_text())
+    task: Task = json.loads((folder / "task.json").read_text())
     if len(sys.argv) > 2:  # one of several real ranks, each with the others' times of its own class
         task["rank"] = int(sys.argv[2])
         task["tape"] = [text.replace("{rank}", sys.argv[2]) for text in task["tape"]]
     task["folder"] = str(folder)
     die_with_parent(task["parent"])
     journal = Journal(folder, task)
-    outcome: dict[str, Any] = {}
+    outcome: dict[str, object] = {}
     status = 0
     try:
         with _prepared(task):
@@ -166,7 +212,7 @@ def main() -> None:
     os._exit(status)  # threads that the script left do not keep it
 
 
-def _emulated(task: Mapping[str, Any], journal: Journal) -> None:
+def _emulated(task: Task, journal: Journal) -> None:
     import torch
 
     from windtunnel.real.capture.processes.file_mailbox import FileMailbox
@@ -210,7 +256,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal) -> None:
 
 
 @contextlib.contextmanager
-def _technique(task: Mapping[str, Any], launch: Any, journal: Journal) -> Iterator[None]:
+def _technique(task: Task, launch: Launch, journal: Journal) -> Iterator[None]:
     """The script runs with the technique that was asked for, if any."""
     if not task["techniques"]:
         yield
@@ -223,7 +269,7 @@ def _technique(task: Mapping[str, Any], launch: Any, journal: Journal) -> Iterat
         yield
 
 
-def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
+def _real_peers(task: Task, journal: Journal) -> RealData:
     """What the real ranks truly send each other."""
     from windtunnel.real.capture.virtual_world.peer_data import PEERS_LIKE_ME
     from windtunnel.real.emulate.peers.shards import TiedShards
@@ -234,8 +280,8 @@ def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
 
 
 def _on_cpu(
-    task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
-) -> tuple[Any, Any, Callable[[], None]]:
+    task: Task, launch: Launch, journal: Journal, own: ComputeTime
+) -> tuple[ScriptClock, PeerPolicy, Callable[[], None]]:
     from windtunnel.real.emulate.clock.script_clock import ScriptClock, optimizer_hooks
 
     conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
@@ -250,7 +296,7 @@ def _on_cpu(
     return listening, _policy(task, journal), undo
 
 
-def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
+def _on_gpu(task: Task, launch: Launch, journal: Journal) -> tuple[StreamDelay, PeerPolicy, Callable[[], None]]:
     """Stream-ordered. Not yet run on a GPU."""
     import torch
 
@@ -264,7 +310,7 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
 
     conductor = journal.conductor = _conductor(task, launch)
 
-    def on_gpu_step(step: ObservedStep) -> list[Any]:
+    def on_gpu_step(step: ObservedStep) -> Sequence[Watched]:
         journal.on_step(len(journal.step_s) + 1, step)
         return conductor.holds(step)
 
@@ -298,7 +344,7 @@ def local_device(rank: int, real: Sequence[int], gpus: int) -> int:
     return sorted(real).index(rank) % max(1, gpus)
 
 
-def _recorded(task: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(task: Task) -> dict[str, object]:
     import torch
 
     from windtunnel.real.emulate.tape.record_real import Recording
@@ -320,7 +366,7 @@ def _recorded(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"tape": {"communications": writer.communications, "bytes": writer.bytes, "unread": unread}}
 
 
-def _run(launch: Any) -> None:
+def _run(launch: Launch) -> None:
     """The script; ending itself with success is an end like any other."""
     from windtunnel.real.capture.processes.rank_process import run_script
 
@@ -331,16 +377,16 @@ def _run(launch: Any) -> None:
             raise
 
 
-def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) -> Conductor:
+def _conductor(task: Task, launch: Launch, *, on_cpu: bool = False) -> Conductor:
     from windtunnel.physics.hardware import parse_cluster
     from windtunnel.real.emulate.conductor import Conductor
     from windtunnel.real.emulate.peers.prices import seconds_beside_on, seconds_on
 
     cluster = parse_cluster(task["cluster"])
-    same: Any = range(launch.world_size)
+    same: Sequence[int] = range(launch.world_size)
     others = None
-    if task["captured"]:
-        same, others = _captured(task, cluster)
+    if captured := task["captured"]:
+        same, others = _captured(captured, task, cluster)
     slow = {int(rank): float(factor) for rank, factor in task["slow"].items()}
     company = _company(task, launch, others) if len(task["ranks"]) > 1 else None
     return Conductor(
@@ -351,36 +397,36 @@ def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) ->
     )  # fmt: skip
 
 
-def _company(task: Mapping[str, Any], launch: Any, others: Any) -> Any:
+def _company(task: Task, launch: Launch, others: OtherClasses | None) -> Company:
     """The other real ranks."""
     from windtunnel.real.emulate.several.company import Company
     from windtunnel.studies.programs.folder import load_job
 
     class_of = None
-    if task["captured"]:
-        class_of = dict(enumerate(load_job(Path(task["captured"])).runs.tolist()))
+    if captured := task["captured"]:
+        class_of = dict(enumerate(load_job(Path(captured)).runs.tolist()))
     return Company(Path(task["folder"]), task["rank"], task["ranks"], launch.world_size, class_of, others)
 
 
-def _one_core(cluster: Any) -> bool:
+def _one_core(cluster: Cluster) -> bool:
     """Whether this is a CPU whose communications run on the one core that also computes: gloo's threads are busy."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cluster.calibration is not None and cluster.calibration.kind == "cpu" and cores == 1
 
 
-def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
+def _captured(captured: str, task: Task, cluster: Cluster) -> tuple[Sequence[int], OtherClasses | None]:
     from windtunnel.real.emulate.peers.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
     from windtunnel.real.emulate.peers.peer_times import by_class
     from windtunnel.studies.programs.folder import load_job
     from windtunnel.studies.programs.lowering.pricing import ATTENTION, GEMM, op_pricer
 
-    job = load_job(Path(task["captured"]))
+    job = load_job(Path(captured))
     kept = by_class(job, task["rank"], [Path(path) for path in task["peer_times"]])
     if len(set(job.runs.tolist())) == 1:
         return range(job.world_size), None
     pricer = op_pricer(cluster)
 
-    def price(op: Any) -> tuple[float, int]:
+    def price(op: Op) -> tuple[float, int]:
         if op.kind not in ("compute", "copy"):
             return 0.0, KERNELS
         priced = pricer.price(op)
@@ -392,7 +438,7 @@ def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
     return other_classes(job, task["rank"], price, kept)
 
 
-def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
+def _policy(task: Task, journal: Journal) -> PeerPolicy:
     from windtunnel.real.capture.virtual_world import peer_data as peers
     from windtunnel.real.emulate.peers.shards import TiedShards
 
@@ -414,16 +460,16 @@ def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
     return policy
 
 
-def launch_of(task: Mapping[str, Any]) -> Any:
+def launch_of(task: Task) -> Launch:
     """The launch line of a task."""
     from windtunnel.real.capture.arguments import Launch
 
-    given = task["launch"]
-    return Launch(**{**given, "arguments": tuple(given["arguments"])})
+    launch = Launch(**task["launch"])  # whose arguments JSON has as a list
+    return replace(launch, arguments=tuple(launch.arguments))
 
 
 @contextlib.contextmanager
-def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
+def _prepared(task: Task) -> Iterator[None]:
     if task["tape"][:1] != ["record"]:
         os.environ.update(launch_of(task).environment(task["rank"]))
     import torch  # before the clock of the script runs

@@ -43,6 +43,7 @@ from windtunnel.real.capture.processes.leftovers import (
 )
 
 if TYPE_CHECKING:
+    from windtunnel.physics.hardware import Cluster
     from windtunnel.real.capture.arguments import Launch
 
 NOT_RUN_ON_GPU = "the CUDA path of `windtunnel run` is not yet run on a GPU: take its times with care"
@@ -295,7 +296,7 @@ def _check(asked: Emulation) -> None:
         raise SpecError("--ranks", ",".join(map(str, asked.ranks)), "name each rank once")
 
 
-def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: Sequence[int]) -> dict[int, float]:
+def slow_ranks(texts: Sequence[str], cluster: Cluster, seed: int, real: Sequence[int]) -> dict[int, float]:
     """Factors of `gpu=3:1.2` and `random=1%:1.2`; chance spares real ranks, which are as fast as they are.
 
     Raises SpecError on disturbances that no peer can be given.

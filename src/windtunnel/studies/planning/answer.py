@@ -103,7 +103,7 @@ class Plans:
         """A notebook's view of it."""
         return str(sys.modules[__name__.partition(".")[0]].plans_html(self))
 
-    def to_dataframe(self) -> Any:
+    def to_dataframe(self) -> object:
         """A pandas DataFrame, a row a plan, best first: its figures, and each field that plans differ in.
 
         Raises UserError where pandas is not installed.

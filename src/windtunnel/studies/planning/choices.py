@@ -103,7 +103,7 @@ def _admits(space: Space, node: Node, name: str, value: object) -> bool:
     return bool(getattr(node.layout.plan, name) == value)
 
 
-def _savings(space: Space, node: Node) -> list[tuple[dict[str, Any], ...]]:
+def _savings(space: Space, node: Node) -> list[tuple[dict[str, object], ...]]:
     """Those of each structure under a node; one without any where the node has one itself."""
     if node.level >= ROUGH:
         return [()]

@@ -84,7 +84,7 @@ class RlResult(Answer):
         return band_entry("step_time_s", self.p5_s, self.p95_s) if self.feasible else None
 
     @property
-    def provenance(self) -> Mapping[str, Any] | None:
+    def provenance(self) -> Mapping[str, object] | None:
         """What it rests on."""
         return {"rests on": list(self.sources)}
 

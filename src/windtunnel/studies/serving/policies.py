@@ -38,7 +38,7 @@ class Compared(Answer):
     warnings: tuple[str, ...]
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """What prices steps."""
         return {"step times": list(self.sources)}
 

@@ -56,7 +56,7 @@ class Served(Answer):
         return None if low_high is None else band_entry("tpot_s.mean", *low_high)
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """What prices steps."""
         return {"step times": list(self.result.sources)}
 
@@ -85,7 +85,7 @@ def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = Fa
     return _served(run, result, workload, curve)
 
 
-def _fewest(question: ServePlan, workload: Workload) -> Any:
+def _fewest(question: ServePlan, workload: Workload) -> object:
     """Plans with the fewest GPUs (`ServingPlans`)."""
     from windtunnel.studies.serving.placement import plan
 
@@ -104,7 +104,7 @@ def _fewest(question: ServePlan, workload: Workload) -> Any:
     )
 
 
-def _placed(question: ServePlan, method: str) -> Any:
+def _placed(question: ServePlan, method: str) -> object:
     """The best placement (`Placed`)."""
     from windtunnel.studies.serving.placement.answer import place_models, place_phases
     from windtunnel.studies.serving.placement.search import Question

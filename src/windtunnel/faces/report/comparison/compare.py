@@ -205,7 +205,7 @@ def _differences(a: Result, b: Result) -> tuple[Difference, ...]:
     return tuple(sorted((pair for pair in differing if not _follows(pair.field, fields)), key=_order))
 
 
-def _flat(result: Result) -> dict[str, Any]:
+def _flat(result: Result) -> dict[str, object]:
     # Through JSON: a result read from its folder has lists where a fresh one may have tuples.
     return {**disturbing(result), **flatten(json.loads(json.dumps(result.spec)))}
 

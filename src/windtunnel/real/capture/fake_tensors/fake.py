@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedGpu
 
 
@@ -23,7 +25,7 @@ def fake_tensors(
     local_rank: int = 0,
     note: Callable[[str], None] = lambda text: None,
     missing: Sequence[str] = (),
-) -> Iterator[Any]:
+) -> Iterator[FakeTensorMode]:
     """Every tensor made inside is fake; "cuda" pretends `gpus` GPUs as well, of which `local_rank` is the current one.
 
     `note` is told of kernels that are taken for others, such as those of packages that are `missing`. `torch.compile`

@@ -38,6 +38,7 @@ from windtunnel.studies.programs.program_file import runs_of, write_program
 from windtunnel.studies.programs.summary import summary
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from windtunnel.real.capture.recorder.recorder import Recorder
@@ -282,7 +283,7 @@ def _meshes(compat: ModuleType) -> dict[str, Any]:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    found: dict[tuple[Any, Any], None] = {}
+    found: dict[tuple[object, object], None] = {}
     with compat.outside_modes():
         for mesh in [one for one in gc.get_objects() if type(one) is DeviceMesh]:
             place = mesh.get_coordinate()
@@ -293,7 +294,7 @@ def _meshes(compat: ModuleType) -> dict[str, Any]:
     return {"meshes": tuple(mesh for mesh, _ in ordered), "coordinates": tuple(place for _, place in ordered)}
 
 
-_left: list[Any] = []  # contexts that forks of a rank stay in
+_left: list[AbstractContextManager[object]] = []  # contexts that forks of a rank stay in
 
 
 def _leave_modes_in_forks(compat: ModuleType) -> None:

@@ -90,7 +90,7 @@ class Workers:
 
     def __init__(
         self,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, object],
         *,
         cores: int | None = None,
         timeout_s: float = 600.0,
@@ -186,7 +186,7 @@ class Workers:
                     self._take(answer["ended"], answer["status"])
             self._look_for_hangs(waiting, bool(queue))
 
-    def again(self, rank: int, task: Mapping[str, Any]) -> Outcome | None:
+    def again(self, rank: int, task: Mapping[str, object]) -> Outcome | None:
         """What becomes of a rank under another task; None where it hangs. What became of it before stays known."""
         before = self.outcomes.pop(rank)
         with suppress(ScriptError):
@@ -385,7 +385,7 @@ class Workers:
 
     # The fork server
 
-    def _say(self, line: Mapping[str, Any]) -> None:
+    def _say(self, line: Mapping[str, object]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:

@@ -20,17 +20,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private.distributed import outside_modes, set_known_value
 
 if TYPE_CHECKING:
+    from types import GetSetDescriptorType
+
     import torch
     import torch.distributed as dist
     from torch._ops import OpOverload
+    from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
     from windtunnel.real.operator_call import Arguments, Keywords
 
@@ -42,7 +45,7 @@ def data_that_moves() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    data: Any = torch._C.TensorBase.__dict__["data"]
+    data: GetSetDescriptorType = torch._C.TensorBase.__dict__["data"]
 
     def assign(self: torch.Tensor, new: torch.Tensor) -> None:
         data.__set__(self, new)
@@ -58,13 +61,13 @@ def lists_of_fakes() -> Replacements:
 
     one_by_one = FakeTensor.tolist
 
-    def tolist(self: torch.Tensor) -> Any:
+    def tolist(self: torch.Tensor) -> object:
         if self.numel() <= FEW:
             return one_by_one(self)
         if self.constant is not None:
             return self.constant.tolist()
         one = self.detach().reshape(-1)[:1].sum().item()
-        made: Any = one
+        made: object = one
         for size in reversed(self.shape):
             made = [made] * size if not isinstance(made, list) else [list(made) for _ in range(size)]
         return made
@@ -110,7 +113,7 @@ def tensors_of_fakes() -> Iterator[None]:
     def holds(data: object) -> bool:
         return isinstance(data, FakeTensor) or (isinstance(data, list | tuple) and any(holds(one) for one in data))
 
-    def read(data: object) -> Any:
+    def read(data: object) -> object:
         if isinstance(data, FakeTensor):
             return data.tolist()
         return [read(one) for one in data] if isinstance(data, list | tuple) else data
@@ -139,7 +142,7 @@ def copies_of_fakes() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    def deepcopy(self: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
@@ -169,7 +172,7 @@ def pickles_of_fakes() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def reduce(self: torch.Tensor, _protocol: int) -> Any:
+    def reduce(self: torch.Tensor, _protocol: int) -> object:
         with outside_modes():
             value = None if self.constant is None else self.constant.tolist()
         return _unpickled, (
@@ -219,7 +222,7 @@ def addresses_looked_at() -> Replacements:
         storage = self.untyped_storage()
         return int(storage._cdata) + self.storage_offset() * self.element_size() if storage.nbytes() else 0
 
-    begin: Any = dist.Reducer.__init__
+    begin: Callable[..., None] = dist.Reducer.__init__
 
     def reducer(self: dist.Reducer, *args: object, **kwargs: object) -> None:
         with UsedMap():
@@ -244,7 +247,7 @@ def random_dtensors() -> Replacements:
     def region(self: object, *_: object, **__: object) -> Iterator[None]:
         yield
 
-    def state(self: Any) -> Any:
+    def state(self: OffsetBasedRNGTracker) -> torch.Tensor:
         from windtunnel.real.capture.torch_private import factories as plain
 
         return plain.zeros(16, dtype=torch.uint8, device=self._device)

@@ -80,7 +80,7 @@ def unknown_models(jobs: Jobs, models: list[str]) -> list[str]:
 
 def packing_figures(
     jobs: Jobs, site: tuple[Nodes, list[str], list[str]], policy: str, seed: int, seeds: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Mean curves over seeds, by per cent of the capacity arrived. `seed` 0 starts at 42, as published."""
     name = policy.replace("-", "").replace("_", "")
     if name not in POLICIES:

@@ -111,7 +111,7 @@ def read_weight_pool(path: Path) -> WeightPool:
     )  # fmt: skip
 
 
-def _engine(entry: Mapping[str, Any], cluster: Cluster, where: str) -> Engine:
+def _engine(entry: Mapping[str, object], cluster: Cluster, where: str) -> Engine:
     known_keys(entry, MODEL, where)
     more = {key: str(entry[key]) for key in ("weights", "engine") if entry.get(key) is not None}
     return engine_of(load_model(needed(entry, "model", where)), cluster, Deployment(**more))  # type: ignore[arg-type]

@@ -11,14 +11,11 @@ Each function's `.py_func` is the same code uncompiled.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
-Array: TypeAlias = NDArray[Any]
 TINY = 1e-3  # added to each scaled speed-up before the mean
 LEAST = 1e-9  # relative: a smaller improvement is none
 
@@ -79,7 +76,7 @@ def _step(
     room: Array,
     spans: Array,
     rows: Array,
-) -> Any:
+) -> float:
     """Price of both jobs after `other` (-1: none) is placed anew on `gpus` and `job` as is best for it; `rows`: where.
 
     `room` and `spans` are of the nodes before the step, and become those after it. Infinite where it cannot be.
