@@ -33,6 +33,9 @@ def main(words: list[str] | None = None) -> int:
         "--end-timeout", type=float, default=300.0, help="seconds that the script may go on after the last step (300)"
     )
     parser.add_argument(
+        "--give-up", type=float, default=600.0, help="seconds in which processes die and no step is done (600)"
+    )
+    parser.add_argument(
         "--replace",
         action="append",
         default=[],
@@ -49,7 +52,7 @@ def main(words: list[str] | None = None) -> int:
         help="what is imported once for all processes, such as transformers",
     )
     parser.add_argument("--report-json", type=Path, help="write what happened here")
-    parser.add_argument("script", type=Path, help="a script that calls windtunnel.real.survive.train")
+    parser.add_argument("script", type=Path, help="a script that calls windtunnel.survive.standby (or .train)")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     asked = parser.parse_args(words)
     if not asked.script.is_file():
@@ -70,6 +73,7 @@ def main(words: list[str] | None = None) -> int:
                 patience_s=asked.patience,
                 timeout_s=asked.timeout,
                 end_s=asked.end_timeout,
+                give_up_s=asked.give_up,
                 replace=asked.replace,
                 afresh=asked.afresh,
                 preload=asked.preload,

@@ -43,6 +43,7 @@ IMPORTED = (
     "torch._dynamo",
     "windtunnel.real.emulate.tape.tape",
     "windtunnel.real.survive.live.train",
+    "windtunnel.real.survive.loop.standby",
 )
 POLL_S = 0.002
 MESSAGE_BYTES = 1 << 16
@@ -264,6 +265,23 @@ def _settle(environment: Mapping[str, str], answer: int) -> None:
     os.close(answer)
 
 
+def run_script() -> None:
+    """The script, which asks the launcher who it is."""
+    from windtunnel.real.survive.loop.identity import ENDS, finished, prepare
+
+    prepare()
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        finished()
+    except SystemExit as ended:
+        if not ended.code:
+            finished()
+        raise
+    finally:
+        for end in ENDS:
+            end()
+
+
 if __name__ == "__main__":
     main()
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_script()

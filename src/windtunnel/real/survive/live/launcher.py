@@ -31,7 +31,7 @@ from windtunnel.process import adopting_orphans
 from windtunnel.real.survive.live.fork_server import IMPORTED, REFUSED, Forked, ForkServer, runs_script
 from windtunnel.real.survive.live.place import Place
 from windtunnel.real.survive.watch.log import RankLog
-from windtunnel.studies.resilience.membership import Abandon, Action, Finish, Membership, Publish, Start
+from windtunnel.studies.resilience.membership import GIVE_UP_S, Abandon, Action, Finish, Membership, Publish, Start
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -84,6 +84,7 @@ def launch(
     patience_s: float = 10.0,
     timeout_s: float = 300.0,
     end_s: float = END_S,
+    give_up_s: float = GIVE_UP_S,
     afresh: bool = False,
     preload: Sequence[str] = (),
     replace: Sequence[tuple[int, int]] = (),
@@ -99,13 +100,14 @@ def launch(
     `watching(pids, members, warm standbys)` is called at each look at the processes, of which one may be the "server":
     tests kill some of them there.
     """
-    _require(size, standbys, replace, {"--patience": patience_s, "--timeout": timeout_s, "--end-timeout": end_s})
+    seconds = {"--patience": patience_s, "--timeout": timeout_s, "--end-timeout": end_s, "--give-up": give_up_s}
+    _require(size, standbys, replace, seconds)
     with tempfile.TemporaryDirectory(prefix="windtunnel-survive-") as folder, adopting_orphans() as adopts:
         forks = adopts and runs_script(command) and not afresh
         if preload and not forks:
             why = "with --afresh" if afresh else "on this system, or for this command,"
             raise SpecError("--preload", ", ".join(preload), f"leave it out: {why} each process is started by itself")
-        membership, to_replace = Membership(size, standbys), dict.fromkeys(replace, "")
+        membership, to_replace = Membership(size, standbys, give_up_s=give_up_s), dict.fromkeys(replace, "")
         run = _Run(list(command), membership, Path(folder), patience_s, timeout_s, end_s, to_replace)
         try:
             run.begin(ForkServer(command[1:], (*IMPORTED, *preload), patience_s) if forks else None)
@@ -153,6 +155,7 @@ class _Run:
     dead: list[str] = field(default_factory=list)
     waiting_first: list[tuple[Replacement, float]] = field(default_factory=list)
     over: bool = False
+    attempt: int = 0  # how often the job was begun anew
 
     def __post_init__(self) -> None:
         self.replace = tuple(self.to_replace)
@@ -176,6 +179,7 @@ class _Run:
             self._look_for_done()
             self._kill_stopped()
             self._look_for_dead()
+            self._look_for_lost()
             self._look_for_broken()
             self._reap_left()
             if watching is not None and not self.over:
@@ -252,6 +256,7 @@ class _Run:
                     self._start(name)
                 case Publish(view):
                     fields = {"generation": view.generation, "members": view.members, "planned": view.planned}
+                    fields |= {"attempt": self.attempt, "began": self.membership.began}
                     self.store.set("view", json.dumps(fields))
                     if view.members:
                         began = time.time() if self.struck_at is None else self.struck_at
@@ -272,7 +277,9 @@ class _Run:
             popen = self.server.start(place.environment())
         else:
             environment = {**os.environ, **place.environment()}
-            popen = subprocess.Popen(self.command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+            module = ["-m", "windtunnel.real.survive.loop"] if runs_script(self.command) else []
+            command = [self.command[0], *module, *self.command[1:]]
+            popen = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
         self.processes[name] = _Process(popen, self.folder / f"{name}.log")
 
     def _look_for_warm(self) -> None:
@@ -349,7 +356,34 @@ class _Run:
             if self.struck_at is None and any(name in playing for name in dead):
                 self.struck_at = time.time()
             self.dead += dead
-            self._perform(self.membership.died(dead))
+            anew = any(name in self.membership.members for name in dead) and self._nobody_goes_on()
+            self._perform(self.membership.died(dead, time.time()))
+            if anew and not self.over:
+                self._start_anew()
+
+    def _nobody_goes_on(self) -> bool:
+        """In the user's own loop a rank is replaced once two calls of their step are done; before, all begin again."""
+        return self.store.check(["loop"]) and not self.store.check([f"loop/{self.attempt}/goes on"])
+
+    def _look_for_lost(self) -> None:
+        if not self.over and self.store.check([f"loop/{self.attempt}/lost"]):
+            print("windtunnel: nobody is left who has the state of a rank: all begin again", file=sys.stderr)
+            self._perform(self.membership.out_of_patience(time.time()))
+            if not self.over:
+                self._start_anew()
+
+    def _start_anew(self) -> None:
+        """End all ranks and let other processes begin; the job reads its own checkpoint, as after a relaunch."""
+        self.attempt += 1
+        if self.struck_at is None:
+            self.struck_at = time.time()
+        for name in filter(None, self.membership.members):
+            one = self.processes.pop(name, None)
+            if one is not None:
+                one.popen.kill()
+                one.popen.wait()
+                self._end_group(one)
+        self._perform(self.membership.start_anew())
 
     def _look_for_broken(self) -> None:
         """A group that comes apart though nobody dies, as where a step takes longer than a collective may."""
@@ -361,7 +395,7 @@ class _Run:
         elif time.time() - self.broken[1] > BROKEN_S:
             if self.struck_at is None:
                 self.struck_at = self.broken[1]
-            self._perform(self.membership.broken())
+            self._perform(self.membership.broken(time.time()))
 
     def _kill_stopped(self) -> None:
         """A member whose beat has stopped holds up all others, and a standby is none: they cannot be asked to go."""
