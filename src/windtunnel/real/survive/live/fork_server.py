@@ -48,6 +48,7 @@ IMPORTED = (
 POLL_S = 0.002
 MESSAGE_BYTES = 1 << 16
 REFUSED = 2  # exit status: the modules are not fit to be imported once for all
+LOST_S = 5.0  # by then the launcher has seen a death that closed a connection
 IMPORT_IDLE_S = 60.0  # without CPU time, while importing
 
 
@@ -267,6 +268,7 @@ def _settle(environment: Mapping[str, str], answer: int) -> None:
 
 def run_script() -> None:
     """The script, which asks the launcher who it is."""
+    from windtunnel.real.survive.loop.groups import is_lost_connection
     from windtunnel.real.survive.loop.identity import ENDS, finished, prepare
 
     prepare()
@@ -276,6 +278,10 @@ def run_script() -> None:
     except SystemExit as ended:
         if not ended.code:
             finished()
+        raise
+    except Exception as error:
+        if is_lost_connection(error):  # the launcher is about to end this process too, where all begin anew
+            time.sleep(LOST_S)
         raise
     finally:
         for end in ENDS:

@@ -14,10 +14,13 @@ parameters, which come with the state) as if all peers held what this rank holds
 from __future__ import annotations
 
 import io
+import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +29,7 @@ import torch.distributed as dist
 
 from windtunnel.real.survive.live.group import abort
 
+LOST = re.compile(r"gloo|connection (closed|reset)|broken pipe|application timeout|pair closure", re.IGNORECASE)
 KEPT_BYTES = 1 << 20  # of one answer
 KEPT_IN_ALL_BYTES = 16 << 20  # of one rank
 Connection = tuple[dist.ProcessGroup, Any]  # a group of torch's own, and gloo within it
@@ -61,20 +65,23 @@ class Tape:
     number: int = 0
     kept_bytes: int = 0
 
-    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
-        """One more answer."""
+    def next_number(self) -> int:
+        """Of one more call that has an answer."""
+        self.number += 1
+        return self.number - 1
+
+    def keep(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
+        """The answer of a call."""
         size = sum(one.numel() * one.element_size() for one in tensors)
         if size <= KEPT_BYTES and self.kept_bytes + size <= KEPT_IN_ALL_BYTES:
             self.kept_bytes += size
             file = io.BytesIO()
             torch.save([one.detach().clone() for one in tensors], file)
-            self.store.set(f"{self.prefix}/{self.number}", file.getvalue())
-        self.number += 1
+            self.store.set(f"{self.prefix}/{number}", file.getvalue())
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Put the next answer into these tensors; False where it was not kept, or is of another call."""
-        key = f"{self.prefix}/{self.number}"
-        self.number += 1
+        key = f"{self.prefix}/{self.next_number()}"
         if not self.store.check([key]):
             return False
         kept = torch.load(io.BytesIO(self.store.get(key)), weights_only=True)
@@ -83,6 +90,24 @@ class Tape:
         for one, value in zip(tensors, kept, strict=True):
             one.detach().copy_(value)
         return True
+
+
+class _Kept(dist._Work):
+    """A message under way that goes on the tape when it has come."""
+
+    def __init__(self, work: Any, tape: Tape, number: int, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._work, self._tape, self._number, self._tensors = work, tape, number, tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until it has come."""
+        done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
+        self._tape.keep(self._number, self._tensors)
+        return done
+
+    def is_completed(self) -> bool:
+        """Whether it has."""
+        return bool(self._work.is_completed())
 
 
 @dataclass
@@ -204,8 +229,11 @@ class Replaceable(dist.ProcessGroup):
             raise RuntimeError("gloo: the connections of this group are closed")
         work = getattr(self.inner, name)(*arguments)
         if GROUPS.recording and flat and GROUPS.tape is not None:
+            number = GROUPS.tape.next_number()
+            if name.startswith("recv"):  # its peer may wait for what this rank sends next
+                return _Kept(work, GROUPS.tape, number, flat)
             work.wait()
-            GROUPS.tape.keep(flat)
+            GROUPS.tape.keep(number, flat)
         return work
 
 
@@ -303,7 +331,27 @@ class _Gloo(metaclass=_GlooClass):
 
 
 def make_groups_replaceable() -> None:
-    """From now on groups over gloo are replaceable: the default one, those of `new_group` and of every DeviceMesh."""
+    """From now on groups over gloo are replaceable: the default one, those of `new_group` and of every DeviceMesh.
+
+    What they say to each other in the launcher's store is apart from what they said when the job was begun before.
+    """
     import torch.distributed.distributed_c10d as c10d
 
+    rendezvous: Any = import_module("torch.distributed.rendezvous")  # the package has a function of that name
     cast(Any, c10d).ProcessGroupGloo = _Gloo
+    create = rendezvous._create_c10d_store
+
+    def of_this_attempt(*arguments: Any, **named: Any) -> dist.Store:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return dist.PrefixStore(f"attempt {attempt}", create(*arguments, **named))
+
+    rendezvous._create_c10d_store = of_this_attempt
+
+
+def is_lost_connection(error: BaseException | None) -> bool:
+    """Whether a peer is gone, rather than the script wrong."""
+    while error is not None:
+        if isinstance(error, RuntimeError | OSError) and LOST.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

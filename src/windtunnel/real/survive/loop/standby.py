@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,7 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.real.survive.live.group import Building, abort, store_of
 from windtunnel.real.survive.live.place import own_place
 from windtunnel.real.survive.loop.framework import forget_step
-from windtunnel.real.survive.loop.groups import GROUPS
+from windtunnel.real.survive.loop.groups import GROUPS, is_lost_connection
 from windtunnel.real.survive.loop.identity import ENDS, POLL_S, Identity, known_identity, newest_view
 from windtunnel.real.survive.loop.parts import digest, parts_of, random_numbers, set_random_numbers
 
@@ -46,7 +45,7 @@ R = TypeVar("R")
 ALONE_CALLS = 2  # of a replacement; before so many are done a death starts the job anew
 STORED_BYTES = 256 << 10  # of a rank's own state: more than that goes to a neighbour
 WATCH_S = 0.1
-LOST = re.compile(r"gloo|connection (closed|reset)|broken pipe", re.IGNORECASE)
+DEATH_SEEN_S = 1.0
 
 
 def standby(step: Callable[P, R], *things: Any, **named: Any) -> Callable[P, R]:
@@ -147,10 +146,19 @@ class _Standby(Generic[P, R]):
         except _LostMemberError as lost:
             return str(lost)
         except Exception as error:
-            if not _is_lost_connection(error):
+            if not is_lost_connection(error) and not self._somebody_died():
                 raise
             return str(error)
         return None
+
+    def _somebody_died(self) -> bool:
+        """Whether the launcher publishes another view by now: what fails then may fail for that."""
+        until = time.time() + DEATH_SEEN_S
+        while not self._superseded():
+            if time.time() > until:
+                return False
+            time.sleep(POLL_S)
+        return True
 
     def _keep(self) -> None:
         self.before = [part.copied() for part in self.parts]
@@ -275,7 +283,7 @@ class _Standby(Generic[P, R]):
         except _LostMemberError:
             return None
         except RuntimeError as error:
-            if not _is_lost_connection(error):
+            if not is_lost_connection(error):
                 raise
             return None
         return decided
@@ -396,14 +404,6 @@ class _Standby(Generic[P, R]):
 
 def _alone_with_it(table: list[list[int]], at: int, rank: int) -> bool:
     return sum(row[at] == table[rank][at] for row in table) == 1
-
-
-def _is_lost_connection(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, RuntimeError | OSError) and LOST.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _packed(value: Any) -> bytes:
