@@ -4,8 +4,8 @@
 
 Each script of `loops/` runs plainly under torchrun, then under the launcher while ranks are killed at random moments
 from the start of the processes on, standbys and the fork server among them. Losses and weights of all ranks are held
-bit by bit against the plain run. A relaunch is the start of the same script under torchrun to its first step's end,
-with the whole of torchrun's start in it. Needs torch; `trainer` needs transformers.
+bit by bit against the plain run. A relaunch is the first of the scripts under torchrun for one step, with all of torchrun's
+start and end in it. Needs torch; `trainer` needs transformers.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ def main() -> int:
     asked = parser.parse_args()
     wrong = kills = 0
     ratios: list[float] = []
+    relaunch_s = 0.0
     for name in asked.names:
         with tempfile.TemporaryDirectory() as folder:
-            relaunch_s = plain(name, asked.ranks, 1, Path(folder) / "one")
+            relaunch_s = relaunch_s or plain(name, asked.ranks, 1, Path(folder) / "one")
             plain(name, asked.ranks, asked.steps, Path(folder) / "plain")
             expected = results(Path(folder) / "plain", asked.ranks)
             for turn in range(asked.repeat):

@@ -78,10 +78,19 @@ class Membership:
         self.members = [None] * self.size
         return self._replenish()
 
-    def start_anew(self) -> list[Action]:
-        """All ranks are given up: others begin the job from its first step. What is warm and unused stays."""
+    def start_anew(self, names: Iterable[str], at_s: float) -> list[Action]:
+        """These are gone and with them all ranks: others begin the job from its first step. Unused standbys stay."""
+        if over := self.out_of_patience(at_s):
+            return over
+        self._forget(names)
         self.members, self.preparing, self.began = [None] * self.size, None, self.generation + 1
         return [*self._fill(), *self._replenish()]
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            for pool in (self.warm, self.starting):
+                if name in pool:
+                    pool.remove(name)
 
     def is_warm(self, name: str) -> list[Action]:
         """A process is ready to play any rank."""
@@ -103,11 +112,9 @@ class Membership:
         """Processes are gone that were still needed; all that are known to be gone at this moment."""
         if over := self.out_of_patience(at_s):
             return over
-        struck = False
+        struck, names = False, list(names)
+        self._forget(names)
         for name in names:
-            for pool in (self.warm, self.starting):
-                if name in pool:
-                    pool.remove(name)
             if name in self.members:
                 self.members[self.members.index(name)] = None
                 struck = True

@@ -356,10 +356,10 @@ class _Run:
             if self.struck_at is None and any(name in playing for name in dead):
                 self.struck_at = time.time()
             self.dead += dead
-            anew = any(name in self.membership.members for name in dead) and self._nobody_goes_on()
-            self._perform(self.membership.died(dead, time.time()))
-            if anew and not self.over:
-                self._start_anew()
+            if any(name in self.membership.members for name in dead) and self._nobody_goes_on():
+                self._start_anew(dead)
+            else:
+                self._perform(self.membership.died(dead, time.time()))
 
     def _nobody_goes_on(self) -> bool:
         """In the user's own loop a rank is replaced once two calls of their step are done; before, all begin again."""
@@ -368,11 +368,9 @@ class _Run:
     def _look_for_lost(self) -> None:
         if not self.over and self.store.check([f"loop/{self.attempt}/lost"]):
             print("windtunnel: nobody is left who has the state of a rank: all begin again", file=sys.stderr)
-            self._perform(self.membership.out_of_patience(time.time()))
-            if not self.over:
-                self._start_anew()
+            self._start_anew([])
 
-    def _start_anew(self) -> None:
+    def _start_anew(self, dead: Sequence[str]) -> None:
         """End all ranks and let other processes begin; the job reads its own checkpoint, as after a relaunch."""
         self.attempt += 1
         if self.struck_at is None:
@@ -383,7 +381,7 @@ class _Run:
                 one.popen.kill()
                 one.popen.wait()
                 self._end_group(one)
-        self._perform(self.membership.start_anew())
+        self._perform(self.membership.start_anew(dead, time.time()))
 
     def _look_for_broken(self) -> None:
         """A group that comes apart though nobody dies, as where a step takes longer than a collective may."""
