@@ -68,6 +68,8 @@ class Membership:
     generation: int = -1
     started: int = 0
     give_up_s: float = GIVE_UP_S
+    hosts: int = 0  # ranks that follow each other are put on different ones, where they can
+    host_of: dict[str, int] = field(default_factory=dict)
     began: int = 0  # the first generation of the job, or of the job that was started anew
     struck_s: float | None = None  # when the first process died since a step was done
     preparing: tuple[str, ...] | None = None  # a planned view that is under way
@@ -182,7 +184,10 @@ class Membership:
         if not vacant or len(self.warm) < len(vacant):
             return []
         for rank in vacant:
-            self.members[rank] = self.warm.pop(0)
+            wished = (name for name in self.warm if self.hosts and self.host_of.get(name) == rank % self.hosts)
+            name = next(wished, self.warm[0])
+            self.warm.remove(name)
+            self.members[rank] = name
         return self._publish()
 
     def _publish(self) -> list[Action]:

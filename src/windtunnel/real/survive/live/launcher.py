@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import SpecError
 from windtunnel.process import adopting_orphans
 from windtunnel.real.survive.live.fork_server import IMPORTED, REFUSED, Forked, ForkServer, runs_script
+from windtunnel.real.survive.live.host import Host, Remote
 from windtunnel.real.survive.live.place import Place
 from windtunnel.real.survive.watch.log import RankLog
 from windtunnel.studies.resilience.membership import GIVE_UP_S, Abandon, Action, Finish, Membership, Publish, Start
@@ -71,7 +72,7 @@ class Told:
 
 @dataclass
 class _Process:
-    popen: subprocess.Popen[bytes] | Forked
+    popen: subprocess.Popen[bytes] | Forked | Remote
     log: Path
     warm: bool = False
 
@@ -88,6 +89,8 @@ def launch(
     afresh: bool = False,
     preload: Sequence[str] = (),
     replace: Sequence[tuple[int, int]] = (),
+    hosts: Sequence[str] = (),
+    address: str = "127.0.0.1",
     watching: Watching | None = None,
 ) -> Told:
     """Run `command` as `size` ranks with so many standbys, until all steps are done.
@@ -97,6 +100,8 @@ def launch(
 
     `replace`: (rank, step) pairs; once so many steps are done and a standby is warm, the process of that rank is
     replaced as planned, between two steps. After the last step the script may go on for `end_s`.
+    `hosts`: what to put before an agent's command for each host ("" for here, "ip netns exec a"); the processes are
+    spread over them, and they reach the launcher's store at `address`.
     `watching(pids, members, warm standbys)` is called at each look at the processes, of which one may be the "server":
     tests kill some of them there.
     """
@@ -108,9 +113,12 @@ def launch(
             why = "with --afresh" if afresh else "on this system, or for this command,"
             raise SpecError("--preload", ", ".join(preload), f"leave it out: {why} each process is started by itself")
         membership, to_replace = Membership(size, standbys, give_up_s=give_up_s), dict.fromkeys(replace, "")
-        run = _Run(list(command), membership, Path(folder), patience_s, timeout_s, end_s, to_replace)
+        run = _Run(list(command), membership, Path(folder), patience_s, timeout_s, end_s, to_replace, address)
+        if hosts and not forks:
+            raise SpecError("--nnodes", len(hosts), "hosts run a Python script in forks: leave --afresh out")
+        imported = (*IMPORTED, *preload)
         try:
-            run.begin(ForkServer(command[1:], (*IMPORTED, *preload), patience_s) if forks else None)
+            run.begin(ForkServer(command[1:], imported, patience_s) if forks and not hosts else None, hosts, imported)
             told = run.until_done(watching)
             run.let_end()
             return told
@@ -144,6 +152,8 @@ class _Run:
     timeout_s: float
     end_s: float
     to_replace: dict[tuple[int, int], str]  # (rank, step) -> who is to go, once it has said so
+    address: str = "127.0.0.1"
+    hosts: list[Host] = field(default_factory=list)
     store: dist.Store = None
     server: ForkServer | None = None
     processes: dict[str, _Process] = field(default_factory=dict)
@@ -160,13 +170,16 @@ class _Run:
     def __post_init__(self) -> None:
         self.replace = tuple(self.to_replace)
 
-    def begin(self, server: ForkServer | None) -> None:
+    def begin(self, server: ForkServer | None, hosts: Sequence[str] = (), imported: Sequence[str] = ()) -> None:
         """Start the processes. The server imports torch while this process does, which needs it for the store."""
         self.server = server
         from torch.distributed import TCPStore
 
         timeout = timedelta(seconds=30)
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        self.store = TCPStore(self.address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        for number, prefix in enumerate(hosts):
+            self.hosts.append(Host(number, prefix, self.address, self.store, self.command[1:], imported))
+        self.membership.hosts = len(hosts)
         self._perform(self.membership.start())
 
     def until_done(self, watching: Watching | None) -> Told:
@@ -186,6 +199,7 @@ class _Run:
                 pids = {name: one.popen.pid for name, one in self.processes.items() if one.popen.pid is not None}
                 if self.server is not None:
                     pids["server"] = self.server.pid
+                pids |= {f"host {one.number}": one.pid for one in self.hosts if one.alive()}
                 members = tuple(name or "" for name in self.membership.members)
                 watching(pids, members, tuple(self.membership.warm))
             time.sleep(POLL_S)
@@ -218,6 +232,8 @@ class _Run:
         """Kill what is there, and wait for it. The server first: then no process comes any more."""
         if self.server is not None:
             self.server.close()
+        for host in self.hosts:
+            host.close()
         for one in self.processes.values():
             while one.popen.poll() is None:
                 one.popen.kill()
@@ -270,10 +286,17 @@ class _Run:
 
     def _start(self, name: str) -> None:
         place = Place(
-            "127.0.0.1", self.store.port, name, self.membership.size, self.folder, self.timeout_s, self.replace
+            self.address, self.store.port, name, self.membership.size, self.folder, self.timeout_s, self.replace
         )
-        popen: subprocess.Popen[bytes] | Forked
-        if self.server is not None:
+        popen: subprocess.Popen[bytes] | Forked | Remote
+        if self.hosts:
+            host = min((one for one in self.hosts if one.alive()), key=lambda one: len(one.names), default=None)
+            if host is None:
+                self.told.status, self.told.reason, self.over = 1, "no host is left", True
+                return
+            popen = Remote(host, name, place.environment())
+            self.membership.host_of[name] = host.number
+        elif self.server is not None:
             popen = self.server.start(place.environment())
         else:
             environment = {**os.environ, **place.environment()}
