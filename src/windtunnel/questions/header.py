@@ -19,10 +19,12 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
+from windtunnel.notebook import Shown
+
 SCHEMA = "windtunnel.result/2"
 
 
-class Answer:
+class Answer(Shown):
     """What a study answers, and what the header says of it."""
 
     warnings: Sequence[str] = ()  # what to mind

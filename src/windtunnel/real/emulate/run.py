@@ -36,6 +36,7 @@ from windtunnel.real.capture.processes import file_mailbox
 from windtunnel.real.capture.processes.leftovers import (
     FOLDER_VARIABLE,
     RUN_PREFIX,
+    Keeper,
     end_all,
     folder_of_this_process,
     sweep,
@@ -135,6 +136,7 @@ class _Run:
         self.asked = asked
         self.folder = folder_of_this_process(RUN_PREFIX)
         self.folder.mkdir(mode=0o700)
+        self._keeper = Keeper(self.folder)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._peers: Any = None  # workers that play captured peers
 
@@ -254,6 +256,7 @@ class _Run:
             for process in processes.values():
                 process.wait()
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._keeper.close()
 
 
 def died(status: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from windtunnel.errors import SpecError
+from windtunnel.notebook import Shown
 from windtunnel.questions.asked.fleet import ByFile, Failing, Fleet, Steady
 from windtunnel.questions.asked.fleet_flows import FleetFlows
 from windtunnel.questions.asked.fleet_lint import FleetLint
@@ -37,7 +38,7 @@ NAMED = 5  # jobs and kinds of jobs left out that a warning names
 
 
 @dataclass(frozen=True, eq=False)
-class FleetResult:
+class FleetResult(Shown):
     """What became of a trace under each policy, in the order asked."""
 
     site: Site

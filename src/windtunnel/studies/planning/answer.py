@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.errors import UserError
+from windtunnel.notebook import Shown
 from windtunnel.studies.planning.choices import Choice
 
 FIGURES = (
@@ -63,7 +63,7 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
-class Plans:
+class Plans(Shown):
     """Ranked plans, best first, with the certificate.
 
     `space`: how many plans are legal, how many of these were replayed event by event, and how many were excluded by a
@@ -98,10 +98,6 @@ class Plans:
     def status(self) -> str:
         """Whether anything fits: ok or infeasible."""
         return "ok" if self.plans else "infeasible"
-
-    def _repr_html_(self) -> str:
-        """A notebook's view of it."""
-        return str(sys.modules[__name__.partition(".")[0]].plans_html(self))
 
     def to_dataframe(self) -> object:
         """A pandas DataFrame, a row a plan, best first: its figures, and each field that plans differ in.

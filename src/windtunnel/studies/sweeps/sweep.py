@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
+from windtunnel.notebook import Shown
 from windtunnel.questions import QUESTIONS
 from windtunnel.questions.asked.sweep import Sweep
 from windtunnel.questions.typed import check
@@ -33,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class SweepOutcome:
+class SweepOutcome(Shown):
     """Where the table is, how many points it has by status, and how many of them ran now."""
 
     path: Path

@@ -59,7 +59,7 @@ def ops_of(run: object) -> list[str]:
 
     names = []
 
-    class Noted(TorchDispatchMode):
+    class Noted(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             names.append(func.name())
             return func(*args, **(kwargs or {}))
@@ -72,7 +72,7 @@ def ops_of(run: object) -> list[str]:
 @pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_qkvpacked_func"])
 def test_attention_is_one_kernel_each_way_and_keeps_shapes(name: str) -> None:
     with fake_tensors("cuda", gpus=1, missing=("flash_attn",)):
-        import flash_attn  # type: ignore[import-not-found]
+        import flash_attn
 
         packed = torch.randn(2, 64, 3, 4, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         ends = torch.arange(0, 129, 64, device="cuda", dtype=torch.int32)

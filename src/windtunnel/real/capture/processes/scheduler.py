@@ -35,6 +35,7 @@ from windtunnel.real.capture.processes import file_mailbox, fork_server
 from windtunnel.real.capture.processes.leftovers import (
     CAPTURE_PREFIX,
     FOLDER_VARIABLE,
+    Keeper,
     end_all,
     folder_of_this_process,
     remove,
@@ -105,6 +106,7 @@ class Workers:
         self._place: Path | None = None  # where it will be
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; it has no name
+        self._keeper: Keeper | None = None
         self._running: dict[int, _Running] = {}
         self._pending = b""
         self._blocked_since: float | None = None
@@ -124,6 +126,7 @@ class Workers:
                 preexec_fn=dying_with_parent(signal.SIGTERM),  # while it loads PyTorch it hears nothing else
                 env=environment,
             )
+            self._keeper = Keeper(place)
             self._say({**self.settings, "folder": str(place)})
             loading = _Running(self._process.pid)
             while self.folder is None:
@@ -212,6 +215,8 @@ class Workers:
                 process.stdout.close()
             self._errors.close()
             remove(self._place)
+            if self._keeper is not None:
+                self._keeper.close()
 
     def _end_helpers(self) -> None:
         """Kill what still runs, and hear that it ended."""

@@ -218,8 +218,13 @@ def addresses_looked_at() -> Replacements:
                     return torch.ones(*args, **{**kwargs, "pin_memory": False})
             return func(*args, **kwargs)
 
+    real_address = torch.Tensor.data_ptr
+
     def address(self: torch.Tensor) -> int:
         storage = self.untyped_storage()
+        # Of another class may be a parameter that was loaded and moved: its `data` is fake.
+        if not isinstance(self, FakeTensor) and storage.device.type != "meta":
+            return int(real_address(self))
         return int(storage._cdata) + self.storage_offset() * self.element_size() if storage.nbytes() else 0
 
     begin: Callable[..., None] = dist.Reducer.__init__
@@ -234,7 +239,7 @@ def addresses_looked_at() -> Replacements:
     return Replacements(
         (dist.Reducer, "__init__", reducer),
         (_flat_param, "_same_storage", same_storage),
-        (FakeTensor, "data_ptr", address),
+        (torch.Tensor, "data_ptr", address),
     )
 
 

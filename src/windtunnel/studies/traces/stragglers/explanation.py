@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from windtunnel.notebook import Shown
 from windtunnel.studies.traces.by_class import StepTime
 
 
@@ -41,7 +42,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Shown):
     """Times are means over the steps, in nanoseconds."""
 
     source: str
