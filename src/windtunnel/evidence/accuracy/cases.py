@@ -246,7 +246,7 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
     return fields, assumptions, tuple(unread)
 
 
-def _columns(row: Row) -> dict[str, Any]:
+def _columns(row: Row) -> dict[str, object]:
     """Plan fields that have a column of their own."""
     stated: dict[str, Any] = {name: bool(getattr(row, name)) for name in SWITCHES if getattr(row, name) is not None}
     if row.bucket_parameters is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
@@ -29,7 +28,7 @@ FIELDS = tuple(field.path for field in fields_of(Plan))
 PLAN_FILE = "a plan is lines of `field: value`, see docs/plan.md"
 
 
-def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
+def read_plan(spec: Plan | str | Path | Mapping[str, object]) -> Plan:
     """A Plan from a mapping or a YAML file. Raises SpecError on a wrong field, InputFileError on a wrong file."""
     where = None
     if isinstance(spec, Plan):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -73,9 +73,9 @@ EVENLY = "experts are taken as evenly loaded; --router-load tells otherwise"
 
 
 def predict(
-    model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
-    plan: Plan | str | Path | Mapping[str, Any],
+    model: Model | str | Path | Mapping[str, object],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, object],
+    plan: Plan | str | Path | Mapping[str, object],
     *,
     scenario: Scenario = CALM,
     **parts: Unpack[Parts],

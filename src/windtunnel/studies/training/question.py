@@ -70,7 +70,7 @@ def cluster_of(part: ClusterPart) -> Cluster:
         raise SpecError(f"cluster.{error.field}", error.value, error.remedy, "--set") from None
 
 
-def _short_names(part: type, data: Mapping[str, Any]) -> dict[str, Any]:
+def _short_names(part: type, data: Mapping[str, object]) -> dict[str, Any]:
     """A part's data by the names that cluster files have, which errors then say."""
     short = {}
     for field in fields_of(part):
@@ -93,7 +93,7 @@ class PlanFile:
     notes: tuple[str, ...] = ()
 
 
-def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str, Any]) -> PlanFile:
+def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str, object]) -> PlanFile:
     """What a plan file, or the file that `model` names, says of the plan. Raises UserError.
 
     `changes`: of the cluster, by dotted path (`cluster.nic`).
@@ -114,7 +114,7 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     return PlanFile(native.fields, str(path or model), unknown)
 
 
-def _changed_cluster(cluster: str, changes: Mapping[str, Any]) -> ClusterPart:
+def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart:
     """A cluster with what `--set cluster.KEY=VALUE` says of it. Raises SpecError that names the setting."""
     data: dict[str, Any] = {"cluster": cluster}
     try:
@@ -130,7 +130,7 @@ def _changed_cluster(cluster: str, changes: Mapping[str, Any]) -> ClusterPart:
         raise SpecError(named, changes.get(named, error.value), error.remedy, "--set") from None
 
 
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(settings: Mapping[str, object]) -> dict[str, object]:
     """`{"gpu.flops.bf16": 1}` as `{"gpu": {"flops": {"bf16": 1}}}`."""
     document: dict[str, Any] = {}
     for key, value in settings.items():
@@ -169,7 +169,7 @@ def _built(native: Native) -> Model:
     return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
 
 
-def _check_same(word: str, native: Native, changes: Mapping[str, Any]) -> None:
+def _check_same(word: str, native: Native, changes: Mapping[str, object]) -> None:
     """Refuse a plan's file that states another model than the one that is named beside it: every field of both agrees.
 
     Raises UserError that names all fields that differ.
@@ -295,7 +295,7 @@ def _cluster_part(cluster: Cluster) -> ClusterPart:
     return read_part(ClusterPart, {"base": text, **_nested(dict(_differences(base, cluster)))})
 
 
-def _differences(base: Cluster, cluster: Cluster) -> Iterator[tuple[str, Any]]:
+def _differences(base: Cluster, cluster: Cluster) -> Iterator[tuple[str, object]]:
     """Dotted keys of what differs, without the sources of the numbers."""
     was, is_now = base.to_dict(), cluster.to_dict()
     for key, value in is_now.items():

@@ -111,7 +111,7 @@ def write(plan: Mapping[str, Any], dp: int, model: str) -> tuple[str, tuple[str,
 
 def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
     """Plan fields that have no key, or no such value."""
-    usual: dict[str, Any] = dict(USUAL)
+    usual: dict[str, object] = dict(USUAL)
     if (plan.get("tp") or 1) == 1:
         usual |= {name: plan.get(name) for name in ("sequence_parallel", "overlap_tp_backward")}
     if (plan.get("cp") or 1) == 1:
@@ -144,7 +144,7 @@ def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
     return found
 
 
-def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
+def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     """The job that a config states. Raises SpecError on a value that cannot be."""
     options = Options.of(document, where)
     options.ignore(*NO_EFFECT)
@@ -185,7 +185,7 @@ def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
     return Native("torchtitan", fields, model, unknown, where)
 
 
-def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, Any]:
+def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, object]:
     replicas = options.count(f"{old}data_parallel_replicate_degree", 1)
     older = options.take("training.data_parallel_degree")
     shard = options.take(f"{old}data_parallel_shard_degree", older if older is not None else -1)
@@ -207,7 +207,7 @@ def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, Any]:
     return fields
 
 
-def _pipeline(options: Options, pp: int) -> dict[str, Any]:
+def _pipeline(options: Options, pp: int) -> dict[str, object]:
     name = options.take(
         "parallelism.pipeline_parallel_schedule", options.take("experimental.pipeline_parallel_schedule")
     )
@@ -226,7 +226,7 @@ def _pipeline(options: Options, pp: int) -> dict[str, Any]:
     return fields
 
 
-def _precision(options: Options) -> dict[str, Any]:
+def _precision(options: Options) -> dict[str, object]:
     param = options.take("training.mixed_precision_param", "bfloat16")
     fields: dict[str, Any] = {"precision": "fp32" if param == "float32" else "bf16"}
     names = options.take("model.converters", [])
