@@ -72,12 +72,12 @@ class FabricResult(Answer):
     warnings: tuple[str, ...] = ()
 
     @property
-    def band(self) -> Mapping[str, Any]:
+    def band(self) -> Mapping[str, object]:
         """Of the largest message."""
         return band_entry("sizes[-1].seconds", self.sizes[-1].p5_s, self.sizes[-1].p95_s)
 
     @property
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self) -> Mapping[str, object]:
         """What prices messages."""
         return {"rests on": sorted({size.source for size in self.sizes})}
 
@@ -87,7 +87,7 @@ class FabricResult(Answer):
         errors = [abs(size.error) for size in self.sizes if size.error is not None]
         return sum(errors) / len(errors) if errors else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         rows = [{**asdict(size), "error": size.error} for size in self.sizes]
         return {

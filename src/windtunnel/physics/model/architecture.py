@@ -323,7 +323,7 @@ class Model:
         scores = sum(n * layer.attention.score_flops_per_token(seq_len, attention) for layer, n in counts)
         return 2.0 * self.matmul_parameters + scores
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
         whole = {field: getattr(self, field) for field in self.__slots__ if field not in ("layers", "notes")}
         whole = {field: value for field, value in whole.items() if value or field not in SELDOM}

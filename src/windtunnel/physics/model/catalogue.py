@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.model.architecture import Model
@@ -62,7 +61,7 @@ def catalogue_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
-def load_model(spec: str | Path | Mapping[str, Any]) -> Model:
+def load_model(spec: str | Path | Mapping[str, object]) -> Model:
     """A model by catalogue name, by path of a `config.json` or its folder, or from the mapping itself.
 
     Names ignore case and an organisation in front: `llama-3.1-405b`, `meta-llama/Llama-3.1-405B`. A name of the
@@ -83,7 +82,7 @@ def load_model(spec: str | Path | Mapping[str, Any]) -> Model:
     )
 
 
-def stored_as(spec: str | Path | Mapping[str, Any]) -> Stored:
+def stored_as(spec: str | Path | Mapping[str, object]) -> Stored:
     """The number formats of a model's checkpoint; `spec` as in `load_model`. Raises SpecError."""
     if isinstance(spec, Mapping):
         return stored_formats(spec)

@@ -9,6 +9,7 @@ from math import hypot
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.physics.cost.inference import inference_kernels
+from windtunnel.physics.cost.inference.experts import WIDE
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.studies.serving.deployment import Deployment, check
@@ -113,7 +114,7 @@ def engine_of(
     # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
     borrowed = routed and prices is None and generation == "blackwell" and "fp8" in deployment.routed
     slices, groups = deployment.expert_sizes
-    borrowed = borrowed and slices == 1 < groups
+    borrowed = borrowed and slices == 1 < groups <= WIDE
     times = StepTimes(
         own,
         used,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from windtunnel.physics.cost.inference import InferenceKernels
+from windtunnel.physics.cost.inference.experts import WIDE
 from windtunnel.physics.cost.inference.modules import Module, kind_of, module_of, streams_of
 from windtunnel.physics.cost.inference.surface import Surface
 from windtunnel.physics.cost.scans import mixer_s
@@ -25,7 +26,6 @@ from windtunnel.physics.model.mixers import Compressed, ExtendedBlock, Indexed, 
 from windtunnel.studies.serving.deployment import Deployment
 
 TWO_BYTES = 2.0
-WIDE = 8  # GPUs, above which experts are wide
 SMALL_KERNELS = 5  # per layer: two norms with residual, rotary and cache write, activation, and what fusion leaves
 
 
@@ -160,8 +160,8 @@ class Layers:
     def _exchange(self, tokens: float, block: FeedForward) -> float:
         """Attention ranks with tokens of their own gather them before the experts and scatter the sums after.
 
-        Over more GPUs than a node of eight, all on NVLink, engines send a token only to the ranks that hold its experts
-        (one-sided all-to-all): of R ranks R (1 - (1 - 1 / R)^k) for k experts.
+        Over more GPUs than a node of eight, all on NVLink, engines send a token straight to the ranks that hold its
+        experts and no others (one-sided all-to-all): of R ranks R (1 - (1 - 1 / R)^k) for k experts.
         """
         ranks = self.deployment.tp * self.deployment.attn_dp
         if self.deployment.attn_dp == 1:
@@ -169,6 +169,8 @@ class Layers:
         whole = TWO_BYTES * tokens * self.model.hidden_size
         if WIDE < ranks <= self.kernels.cluster.gpus_in_domain:
             whole *= 1.0 - (1.0 - 1.0 / ranks) ** block.experts_per_token
+            exchange_s = self.kernels.exchange_s
+            return exchange_s("all_to_all", whole / 2, ranks) + exchange_s("all_to_all", whole, ranks)
         gathered = self.kernels.exchange_s("all_gather", whole / 2, ranks)  # quantised on the way there
         return gathered + self.kernels.exchange_s("reduce_scatter", whole, ranks)
 
