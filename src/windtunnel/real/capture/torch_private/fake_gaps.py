@@ -249,7 +249,7 @@ def random_states() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    class AsBefore(type):
+    class AsBefore(type(torch.Generator)):  # type: ignore[misc]
         def __instancecheck__(cls, thing: object) -> bool:
             return isinstance(thing, torch._C.Generator)
 
