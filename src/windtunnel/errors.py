@@ -13,10 +13,13 @@ A job that is well formed but does not fit is no error: it is an *infeasible* `R
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class WindtunnelError(Exception):
@@ -110,7 +113,7 @@ _WANTED = {
 }
 
 
-def remedy_of(problem: Mapping[str, Any]) -> str:
+def remedy_of(problem: ErrorDetails) -> str:
     """What to give instead, from one entry of pydantic's `ValidationError.errors()`."""
     kind, context = str(problem["type"]), problem.get("ctx") or {}
     words = _WANTED.get(kind) or _WANTED.get(kind.partition("_")[0])

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message = Scope
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_VARIABLE = "WINDTUNNEL_TOKEN"
@@ -104,7 +106,7 @@ class Guard:
 
     def __init__(
         self,
-        app: Any,
+        app: Application,
         hosts: frozenset[str],
         token: str = "",
         *,
@@ -140,7 +142,7 @@ class Guard:
         async def receive_again() -> MutableMapping[str, object]:
             return messages.pop() if messages else await receive()
 
-        async def answered(message: MutableMapping[str, Any]) -> None:
+        async def answered(message: Message) -> None:
             if more and message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(one for one in more if one[0] not in present)]

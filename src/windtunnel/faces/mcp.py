@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.questions import QUESTIONS, digest, plain, read, run, schema
+from windtunnel.questions import QUESTIONS, Question, digest, plain, read, run, schema
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -53,9 +53,11 @@ def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str,
     return {"question": plain(question), "hash": digest(question), "answer": document}
 
 
-def _document(question: Any) -> dict[str, Any]:
+def _document(question: Question) -> dict[str, Any]:
     """The answer as the command line's JSON has it."""
-    if question.verb == "predict":
+    from windtunnel.questions.asked.predict import Predict
+
+    if isinstance(question, Predict):
         from windtunnel.faces.report.prediction.document import to_document
         from windtunnel.studies.predict import answer_at_first
 

@@ -19,16 +19,18 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
+from windtunnel.notebook import Shown
+
 SCHEMA = "windtunnel.result/2"
 
 
-class Answer:
+class Answer(Shown):
     """What a study answers, and what the header says of it."""
 
     warnings: Sequence[str] = ()  # what to mind
 
     @property
-    def band(self) -> Mapping[str, Any] | None:
+    def band(self) -> Mapping[str, object] | None:
         """`band_entry` of its first figure, where that has one."""
         return None
 
@@ -37,7 +39,7 @@ class Answer:
         """What the figures rest on."""
         return None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part of the document, ready for JSON."""
         raise NotImplementedError
 

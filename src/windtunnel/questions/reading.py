@@ -12,10 +12,10 @@ from typing import Any
 from windtunnel.errors import SpecError, remedy_of
 from windtunnel.questions.about import kind_of, phrase_of, word_of
 from windtunnel.questions.fields import Field, Part, fields_of, key_names, pick, unknown, walk
-from windtunnel.questions.registry import QUESTIONS, question_class
+from windtunnel.questions.registry import QUESTIONS, Question, question_class
 
 
-def plain(question: Any) -> dict[str, Any]:
+def plain(question: Question) -> dict[str, Any]:
     """The question as JSON data. What holds its default is left out, so that a field added later changes no hash."""
     return {"question": f"{question.verb}/{QUESTIONS[question.verb].version}", **plain_part(question)}
 
@@ -45,12 +45,12 @@ def _plain_value(value: Any, field: Field | None = None) -> object:
     return value
 
 
-def canonical(question: object) -> str:
+def canonical(question: Question) -> str:
     """The plain form as one line of JSON that is the same for the same question, however it was built."""
     return json.dumps(plain(read(plain(question))), sort_keys=True, separators=(",", ":"))
 
 
-def digest(question: object) -> str:
+def digest(question: Question) -> str:
     """12 hexadecimal digits that name the question."""
     return hashlib.sha256(canonical(question).encode()).hexdigest()[:12]
 

@@ -22,7 +22,7 @@ from windtunnel.questions.about import kind_of, word_of
 from windtunnel.questions.changing import as_given, changed, set_paths
 from windtunnel.questions.fields import Field, fields_of, pick, walk
 from windtunnel.questions.reading import plain, read
-from windtunnel.questions.registry import question_class
+from windtunnel.questions.registry import Asked, Question, question_class
 
 _PLAIN_KEY = re.compile(r"[a-z][a-z0-9_-]*")
 SET_EXAMPLE = "cluster.nic=800Gb/s or model.layers=64"
@@ -50,13 +50,12 @@ def _flag_fields(question: type) -> Mapping[str, tuple[Field, ...]]:
     return found
 
 
-def positional_of(question: Any) -> tuple[str, ...]:
+def positional_of(question: Question | type[Question]) -> tuple[str, ...]:
     """The fields of a question that are given without a flag, in order."""
-    order: tuple[str, ...] = question.positional
-    return order
+    return question.positional
 
 
-def several_places(question: Any) -> str:
+def several_places(question: type[Question]) -> str:
     """The field that takes all words from its place on: the last one, where that is a list; empty where none is."""
     last = question.positional[-1:]
     field = next((one for one in fields_of(question) if one.path in last), None)
@@ -111,7 +110,7 @@ def from_flags(
         raise _of_flag(error, kind, flag_of) from None
 
 
-def with_settings(question: object, texts: Sequence[str]) -> Any:
+def with_settings(question: Asked, texts: Sequence[str]) -> Asked:
     """The question with what `--set` says. Raises SpecError."""
     changes = settings(texts)
     try:
@@ -138,7 +137,7 @@ def read_setting(text: str) -> tuple[str, object]:
     return path.strip(), value_of(value)
 
 
-def words(question: object) -> list[str]:
+def words(question: Question) -> list[str]:
     """What asks the question again: flags where there are, and `--set` for what is changed of named parts."""
     kind, data = type(question), plain(question)
     del data["question"]
@@ -163,7 +162,7 @@ def words(question: object) -> list[str]:
     return [*(word for given in places.values() for word in given), *named, *sets, *others, *ahead, *last]
 
 
-def command(question: Any) -> str:
+def command(question: Question) -> str:
     """`words` as a line for a shell, with the program and the verb."""
     return f"windtunnel {question.verb} {shlex.join(words(question))}"
 

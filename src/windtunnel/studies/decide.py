@@ -93,7 +93,7 @@ class Decision(Answer):
         """What was assumed."""
         return self.notes
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part."""
         return plain_fields(self)
 

@@ -62,7 +62,7 @@ class Diagnosis(Answer):
     JSON_LEAVES_OUT = ("result",)
 
     @property
-    def band(self) -> Mapping[str, Any]:
+    def band(self) -> Mapping[str, object]:
         """Of the prediction."""
         return band_entry("predicted_step_s", self.predicted_p5_s, self.predicted_p95_s)
 
@@ -76,7 +76,7 @@ class Diagnosis(Answer):
         """Of the prediction, and of what was read."""
         return (*self.result.warnings, *self.notes)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part."""
         return plain_fields(self)
 

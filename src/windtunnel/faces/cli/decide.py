@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from windtunnel.faces.cli.flags import Below, Given, Outputs, command
-from windtunnel.faces.cli.output import note, print_answered, show, working, wrote
+from windtunnel.faces.cli.output import give, note, working
 from windtunnel.questions.asked.decide import Decide
 
 
@@ -36,13 +36,5 @@ def decide(question: Decide, outputs: Outputs, *, notes: tuple[str, ...] = ()) -
         found = answer(question)
     for text in notes:
         note(text)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        show(decide_document(found), full=outputs.full)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(decide_document(found), outputs.report)
-        wrote(outputs.report)
+    give(question, found, outputs, decide_document(found), noting=False)
     return 0 if any(one.fits for one in found.options) else 3

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.questions import plain
+from windtunnel.questions import Question, plain
 from windtunnel.questions.header import Answer, header
 from windtunnel.questions.words import command
 
@@ -47,11 +47,11 @@ def show(document: Document, *, full: bool = False, piped_width: int = PIPED_WID
 
 
 def print_question(
-    question: Any,
+    question: Question,
     own: Mapping[str, object],
     *,
-    band: Mapping[str, Any] | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    band: Mapping[str, object] | None = None,
+    provenance: Mapping[str, object] | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
     """The answer to a question as one JSON document: the header, the question, and the study's own part."""
@@ -60,15 +60,26 @@ def print_question(
     print_json(head | {"question": data} | dict(own))
 
 
-def give(question: Any, answer: Answer | Mapping[str, Any], outputs: Outputs, document: Document, **head: Any) -> None:
-    """An answer as it is asked for: a report, and JSON or what there is to see. `head`: of `print_question`."""
+def give(
+    question: Question,
+    answer: Answer | Mapping[str, object],
+    outputs: Outputs,
+    document: Document,
+    *,
+    noting: bool = True,
+    **head: Any,
+) -> None:
+    """An answer as it is asked for: a report, and JSON or what there is to see.
+
+    `noting`: an answer's warnings are notes as well, unless the document shows them. `head`: of `print_question`.
+    """
     if outputs.report is not None:
         from windtunnel.faces.report.draw.page import write_page
 
         write_page(document, outputs.report)
         wrote(outputs.report)
     if not outputs.json:
-        if isinstance(answer, Answer):
+        if noting and isinstance(answer, Answer):
             noted(answer)
         show(document, full=outputs.full)
     elif isinstance(answer, Answer):
@@ -77,7 +88,7 @@ def give(question: Any, answer: Answer | Mapping[str, Any], outputs: Outputs, do
         print_question(question, answer, **head)
 
 
-def print_answered(question: object, answer: Answer) -> None:
+def print_answered(question: Question, answer: Answer) -> None:
     """The answer to a question as one JSON document."""
     print_question(question, answer.to_dict(), band=answer.band, provenance=answer.provenance, warnings=answer.warnings)
 

@@ -129,7 +129,7 @@ def predict(
             print_views(advice_views(result), stdout())
     written = []
     if outputs.report is not None:
-        from windtunnel.faces.report.prediction.views import write_report
+        from windtunnel.faces.report.documents import write_report
 
         write_report(result, outputs.report)
         written.append(outputs.report)

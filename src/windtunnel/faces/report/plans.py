@@ -33,14 +33,9 @@ from windtunnel.views.text import text_of
 HIDDEN = ("global_batch", "seq_len", "framework")
 
 
-def plans_html(answer: Plans) -> str:
-    """An HTML fragment for a notebook; text of the answer is escaped."""
-    from windtunnel.faces.report.draw.notebook import fragment_of
-
-    return fragment_of(plans_document(answer, "plans"))
-
-
-def plans_document(answer: Plans, title: str, address: Callable[[Planned], str] = lambda plan: "") -> Document:
+def plans_document(
+    answer: Plans, title: str = "Plans", address: Callable[[Planned], str] = lambda plan: ""
+) -> Document:
     """What a search found. `address`: where a page looks at a plan; "": nowhere."""
     if answer.status == "infeasible":
         return Document("plans", title, list(_nothing_fits(answer)))

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.step.result import Result
@@ -73,7 +72,7 @@ class Asked:
 
     model: str
     cluster: str
-    plan: Mapping[str, Any]
+    plan: Mapping[str, object]
     sets: tuple[str, ...]
     scenario: Scenario
     plan_file: Path | None = None  # a plan in YAML or a framework's own, whose fields `plan` overrides

@@ -42,6 +42,16 @@ ALIASES = {
     "gpt-2-xl": "gpt2-xl",
     "bloom": "bloom-176b",
     "nemotron-4-340b-base": "nemotron-4-340b",
+    "glm-5.1": "glm-5",  # the same shapes, trained further
+    "glm-5.3": "glm-5.2",
+    "kimi-k2.6": "kimi-k2.5",
+    "minimax-m2.7": "minimax-m2.5",
+    "qwen3.6-27b": "qwen3.5-27b",
+    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+    "qwen3-coder-next": "qwen3-next-80b-a3b",
+    "nvidia-nemotron-3-nano-30b-a3b-bf16": "nemotron-3-nano",
+    "nvidia-nemotron-3-super-120b-a12b-fp8": "nemotron-3-super",
+    "nvidia-nemotron-3-ultra-550b-a55b-bf16": "nemotron-3-ultra",
 }
 
 

@@ -49,7 +49,7 @@ def read_config(source: str | Path | Mapping[str, object], name: str | None = No
         source, path = config_of(Path(source))
         where = str(path)
         name = name or (_name_of(source, path) if path.name == "config.json" else path.stem)
-    kind = source.get("model_type")
+    kind = source.get("model_type", source.get("_class_name"))  # the second is diffusers'
     if not isinstance(kind, str):
         raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(readable())}", where)
     if kind not in readable():

@@ -228,7 +228,7 @@ class Plan:
         changed.__dict__.update(changes)
         return changed
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All fields as JSON has them."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in self.__dict__.items()}
 

@@ -26,7 +26,7 @@ CALLS = (
 class FindingsError(ScriptError):
     """The real job would hang or crash. `document` has `findings`, and what else is known of the script."""
 
-    def __init__(self, message: str, details: str, document: Mapping[str, object]) -> None:
+    def __init__(self, message: str, details: str, document: Mapping[str, Any]) -> None:
         self.document = document
         super().__init__(message, details)
 

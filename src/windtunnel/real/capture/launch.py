@@ -87,7 +87,9 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
             options = replace(options, stand_ins=(*options.stand_ins, error.missing))
 
 
-def _with_workers(launch: Launch, options: Options, out: Path, begun: float, report: Report | None) -> dict[str, Any]:
+def _with_workers(
+    launch: Launch, options: Options, out: Path, begun: float, report: Report | None
+) -> dict[str, object]:
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
     with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
         checks = Checks(launch, options.device, workers)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import WindtunnelError
 
 if TYPE_CHECKING:
-    from windtunnel.real.emulate.rank import Journal
+    from windtunnel.real.emulate.journal import Journal
 
 
 def error_document(error: BaseException) -> dict[str, object]:
@@ -39,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def facts_of(journal: Journal) -> dict[str, object]:
-    """What a `rank.Journal` has learnt, as JSON."""
+    """What a `Journal` has learnt, as JSON."""
     conductor = journal.conductor
     if conductor is None:
         return {"notes": journal.notes}

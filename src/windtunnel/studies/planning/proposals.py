@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.physics.hardware import Cluster
@@ -37,7 +36,7 @@ SIMPLE = (  # from what costs nothing to try to what changes most
 class Proposal:
     """A change that was predicted. `diff`: of the user's file; empty where none is given or it has no option for it."""
 
-    changes: Mapping[str, Any]
+    changes: Mapping[str, object]
     flags: str
     diff: str
     step_time_s: float

@@ -68,6 +68,8 @@ class Membership:
     generation: int = -1
     started: int = 0
     give_up_s: float = GIVE_UP_S
+    hosts: int = 0  # ranks that follow each other are put on different ones, where they can
+    host_of: dict[str, int] = field(default_factory=dict)
     began: int = 0  # the first generation of the job, or of the job that was started anew
     struck_s: float | None = None  # when the first process died since a step was done
     preparing: tuple[str, ...] | None = None  # a planned view that is under way
@@ -78,10 +80,19 @@ class Membership:
         self.members = [None] * self.size
         return self._replenish()
 
-    def start_anew(self) -> list[Action]:
-        """All ranks are given up: others begin the job from its first step. What is warm and unused stays."""
+    def start_anew(self, names: Iterable[str], at_s: float) -> list[Action]:
+        """These are gone and with them all ranks: others begin the job from its first step. Unused standbys stay."""
+        if over := self.out_of_patience(at_s):
+            return over
+        self._forget(names)
         self.members, self.preparing, self.began = [None] * self.size, None, self.generation + 1
         return [*self._fill(), *self._replenish()]
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            for pool in (self.warm, self.starting):
+                if name in pool:
+                    pool.remove(name)
 
     def is_warm(self, name: str) -> list[Action]:
         """A process is ready to play any rank."""
@@ -103,11 +114,9 @@ class Membership:
         """Processes are gone that were still needed; all that are known to be gone at this moment."""
         if over := self.out_of_patience(at_s):
             return over
-        struck = False
+        struck, names = False, list(names)
+        self._forget(names)
         for name in names:
-            for pool in (self.warm, self.starting):
-                if name in pool:
-                    pool.remove(name)
             if name in self.members:
                 self.members[self.members.index(name)] = None
                 struck = True
@@ -175,7 +184,10 @@ class Membership:
         if not vacant or len(self.warm) < len(vacant):
             return []
         for rank in vacant:
-            self.members[rank] = self.warm.pop(0)
+            wished = (name for name in self.warm if self.hosts and self.host_of.get(name) == rank % self.hosts)
+            name = next(wished, self.warm[0])
+            self.warm.remove(name)
+            self.members[rank] = name
         return self._publish()
 
     def _publish(self) -> list[Action]:

@@ -43,6 +43,7 @@ from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
 from windtunnel.studies.training.forward_only import BEFORE, with_forward_passes
 from windtunnel.studies.training.layout import Layout, resolve
+from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.lowering.pass_builder import owned
 from windtunnel.studies.training.lowering.passes import known_pieces
 from windtunnel.studies.training.lowering.simulated import Simulated, simulate
@@ -207,8 +208,8 @@ def _result(
     full = most.gives_back
     if full:
         reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
-    if late := _behind_the_passes(layout, step, reading):
-        reading = replace(reading, band_reason="; ".join(words for words in (reading.band_reason, late) if words))
+    elsewhere = (_behind_the_passes(layout, step, reading), _stopped_elsewhere(layout, reading))
+    reading = replace(reading, band_reason="; ".join(words for words in (reading.band_reason, *elsewhere) if words))
     memory_p95 = round(most.device_bytes * (1.0 + memory_spread(layout)))
     tight = most.device_bytes <= cluster.gpu.usable_memory_bytes < memory_p95
     if most.device_bytes > cluster.gpu.usable_memory_bytes:
@@ -262,6 +263,28 @@ def _behind_the_passes(layout: Layout, step: LoweredStep, reading: Reading) -> s
     if longest <= reading.p95_ns:
         return ""
     return f"before 2023-10 gradients waited for the passes: {longest / reading.total_ns - 1:+.0%}, name the release"
+
+
+def _stopped_elsewhere(layout: Layout, reading: Reading) -> str:
+    """In words, that prime-rl's trainer, which is torchtitan's layers, takes longer than the band reaches."""
+    if layout.plan.release is not None or layout.plan.framework != "torchtitan":
+        return ""
+    pricer, most = Pricer(replace(layout, plan=layout.plan.with_fields({"release": "prime-rl-99"}))), 0.0
+    for held in _held_layers(layout):
+        stops = (pricer.stops(block.operations) for block in held)
+        most = max(most, sum(price.seconds for price in stops if price is not None))
+    passes = 3 if layout.plan.recompute_layers is None else 2
+    longer = 1e9 * most * passes * layout.micro_batches / reading.total_ns
+    if reading.total_ns * (1.0 + longer) <= reading.p95_ns:
+        return ""
+    return f"prime-rl's trainer reads from the GPU in every layer: {longer:+.0%}, name the release"
+
+
+def _held_layers(layout: Layout) -> Iterator[list[Block]]:
+    """Blocks of each pipeline rank that are layers."""
+    pieces = known_pieces(layout)
+    for held in layout.schedule_table().virtual_stage:
+        yield [block for stage in held for block in pieces[stage].blocks if not block.is_end]
 
 
 def _tight(most: StageMemory, p95_bytes: int, usable_bytes: int) -> str:

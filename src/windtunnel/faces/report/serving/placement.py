@@ -59,7 +59,7 @@ def placed_document(placed: Placed) -> Document:
     return Document("placement", title, views)
 
 
-def plans_document(plans: ServingPlans, model: str, cluster: str) -> Document:
+def plans_document(plans: ServingPlans) -> Document:
     """Deployments that hold the limits, fewest GPUs first."""
     answer = plans.to_dict()
     best, tried = answer["plans"][0], answer["plans"]
@@ -102,7 +102,10 @@ def plans_document(plans: ServingPlans, model: str, cluster: str) -> Document:
         Notes("", [f"{answer['runs']} plans run; fewer than {answer['ruled_out_below_gpus']} GPUs are ruled out"]),
     ]
     picture = [Curve("Latencies of the plans", Axis("p99 TPOT", "s"), Axis("p99 TTFT", "s"), points)]
-    return Document("plans", f"Plans to serve {model} on {cluster}", views, picture if len(timed) > 1 else [])
+    title = (
+        f"Plans to serve {plans.asked.model.name} on {plans.asked.cluster.n_gpus:,} × {plans.asked.cluster.gpu.name}"
+    )
+    return Document("plans", title, views, picture if len(timed) > 1 else [])
 
 
 def _layouts(candidate: Candidate) -> str:

@@ -124,7 +124,7 @@ def _stamp(path: Path) -> tuple[object, ...]:
     return (known.st_mtime_ns, known.st_size, *(_stamp(other) for other in beside if other.is_file()))
 
 
-def njit(*signature: object, **options: object) -> Callable[[Function], Function]:
+def njit(*signature: object, **options: Any) -> Callable[[Function], Function]:
     """`numba.njit`, with at most one signature, whose kept files are used only if they are whole."""
 
     def compiled(function: Function) -> Function:

@@ -16,7 +16,7 @@ and at every instant each flow has a full link on its path: no capacity idles th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -273,7 +273,7 @@ def _cross(net: Groups, now: Moment, g: int, furthest: float) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def _wait_ns(amount: float, rate: float) -> np.int64:
+def _wait_ns(amount: float, rate: float) -> Any:
     wait = amount * 1e9 / rate
     if wait > LONGEST_NS:
         return np.int64(LONGEST_NS)
@@ -281,7 +281,7 @@ def _wait_ns(amount: float, rate: float) -> np.int64:
 
 
 @njit(cache=True, error_model="numpy")
-def _next_change(net: Groups, now: Moment, here: Array, policy: int, clock: int, finish: Array) -> int:
+def _next_change(net: Groups, now: Moment, here: Array, policy: int, clock: int, finish: Array) -> Any:
     """Set when every flow would end; returns when the first does, or a threshold is crossed."""
     soonest = NEVER
     for g in here:
@@ -327,7 +327,7 @@ def _advance(net: Groups, now: Moment, here: Array, policy: int, elapsed_ns: int
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def replay(net: Groups, arrival: Array, policy: int, finish: Array) -> int:
+def replay(net: Groups, arrival: Array, policy: int, finish: Array) -> Any:
     """Finish of every flow in ns, into `finish`; returns how often the rates were set.
 
     At each instant all that ends there ends, then all that arrives arrives, then the rates are set anew.

@@ -93,7 +93,8 @@ _inner = partial(njit, cache=True, error_model="numpy", no_cpython_wrapper=True,
 
 @njit(cache=True, error_model="numpy", inline="always")
 def _is_full(net: Network, link: int, load: float) -> bool:
-    return load >= net.links[link]["capacity"] * (1.0 - TOLERANCE)
+    full: bool = load >= net.links[link]["capacity"] * (1.0 - TOLERANCE)
+    return full
 
 
 @_inner(types.void(NETWORK, int64))
@@ -187,7 +188,8 @@ def _exact_level(net: Network, link: int) -> float:
             taken += net.entries[e]["need"] * net.flows[flow]["level"]
     net.links[link]["left"] = max(0.0, net.links[link]["capacity"] - taken)
     net.links[link]["growth"] = growth
-    return net.links[link]["left"] / growth
+    level: float = net.links[link]["left"] / growth
+    return level
 
 
 @_inner(types.void(NETWORK, int64))

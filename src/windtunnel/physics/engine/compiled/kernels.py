@@ -57,7 +57,7 @@ def _is_malformed(
     n: int, n_streams: int, stream: I32, dep_ptr: I64, dep_idx: I32, rendezvous: I32, duration: I64
 ) -> bool:
     """One cheap look at every index, because compiled code would follow a bad one out of its array."""
-    bad = False
+    bad: bool = False
     for i in range(n):
         bad |= stream[i] < 0 or stream[i] >= n_streams or rendezvous[i] >= n or duration[i] < 0
         bad |= dep_ptr[i] > dep_ptr[i + 1]

@@ -19,9 +19,8 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 SHARED_MEMORY = "/dev/shm"  # of processes that exchange tensors; what lies there already is not protected
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "kfd")
@@ -81,7 +80,7 @@ def _places(writable: Iterable[Path]) -> list[str]:
     return [str(path.resolve()) for path in writable] + ([SHARED_MEMORY] if os.path.isdir(SHARED_MEMORY) else [])
 
 
-def _call(function: Any, *arguments: Any) -> int:
+def _call(function: Callable[..., int], *arguments: object) -> int:
     result: int = function(*arguments)
     if result < 0:
         number = ctypes.get_errno()
@@ -89,11 +88,11 @@ def _call(function: Any, *arguments: Any) -> int:
     return result
 
 
-def _libc() -> Any:
+def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _own_namespace(libc: Any) -> None:
+def _own_namespace(libc: ctypes.CDLL) -> None:
     """Mounts of this process alone."""
     user, group = os.geteuid(), os.getegid()
     try:
@@ -153,7 +152,7 @@ def _mount_overlays(places: Sequence[str], copies: Path) -> list[str]:
     return overlaid
 
 
-def _overlay(libc: Any, folder: str, opened: int, copies: Path) -> None:
+def _overlay(libc: ctypes.CDLL, folder: str, opened: int, copies: Path) -> None:
     """What is written below `folder` lies in `copies`, or in memory where that may not be: `copies` lies below it."""
     lower = f"/proc/self/fd/{opened}"
     copies.mkdir()
@@ -173,7 +172,7 @@ def _overlay(libc: Any, folder: str, opened: int, copies: Path) -> None:
             return
 
 
-def _bind(libc: Any, opened: int, place: str) -> None:
+def _bind(libc: ctypes.CDLL, opened: int, place: str) -> None:
     _call(libc.mount, f"/proc/self/fd/{opened}".encode(), place.encode(), None, _MS_BIND | _MS_REC, None)
 
 
@@ -188,13 +187,13 @@ def _mount_points() -> list[str]:
     return sorted(found)
 
 
-def _give_up_mounting(libc: Any) -> None:
+def _give_up_mounting(libc: ctypes.CDLL) -> None:
     kept = _CAPABILITIES_KEPT & _permitted()
     head = struct.pack("=Ii", 0x20080522, 0)  # version 3, this process
     _call(libc.capset, head, struct.pack("=6I", kept, kept, 0, 0, 0, 0))  # effective, permitted, inheritable; twice
 
 
-def _set_attributes(libc: Any, place: str, flags: int, more: int, fewer: int) -> None:
+def _set_attributes(libc: ctypes.CDLL, place: str, flags: int, more: int, fewer: int) -> None:
     attributes = struct.pack("=4Q", more, fewer, 0, 0)
     _call(libc.syscall, _NR_MOUNT_SETATTR, _AT_FDCWD, place.encode(), flags, attributes, len(attributes))
 
@@ -226,7 +225,7 @@ def _landlock(places: Iterable[str]) -> None:
         os.close(rules)
 
 
-def _allow(libc: Any, rules: int, path: str, rights: int) -> None:
+def _allow(libc: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         _call(libc.syscall, _NR_RULE, rules, 1, struct.pack("=Qi", rights, place), 0)

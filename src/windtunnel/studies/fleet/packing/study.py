@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.packing.pack import POLICIES, Nodes, Packing, Pods, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 
 FIRST_SEED = 42
 NODE_COLUMNS = ("node", "cpu_milli", "memory_mib", "gpus", "gpu_model")
@@ -112,7 +116,7 @@ def packing_figures(
     }
 
 
-def write_placements(jobs: Jobs, figures: list[dict[str, Any]], path: Path) -> None:
+def write_placements(jobs: Jobs, figures: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The first seed's placements: policy, arrival, job, node, state."""
     rows = []
     for each in figures:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
+from windtunnel.http_guard import Receive, Scope, Send
 from windtunnel.studies.serving.emulator.asked import ApiError, read
 from windtunnel.studies.serving.emulator.engine import Answer, Engine
 from windtunnel.studies.serving.emulator.tokens import word
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 KINDS = {404: "not_found_error", 405: "invalid_request_error", 500: "server_error"}
 

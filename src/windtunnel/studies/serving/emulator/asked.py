@@ -10,7 +10,6 @@ import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.studies.serving.emulator.tokens import (
     AROUND_MESSAGE,
@@ -33,7 +32,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.kind, self.param = status, message, kind, param
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """As the API writes it."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 

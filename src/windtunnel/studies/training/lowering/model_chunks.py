@@ -137,7 +137,7 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
 
     for stage, numbers in enumerate(layout.virtual_layers):
         if stage == last:
-            numbers = (*numbers, *[model.n_layers - 1] * layout.predicts_ahead)
+            numbers = (*numbers, *[model.ahead] * layout.predicts_ahead)
         away = tuple(number < offloaded for number in numbers)
         kinds = tuple(identities[id(model.layers[number])] for number in numbers)
         key = (kinds, stage == 0, stage == last, away, tuple((loads.hottest[n], loads.fullest[n]) for n in numbers))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -91,7 +91,7 @@ def memory_of(
                 peak_reserved_bytes=reserved[rank],
                 device_bytes=device[rank],
                 peak_time_ns=int(times[walk.at]),
-                timeline=_thinned(times, walk.levels + (allocated - walk.peak)),
+                timeline=partial(_thinned, times, walk.levels + (allocated - walk.peak)),  # type: ignore[arg-type]
                 gives_back=full,
             )
         )

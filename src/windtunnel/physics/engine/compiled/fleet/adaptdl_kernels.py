@@ -137,7 +137,8 @@ def most_gpus(m: Measured, state: State, row: int) -> int:
     app = m.apps[job["app"]]
     if app["one_gpu"]:
         return 1
-    return min(max(2 * job["tried"], 1), MOST_GPUS, int(app["largest"] // app["smallest_local"]))
+    tried: int = job["tried"]
+    return min(max(2 * tried, 1), MOST_GPUS, int(app["largest"] // app["smallest_local"]))
 
 
 @njit(cache=True)
@@ -191,8 +192,9 @@ def limits_of(m: Measured, which: int) -> Array:
 def rate(m: Measured, state: State, row: int) -> float:
     """Progress per second, from which the job learns at once; not a number where the tables do not reach."""
     job = state.jobs[row]
+    known_rate: float = job["rate"]
     if job["rated"]:
-        return job["rate"]
+        return known_rate
     which, gpus, atomic, times = job["app"], job["gpus"], job["atomic"], job["accumulations"]
     batch = gpus * atomic * (times + 1)
     sqr, var = _gradient(m, which, batch, job["epoch"])
@@ -218,8 +220,9 @@ def rate(m: Measured, state: State, row: int) -> float:
         job["seen"], job["fitted"], job["chosen"], job["tabled"] = count + 1, 1, 0, 0
         job["tried"] = max(job["tried"], gpus)
     gain = (var + sqr) / (var / (batch / m.apps[which]["initial"]) + sqr)
-    job["rate"], job["rated"] = gain / (step + (step - sync) * times), 1
-    return gain / (step + (step - sync) * times)
+    rated: float = gain / (step + (step - sync) * times)
+    job["rate"], job["rated"] = rated, 1
+    return rated
 
 
 @njit(cache=True)

@@ -82,7 +82,7 @@ def _step(
     `room` and `spans` are of the nodes before the step, and become those after it. Infinite where it cannot be.
     """
     nodes = len(room)
-    total = 0.0
+    total: float = 0.0
     _without(job, x, room, spans)
     if other >= 0:
         _without(other, x, room, spans)
@@ -98,7 +98,7 @@ def _step(
     for node in range(nodes):
         back &= base[job, node] <= room[node] and (on < 2 or base[job, node] == 0 or spans[node] == 0)
     one, many = best[job, 0, min(alone, most[job])], best[job, 1, min(across, most[job])]
-    least = price[job, 0, one]
+    least: float = price[job, 0, one]
     if many > alone and price[job, 1, many] < least:
         one, least = many, price[job, 1, many]
     if back and stay[job] <= least:
@@ -106,7 +106,8 @@ def _step(
         for node in range(nodes):
             room[node] -= base[job, node]
             spans[node] += on > 1 and base[job, node] > 0
-        return total + stay[job]
+        total += stay[job]
+        return total
     _placed(one, room, spans, rows[1])
     return total + least
 

@@ -60,7 +60,7 @@ def _search(s: Surfaces, which: int, x: Array, c: Array) -> int:
                 return at
             continue
         for k in range(D + 1):
-            near = s.neighbours[at, k]
+            near: int = s.neighbours[at, k]
             if near >= 0 and not np.isnan(s.transforms[near, 0, 0]) and _holds(s, near, at, x, c):
                 return near
     return -1
@@ -69,10 +69,11 @@ def _search(s: Surfaces, which: int, x: Array, c: Array) -> int:
 @njit(cache=True)
 def _height(s: Surfaces, at: int, x: Array, lifted: float) -> float:
     """Of a point of the paraboloid over the plane of a simplex."""
-    height = s.planes[at, D + 1]
+    height: float = s.planes[at, D + 1]
     for axis in range(D):
         height += s.planes[at, axis] * x[axis]
-    return height + s.planes[at, D] * lifted
+    height += s.planes[at, D] * lifted
+    return height
 
 
 @njit(cache=True)
