@@ -17,6 +17,7 @@ from windtunnel.studies.serving.engines.profile import Profile, load_engine
 from windtunnel.studies.serving.kv.capacity import Memory, memory_of
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.rules import Rules, rules_of
+from windtunnel.studies.serving.step_time.denoising import Denoising
 from windtunnel.studies.serving.step_time.layers import Layers
 from windtunnel.studies.serving.step_time.times import Prices, StepTimes
 
@@ -181,4 +182,6 @@ def _layers(
 ) -> Layers:
     if framework not in ("vllm", "sglang", "trtllm"):
         raise SpecError("framework", framework, "use vllm, sglang or trtllm")
-    return Layers(model, deployment, inference_kernels(cluster, framework, release, expert_kernel), kv)
+    return (Denoising if model.step_tokens else Layers)(
+        model, deployment, inference_kernels(cluster, framework, release, expert_kernel), kv
+    )

@@ -52,6 +52,9 @@ class Engine(NamedTuple):
     expert_kernel: str = ""  # whose times experts have where one table holds several: a word of the kernel's name
 
 
+LEAST_SIZES = 4  # numbers of tokens that a shape was timed with: of fewer a run broke off, and they say nothing of more
+
+
 class Experts(NamedTuple):
     """Routed experts of one layer, and over how many GPUs they lie."""
 
@@ -175,10 +178,14 @@ def _timed_in(
 
     fall = BALANCED if moved else SKEW
     sizes = [kind for kind in kinds if kind[2] == fall] or list(kinds)
-    chosen = min(sizes, key=lambda kind: (unlike(kind), kind[2]))
-    where = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
-    found = measured.rows(path, ("num_tokens", "latency"), where)
-    line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
+    for chosen in sorted(sizes, key=lambda kind: (unlike(kind), kind[2])):
+        rows = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
+        found = measured.rows(path, ("num_tokens", "latency"), rows)
+        line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
+        if len(line.nodes) >= LEAST_SIZES:
+            break
+    else:
+        return None
     ratio = chosen[0] * chosen[1] / (tp * ep)
     if ratio != 1.0:
         scaled = tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)

@@ -244,7 +244,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _profile(name: str, release: str, fields: Mapping[str, Any], path: Path) -> Profile:
+def _profile(name: str, release: str, fields: Mapping[str, object], path: Path) -> Profile:
     return Profile(engine=name, release=release, **_values(fields, path))
 
 

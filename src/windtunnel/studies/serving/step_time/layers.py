@@ -72,11 +72,13 @@ class Layers:
             seconds += self.kernels.gemm_s(tokens, block.experts, hidden, "bf16")
             if block.shared_size:
                 seconds += self._feed_forward(block.shared_size, block.gated, tokens, tp)
-        sums = 1 if layer.parallel_block else 2
+        halves = 2 if block.size else 1  # a mixer alone has one norm and one sum
+        sums = 1 if layer.parallel_block else halves
         seconds += sums * self.kernels.all_reduce_s(TWO_BYTES * tokens * hidden, tp)
         moved = TWO_BYTES * tokens * hidden * 3  # a norm with its residual: read two, write one, and the next reads it
         # Norms see every feature on every rank; what else there is, a rank's own heads and its part of the inner size.
-        return seconds + 2 * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * self.kernels.stream_s(moved / 2 / tp)
+        rest = self.kernels.stream_s(moved / 2 / tp)
+        return seconds + halves * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * rest
 
     def _module(self, layer: Layer) -> Module | None:
         """Its attention as timed whole, projections included."""
@@ -187,7 +189,7 @@ class Layers:
         """
         tp = self.deployment.tp
         parts = []
-        gpu = self.kernels.gpu
+        gpu, framework = self.kernels.gpu, self.kernels.framework
         mixers = [(one.attention, count) for one, count in self.kinds if isinstance(one.attention, Recurrent)]
         for layer, count in self.kinds:
             one = layer.attention
@@ -199,7 +201,7 @@ class Layers:
             parts.append((table, count, one, heads if module is None else 0))
 
         def seconds(sequences: float, context: float) -> float:
-            total = sum(count * queries * mixer_s(gpu, mixer, 1, sequences, tp) for mixer, count in mixers)
+            total = sum(count * queries * mixer_s(gpu, framework, mixer, 1, sequences, tp) for mixer, count in mixers)
             for table, count, one, heads in parts:
                 if not heads:  # timed whole
                     total += count * table.at(sequences * queries, context)
@@ -253,7 +255,7 @@ class Layers:
         for layer, count in self.kinds:
             one = layer.attention
             if isinstance(one, Recurrent):
-                total += count * mixer_s(self.kernels.gpu, one, chunk, 1, tp)
+                total += count * mixer_s(self.kernels.gpu, self.kernels.framework, one, chunk, 1, tp)
                 continue
             if module := self._module(layer):
                 total += count * module.prompt_s(chunk, past)
