@@ -2,8 +2,8 @@
 
     python validation/fleet/slurm_judge.py FOLDER/SEED ... [--policies slurm,easy,fifo] [--completing 1]
 
-The configuration is Slurm's own (slurm.conf, qos.txt, assoc.txt), the jobs are sacct's. A job that was preempted for good
-has the run time that was submitted. For each workload and policy: mean wait and its error, the median error of a job's
+The configuration is Slurm's own (slurm.conf, qos.txt, assoc.txt), the jobs are sacct's. A job that was preempted for
+good has the run time that was submitted. For each workload and policy: mean wait and its error, the median error of a job's
 wait in seconds and as a share of the mean wait, and jobs within 3 s.
 """
 
@@ -22,7 +22,6 @@ from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.own import Own
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import parse_site
-
 
 LAUNCH_S = 0.1  # from Slurm's start of a job to its own, and from its end: mean of 990 jobs
 
@@ -64,7 +63,7 @@ def judge(
         off, median = float(np.nanmean(wait) / real.mean() - 1), float(np.nanmedian(error))
         within = float(np.mean(error <= 3))
         print(
-            f"{folder.name:>3s} {submitted['kind']:10s} {name:6s} {len(jobs)} jobs, real mean wait {real.mean():5.1f} s: "
+            f"{folder.name:>3s} {submitted['kind']:10s} {name:6s} {len(jobs)} jobs, real mean {real.mean():5.1f} s: "
             f"{off:+5.1%}; a job's error: median {median:4.1f} s ({median / real.mean():.1%}); within 3 s {within:.0%}"
         )
         found.append((name, off, median / float(real.mean()), within))

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
-from windtunnel.files.table import read_table
 from windtunnel.files.bytes import read_text
+from windtunnel.files.table import read_table
 from windtunnel.studies.fleet.policies.slurm.cluster import (
     CANCEL,
     PREEMPT_OFF,
@@ -94,8 +94,9 @@ def read_conf(path: Path) -> Cluster:
     names = [name for name, (gpus, _) in nodes.items() if gpus]
     sizes = {nodes[name][0] for name in names}
     if len(sizes) != 1:
-        said = f"has nodes of {', '.join(map(str, sorted(sizes)))} GPUs" if sizes else "names no node with Gres=gpu:N"
-        raise InputFileError(path, said, "give a slurm.conf whose nodes with GPUs have as many each")
+        counts = ", ".join(map(str, sorted(sizes)))
+        wrong = f"has nodes of {counts} GPUs" if sizes else "names no node with Gres=gpu:N"
+        raise InputFileError(path, wrong, "give a slurm.conf whose nodes with GPUs have as many each")
     bit = {name: 1 << at for at, name in enumerate(names)}
     made = [_partition(words, bit) for words in partitions]
     default = next((words["partitionname"] for words in partitions if words.get("default", "").upper() == "YES"), "")
@@ -203,7 +204,12 @@ def _weights(settings: Mapping[str, str]) -> Weights:
 
     tres = GPUS.search(settings.get("priorityweighttres", "").lower())
     return Weights(
-        *(weight(name) for name in ("age", "fairshare", "jobsize", "partition", "qos", "assoc")),
+        weight("age"),
+        weight("fairshare"),
+        weight("jobsize"),
+        weight("partition"),
+        weight("qos"),
+        weight("assoc"),
         gpus=float(tres.group(1)) if tres else 0.0,
     )
 

@@ -3,8 +3,8 @@
     priority = weights x (age, fairshare, size, partition, qos, association, GPUs), factors from 0 to 1
     order    those that may preempt, partition tier, priority, submission, row
 
-Age and fairshare are worked out anew each `calculated_every_s`; between, a job keeps what it had. Fair tree: siblings by
-Level FS = share / usage, depth first, users ranked as they are met. Usage is that of jobs that run when it is worked
+Age and fairshare are worked out anew each `calculated_every_s`; between, a job keeps what it had. Fair tree: siblings
+by Level FS = share / usage, depth first, users ranked as they are met. Usage is that of jobs that run when it is worked
 out: what one used since the last time is not counted when it ends (so on a real 22.05, 104 of 110 priorities; by its
 text it should be). Source: Slurm 22.05, its pages priority_multifactor
 and fair_tree.

@@ -162,8 +162,8 @@ class Slurm(Lines):
         now_ns = board.moment.ns
         state: State | None = board.memory
         if state is None:
-            units = list(board.free) if self.per_node else [1] * board.whole_gpus
-            state = board.memory = State(Free(units, self.per_node or 1))
+            free = list(board.free) if self.per_node else [1] * board.whole_gpus
+            state = board.memory = State(Free(free, self.per_node or 1))
             for job in board.running.values():
                 units = job.placement if self.per_node else state.free.choose(job.gpus, (1 << board.whole_gpus) - 1)
                 assert units is not None
