@@ -24,7 +24,7 @@ GROUPS = {  # of verbs that are several: the line of help of them all
 }
 
 
-def made(verb: str, *, everything: bool = False) -> App | Callable[..., Any]:
+def made(verb: str, *, everything: bool = False) -> App | Callable[..., object]:
     """What cyclopts takes for a verb; `everything`: its rare flags are listed."""
     module = import_module(f"windtunnel.faces.cli.{HOME.get(verb, verb)}")
     maker = getattr(module, f"{verb}_app", None)

@@ -59,11 +59,11 @@ class NicResult(Answer):
         return self.host_only_cores - self.host_cores
 
     @property
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self) -> Mapping[str, object]:
         """What the figures rest on."""
         return {"rests on": [self.source, "cycles of the data path as given"]}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {
             "spec": dict(self.spec),

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from math import ceil
-from typing import Any
 
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.physics.hardware.catalogue import cluster_of
@@ -56,7 +55,7 @@ class RlPlanned(Answer):
     verdicts: tuple[str, ...]
 
     @property
-    def band(self) -> dict[str, Any]:
+    def band(self) -> dict[str, object]:
         """Of the best step."""
         return band_entry("best.step_time_s", self.best.p5_s, self.best.p95_s)
 
@@ -78,7 +77,7 @@ class RlPlanned(Answer):
             f" is not below the best, {self.best.step_time_s:.1f} s"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         names = ("words", "generate", "gen_tp", "async_steps", "bound_s", "step_s")
         return {
