@@ -95,7 +95,7 @@ class Tape:
 class _Kept(dist._Work):
     """A message under way that goes on the tape when it has come."""
 
-    def __init__(self, work: Any, tape: Tape, number: int, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, work: dist.Work, tape: Tape, number: int, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._work, self._tape, self._number, self._tensors = work, tape, number, tensors
 
@@ -215,8 +215,8 @@ class Replaceable(dist.ProcessGroup):
         return 0
 
     def call(
-        self, name: str, arguments: Sequence[Any], outputs: Sequence[Any], itself: Callable[[], None] | None
-    ) -> Any:
+        self, name: str, arguments: Sequence[object], outputs: Sequence[object], itself: Callable[[], None] | None
+    ) -> dist.Work:
         """Pass a call on; or answer it, alone, by the tape or by `itself`."""
         flat = [one for part in outputs for one in (part if isinstance(part, list | tuple) else [part])]
         if GROUPS.alone:
@@ -302,8 +302,8 @@ _CALLS: dict[str, tuple[int | None, Callable[..., None] | None]] = {
 }
 
 
-def _passing_on(name: str, written: int | None, alone: Callable[..., None] | None) -> Callable[..., Any]:
-    def method(self: Replaceable, *arguments: Any, **named: Any) -> Any:
+def _passing_on(name: str, written: int | None, alone: Callable[..., None] | None) -> Callable[..., dist.Work]:
+    def method(self: Replaceable, *arguments: Any, **named: Any) -> dist.Work:
         words = (*arguments, *named.values())
         outputs = [] if written is None else words[written]
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
@@ -341,7 +341,7 @@ def make_groups_replaceable() -> None:
     cast(Any, c10d).ProcessGroupGloo = _Gloo
     create = rendezvous._create_c10d_store
 
-    def of_this_attempt(*arguments: Any, **named: Any) -> dist.Store:
+    def of_this_attempt(*arguments: object, **named: object) -> dist.Store:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return dist.PrefixStore(f"attempt {attempt}", create(*arguments, **named))
 
