@@ -19,12 +19,23 @@ def techniques_document(listed: Sequence[Mapping[str, object]]) -> Document:
 
 def _listed(one: Mapping[str, Any]) -> Notes:
     names = f" (also {', '.join(one['aliases'])})" if one["aliases"] else ""
-    lines = [one["does"], f"needs: {one['needs']}", f"runs: {one['runs']}"]
+    lines = _here(one)
+    lines += [one["does"], f"needs: {one['needs']}", f"runs: {one['runs']}"]
     lines += [f"not with: {', '.join(one['excludes'])}"] if one["excludes"] else []
     for parameter in one["parameters"]:
         choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
         lines.append(f"{parameter['name']}={_shown(parameter['default'])} {parameter['help']}{choices}")
     return Notes(f"{one['name']}{names}", lines)
+
+
+def _here(one: Mapping[str, Any]) -> list[str]:
+    """What it would bring to the job that was named."""
+    if "cannot" in one:
+        return [f"not here: {one['cannot']}"]
+    if "gain" not in one:
+        return []
+    without, after = format_time(one["step_time_without_s"]), format_time(one["step_time_s"])
+    return [f"here: {without} a step without, {after} with: {one['gain']:.3f} x", f"add: {one['line']}"]
 
 
 def gain_lines(gain: TechniqueGain) -> list[str]:
