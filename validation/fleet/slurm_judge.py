@@ -3,8 +3,8 @@
     python validation/fleet/slurm_judge.py FOLDER/SEED ... [--policies slurm,easy,fifo] [--completing 1]
 
 The configuration is Slurm's own (slurm.conf, qos.txt, assoc.txt), the jobs are sacct's. A job that was preempted for
-good has the run time that was submitted. For each workload and policy: mean wait and its error, the median error of a job's
-wait in seconds and as a share of the mean wait, and jobs within 3 s.
+good has the run time that was submitted. For each workload and policy: mean wait and its error, the median error of a
+job's wait in seconds and as a share of the mean wait, and jobs within 3 s.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def read_path(path: Path) -> DataPath:
 
 
 def _node(path: Path, entry: object) -> Node:
-    _known(path, entry, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
+    entry = _known(path, entry, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
     for key in ("name", "host_cycles"):
         if key not in entry:
             raise InputFileError(path, f"has a node without {key}", REMEDY)
@@ -187,12 +187,13 @@ def _nic(where: str, data: Mapping[str, object]) -> Nic:
     )
 
 
-def _known(path: Path, data: object, names: set[str], what: str) -> None:
+def _known(path: Path, data: object, names: set[str], what: str) -> Mapping[str, object]:
     if not isinstance(data, Mapping):
         raise InputFileError(path, f"says {data!r} where {what} should be", REMEDY)
     for name in data:
         if name not in names:
             raise InputFileError(path, f"has {name} in {what}", f"known are {', '.join(sorted(names))}")
+    return data
 
 
 def _hertz(path: Path, value: object) -> float:
