@@ -12,15 +12,15 @@ from typing import Any
 from windtunnel.errors import SpecError, remedy_of
 from windtunnel.questions.about import kind_of, phrase_of, word_of
 from windtunnel.questions.fields import Field, Part, fields_of, key_names, pick, unknown, walk
-from windtunnel.questions.registry import QUESTIONS, question_class
+from windtunnel.questions.registry import QUESTIONS, Question, question_class
 
 
-def plain(question: Any) -> dict[str, Any]:
+def plain(question: Question) -> dict[str, Any]:
     """The question as JSON data. What holds its default is left out, so that a field added later changes no hash."""
     return {"question": f"{question.verb}/{QUESTIONS[question.verb].version}", **plain_part(question)}
 
 
-def plain_part(part: Any) -> dict[str, Any]:
+def plain_part(part: object) -> dict[str, Any]:
     """The fields of a part that do not hold their defaults, as JSON data; the `kind` of a member of a union always."""
     values = ((field, getattr(part, field.path)) for field in fields_of(type(part)))
     kept = {field.path: _plain_value(value, field) for field, value in values if _is_stated(field, value)}
@@ -31,7 +31,7 @@ def _is_stated(field: Field, value: Any) -> bool:
     return field.required or type(value) is not type(field.default) or value != field.default
 
 
-def _plain_value(value: Any, field: Field | None = None) -> Any:
+def _plain_value(value: Any, field: Field | None = None) -> object:
     if is_dataclass(value):
         inner = plain_part(value)
         if field is not None and field.members:
@@ -45,12 +45,12 @@ def _plain_value(value: Any, field: Field | None = None) -> Any:
     return value
 
 
-def canonical(question: Any) -> str:
+def canonical(question: Question) -> str:
     """The plain form as one line of JSON that is the same for the same question, however it was built."""
     return json.dumps(plain(read(plain(question))), sort_keys=True, separators=(",", ":"))
 
 
-def digest(question: Any) -> str:
+def digest(question: Question) -> str:
     """12 hexadecimal digits that name the question."""
     return hashlib.sha256(canonical(question).encode()).hexdigest()[:12]
 
@@ -60,13 +60,13 @@ def _adapter(kind: type) -> Any:
 
 
 @cache
-def _adapters(kind: type) -> Any:
+def _adapters(kind: type) -> object:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
-def read(data: Mapping[str, Any], where: str | None = None, verb: str | None = None) -> Any:
+def read(data: Mapping[str, object], where: str | None = None, verb: str | None = None) -> Any:
     """A question from plain data; `where` goes before errors, `verb` is asked where the data name none.
 
     Raises SpecError: the first mistake, in one line.
@@ -112,7 +112,7 @@ def _settled(part: type, data: object, path: str) -> dict[str, Any]:
             raise SpecError(path or part.__name__.lower(), data, "give a mapping of `key: value` lines")
         return {word: data}
     names, known = key_names(part), {field.path: field for field in fields_of(part)}
-    settled: dict[str, Any] = {}
+    settled: dict[str, object] = {}
     for key, value in data.items():
         if key not in names:
             raise SpecError(f"{prefix}{key}", value, unknown(part, str(key), prefix))
@@ -159,7 +159,7 @@ def _path(part: type, place: tuple[int | str, ...]) -> str:
     return ".".join([*path, *(str(word) for word in rest if isinstance(word, int) or word.isidentifier())])
 
 
-def _unwritable(value: Any, path: str = "") -> tuple[str, Any]:
+def _unwritable(value: Any, path: str = "") -> tuple[str, object]:
     """Where the first value is that JSON does not know, and the value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, inner in inside:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give
 from windtunnel.questions.asked.sweep import Techniques
 
 
-def techniques_app(*, everything: bool = False) -> Callable[..., Any]:
+def techniques_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("techniques", techniques, ("report", "json"), everything=everything)
 

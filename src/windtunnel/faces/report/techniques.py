@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.step.result import TechniqueGain
 
 
-def techniques_document(listed: Sequence[Mapping[str, Any]]) -> Document:
+def techniques_document(listed: Sequence[Mapping[str, object]]) -> Document:
     """Each with what it does, needs and takes."""
     return Document("techniques", format_many(len(listed), "technique"), [_listed(one) for one in listed])
 

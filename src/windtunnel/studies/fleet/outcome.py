@@ -172,7 +172,7 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     return {**result, **(outcome.extra or {})}
 
 
-def against_log(outcome: Outcome) -> dict[str, Any]:
+def against_log(outcome: Outcome) -> dict[str, object]:
     """How far a policy's starts are from those of the log; empty where the log tells too few, or it is the log."""
     jobs = outcome.jobs
     known = np.flatnonzero(~np.isnan(jobs.start_s) & ~np.isnan(outcome.start_s))

@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +62,7 @@ from windtunnel.studies.training.schedules import TRAITS
 ROUNDING = 1.0 - 1e-6  # of floats
 Floats = NDArray[np.float64]
 Class = tuple[object, ...]
-Options = Mapping[str, tuple[Any, ...]]  # of switches
+Options = Mapping[str, tuple[object, ...]]  # of switches
 
 
 @dataclass(frozen=True, eq=False)

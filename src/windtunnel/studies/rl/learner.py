@@ -3,8 +3,7 @@
 rows      first fit, longest first, into rows of `row_tokens`; as many on every data-parallel rank, rounded up
 training  the predicted step of that many micro-batches, of the length of the fullest rank's mean row,
           attention inside documents; so many times as there are optimizer steps
-log-prob  forward passes only: fill of the pipeline, then the slowest stage for each further micro-batch, and the
-          softmax over the vocabulary in 32 bits, which training's loss fuses and these passes write out
+log-prob  forward passes only (`studies/training/forward_only.py`)
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Layer, Model
 from windtunnel.physics.step.result import StageMemory
 from windtunnel.studies.planning.bounds import Bounds
+from windtunnel.studies.training.forward_only import forward_ns
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.model_chunks import pieces_of
 from windtunnel.studies.training.lowering.simulated import simulate
 from windtunnel.studies.training.memory.peak import memory_of
 from windtunnel.studies.training.plan import PEAK_DTYPE, read_plan
 from windtunnel.studies.training.pricing import Pricer
-from windtunnel.studies.training.schedules import Kind
 
 SHARDED = ("fsdp", "deepspeed", "torchtitan")
 ROW_STEP = 64  # tokens to which the mean row is rounded up, so that like batches are priced once
-SOFTMAX_BYTES = 24  # of each logit: read in 16 bits; written, read twice and reduced in 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +166,12 @@ def _price(model: Model, cluster: Cluster, fields: Mapping[str, Any], key: tuple
         pricer = pricer.with_documents(document)
     found = simulate(layout, pieces_of(layout), layout.schedule_table(), pricer)
     step = found.step
-    forwards = [step.segments[number].duration_ns for number in step.segment_of[:, Kind.FORWARD]]
-    stages = np.zeros(step.schedule.stages)
-    for rank, chunks in enumerate(step.schedule.virtual_stage):
-        stages[rank] = sum(forwards[place] for place in chunks)
-    softmax_s = _softmax_s(layout, row)
-    stages[-1] += 1e9 * softmax_s
-    forward_ns = stages.sum() + (micro_batches - 1) * stages.max()
     memory = memory_of(layout, found.pieces, step, found.timeline.end_ns)
     widths = [(one.p5, one.p95, one.duration_ns) for one in step.segments]
     weight = sum(width for _, _, width in widths)
     return _Priced(
         found.makespan_ns * 1e-9,
-        float(forward_ns) * 1e-9,
+        forward_ns(layout, step) * 1e-9,
         memory,
         sum(low * width for low, _, width in widths) / weight,
         sum(high * width for _, high, width in widths) / weight,
@@ -193,13 +184,6 @@ def _laid_out(model: Model, cluster: Cluster, fields: Mapping[str, Any], rows: i
     experts = {"etp": 1} if int(fields.get("ep", 1)) > 1 else {}
     plan = read_plan({**fields, **experts, "global_batch": rows, "seq_len": row_tokens, "micro_batch": 1})
     return resolve(model, cluster, plan)
-
-
-def _softmax_s(layout: Layout, row: int) -> float:
-    """Log-softmax over the vocabulary, a row's logits split over tensor and context parallelism."""
-    plan, model = layout.plan, layout.model
-    logits = row / plan.cp * model.vocab_size / plan.tp
-    return SOFTMAX_BYTES * logits / layout.cluster.gpu.memory_bandwidth_bytes_per_s
 
 
 def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, Any]) -> Trainer:

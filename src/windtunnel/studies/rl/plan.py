@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from heapq import heapify, heappop, heappush
 from math import ceil
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +31,7 @@ from windtunnel.studies.rl.learner import Trainer
 from windtunnel.studies.rl.result import RlResult
 from windtunnel.studies.rl.study import answered, window
 from windtunnel.studies.serving.build import Engine
+from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 
 SPLITS = 16  # of a cluster, evenly chosen
@@ -61,7 +61,7 @@ class RlPlanned(Answer):
     verdicts: tuple[str, ...]
 
     @property
-    def band(self) -> dict[str, Any]:
+    def band(self) -> dict[str, object]:
         """Of the best step."""
         return band_entry("best.step_time_s", self.best.p5_s, self.best.p95_s)
 
@@ -83,7 +83,7 @@ class RlPlanned(Answer):
             f" is not below the best, {self.best.step_time_s:.1f} s"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         names = ("words", "generate", "gen_tp", "async_steps", "bound_s", "step_s")
         return {
@@ -105,9 +105,10 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
     heap: list[tuple[float, int, bool, Job]] = []  # bound, number, whether the trainer has its layout
     refused, reason = 0, None
     trainers: dict[int | None, Trainer] = {}
+    engines: dict[Deployment, Engine] = {}  # a generator is the same in every pool that holds it
     for asked in candidates(question):
         try:
-            draft = drafted(asked)
+            draft = drafted(asked, engines)
             heap.append((bound_s(draft, draft.trainer.peak_s), len(heap), False, draft))
         except (LayoutError, SpecError) as error:
             refused, reason = refused + 1, error

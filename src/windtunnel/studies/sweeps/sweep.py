@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
+from windtunnel.notebook import Shown
 from windtunnel.questions import QUESTIONS
 from windtunnel.questions.asked.sweep import Sweep
 from windtunnel.questions.typed import check
@@ -33,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class SweepOutcome:
+class SweepOutcome(Shown):
     """Where the table is, how many points it has by status, and how many of them ran now."""
 
     path: Path
@@ -43,7 +44,7 @@ class SweepOutcome:
     best: Mapping[str, Any] | None = None  # inputs of the best trial, where an optimiser asked
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the first point of each status that has one
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {**asdict(self), "path": str(self.path)}
 

@@ -54,7 +54,7 @@ def read_rows(path: Path) -> dict[str, dict[str, object]]:
         return {}
 
 
-def _array(values: Sequence[Any]) -> Any:
+def _array(values: Sequence[Any]) -> object:
     """A typed column: truths, whole numbers, numbers, else text; anything nested as JSON."""
     import pyarrow as pa
 

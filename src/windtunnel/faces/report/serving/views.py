@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.study import Served
 from windtunnel.views import (
     Axis,
     Bar,
@@ -173,6 +174,11 @@ def _layout(spec: Answer) -> str:
     )
     words = " ".join(f"{short}{size}" for short, size in sizes if size and size > 1) or "tp1"
     return f"{spec['replicas']} x {words}, {one['weights']}"
+
+
+def served_document(served: Served) -> Document:
+    """A deployment under a load; latency over rate where that was asked for."""
+    return serving_document(served.result, () if served.curve is None else served.curve.points)
 
 
 def pool_document(answer: Answer, name: str) -> Document:

@@ -5,6 +5,7 @@
 - `torch.tensor([loss, norm])` reads the elements in C++, under no dispatch mode: here Python reads them, as a sync
   each.
 - `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
+- `pickle.dump(tensor)` writes down the mode that made it, and with it what nobody can write down.
 - `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
   parameters were used: it gets a real one, in which all are.
 - `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers):
@@ -19,17 +20,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private.distributed import outside_modes, set_known_value
 
 if TYPE_CHECKING:
+    from types import GetSetDescriptorType
+
     import torch
     import torch.distributed as dist
     from torch._ops import OpOverload
+    from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
     from windtunnel.real.operator_call import Arguments, Keywords
 
@@ -41,7 +45,7 @@ def data_that_moves() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    data: Any = torch._C.TensorBase.__dict__["data"]
+    data: GetSetDescriptorType = torch._C.TensorBase.__dict__["data"]
 
     def assign(self: torch.Tensor, new: torch.Tensor) -> None:
         data.__set__(self, new)
@@ -57,13 +61,13 @@ def lists_of_fakes() -> Replacements:
 
     one_by_one = FakeTensor.tolist
 
-    def tolist(self: torch.Tensor) -> Any:
+    def tolist(self: torch.Tensor) -> object:
         if self.numel() <= FEW:
             return one_by_one(self)
         if self.constant is not None:
             return self.constant.tolist()
         one = self.detach().reshape(-1)[:1].sum().item()
-        made: Any = one
+        made: object = one
         for size in reversed(self.shape):
             made = [made] * size if not isinstance(made, list) else [list(made) for _ in range(size)]
         return made
@@ -109,7 +113,7 @@ def tensors_of_fakes() -> Iterator[None]:
     def holds(data: object) -> bool:
         return isinstance(data, FakeTensor) or (isinstance(data, list | tuple) and any(holds(one) for one in data))
 
-    def read(data: object) -> Any:
+    def read(data: object) -> object:
         if isinstance(data, FakeTensor):
             return data.tolist()
         return [read(one) for one in data] if isinstance(data, list | tuple) else data
@@ -138,7 +142,7 @@ def copies_of_fakes() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    def deepcopy(self: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
@@ -163,6 +167,39 @@ def copies_of_fakes() -> Replacements:
     return Replacements((FakeTensor, "__deepcopy__", deepcopy))
 
 
+def pickles_of_fakes() -> Replacements:
+    """A fake tensor is pickled as its shape, and as its known value where it is one number."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def reduce(self: torch.Tensor, _protocol: int) -> object:
+        with outside_modes():
+            value = None if self.constant is None else self.constant.tolist()
+        return _unpickled, (
+            tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad,
+            isinstance(self, torch.nn.Parameter), value,
+        )  # fmt: skip
+
+    return Replacements((FakeTensor, "__reduce_ex__", reduce))
+
+
+def _unpickled(
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    requires_grad: bool,
+    is_parameter: bool,
+    value: float | None,
+) -> torch.Tensor:
+    import torch
+
+    if value is not None:
+        return torch.tensor(value, dtype=dtype, device=device)
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+
+
 def addresses_looked_at() -> Replacements:
     """What DDP and FSDP of the first version need of addresses, which fake tensors have not."""
     import torch
@@ -181,11 +218,16 @@ def addresses_looked_at() -> Replacements:
                     return torch.ones(*args, **{**kwargs, "pin_memory": False})
             return func(*args, **kwargs)
 
+    real_address = torch.Tensor.data_ptr
+
     def address(self: torch.Tensor) -> int:
         storage = self.untyped_storage()
+        # Of another class may be a parameter that was loaded and moved: its `data` is fake.
+        if not isinstance(self, FakeTensor) and storage.device.type != "meta":
+            return int(real_address(self))
         return int(storage._cdata) + self.storage_offset() * self.element_size() if storage.nbytes() else 0
 
-    begin: Any = dist.Reducer.__init__
+    begin: Callable[..., None] = dist.Reducer.__init__
 
     def reducer(self: dist.Reducer, *args: object, **kwargs: object) -> None:
         with UsedMap():
@@ -197,7 +239,7 @@ def addresses_looked_at() -> Replacements:
     return Replacements(
         (dist.Reducer, "__init__", reducer),
         (_flat_param, "_same_storage", same_storage),
-        (FakeTensor, "data_ptr", address),
+        (torch.Tensor, "data_ptr", address),
     )
 
 
@@ -210,7 +252,7 @@ def random_dtensors() -> Replacements:
     def region(self: object, *_: object, **__: object) -> Iterator[None]:
         yield
 
-    def state(self: Any) -> Any:
+    def state(self: OffsetBasedRNGTracker) -> torch.Tensor:
         from windtunnel.real.capture.torch_private import factories as plain
 
         return plain.zeros(16, dtype=torch.uint8, device=self._device)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,11 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.table import read_table
 from windtunnel.studies.serving.workload.lengths import arrivals, check_rate, check_span
 from windtunnel.studies.serving.workload.requests import LONGEST_S, Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 INPUTS = ("input_tokens", "ContextTokens", "input_length", "Request tokens", "prompt_tokens")
 OUTPUTS = ("output_tokens", "GeneratedTokens", "output_length", "Response tokens", "completion_tokens")
@@ -112,7 +117,7 @@ def _names(path: Path, line: int, value: str) -> tuple[int, ...]:
         ) from None
 
 
-def _times(path: Path, rows: list[tuple[int, dict[str, str]]], name: str, scale: float) -> Any:
+def _times(path: Path, rows: list[tuple[int, dict[str, str]]], name: str, scale: float) -> NDArray[np.int64]:
     """Nanoseconds. A number is in the column's unit, a date is a date in any column."""
     values: list[float] = []
     dated = 0

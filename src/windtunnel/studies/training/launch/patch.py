@@ -181,7 +181,7 @@ def _find(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 # ------------------------------------------------------------------------------------------------- keys and values
 
 
-def _toml(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
+def _toml(text: str, name: str, value: object, own: Mapping[str, object]) -> str:
     section, _, key = name.rpartition(".")
     lines = text.splitlines(keepends=True)
     headers = [at for at, line in enumerate(lines) if re.match(r"\s*\[", line)]
@@ -199,7 +199,7 @@ def _toml(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def _json(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
+def _json(text: str, name: str, value: object, own: Mapping[str, object]) -> str:
     parent, _, key = name.rpartition(".")
     if name in own:
         found = list(re.finditer(rf'"{re.escape(key)}"\s*:\s*("[^"\n]*"|[^,\s}}]+)', text))
@@ -223,7 +223,7 @@ def _json(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
     return f"{text[: outer.end()]}\n{space}{json.dumps(key)}: {json.dumps(value)},{text[outer.end() :]}"
 
 
-def _yaml(text: str, name: str, value: object, own: Mapping[str, Any]) -> str:
+def _yaml(text: str, name: str, value: object, own: Mapping[str, object]) -> str:
     if name == RESHARDS and OLDER in own and name not in own:  # what FSDP 1 says by a strategy
         strategy = str(own[OLDER]).replace("FULL_SHARD", "SHARD_GRAD_OP") if value is False else "FULL_SHARD"
         name, value = OLDER, strategy
