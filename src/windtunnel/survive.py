@@ -23,7 +23,7 @@ __getattr__ = lazily("windtunnel.real.survive", {"standby": "loop.standby", "tra
 
 
 class _Callable(ModuleType):
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> object:
         from windtunnel.studies.survive import survive
 
         return survive(*arguments, **named)

@@ -200,7 +200,7 @@ QUESTIONS: Mapping[str, Verb] = {
     ),
     "techniques": Verb(
         "windtunnel.questions.asked.sweep:Techniques",
-        "windtunnel.studies.techniques.named:answer",
+        "windtunnel.studies.helping:answer",
         "List the techniques: what each does and needs, its parameters, and what runs it in PyTorch.",
     ),
     "model": Verb(

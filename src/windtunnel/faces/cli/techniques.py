@@ -17,7 +17,7 @@ def techniques_app(*, everything: bool = False) -> Callable[..., object]:
 def techniques(question: Techniques, outputs: Outputs) -> None:
     """List, print."""
     from windtunnel.faces.report.techniques import techniques_document
-    from windtunnel.studies.techniques.named import answer
+    from windtunnel.studies.helping import answer
 
     found = answer(question)
     give(question, found, outputs, techniques_document(found["techniques"]))

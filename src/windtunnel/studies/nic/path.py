@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError, UnknownNameError
 from windtunnel.files.document import form_of, read_document, read_form
@@ -126,7 +125,7 @@ def read_path(path: Path) -> DataPath:
     )
 
 
-def _node(path: Path, entry: Any) -> Node:
+def _node(path: Path, entry: object) -> Node:
     _known(path, entry, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
     for key in ("name", "host_cycles"):
         if key not in entry:
@@ -141,7 +140,7 @@ def _node(path: Path, entry: Any) -> Node:
     return Node(str(entry["name"]), host, nic, state, accesses, can)
 
 
-def _edges(path: Path, rows: Any, names: list[str]) -> tuple[Edge, ...]:
+def _edges(path: Path, rows: object, names: list[str]) -> tuple[Edge, ...]:
     if rows is None:
         return tuple(Edge(at, at + 1, 1.0) for at in range(len(names) - 1))
     if not isinstance(rows, list) or any(not isinstance(row, list) or len(row) not in (2, 3) for row in rows):
@@ -167,7 +166,7 @@ def nic_named(text: str) -> Nic:
     return _nic(text, form_of((folder / f"{text}.yaml").read_text(encoding="utf-8"), text, own=True))
 
 
-def _nic(where: str, data: Mapping[str, Any]) -> Nic:
+def _nic(where: str, data: Mapping[str, object]) -> Nic:
     needed = {"name", "cores", "clock", "line_rate", "pcie_rate", "cycles_per_cached_access", "cycles_per_access"}
     needed |= {"cache", "memory"}
     _known(Path(where), data, needed | {"source", "entries"}, "the NIC")
@@ -188,7 +187,7 @@ def _nic(where: str, data: Mapping[str, Any]) -> Nic:
     )
 
 
-def _known(path: Path, data: Any, names: set[str], what: str) -> None:
+def _known(path: Path, data: object, names: set[str], what: str) -> None:
     if not isinstance(data, Mapping):
         raise InputFileError(path, f"says {data!r} where {what} should be", REMEDY)
     for name in data:

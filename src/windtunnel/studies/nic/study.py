@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import log, pow
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.asked.nic import Nic as NicQuestion
@@ -39,7 +38,7 @@ class Share:
 class NicResult(Answer):
     """Host cores at the target rate."""
 
-    spec: Mapping[str, Any]
+    spec: Mapping[str, object]
     packets_per_s: float
     host_only_cores: float
     host_cores: float

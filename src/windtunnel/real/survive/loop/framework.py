@@ -8,7 +8,6 @@ drops what is under way. A `GradScaler` remembers per optimizer that gradients a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from torch import nn
 from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
@@ -16,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 
-def forget_step(things: Iterable[Any]) -> None:
+def forget_step(things: Iterable[object]) -> None:
     """The step under way has failed: the next one starts clean."""
     for thing in things:
         if isinstance(thing, nn.Module):

@@ -32,6 +32,7 @@ from windtunnel.real.survive.live.group import abort
 LOST = re.compile(r"gloo|connection (closed|reset)|broken pipe|application timeout|pair closure", re.IGNORECASE)
 KEPT_BYTES = 1 << 20  # of one answer
 KEPT_IN_ALL_BYTES = 16 << 20  # of one rank
+Answer = Callable[..., None]
 Connection = tuple[dist.ProcessGroup, Any]  # a group of torch's own, and gloo within it
 
 
@@ -95,7 +96,7 @@ class Tape:
 class _Kept(dist._Work):
     """A message under way that goes on the tape when it has come."""
 
-    def __init__(self, work: Any, tape: Tape, number: int, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, work: dist.Work, tape: Tape, number: int, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._work, self._tape, self._number, self._tensors = work, tape, number, tensors
 
@@ -215,8 +216,8 @@ class Replaceable(dist.ProcessGroup):
         return 0
 
     def call(
-        self, name: str, arguments: Sequence[Any], outputs: Sequence[Any], itself: Callable[[], None] | None
-    ) -> Any:
+        self, name: str, arguments: Sequence[object], outputs: Sequence[object], itself: Callable[[], None] | None
+    ) -> dist.Work:
         """Pass a call on; or answer it, alone, by the tape or by `itself`."""
         flat = [one for part in outputs for one in (part if isinstance(part, list | tuple) else [part])]
         if GROUPS.alone:
@@ -237,73 +238,73 @@ class Replaceable(dist.ProcessGroup):
         return work
 
 
-def _copies(outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
-    for parts, mine in zip(outputs, inputs, strict=True):
-        for one in parts:
-            one.copy_(mine)
+def _copies(rank: int, parts: Sequence[torch.Tensor], mine: torch.Tensor, *_: object) -> None:
+    for one in parts:
+        one.copy_(mine)
 
 
-def _repeated(output: torch.Tensor, mine: torch.Tensor) -> None:
+def _repeated(rank: int, output: torch.Tensor, mine: torch.Tensor, *_: object) -> None:
     flat = output.view(-1)
     for at in range(0, flat.numel(), max(1, mine.numel())):
         flat[at : at + mine.numel()].copy_(mine.reshape(-1))
 
 
-def _own_chunk(output: torch.Tensor, whole: torch.Tensor, rank: int) -> None:
+def _own_part(rank: int, output: torch.Tensor, parts: Sequence[torch.Tensor], *_: object) -> None:
+    output.copy_(parts[rank])
+
+
+def _own_chunk(rank: int, output: torch.Tensor, whole: torch.Tensor, *_: object) -> None:
     output.view(-1).copy_(whole.reshape(-1)[rank * output.numel() : (rank + 1) * output.numel()])
 
 
-def _exchanged(output: torch.Tensor, mine: torch.Tensor) -> None:
+def _exchanged(rank: int, output: torch.Tensor, mine: torch.Tensor, *_: object) -> None:
     same = min(output.numel(), mine.numel())
     output.zero_()
     output.view(-1)[:same].copy_(mine.reshape(-1)[:same])
 
 
+def _nothing_came(rank: int, tensors: Sequence[torch.Tensor], *_: object) -> None:
+    for one in tensors:
+        one.zero_()
+
+
+def _each(answer: Answer) -> Answer:
+    def every(rank: int, outputs: Sequence[Any], inputs: Sequence[Any], *_: object) -> None:
+        for output, mine in zip(outputs, inputs, strict=False):  # a rank that is not the root gives or gets nothing
+            answer(rank, output, mine)
+
+    return every
+
+
 # Name of the call -> (which of its arguments are written, the answer of a rank alone). Calls without outputs (send,
-# barrier) are over at once.
-_CALLS: dict[str, tuple[int | None, Callable[..., None] | None]] = {
+# barrier) are over at once; without an answer what is written stays as this rank has it.
+_CALLS: dict[str, tuple[int | None, Answer | None]] = {
     "allreduce": (0, None),
     "allreduce_coalesced": (0, None),
     "broadcast": (0, None),
     "reduce": (0, None),
-    "allgather": (0, lambda rank, outputs, inputs, *_: _copies(outputs, inputs)),
-    "allgather_coalesced": (0, lambda rank, outputs, inputs, *_: [_copies([o], [i]) for o in outputs for i in inputs]),
-    "_allgather_base": (0, lambda rank, output, mine, *_: _repeated(output, mine)),
-    "all_gather_single": (0, lambda rank, output, mine, *_: _repeated(output, mine)),
-    "allgather_into_tensor_coalesced": (
-        0,
-        lambda rank, outputs, inputs, *_: [_repeated(o, i) for o, i in zip(outputs, inputs, strict=True)],
-    ),
-    "gather": (0, lambda rank, outputs, inputs, *_: _copies(outputs, inputs)),
-    "scatter": (
-        0,
-        lambda rank, outputs, inputs, *_: [o.copy_(i[rank]) for o, i in zip(outputs, inputs, strict=False)],
-    ),
-    "reduce_scatter": (
-        0,
-        lambda rank, outputs, inputs, *_: [o.copy_(i[rank]) for o, i in zip(outputs, inputs, strict=True)],
-    ),
-    "_reduce_scatter_base": (0, lambda rank, output, whole, *_: _own_chunk(output, whole, rank)),
-    "reduce_scatter_single": (0, lambda rank, output, whole, *_: _own_chunk(output, whole, rank)),
-    "reduce_scatter_tensor_coalesced": (
-        0,
-        lambda rank, outputs, inputs, *_: [_own_chunk(o, i, rank) for o, i in zip(outputs, inputs, strict=True)],
-    ),
-    "alltoall": (
-        0,
-        lambda rank, outputs, inputs, *_: [_exchanged(o, i) for o, i in zip(outputs, inputs, strict=True)],
-    ),
-    "alltoall_base": (0, lambda rank, output, mine, *_: _exchanged(output, mine)),
-    "all_to_all_single": (0, lambda rank, output, mine, *_: _exchanged(output, mine)),
-    "recv": (0, lambda rank, tensors, *_: [one.zero_() for one in tensors]),
-    "recv_anysource": (0, lambda rank, tensors, *_: [one.zero_() for one in tensors]),
+    "allgather": (0, _each(_copies)),
+    "_allgather_base": (0, _repeated),
+    "all_gather_single": (0, _repeated),
+    "allgather_into_tensor_coalesced": (0, _each(_repeated)),
+    "gather": (0, _each(_copies)),
+    "scatter": (0, _each(_own_part)),
+    "reduce_scatter": (0, _each(_own_part)),
+    "_reduce_scatter_base": (0, _own_chunk),
+    "reduce_scatter_single": (0, _own_chunk),
+    "reduce_scatter_tensor_coalesced": (0, _each(_own_chunk)),
+    "alltoall": (0, _each(_exchanged)),
+    "alltoall_base": (0, _exchanged),
+    "all_to_all_single": (0, _exchanged),
+    "recv": (0, _nothing_came),
+    "recv_anysource": (0, _nothing_came),
     "send": (None, None),
     "barrier": (None, None),
 }
 
 
-def _passing_on(name: str, written: int | None, alone: Callable[..., None] | None) -> Callable[..., Any]:
-    def method(self: Replaceable, *arguments: Any, **named: Any) -> Any:
+def _passing_on(name: str, written: int | None, alone: Answer | None) -> Callable[..., dist.Work]:
+    def method(self: Replaceable, *arguments: Any, **named: Any) -> dist.Work:
         words = (*arguments, *named.values())
         outputs = [] if written is None else words[written]
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
@@ -341,7 +342,7 @@ def make_groups_replaceable() -> None:
     cast(Any, c10d).ProcessGroupGloo = _Gloo
     create = rendezvous._create_c10d_store
 
-    def of_this_attempt(*arguments: Any, **named: Any) -> dist.Store:
+    def of_this_attempt(*arguments: object, **named: object) -> dist.Store:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return dist.PrefixStore(f"attempt {attempt}", create(*arguments, **named))
 

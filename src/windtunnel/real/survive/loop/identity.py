@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypedDict, cast
 
 import torch.distributed as dist
 
@@ -49,11 +49,21 @@ ENDS: list[
 ] = []  # end the threads that are inside torch: Python would stop them there, and C++ abort
 
 
-def newest_view(store: dist.Store) -> dict[str, Any] | None:
+class Published(TypedDict):
+    """A view as the launcher writes it."""
+
+    generation: int
+    members: list[str]
+    planned: bool
+    attempt: int
+    began: int
+
+
+def newest_view(store: dist.Store) -> Published | None:
     """What the launcher published last."""
     if not store.check(["view"]):
         return None
-    view: dict[str, Any] = json.loads(store.get("view").decode())
+    view: Published = json.loads(store.get("view").decode())
     return view
 
 

@@ -12,7 +12,6 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,19 +26,19 @@ class Part:
     """One part: how it is read as a tree of dicts, lists, tensors and plain values, and how a tree is put back."""
 
     name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], None]
+    read: Callable[[], object]
+    write: Callable[[object], None]
 
-    def copied(self) -> Any:
+    def copied(self) -> object:
         """A copy that no step changes."""
         return _mapped(self.read(), lambda tensor: local(tensor).detach().clone())
 
-    def put(self, tree: Any) -> None:
+    def put(self, tree: object) -> None:
         """Write a copy back, into the tensors that are there where they fit."""
         self.write(_into(self.read(), tree))
 
 
-def parts_of(things: Mapping[str, Any]) -> list[Part]:
+def parts_of(things: Mapping[str, object]) -> list[Part]:
     """The parts of what a loop holds. Raises SpecError for what has no state that could be read and set."""
     found: list[Part] = []
     for name, thing in things.items():
@@ -54,16 +53,16 @@ def parts_of(things: Mapping[str, Any]) -> list[Part]:
 
 
 def _of_module(name: str, module: nn.Module) -> list[Part]:
-    def parameters() -> dict[str, Any]:
+    def parameters() -> dict[str, object]:
         return dict(module.named_parameters())
 
-    def buffers() -> dict[str, Any]:
+    def buffers() -> dict[str, object]:
         return dict(module.named_buffers())
 
-    def gradients() -> dict[str, Any]:
+    def gradients() -> dict[str, object]:
         return {key: one.grad for key, one in module.named_parameters() if one.grad is not None}
 
-    def set_gradients(tree: Any) -> None:
+    def set_gradients(tree: object) -> None:
         for key, one in module.named_parameters():
             value = tree.get(key)
             if value is not None and hasattr(one, "device_mesh") and not hasattr(value, "device_mesh"):
@@ -79,7 +78,7 @@ def _of_module(name: str, module: nn.Module) -> list[Part]:
     ]
 
 
-def _nothing(tree: Any) -> None:
+def _nothing(tree: object) -> None:
     pass
 
 
@@ -88,7 +87,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
 
 
-def _mapped(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+def _mapped(tree: object, change: Callable[[torch.Tensor], object]) -> object:
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, Mapping):
@@ -98,7 +97,7 @@ def _mapped(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return tree
 
 
-def _into(now: Any, tree: Any) -> Any:
+def _into(now: object, tree: object) -> object:
     """`tree` with the tensors of `now`, filled with its values, wherever they fit."""
     if isinstance(tree, torch.Tensor):
         if isinstance(now, torch.Tensor) and local(now).shape == tree.shape and now.dtype == tree.dtype:
@@ -115,7 +114,7 @@ def _into(now: Any, tree: Any) -> Any:
     return tree
 
 
-def digest(tree: Any) -> int:
+def digest(tree: object) -> int:
     """A number that replicas agree in; different states may agree by chance only."""
     if isinstance(tree, torch.Tensor):
         flat = local(tree).detach().contiguous().reshape(-1).view(torch.uint8)
@@ -136,9 +135,9 @@ def _joined(numbers: list[int]) -> int:
     return value
 
 
-def random_numbers() -> dict[str, Any]:
+def random_numbers() -> dict[str, object]:
     """The states of the generators that scripts share."""
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    states: dict[str, object] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
     if torch.cuda.is_initialized():
@@ -146,7 +145,7 @@ def random_numbers() -> dict[str, Any]:
     return states
 
 
-def set_random_numbers(states: Any) -> None:
+def set_random_numbers(states: object) -> None:
     """Go on from these states."""
     torch.set_rng_state(states["torch"])
     random.setstate(states["python"])

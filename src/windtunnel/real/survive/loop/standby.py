@@ -38,7 +38,7 @@ from windtunnel.real.survive.live.place import own_place
 from windtunnel.real.survive.loop.framework import forget_step
 from windtunnel.real.survive.loop.groups import GROUPS, is_lost_connection
 from windtunnel.real.survive.loop.identity import ENDS, POLL_S, Identity, known_identity, newest_view
-from windtunnel.real.survive.loop.parts import digest, parts_of, random_numbers, set_random_numbers
+from windtunnel.real.survive.loop.parts import Part, digest, parts_of, random_numbers, set_random_numbers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +48,7 @@ WATCH_S = 0.1
 DEATH_SEEN_S = 1.0
 
 
-def standby(step: Callable[P, R], *things: Any, **named: Any) -> Callable[P, R]:
+def standby(step: Callable[P, R], *things: object, **named: object) -> Callable[P, R]:
     """The step, to be called in its place. Without the launcher it is the step itself.
 
     `things`: all that a step changes: models, optimizers, scalers, schedulers, averages. What a call returns has to be
@@ -76,19 +76,21 @@ class _LostMemberError(Exception):
 
 
 class _Standby(Generic[P, R]):
-    def __init__(self, step: Callable[P, R], things: Mapping[str, Any], parts: Sequence[Any], who: Identity) -> None:
+    def __init__(
+        self, step: Callable[P, R], things: Mapping[str, object], parts: Sequence[Part], who: Identity
+    ) -> None:
         self.step, self.things, self.parts, self.who = step, things, parts, who
         self.size = who.place.size
         self.calls = 0  # begun and not to be done again
         self.committed = -1 if who.joins else 0
         self.lacking = who.joins  # what replicas hold
         self.fresh: list[int] = []  # ranks that lack it, in the newest view
-        self.own: dict[int, Any] = {}  # what a predecessor alone had
+        self.own: dict[int, object] = {}  # what a predecessor alone had
         self.first = True  # no call is committed yet in this view
         self.voting = False
         self.held = self.pending = _Held([])
-        self.before: list[Any] = []  # copies of all parts at the start of the call
-        self.random_before: Any = None
+        self.before: list[object] = []  # copies of all parts at the start of the call
+        self.random_before: object = None
         self.group: Any = None
         self.generation = who.generation - who.joins
         self.store = who.store
@@ -406,7 +408,7 @@ def _alone_with_it(table: list[list[int]], at: int, rank: int) -> bool:
     return sum(row[at] == table[rank][at] for row in table) == 1
 
 
-def _packed(value: Any) -> bytes:
+def _packed(value: object) -> bytes:
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
