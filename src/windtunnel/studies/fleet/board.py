@@ -1,8 +1,9 @@
 """What a policy of lines sees: jobs that wait, in a line for each size, those that run, and free GPUs by their number.
 
     policy.rank(job)       where a job stands that comes to wait; the same while it waits
-    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it, (job, ()) to turn it away, or end it:
-                           each is carried out before the next is asked for. `board.wake_ns`: when to ask again
+    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it, (job, ()) to turn it away
+                           or end it. Each is carried out before the next is asked for.
+                           `board.wake_ns`: when to ask again
 
 So a decision costs what it changes, not what there is. Such a policy answers to a snapshot too (`Lines.decide`).
 """
