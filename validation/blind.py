@@ -18,6 +18,7 @@ import statistics
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from windtunnel.evidence.accuracy.outcome import Outcome, outcome_of
@@ -30,13 +31,15 @@ FILE, PAGE = HERE / "history" / "blind.csv", HERE.parent / "docs" / "accuracy-hi
 EVERY = {"ultrascale": 12, "vtrain": 4}  # of long ledgers every n-th row, so that a run takes minutes
 HEADER = (
     *("date", "commit", "why", "group", "name", "rows", "answered", "mean", "median", "bias", "worst", "held"),
-    *("memory rows", "memory mean", "memory bias"),
+    *("memory rows", "memory mean", "memory bias", "left out"),
 )
+LEFT_OUT = HERE / "left_out_rows.csv"
 ABOUT = """# History of accuracy
 
 Written by `python validation/blind.py ... --write`; do not edit. Each section is one run of that script: all ledgers
 predicted by the code as it stood, by source and by year of what was measured. error = predicted / measured - 1; *held*
-is the share of runs in their p5-p95 band. Levels A and B; every 12th row of the Ultra-Scale sweep, every 4th of vTrain.
+is the share of runs in their p5-p95 band; *left out* the mean error of the rows without what their own source informed,
+as `validation/seen.py` last wrote it. Levels A and B; every 12th row of the Ultra-Scale sweep, every 4th of vTrain.
 """
 
 
@@ -56,9 +59,16 @@ def year_of(outcome: Outcome) -> str:
     )
 
 
+@cache
+def errors_left_out() -> dict[str, float]:
+    """Error of each row without its own source, as `validation/seen.py` wrote it."""
+    return {line["id"]: float(line["left_out"]) for line in csv.DictReader(LEFT_OUT.open(encoding="utf-8"))}
+
+
 def scored(outcomes: Iterable[Outcome], group: str, name: str) -> dict[str, str]:
     """One line of the table."""
     outcomes = list(outcomes)
+    left_out = [abs(errors_left_out()[one.row.id]) for one in outcomes if one.row.id in errors_left_out()]
     errors = [one.error for one in outcomes if one.error is not None]
     held = [bool(one.inside_band) for one in outcomes if one.inside_band is not None]
     memory = [one.memory_error for one in outcomes if one.memory_error is not None]
@@ -72,6 +82,8 @@ def scored(outcomes: Iterable[Outcome], group: str, name: str) -> dict[str, str]
             "worst": _percent(max(errors, key=abs)),
             "held": _percent(statistics.fmean(held)),
         }
+    if left_out:
+        line["left out"] = _percent(statistics.fmean(left_out))
     if memory:
         line |= {
             "memory rows": str(len(memory)),

@@ -118,6 +118,23 @@ def entry_of(rows: list[tuple[Row, Case, float, float]]) -> str:
     )
 
 
+def entries_of(rows: dict[str, tuple[Row, Case, float, float]]) -> str:
+    """The file `seen.yaml` that these rows make."""
+    pairs: dict[tuple[str, str], list[tuple[Row, Case, float, float]]] = defaultdict(list)
+    for one in rows.values():
+        framework, generation = one[1].plan.framework, one[1].cluster.gpu.generation
+        pairs[framework, generation].append(one)
+        if release := release_name(one[1].plan.release):
+            pairs[f"{framework} {release}", generation].append(one)
+    text = ABOUT
+    for framework in sorted({framework for framework, _ in pairs}):
+        text += f"{framework}:\n"
+        for (name, generation), of in sorted(pairs.items()):
+            if name == framework:
+                text += f"  {generation}: {entry_of(of)}\n"
+    return text
+
+
 def main() -> None:
     """Predict and write both files."""
     recent = [Path(one) for one in sys.argv[1:] if one != "--from-rows"]
@@ -138,18 +155,7 @@ def main() -> None:
             writer.writerow(
                 (name, row.source, case.plan.framework, case.cluster.gpu.generation, f"{out:.4f}", f"{own:.4f}")
             )
-    pairs: dict[tuple[str, str], list[tuple[Row, Case, float, float]]] = defaultdict(list)
-    for one in rows.values():
-        framework, generation = one[1].plan.framework, one[1].cluster.gpu.generation
-        pairs[framework, generation].append(one)
-        if release := release_name(one[1].plan.release):
-            pairs[f"{framework} {release}", generation].append(one)
-    text = ABOUT
-    for framework in sorted({framework for framework, _ in pairs}):
-        text += f"{framework}:\n"
-        for (name, generation), of in sorted(pairs.items()):
-            if name == framework:
-                text += f"  {generation}: {entry_of(of)}\n"
+    text = entries_of(rows)
     Path(str(files("windtunnel.physics.cost.calibration").joinpath("seen.yaml"))).write_text(text, encoding="utf-8")
     print(text)
 

@@ -1,6 +1,6 @@
-"""Fills the marked parts of README.md: the prediction by running its command, the accuracy table from docs/accuracy.md.
+"""Fills the marked parts of README.md: the prediction by running its command, accuracy from docs/accuracy-history.md.
 
-    python validation/update_readme.py            # after windtunnel validate ... --report docs/accuracy.md
+    python validation/update_readme.py            # after validation/blind.py ... --write
 
 A test holds README.md against what this script would write.
 """
@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-README, ACCURACY = ROOT / "README.md", ROOT / "docs" / "accuracy.md"
-SECTION = "Step time by source, specification level A"
-COLUMNS = ("source", "priced", "mean", "median", "bias", "worst", "in band", "guess")
+README, HISTORY = ROOT / "README.md", ROOT / "docs" / "accuracy-history.md"
+FIRST, SINCE = ("mean", "held"), ("mean", "median", "bias", "held", "left out")
 PREDICT = (
     "windtunnel predict llama-3.1-405b --cluster h100-sxm:8192"
     " --tp 8 --pp 16 --cp 2 --global-batch 1536 --seq 8192 --no-save"
@@ -34,32 +33,26 @@ def filled(text: str, marker: str, body: str) -> str:
     return found[0]
 
 
-def cells(line: str) -> list[str]:
-    """The cells of one line of a Markdown table."""
-    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+def by_year(section: str) -> dict[str, dict[str, str]]:
+    """The rows of a run's table of years, each by its columns."""
+    header, *rows = (
+        line.strip("| ").split(" | ") for line in re.findall(r"^\| (?:year|\d{4}) .*", section, re.MULTILINE)
+    )
+    return {row[0]: dict(zip(header, row, strict=False)) for row in rows}
 
 
-def tables(page: str) -> dict[str, list[dict[str, str]]]:
-    """The first table below each heading of a Markdown page, one mapping per row."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for part in re.split(r"^#+ ", page, flags=re.MULTILINE)[1:]:
-        title, _, rest = part.partition("\n")
-        lines = re.search(r"(?:^\|.*\n?)+", rest, re.MULTILINE)
-        if lines is None or title in found:
-            continue
-        header, _, *rows = (cells(line) for line in lines[0].splitlines())
-        found[title] = [dict(zip(header, row, strict=True)) for row in rows]
-    return found
-
-
-def accuracy_table(page: str) -> str:
-    """The level A scores of the accuracy page, by source, for a first look."""
-    rows = [row for row in tables(page)[SECTION] if row["mean"] != "-"]
+def accuracy_table(history: str) -> str:
+    """Mean errors by year of what was measured: as first predicted, and by the code of the newest run of the script."""
+    newest, *_, first = re.split(r"^## ", history, flags=re.MULTILINE)[1:]
+    before, now = by_year(first), by_year(newest)
     lines = [
-        "| " + " | ".join(("published runs of", "runs", *COLUMNS[2:])) + " |",
-        "| --- |" + " ---: |" * (len(COLUMNS) - 1),
-        *("| " + " | ".join(row[name] for name in COLUMNS) + " |" for row in rows),
+        "| published in | runs | mean | median | bias | in band | left out | before: mean | in band |",
+        "| --- |" + " ---: |" * 8,
     ]
+    for year, row in now.items():
+        figures = [*(row.get(name, "") for name in SINCE), *(before[year][name] for name in FIRST)]
+        cells = (f"{figure} %" if figure else "-" for figure in figures)
+        lines.append(f"| {year} | {row['rows']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -76,14 +69,14 @@ def prediction() -> str:
     return f"```console\n$ {command}\n\n{done.stdout.strip()}\n```\n"
 
 
-def updated(readme: str, page: str) -> str:
+def updated(readme: str, history: str) -> str:
     """README.md as it should be."""
-    return filled(filled(readme, "prediction", prediction()), "accuracy", accuracy_table(page))
+    return filled(filled(readme, "prediction", prediction()), "accuracy", accuracy_table(history))
 
 
 def main() -> None:
     """Write README.md."""
-    text = updated(README.read_text(encoding="utf-8"), ACCURACY.read_text(encoding="utf-8"))
+    text = updated(README.read_text(encoding="utf-8"), HISTORY.read_text(encoding="utf-8"))
     README.write_text(text, encoding="utf-8")
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     )
     from windtunnel.evidence.accuracy import run_validation
     from windtunnel.faces.report.comparison.compare import compare
-    from windtunnel.faces.report.plans import plans_html
-    from windtunnel.faces.report.prediction.views import notebook_html, write_report
+    from windtunnel.faces.report.documents import first_table, notebook_html, pictures, write_report
     from windtunnel.faces.report.run_folder import load as load_result
     from windtunnel.faces.report.run_folder import save as save_result
     from windtunnel.physics.hardware import Cluster, parse_cluster
@@ -81,11 +80,12 @@ _HOME = {
     "fleet": ("studies.fleet.study", "fleet"),
     "load_model": ("physics.model", "load_model"),
     "load_result": ("faces.report.run_folder", "load"),
-    "notebook_html": ("faces.report.prediction.views", "notebook_html"),
+    "first_table": ("faces.report.documents", "first_table"),
+    "notebook_html": ("faces.report.documents", "notebook_html"),
+    "pictures": ("faces.report.documents", "pictures"),
     "op_table": ("studies.training.op_table", "op_table"),
     "parse_cluster": ("physics.hardware", "parse_cluster"),
     "plan": ("studies.planning.plan", "plan"),
-    "plans_html": ("faces.report.plans", "plans_html"),
     "predict": ("studies.training.predict", "predict"),
     "predict_captured": ("studies.programs.predict", "predict_captured"),
     "predict_with": ("studies.techniques", "predict_with"),
@@ -97,7 +97,7 @@ _HOME = {
     "serve_on_spot": ("studies.serving.spot.study", "serve_on_spot"),
     "survive": ("studies.survive", "survive"),
     "whatif": ("studies.whatif", "ask_again"),
-    "write_report": ("faces.report.prediction.views", "write_report"),
+    "write_report": ("faces.report.documents", "write_report"),
 }
 __all__ = [
     "Cluster",
@@ -121,14 +121,15 @@ __all__ = [
     "capture",
     "compare",
     "explain",
+    "first_table",
     "fleet",
     "load_model",
     "load_result",
     "notebook_html",
     "op_table",
     "parse_cluster",
+    "pictures",
     "plan",
-    "plans_html",
     "predict",
     "predict_captured",
     "predict_with",

@@ -13,21 +13,24 @@ A job that is well formed but does not fit is no error: it is an *infeasible* `R
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class WindtunnelError(Exception):
     """Root of the tree. Never raised itself."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Errors travel between processes: what `__init__` takes is not what `args` holds."""
         return _again, (type(self), self.args, self.__dict__)
 
 
-def _again(kind: type[WindtunnelError], args: tuple[Any, ...], state: dict[str, Any]) -> WindtunnelError:
+def _again(kind: type[WindtunnelError], args: tuple[object, ...], state: dict[str, object]) -> WindtunnelError:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
@@ -110,7 +113,7 @@ _WANTED = {
 }
 
 
-def remedy_of(problem: Mapping[str, Any]) -> str:
+def remedy_of(problem: ErrorDetails) -> str:
     """What to give instead, from one entry of pydantic's `ValidationError.errors()`."""
     kind, context = str(problem["type"]), problem.get("ctx") or {}
     words = _WANTED.get(kind) or _WANTED.get(kind.partition("_")[0])

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message = Scope
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TOKEN_VARIABLE = "WINDTUNNEL_TOKEN"
@@ -104,7 +106,7 @@ class Guard:
 
     def __init__(
         self,
-        app: Any,
+        app: Application,
         hosts: frozenset[str],
         token: str = "",
         *,
@@ -137,10 +139,10 @@ class Guard:
             return
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive_again() -> MutableMapping[str, Any]:
+        async def receive_again() -> MutableMapping[str, object]:
             return messages.pop() if messages else await receive()
 
-        async def answered(message: MutableMapping[str, Any]) -> None:
+        async def answered(message: Message) -> None:
             if more and message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], *(one for one in more if one[0] not in present)]
@@ -267,7 +269,7 @@ def guarded_protocol(base: Any) -> type[asyncio.Protocol]:
     return Guarded
 
 
-def server(app: Guard, *, stop_s: int | None = None, protocol: Any = None) -> Server:
+def server(app: Guard, *, stop_s: int | None = None, protocol: object = None) -> Server:
     """uvicorn with the application, to run on a bound socket. `protocol`: h11's or httptools'; the faster one."""
     import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TypeAlias
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # <linux/prctl.h>
 
@@ -69,6 +69,9 @@ def _adopts() -> bool:
     return bool(answer.value)
 
 
+Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None  # of a signal; None: not Python's
+
+
 @contextmanager
 def terminated_is_an_end() -> Iterator[None]:
     """Being told to end (a scheduler, `timeout`, a closed terminal) cleans up as an interrupt does."""
@@ -76,7 +79,7 @@ def terminated_is_an_end() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before: dict[int, Any] = {}
+    before: dict[int, Handler] = {}
     with suppress(ValueError):  # not the main thread
         for number in (signal.SIGTERM, signal.SIGHUP):
             before[number] = signal.signal(number, end)
@@ -90,7 +93,7 @@ def terminated_is_an_end() -> Iterator[None]:
 @contextmanager
 def interrupts_later() -> Iterator[None]:
     """No interrupt is heard meanwhile, so that cleaning up comes to its end."""
-    before: Any = None
+    before: Handler = None
     with suppress(ValueError):  # not the main thread: no interrupt comes here
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

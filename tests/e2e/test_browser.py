@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from windtunnel.faces.report.prediction.views import write_report as write_html
+from windtunnel.faces.report.documents import write_report as write_html
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 

@@ -144,7 +144,7 @@ for way in (
         refused.append(True)
     else:
         refused.append(False)
-if not all(refused):
+if not refused[-1] or len({*refused[:-1]}) > 1:  # all others end in a copy, or are refused
     sys.exit(f"not refused: {refused}")
 with open(path, "w") as mine:  # a copy
     mine.write("mine")
@@ -230,7 +230,7 @@ def test_a_script_that_saves_changes_no_file(folder: Path) -> None:
     assert "checkpoints are not written" in done.stdout
 
 
-def test_what_goes_past_python_is_refused_or_one_line_says_that_it_is_not(folder: Path) -> None:
+def test_what_goes_past_python_ends_in_a_copy_or_is_refused_or_one_line_says_that_it_is_not(folder: Path) -> None:
     from windtunnel.real.capture.processes import read_only
 
     (folder / "reaching.py").write_text(REACHING)
@@ -334,10 +334,10 @@ def test_a_script_that_refuses_its_words_is_heard(folder: Path) -> None:
 
 def test_ranks_that_no_few_stand_for_are_not_folded(folder: Path) -> None:
     """Every third rank has more rows: random draws see it, and no interval of ranks explains it."""
-    done = capture(folder, "--device", "cpu", "--world-size", "128", "train.py", "thirds")
+    done = capture(folder, "--device", "cpu", "--world-size", "16", "--steps", "1", "train.py", "thirds")
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
-    assert "no few ranks stand for all 128" in last
+    assert "no few ranks stand for all 16" in last
     assert "op 0 (aten.randn, other): outputs: float32[" in last
     assert not (folder / "captured").exists()
     assert not left_over(folder)
@@ -387,7 +387,8 @@ def test_representatives_equal_all_ranks_of_every_schedule(schedule: str, stages
     ranks = 4 * stages
     script = [str(EXAMPLES / "train_3d.py"), "--pp", str(stages), "--tp", "2", "--schedule", schedule]
     for name, how in (("few", ["--verify", "0"]), ("all", ["--representatives", "all"])):
-        done = capture(tmp_path, "--world-size", str(ranks), "--out", name, *how, *script, timeout=900)
+        words = ("--world-size", str(ranks), "--steps", "1", "--out", name, *how)
+        done = capture(tmp_path, *words, *script, timeout=900)
         assert done.returncode == 0, done.stderr
     few, every = CapturedFolder(tmp_path / "few"), CapturedFolder(tmp_path / "all")
     digests = {path: {rank: digest(path.program(rank)) for rank in path.kept} for path in (few, every)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -46,9 +47,9 @@ def test_every_plan_field_has_one_row() -> None:
 
 
 def test_readme_shows_the_accuracy_page() -> None:
-    page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    history = (DOCS / "accuracy-history.md").read_text(encoding="utf-8")
     update = script(ROOT / "validation" / "update_readme.py")
-    fresh = update.filled(README, "accuracy", update.accuracy_table(page))
+    fresh = update.filled(README, "accuracy", update.accuracy_table(history))
     assert fresh == README, "run python validation/update_readme.py"
 
 
@@ -66,9 +67,10 @@ def test_readme_shows_what_the_command_prints() -> None:
 
 
 def test_commands_of_the_readme_work(tmp_path: Path) -> None:
-    commands = [line for block in blocks(README, "sh") for line in block.splitlines()]
+    pages = README + (DOCS / "verbs.md").read_text(encoding="utf-8")
+    commands = [line for block in blocks(pages, "sh") for line in block.splitlines()]
     commands = [line for line in commands if re.match(r"windtunnel predict [^.]+ ", line) and ".yaml" not in line]
-    assert len(commands) >= 2
+    assert len(commands) >= 3
     for line in commands:
         done = command_line(*shlex.split(line)[1:], "--no-advice", cwd=tmp_path)  # advice is shown by the test before
         assert done.returncode == 0, done.stderr
@@ -97,6 +99,21 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:
             assert (page.parent / target.split("#")[0]).exists(), target
+
+
+def test_names_of_the_reference_exist() -> None:
+    named = re.findall(
+        r"^::: ([\w.]+)\.(\w+)$", (DOCS / "reference" / "python.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(named) > 20
+    for module, name in named:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+def test_every_page_is_on_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in DOCS.glob("*.md"):
+        assert page.name in site, f"{page.name} is not in mkdocs.yml"
 
 
 def test_indexes_are_complete() -> None:

@@ -373,7 +373,7 @@ def check_layout(one: Taken, rng: np.random.Generator) -> None:
 
 
 # The larger half of the layouts is most of the work; `test_some_layouts` draws from it too.
-UP_TO = pytest.mark.parametrize("ranks", [32, pytest.param(64, marks=pytest.mark.long)])
+UP_TO = pytest.mark.parametrize("ranks", [16, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (32, 64))])
 
 
 @pytest.mark.slow

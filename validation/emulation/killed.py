@@ -1,13 +1,15 @@
 """What is left when `windtunnel run --ranks` and `windtunnel capture` are ended at random moments.
 
     python validation/emulation/killed.py --moments 50 --out killed.jsonl
+    python validation/emulation/killed.py --moments 50 --at-once        # SIGKILL alone, and one second
 
 Of each command `--moments` moments, drawn between its start and its end (as long as it takes when nobody ends it), by
 turns Ctrl-C, SIGTERM, SIGKILL and SIGKILL to everything that it started as well; after a SIGKILL the next start cleans
-up. The scripts have data-loader workers and start a program that would live for five minutes; the captured one saves
-over a checkpoint that is there. Counted are moments after which a process lives that the command started, anything lies
-in the folder for temporary files, or the user's files are not as they were: only the folder that `capture` writes may
-come. A run that is broken off goes on where it was.
+up. With `--at-once`, only the command itself is killed, by SIGKILL, nothing is started afterwards, and one second later
+everything has to be gone. The scripts have data-loader workers and start a program that would live for five minutes;
+the captured one saves over a checkpoint that is there. Counted are moments after which a process lives that the command
+started, anything lies in the folder for temporary files, or the user's files are not as they were: only the folder that
+`capture` writes may come. A run that is broken off goes on where it was.
 """
 
 from __future__ import annotations
@@ -82,9 +84,9 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def left(mark: bytes, temporary: Path, folder: Path, before: dict[str, str]) -> list[str]:
-    """What should not be there, once processes had five seconds to go."""
-    until = time.monotonic() + 5.0
+def left(mark: bytes, temporary: Path, folder: Path, before: dict[str, str], patience_s: float) -> list[str]:
+    """What should not be there, once processes had so many seconds to go."""
+    until = time.monotonic() + patience_s
     while started(mark) and time.monotonic() < until:
         time.sleep(0.1)
     said = [f"process {pid}" for pid in started(mark)]
@@ -93,7 +95,7 @@ def left(mark: bytes, temporary: Path, folder: Path, before: dict[str, str]) -> 
     return said + [f"changed {name}" for name in now.keys() | before.keys() if now.get(name) != before.get(name)]
 
 
-def moment(verb: str, end: str, after: float) -> list[str]:
+def moment(verb: str, end: str, after: float, *, at_once: bool = False) -> list[str]:
     """End a command after so many seconds; what was left."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as other:
         folder, temporary = Path(name), Path(other)
@@ -118,9 +120,9 @@ def moment(verb: str, end: str, after: float) -> list[str]:
             else:
                 process.send_signal(signal.Signals[end])
             process.wait(120)
-        if end.startswith("SIGKILL"):
+        if end.startswith("SIGKILL") and not at_once:
             subprocess.run([sys.executable, "-m", "windtunnel", *NEXT[verb]], **quiet, check=True)  # type: ignore[call-overload]
-        found = left(mark, temporary, folder, before)
+        found = left(mark, temporary, folder, before, 1.0 if at_once else 5.0)
         for pid in started(mark):
             os.kill(pid, signal.SIGKILL)
         return found
@@ -131,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("verbs", nargs="*", default=list(COMMANDS))
     parser.add_argument("--moments", type=int, default=50, help="of each command")
+    parser.add_argument("--at-once", action="store_true", help="SIGKILL alone; all is gone a second later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("killed.jsonl"), help="what was found; a rerun goes on there")
     args = parser.parse_args()
@@ -145,10 +148,10 @@ def main() -> None:
                 if found := moment(verb, "SIGINT", 600.0):
                     raise SystemExit(f"{verb}, not ended by anybody: {found}")
                 longest = time.monotonic() - begun
-            end = ENDS[number % len(ENDS)]
+            end = "SIGKILL" if args.at_once else ENDS[number % len(ENDS)]
             after = random.Random(f"{args.seed} {verb} {number}").uniform(0.0, longest)
             one = {"seed": args.seed, "verb": verb, "moment": number, "end": end, "after_s": after}
-            one["left"] = moment(verb, end, after)
+            one["left"] = moment(verb, end, after, at_once=args.at_once)
             done[verb, number] = one
             with args.out.open("a") as file:
                 file.write(json.dumps(one) + "\n")

@@ -1,40 +1,57 @@
-"""Programs that are no packages, captured unmodified: they are fetched at a commit, never kept here. For a nightly run.
+"""Programs of others, captured unmodified: they are fetched at a commit, never kept here. For a nightly run.
 
-    pip install einops pybind11 triton deepspeed hjson msgpack ninja psutil py-cpuinfo tqdm
+    pip install transformers accelerate datasets trl timm diffusers lightning litgpt deepspeed torchvision \\
+        einops pybind11 triton fire ibm-fms==0.0.8 rustbpe tiktoken torchtitan==0.2.2 ai2-olmo-core picotron nanotron
     python validation/programs/fetched.py FOLDER            # clones into FOLDER, captures at 8 ranks; one line each
     python validation/programs/fetched.py FOLDER --world-size 1024 --only nanoGPT
+    python validation/programs/fetched.py FOLDER --clones /somewhere    # repositories that lie there already
+    python validation/programs/fetched.py FOLDER --table docs/support.md        # and write the dated table
 
-Exit status 1 where one is not captured. What each gave, with its date, stands in docs/support.md.
+Inputs are small and made here: a text, a tokenizer and a model of a few layers, pictures. Exit status 1 where one is
+not captured, be it that a package which it needs is not installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import random
+import resource
+import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 900
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled"}
+BEGIN, END = "<!-- fetched: begin -->", "<!-- fetched: end -->"
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A repository at a commit, and a launch line in it."""
+    """A repository at a commit ("": a package), and a launch line in a folder of it.
+
+    In `line`, `{inputs}` is the folder of what is made here and `{ranks}` the number of ranks.
+    """
 
     name: str
     repository: str
     commit: str
     line: tuple[str, ...]
-    prepare: Callable[[Path], None] = lambda folder: None
+    prepare: Callable[[Path, Path], None] = lambda folder, inputs: None
     environment: tuple[tuple[str, str], ...] = ()
+    inside: str = ""  # the folder of the repository that it is started in
+    path: str = ""  # of the repository, that Python looks for modules in
+    ranks: int = 0  # the only number that its layout allows; 0: any
 
 
-def _random_text(folder: Path) -> None:
+def _random_text(folder: Path, inputs: Path) -> None:
     """nanoGPT's data set of characters, drawn at random: 65 of them."""
     import numpy
 
@@ -44,9 +61,112 @@ def _random_text(folder: Path) -> None:
         drawn.randint(0, 65, count).astype(numpy.uint16).tofile(place / f"{name}.bin")
 
 
-def _helpers(folder: Path) -> None:
+def _helpers(folder: Path, inputs: Path) -> None:
     """Megatron-LM compiles these with its first start."""
-    subprocess.run(["make", "-C", str(folder / "megatron" / "core" / "datasets")], check=True)
+    import pybind11
+
+    place = folder / "megatron" / "core" / "datasets"
+    made = place / f"helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}"
+    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
+    how = ("g++", "-O3", "-shared", "-std=c++17", "-fPIC", *headers)
+    subprocess.run([*how, str(place / "helpers.cpp"), "-o", str(made)], check=True)
+
+
+def _tokens(folder: Path, inputs: Path) -> None:
+    """nanochat trains its own tokenizer first."""
+    words = [sys.executable, "-m", "scripts.tok_train", "--max-chars", "300000", "--vocab-size", "2048"]
+    subprocess.run(words, cwd=folder, env={**os.environ, "NANOCHAT_BASE_DIR": str(inputs / "nanochat")}, check=True)
+
+
+def _wikitext(folder: Path, inputs: Path) -> None:
+    """What Lightning's demonstration would download."""
+    place = folder / "examples" / "fabric" / "language_model" / "data"
+    place.mkdir(exist_ok=True)
+    shutil.copy(inputs / "text" / "a.txt", place / "wikitext-2.txt")
+
+
+def _nanotron(folder: Path, inputs: Path) -> None:
+    """Its tiny model, made tiny."""
+    text = (folder / "examples" / "config_tiny_llama.yaml").read_text()
+    for name, old, new in (
+        *(("hidden_size", 2048, 256), ("intermediate_size", 11008, 512), ("max_position_embeddings", 128256, 4096)),
+        *(("num_hidden_layers", 28, 4), ("vocab_size", 128256, 4096), ("sequence_length", 4096, 512)),
+        *(("dp", 4, 2), ("pp", 1, 2), ("checkpoints_path", "checkpoints", inputs / "out")),
+    ):
+        text = text.replace(f"  {name}: {old}\n", f"  {name}: {new}\n")
+    (inputs / "nanotron.yaml").write_text(text)
+
+
+def _picotron(folder: Path, inputs: Path) -> None:
+    """Its template, with a small model."""
+    known = json.loads((folder / "template" / "base_config.json").read_text())
+    known["distributed"] |= {"tp_size": 2, "pp_size": 2, "dp_size": 2}
+    known["model"] |= {"name": str(inputs / "llama"), "num_hidden_layers": 4, "num_attention_heads": 8}
+    known["training"] |= {"seq_length": 256, "micro_batch_size": 2, "total_train_steps": 5, "num_samples": 400}
+    known["dataset"]["name"] = str(inputs / "stories")
+    (inputs / "picotron.json").write_text(json.dumps(known))
+
+
+def make_inputs(inputs: Path) -> None:
+    """A text, a tokenizer, a model, conversations and pictures, of words drawn at random; once."""
+    if (inputs / "llama").exists():
+        return
+    import numpy
+    import pyarrow
+    import pyarrow.parquet
+    from PIL import Image
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    for name in ("text", "chat", "prompts", "stories", "nanochat/base_data_climbmix", "out"):
+        (inputs / name).mkdir(parents=True, exist_ok=True)
+    drawn = random.Random(0)
+    words = ["".join(drawn.choices("abcdefghijklmnopqrstuvwxyz", k=drawn.randint(2, 9))) for _ in range(3000)]
+    lines = [" ".join(drawn.choices(words, k=12)).capitalize() + "." for _ in range(12_000)]
+    for name, part in (("a", lines[:4000]), ("b", lines[4000:])):
+        (inputs / "text" / f"{name}.txt").write_text("\n".join(part))
+    said = [
+        [{"role": "user", "content": one}, {"role": "assistant", "content": other}]
+        for one, other in zip(lines[:600], lines[600:], strict=False)
+    ]
+    (inputs / "chat" / "train.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in said))
+    (inputs / "prompts" / "train.jsonl").write_text("\n".join(json.dumps({"prompt": one[:1]}) for one in said))
+    asked = [
+        {"instruction": one, "input": "", "output": other} for one, other in zip(lines[:200], lines[200:], strict=False)
+    ]
+    (inputs / "alpaca.json").write_text(json.dumps(asked))
+    documents = pyarrow.table({"text": [" ".join(lines[at : at + 8]) for at in range(0, 12_000 - 8, 3)]})
+    pyarrow.parquet.write_table(documents, inputs / "stories" / "train.parquet")
+    for shard in range(2):
+        place = inputs / "nanochat" / "base_data_climbmix" / f"shard_{shard:05d}.parquet"
+        pyarrow.parquet.write_table(documents, place, row_group_size=16)
+    pixels = numpy.random.RandomState(0)
+    for split, count in (("train", 64), ("validation", 8)):
+        for label in ("cat", "dog", "emu", "fox"):
+            place = inputs / "pictures" / split / label
+            place.mkdir(parents=True)
+            for at in range(count):
+                drawn_picture = pixels.randint(0, 255, (64, 64, 3), dtype=numpy.uint8)
+                Image.fromarray(drawn_picture).save(place / f"{at}.jpg")
+    for name, count in (("c4-train.00000-00099", 2_000_000), ("c4-validation.00000-00008", 200_000)):
+        pixels.randint(0, 50_000, count).astype(numpy.uint16).tofile(inputs / f"{name}.npy")
+    for stage in (1, 2):
+        zero = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
+        zero["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4}}
+        (inputs / f"zero{stage}.json").write_text(json.dumps(zero))
+    tokenizer = ByteLevelBPETokenizer()
+    end = "<|endoftext|>"
+    tokenizer.train([str(inputs / "text" / "a.txt")], vocab_size=4096, special_tokens=[end])
+    tokenizer.save(str(inputs / "tokenizer.json"))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_file=str(inputs / "tokenizer.json"), bos_token=end, eos_token=end, pad_token=end
+    )
+    fast.chat_template = "{% for m in messages %}{{m['role']}}: {{m['content']}}\n{% endfor %}"
+    fast.save_pretrained(inputs / "llama")
+    sizes = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 1024}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends)).save_pretrained(inputs / "llama")
 
 
 _MEGATRON = (
@@ -66,6 +186,31 @@ def _megatron(name: str, *words: str) -> Fetched:
     return Fetched(name, "https://github.com/NVIDIA/Megatron-LM", commit, line, _helpers, limit)
 
 
+_TRAINER = (
+    *("train.py", "--model_name_or_path", "{inputs}/llama", "--data_path", "{inputs}/alpaca.json", "--bf16", "True"),
+    *("--output_dir", "{inputs}/out", "--max_steps", "8", "--per_device_train_batch_size", "2", "--report_to", "none"),
+)
+_DEEPSPEED_EXAMPLES = ("https://github.com/deepspeedai/DeepSpeedExamples", "45b4b715")
+_WRAP = '{"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}'
+_TRL = (
+    *("--model_name_or_path", "{inputs}/llama", "--output_dir", "{inputs}/out", "--max_steps", "6"),
+    *("--report_to", "none", "--bf16", "True"),
+)
+_SMALL = ("--hidden_dim", "256", "--num_layers", "4", "--num_heads", "4", "--vocab_size", "4096")
+_MOE = ("--num-experts", "8", "--expert-model-parallel-size", "4", "--moe-token-dispatcher-type", "alltoall")
+_MEGATRON_FSDP = (
+    *("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params"),
+    *("--use-distributed-optimizer", "--ckpt-format", "fsdp_dtensor"),
+)
+
+
+def _zero(stage: int) -> Fetched:
+    line = ("train.py", "--deepspeed_config", f"{{inputs}}/zero{stage}.json", *_SMALL)
+    return Fetched(
+        f"DeepSpeed ZeRO-{stage}, its example", *_DEEPSPEED_EXAMPLES, line, inside="training/bf16_master_weight"
+    )
+
+
 PROGRAMS = (
     Fetched(
         "nanoGPT",
@@ -74,7 +219,148 @@ PROGRAMS = (
         ("train.py", "config/train_shakespeare_char.py", "--eval_iters=2", "--gradient_accumulation_steps=1024"),
         _random_text,
     ),
+    Fetched(
+        "nanochat",
+        "https://github.com/karpathy/nanochat",
+        "92d63d4",
+        (
+            *("-m", "scripts.base_train", "--depth=4", "--max-seq-len=512", "--device-batch-size=4", "--eval-every=-1"),
+            *("--core-metric-every=-1", "--sample-every=-1", "--total-batch-size=2097152", "--num-iterations=20"),
+        ),
+        _tokens,
+        (("NANOCHAT_BASE_DIR", "{inputs}/nanochat"),),
+    ),
+    Fetched("HF Trainer, DDP", *_DEEPSPEED_EXAMPLES, _TRAINER, inside="training/tensor_parallel/hf_integration"),
+    Fetched(
+        "HF Trainer, FSDP",
+        *_DEEPSPEED_EXAMPLES,
+        (*_TRAINER, "--fsdp", "full_shard auto_wrap", "--fsdp_config", _WRAP),
+        inside="training/tensor_parallel/hf_integration",
+    ),
+    Fetched("TRL, SFT", "", "", ("-m", "trl.scripts.sft", "--dataset_name", "{inputs}/chat", *_TRL)),
+    Fetched(
+        "TRL, GRPO",
+        "",
+        "",
+        (
+            *("-m", "trl.scripts.grpo", "--dataset_name", "{inputs}/prompts", *_TRL, "--per_device_train_batch_size"),
+            *("8", "--num_generations", "8", "--max_completion_length", "16", "--reward_funcs", "think_format_reward"),
+        ),
+    ),
+    Fetched(
+        "torchtitan 0.2.2, Llama 3",
+        "https://github.com/pytorch/torchtitan",
+        "73a0e6979",
+        ("-m", "torchtitan.train", "--job.config_file", "torchtitan/models/llama3/train_configs/debug_model.toml"),
+    ),
+    Fetched(
+        "timm, SyncBN",
+        "https://github.com/huggingface/pytorch-image-models",
+        "aa4b5850",
+        (
+            *("train.py", "--data-dir", "{inputs}/pictures", "--model", "resnet18", "--num-classes", "4"),
+            *("--img-size", "64", "--batch-size", "8", "--sync-bn", "-j", "1", "--epochs", "2"),
+            *("--output", "{inputs}/out"),
+        ),
+    ),
+    Fetched(
+        "diffusers, train_unconditional",
+        "https://github.com/huggingface/diffusers",
+        "58eb52c080",
+        (
+            *("train_unconditional.py", "--train_data_dir", "{inputs}/pictures", "--resolution", "64"),
+            *("--train_batch_size", "4", "--num_epochs", "3", "--output_dir", "{inputs}/out"),
+            *("--dataloader_num_workers", "0"),
+        ),
+        inside="examples/unconditional_image_generation",
+    ),
+    Fetched(
+        "Lightning Fabric, language model",
+        "https://github.com/Lightning-AI/pytorch-lightning",
+        "7f0c3436cd",
+        ("train.py",),
+        _wikitext,
+        inside="examples/fabric/language_model",
+    ),
+    Fetched(
+        "Lightning, TP 2 and FSDP2",
+        "https://github.com/Lightning-AI/pytorch-lightning",
+        "7f0c3436cd",
+        ("train.py",),
+        inside="examples/pytorch/tensor_parallel",
+        ranks=4,
+    ),
+    Fetched(
+        "PyTorch's FSDP2 example",
+        "https://github.com/pytorch/examples",
+        "77f55b9",
+        ("example.py",),
+        inside="distributed/FSDP2",
+    ),
+    Fetched(
+        "fms-fsdp",
+        "https://github.com/foundation-model-stack/fms-fsdp",
+        "5a296af",
+        (
+            *("main_training_llama.py", "--use_dummy_dataset=True", "--model_variant=llama3_194m_4k"),
+            *("--num_steps=40", "--report_interval=5", "--sharding_strategy=fsdp", "--seq_length=512"),
+            *("--ckpt_save_path={inputs}/out", "--ckpt_load_path={inputs}/out", "--use_torch_compile=False"),
+        ),
+        path=".",
+    ),
+    Fetched(
+        "picotron, TP 2, PP 2",
+        "https://github.com/huggingface/picotron",
+        "59714b1",
+        ("train.py", "--config", "{inputs}/picotron.json"),
+        _picotron,
+        ranks=8,
+    ),
+    Fetched(
+        "nanotron, TP 2, PP 2",
+        "https://github.com/huggingface/nanotron",
+        "2411b022",
+        ("run_train.py", "--config-file", "{inputs}/nanotron.yaml"),
+        _nanotron,
+        path="src",
+        ranks=8,
+    ),
+    Fetched(
+        "OLMo-core",
+        "https://github.com/allenai/OLMo-core",
+        "fa6c5014c",
+        (
+            *("src/examples/llm/train.py", "run", "--sequence-length", "256", "--save-folder", "{inputs}/out"),
+            *("--work-dir", "{inputs}/out", "--trainer.callbacks.lm_evaluator.enabled=false"),
+            *("--trainer.callbacks.downstream_evaluator.enabled=false", "--train_module.rank_microbatch_size=2048"),
+            "--data_loader.global_batch_size=2097152",
+        ),
+        environment=(("OLMO_DATA_ROOT", "{inputs}"),),
+        path="src",
+    ),
+    Fetched(
+        "torchrec, DLRM",
+        "https://github.com/meta-pytorch/torchrec",
+        "376cac6a",
+        ("train_dlrm.py",),
+        inside="examples/golden_training",
+    ),
+    Fetched(
+        "litgpt, pretrain",
+        "",
+        "",
+        (
+            *("-m", "litgpt", "pretrain", "pythia-14m", "--tokenizer_dir", "{inputs}/llama", "--data", "TextFiles"),
+            *("--data.train_data_path", "{inputs}/text", "--data.num_workers", "0", "--devices", "8"),
+            *("--train.micro_batch_size", "1", "--train.max_seq_length", "256", "--train.global_batch_size", "8"),
+            *("--out_dir", "{inputs}/out"),
+        ),
+    ),
     _megatron("Megatron-LM, TP 2, PP 2", "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"),
+    _megatron("Megatron-LM, EP 4", *_MOE, "--use-distributed-optimizer", "--overlap-grad-reduce"),
+    _megatron("Megatron-LM, --use-megatron-fsdp", *_MEGATRON_FSDP),
+    _zero(1),
+    _zero(2),
     *(
         Fetched(f"DeepSpeed, ZeRO {words}", "", "", (str(HERE / "deepspeed_zero.py"), *words.split()))
         for words in ("2", "2 fp16", "3", "3 init")
@@ -82,46 +368,97 @@ PROGRAMS = (
 )
 
 
-def capture(program: Fetched, place: Path, world_size: int) -> tuple[bool, str]:
-    """Whether it is captured, and the seconds or the last line of what was said."""
-    folder = place / program.repository.rpartition("/")[2] if program.repository else place
+@dataclass(frozen=True)
+class Answer:
+    """What became of a program."""
+
+    name: str
+    ranks: int
+    is_captured: bool
+    text: str  # classes and FLOPs, or the last line of what was said
+    cpu_s: float
+
+
+def capture(program: Fetched, place: Path, clones: Path, world_size: int) -> Answer:
+    """Capture a program, prepared if it is not yet."""
+    inputs = place / "inputs"
+    make_inputs(inputs)
+    folder = clones / program.repository.rpartition("/")[2] if program.repository else inputs
     if program.repository and not folder.exists():
         subprocess.run(["git", "clone", "--quiet", program.repository, str(folder)], check=True)
         subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", program.commit], check=True)
-        program.prepare(folder)
+    ready = inputs / f"prepared_{program.name.replace(' ', '_')}"
+    if not ready.exists():
+        program.prepare(folder, inputs)
+        ready.touch()
+    size = program.ranks or world_size
     out = place / "captured" / program.name.replace(" ", "_").replace(",", "")
     out.parent.mkdir(exist_ok=True)
-    batch = ("--global-batch-size", str(world_size)) if program.line[0] == "pretrain_gpt.py" else ()
-    words = [sys.executable, "-m", "windtunnel", "capture", "--world-size", str(world_size), "--out", str(out)]
-    begun = time.monotonic()
-    done = subprocess.run(
-        [*words, *program.line, *batch],
-        cwd=folder,
-        env={**os.environ, **dict(program.environment)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    batch = ("--global-batch-size", str(size)) if program.line[0] == "pretrain_gpt.py" else ()
+
+    def filled(word: str) -> str:
+        return word.replace("{inputs}", str(inputs)).replace("{ranks}", str(size))
+
+    more = {name: filled(value) for name, value in program.environment}
+    if program.path:
+        more["PYTHONPATH"] = os.pathsep.join([str(folder / program.path), os.environ.get("PYTHONPATH", "")])
+    words = [sys.executable, "-m", "windtunnel", "capture", "--world-size", str(size), "--out", str(out), "--json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        done = subprocess.run(
+            [*words, *(filled(word) for word in (*program.line, *batch))],
+            cwd=folder / program.inside,
+            env={**os.environ, **OFFLINE, **more},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(program.name, size, False, f"not done in {LIMIT_S} s", float(LIMIT_S))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if done.returncode:
-        return False, (done.stderr.strip().splitlines() or ["no word"])[-1]
-    return True, f"{time.monotonic() - begun:.0f} s"
+        return Answer(program.name, size, False, (done.stderr.strip().splitlines() or ["no word"])[-1], cpu_s)
+    document = json.loads(done.stdout)
+    flops = max(one["flops"] for one in document["classes"])
+    run = document["verification"]["played"]
+    return Answer(program.name, size, True, f"{len(document['classes'])} classes of {run} run, {flops:.3g} FLOP", cpu_s)
+
+
+def table(answers: Sequence[Answer]) -> str:
+    """As it stands in the documentation."""
+    import torch
+
+    head = f"{date.today().isoformat()}, torch {torch.__version__}, Python {sys.version.split()[0]}, CPU seconds."
+    rows = []
+    for one in answers:
+        done = f"{'yes' if one.is_captured else 'no'}, {one.cpu_s:.0f} s"
+        rows.append(f"| {one.name} | {one.ranks:,} | {done} | {one.text.replace('|', ' ')} |")
+    return "\n".join((head, "", "| program | ranks | captured | what |", "|---|---|---|---|", *rows))
 
 
 def main() -> int:
     """Capture all, or those whose name begins so."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--clones", type=Path, help="where repositories lie, or come to lie (FOLDER)")
     parser.add_argument("--world-size", type=int, default=8)
     parser.add_argument("--only", default="")
+    parser.add_argument("--table", type=Path, help="a document whose table between the marks is written anew")
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
-    all_are = True
+    place, answers = given.folder.resolve(), []
     for program in PROGRAMS:
         if program.name.startswith(given.only):
-            is_captured, said = capture(program, given.folder.resolve(), given.world_size)
-            all_are = all_are and is_captured
-            print(f"{program.name}, {given.world_size:,} ranks: {'yes' if is_captured else 'NO'}, {said}", flush=True)
-    return 0 if all_are else 1
+            one = capture(program, place, (given.clones or place).resolve(), given.world_size)
+            answers.append(one)
+            said = f"{'yes' if one.is_captured else 'NO'}, {one.cpu_s:.0f} CPU-s, {one.text}"
+            print(f"{one.name}, {one.ranks:,} ranks: {said}", flush=True)
+    if given.table:
+        text = given.table.read_text()
+        head, rest = text.split(BEGIN)
+        given.table.write_text(f"{head}{BEGIN}\n\n{table(answers)}\n\n{END}{rest.split(END)[1]}")
+    return 0 if all(one.is_captured for one in answers) else 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.questions import QUESTIONS, digest, plain, read, run, schema
+from windtunnel.questions import QUESTIONS, Question, digest, plain, read, run, schema
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -35,7 +35,7 @@ def descriptions() -> list[dict[str, Any]]:
     return found
 
 
-def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def answered(name: str, arguments: Mapping[str, object], folder: Path) -> dict[str, object]:
     """The answer of a tool; files are those of a folder. Raises UserError."""
     if name not in TOOLS:
         raise SpecError("tool", name, f"use one of {', '.join(TOOLS)}")
@@ -53,19 +53,21 @@ def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str,
     return {"question": plain(question), "hash": digest(question), "answer": document}
 
 
-def _document(question: Any) -> dict[str, Any]:
+def _document(question: Question) -> Mapping[str, object]:
     """The answer as the command line's JSON has it."""
-    if question.verb == "predict":
+    from windtunnel.questions.asked.predict import Predict
+
+    if isinstance(question, Predict):
         from windtunnel.faces.report.prediction.document import to_document
         from windtunnel.studies.predict import answer_at_first
 
         return to_document(answer_at_first(question)[1]())
     found = run(question)
-    document: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+    document: Mapping[str, object] = found if isinstance(found, dict) else found.to_dict()
     return document
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -85,7 +87,7 @@ def _check_path(text: str, folder: Path) -> None:
             raise SpecError("arguments", text, "name a file of the folder that was given with --files, or none")
 
 
-def server(folder: Path) -> Server[Any]:
+def server(folder: Path) -> Server[object]:
     """The server. Raises UserError where the package is not installed."""
     try:
         from mcp.server.lowlevel import Server
@@ -93,10 +95,10 @@ def server(folder: Path) -> Server[Any]:
     except ModuleNotFoundError:
         raise UserError("windtunnel mcp needs a package; install it with: pip install 'windtunnel[mcp]'") from None
 
-    async def list_tools(_context: Any, _request: Any) -> ListToolsResult:
+    async def list_tools(_context: object, _request: object) -> ListToolsResult:
         return ListToolsResult(tools=[Tool(**one) for one in descriptions()])
 
-    async def call_tool(_context: Any, request: Any) -> CallToolResult:
+    async def call_tool(_context: object, request: Any) -> CallToolResult:
         try:
             found, wrong = answered(request.name, request.arguments or {}, folder), False
         except UserError as error:

@@ -11,10 +11,14 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import READABLE, TEXT_BYTES_MOST, path_of, read_text
+
+if TYPE_CHECKING:
+    import yaml
+
 
 VALUES_MOST, DEPTH_MOST, DIGITS_MOST = 1_000_000, 64, 400
 LONG_TEXT = 64 * 1024  # from here on the parser in C, whose messages are shorter, saves seconds
@@ -23,7 +27,7 @@ MERGE, DATE = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:timestamp"
 EMPTY = ("", "~", "null")
 
 
-def read_document(path: str | os.PathLike[str], remedy: str = READABLE) -> Any:
+def read_document(path: str | os.PathLike[str], remedy: str = READABLE) -> object:
     """What a file says: JSON and TOML by their suffix, else YAML of one document. Raises InputFileError."""
     kind = path_of(path, remedy).suffix.lower()
     if kind == ".json":
@@ -38,12 +42,12 @@ def read_document(path: str | os.PathLike[str], remedy: str = READABLE) -> Any:
 
 def read_json(
     path: str | os.PathLike[str], remedy: str = READABLE, most: int = TEXT_BYTES_MOST, *, infinite: bool = False
-) -> Any:
+) -> object:
     """What a file of any name says in JSON; `infinite`: Infinity is read as null. Raises InputFileError."""
     return _parsed(partial(_json, infinite=infinite), "JSON", read_text(path, remedy, most), path, remedy)
 
 
-def read_documents(path: str | os.PathLike[str], remedy: str = READABLE) -> list[Any]:
+def read_documents(path: str | os.PathLike[str], remedy: str = READABLE) -> list[object]:
     """As `read_document`, of YAML every document; empty ones are left out. Raises InputFileError."""
     if path_of(path, remedy).suffix.lower() in (".json", ".toml"):
         found = [read_document(path, remedy)]
@@ -86,7 +90,7 @@ def own_document(text: str) -> Any:
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str) -> object:
     """A value on the command line as YAML has it, `[1, 2]` say; text that is no YAML is that text."""
     try:
         (value,) = _yaml_documents(text, "", "")
@@ -95,7 +99,7 @@ def value_of(text: str) -> Any:
     return value
 
 
-def to_yaml(data: Any, *, sort_keys: bool = False, width: int = 80) -> str:
+def to_yaml(data: object, *, sort_keys: bool = False, width: int = 80) -> str:
     """A document as text."""
     import yaml
 
@@ -103,18 +107,18 @@ def to_yaml(data: Any, *, sort_keys: bool = False, width: int = 80) -> str:
     return text
 
 
-def to_yaml_rows(data: Any, number: Callable[[float], str]) -> str:
+def to_yaml_rows(data: object, number: Callable[[float], str]) -> str:
     """A document as text, lists of numbers in one line each; `number` writes a float."""
     import yaml
 
     class RowByRow(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
         """Lists of numbers in one line each."""
 
-    def represent_list(dumper: Any, value: list[Any]) -> Any:
+    def represent_list(dumper: Any, value: list[Any]) -> object:
         is_row = all(isinstance(one, (int, float)) for one in value)
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_row)
 
-    def represent_float(dumper: Any, value: float) -> Any:
+    def represent_float(dumper: Any, value: float) -> object:
         return dumper.represent_scalar("tag:yaml.org,2002:float", number(value))
 
     RowByRow.add_representer(list, represent_list)
@@ -124,7 +128,7 @@ def to_yaml_rows(data: Any, number: Callable[[float], str]) -> str:
     return text
 
 
-def _parsed(read: Callable[[str], Any], kind: str, text: str, path: str | os.PathLike[str], remedy: str) -> Any:
+def _parsed(read: Callable[[str], object], kind: str, text: str, path: str | os.PathLike[str], remedy: str) -> object:
     _require_few(text, path)
     try:
         data = read(text)
@@ -134,7 +138,7 @@ def _parsed(read: Callable[[str], Any], kind: str, text: str, path: str | os.Pat
     return data
 
 
-def _json(text: str, *, infinite: bool = False) -> Any:
+def _json(text: str, *, infinite: bool = False) -> object:
     def constant(word: str) -> None:
         if not infinite or word == "NaN":
             raise ValueError(f"{word} is no number of JSON")
@@ -142,7 +146,7 @@ def _json(text: str, *, infinite: bool = False) -> Any:
     return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -156,7 +160,7 @@ def _require_few(text: str, path: str | os.PathLike[str]) -> None:
         raise InputFileError(path, f"holds more than {VALUES_MOST:,} values", "give less")
 
 
-def _require_plain(data: Any, path: str | os.PathLike[str]) -> None:
+def _require_plain(data: object, path: str | os.PathLike[str]) -> None:
     """Refuses what JSON or TOML can say and a question cannot mean."""
     stack, count = [(data, 0, "")], 0
     while stack:
@@ -186,7 +190,7 @@ def _yaml_documents(
     several: bool = False,
     as_text: bool = False,
     own: bool = False,
-) -> list[Any]:
+) -> list[object]:
     """Each document; of one document also an empty one, as None."""
     import yaml
 
@@ -234,7 +238,7 @@ def _require_bounded(text: str, path: str | os.PathLike[str], loader: Any) -> No
             raise InputFileError(path, f"is nested deeper than {DEPTH_MOST}", "write it flatter")
 
 
-def _nodes(loader: Any) -> Iterator[Any]:
+def _nodes(loader: Any) -> Iterator[yaml.Node]:
     while loader.check_node():
         yield loader.get_node()
 
@@ -246,10 +250,10 @@ class _Checked:
         self.path, self.as_text = path, as_text
         self.counts: dict[int, int | None] = {}  # None: of a node that is not done
 
-    def refuse(self, node: Any, problem: str, remedy: str) -> NoReturn:
+    def refuse(self, node: yaml.Node, problem: str, remedy: str) -> NoReturn:
         raise InputFileError(self.path, f"line {node.start_mark.line + 1}: {problem}", remedy)
 
-    def count(self, node: Any, depth: int) -> int:
+    def count(self, node: yaml.Node, depth: int) -> int:
         """Raises InputFileError for what is no plain data."""
         if id(node) in self.counts:
             known = self.counts[id(node)]
@@ -273,7 +277,7 @@ class _Checked:
         self.counts[id(node)] = total
         return total
 
-    def _scalar(self, node: Any) -> None:
+    def _scalar(self, node: yaml.Node) -> None:
         if node.tag == DATE:
             node.tag = "tag:yaml.org,2002:str"
         elif node.tag not in PLAIN_TAGS and node.tag != MERGE:
@@ -287,7 +291,7 @@ class _Checked:
             ):
                 self.refuse(node, f"{node.value} is no number", "give a finite one")
 
-    def _keys(self, node: Any) -> None:
+    def _keys(self, node: yaml.Node) -> None:
         seen = set()
         for key, _ in node.value:
             if not isinstance(key.value, str) or (self.as_text and key.value == "<<"):
@@ -299,7 +303,7 @@ class _Checked:
             seen.add(key.value)
 
 
-def _texts(node: Any) -> Any:
+def _texts(node: Any) -> object:
     """A checked node, scalars as text or None."""
     if isinstance(node.value, str):
         return None if not node.style and node.value in EMPTY else node.value

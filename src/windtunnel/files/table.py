@@ -113,7 +113,7 @@ def short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def table_of(source: str | Path, rows: Sequence[Mapping[str, Any]], line: Iterable[int] | None = None) -> Table:
+def table_of(source: str | Path, rows: Sequence[Mapping[str, object]], line: Iterable[int] | None = None) -> Table:
     """A table of mappings: a column for every key, empty where a row lacks it; of a list its items, blanks between."""
     names = dict.fromkeys(str(key) for row in rows for key in row)
     columns = {name: [_text(row.get(name)) for row in rows] for name in names}

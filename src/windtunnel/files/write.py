@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError
 
@@ -64,7 +63,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table as CSV, a line of names first."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
@@ -73,7 +72,7 @@ def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def write_csv(path: str | Path, names: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> None:
+def write_csv(path: str | Path, names: Sequence[str], rows: Iterable[Sequence[object] | Mapping[str, object]]) -> None:
     """`csv_text` as a file; a mapping is a row by its names. Raises InputFileError."""
     cells = ([row.get(name) for name in names] if isinstance(row, Mapping) else row for row in rows)
     write_atomically(Path(path), csv_text(names, cells).encode())

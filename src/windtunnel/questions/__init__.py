@@ -15,17 +15,29 @@ from typing import Any
 
 from windtunnel.questions.changing import changed
 from windtunnel.questions.reading import digest, plain, read, read_part, schema
-from windtunnel.questions.registry import QUESTIONS, named, question_class
+from windtunnel.questions.registry import QUESTIONS, Question, named, question_class
 
-__all__ = ["QUESTIONS", "ask", "changed", "digest", "plain", "question_class", "read", "read_part", "run", "schema"]
+__all__ = [
+    "QUESTIONS",
+    "Question",
+    "ask",
+    "changed",
+    "digest",
+    "plain",
+    "question_class",
+    "read",
+    "read_part",
+    "run",
+    "schema",
+]
 
 
-def run(question: Any) -> Any:
+def run(question: Question) -> Any:
     """The study's answer to a question, which is read again first. Raises UserError."""
     return named(QUESTIONS[question.verb].answer)(read(plain(question)))
 
 
-def ask(question: Mapping[str, Any]) -> Any:
+def ask(question: Mapping[str, object]) -> Any:
     """The answer to a question as plain data: `{"question": "predict", "model": ..., "cluster": ..., "plan": {...}}`.
 
     The fields are those of `windtunnel schema VERB`. Raises UserError on the first mistake.

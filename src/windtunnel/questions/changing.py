@@ -7,11 +7,12 @@ from typing import Any, get_origin
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import kind_of, word_of
-from windtunnel.questions.fields import Field, Part, fields_of, key_names, pick, unknown
+from windtunnel.questions.fields import Field, fields_of, key_names, pick, unknown
 from windtunnel.questions.reading import plain, read
+from windtunnel.questions.registry import Asked
 
 
-def changed(question: Part, changes: Mapping[str, Any]) -> Part:
+def changed(question: Asked, changes: Mapping[str, object]) -> Asked:
     """The question with dotted paths replaced, read again: `{"plan.tp": 4, "cluster.nic": "800Gb/s"}`.
 
     None takes a path back to its default; a `+` behind a path adds to a list. A field of a part whose fields are flags
@@ -21,7 +22,7 @@ def changed(question: Part, changes: Mapping[str, Any]) -> Part:
     data = plain(question)
     given = set_paths(data, type(question), changes)
     try:
-        found: Part = read(data)
+        found: Asked = read(data)
     except SpecError as error:
         raise SpecError(as_given(error.field, given), error.value, error.remedy) from None
     return found
@@ -86,7 +87,7 @@ def _holds(field: Field, name: str) -> bool:
     return any(name in key_names(member) for member in field.parts)
 
 
-def _inside(data: dict[str, Any], field: Field, member: type) -> dict[str, Any]:
+def _inside(data: dict[str, object], field: Field, member: type) -> dict[str, object]:
     """The plain data of a part, which is put there where there is none, with the fields that `member` knows."""
     inner = data.get(field.path)
     if inner is None:

@@ -11,7 +11,7 @@ from windtunnel.errors import SpecError
 from windtunnel.questions.about import kind_of, word_of
 from windtunnel.questions.fields import Field, fields_of
 from windtunnel.questions.reading import plain, read
-from windtunnel.questions.registry import question_class
+from windtunnel.questions.registry import Question, question_class
 
 ON, OFF = "on", "off"
 Kind = Literal["number", "switch", "choice", "text", "lines", "data"]  # data: JSON, a list or a mapping
@@ -47,7 +47,7 @@ class Input:
         return f"{self.name.rpartition('.')[0]}.kind" if self.when else ""
 
 
-def inputs(verb: str, question: Any = None) -> Iterator[Input]:
+def inputs(verb: str, question: Question | None = None) -> Iterator[Input]:
     """The fields of a verb's form, filled with what a question states."""
     data = {} if question is None else plain(question)
     yield from _inputs(question_class(verb), data, "", ())
@@ -126,7 +126,7 @@ def _text(field: Field, value: Any) -> str:
     return json.dumps(value) if _kind(field) in ("data", "number", "lines") else str(value)
 
 
-def of_form(verb: str, texts: Mapping[str, str]) -> Any:
+def of_form(verb: str, texts: Mapping[str, str]) -> Question:
     """The question that a form's texts ask; an empty text is the default. Raises SpecError by the name in the form."""
     known = {one.name: one for one in inputs(verb)}
     data: dict[str, Any] = {"question": verb}
@@ -141,7 +141,8 @@ def of_form(verb: str, texts: Mapping[str, str]) -> Any:
         for part in outer:
             inside = inside.setdefault(part, {})
         inside[last] = value_of(field, text)
-    return read(data)
+    question: Question = read(data)
+    return question
 
 
 def _union_of(known: Mapping[str, Input], field: Input) -> str:
@@ -153,7 +154,7 @@ def _union_of(known: Mapping[str, Input], field: Input) -> str:
     return ""
 
 
-def value_of(field: Input, text: str) -> Any:
+def value_of(field: Input, text: str) -> object:
     """A text of a form as plain data; what is no value of the field's kind stays text, which the reader refuses."""
     if field.kind == "switch":
         return {ON: True, OFF: False}.get(text, text)

@@ -19,25 +19,27 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
+from windtunnel.notebook import Shown
+
 SCHEMA = "windtunnel.result/2"
 
 
-class Answer:
+class Answer(Shown):
     """What a study answers, and what the header says of it."""
 
     warnings: Sequence[str] = ()  # what to mind
 
     @property
-    def band(self) -> Mapping[str, Any] | None:
+    def band(self) -> Mapping[str, object] | None:
         """`band_entry` of its first figure, where that has one."""
         return None
 
     @property
-    def provenance(self) -> Mapping[str, Any] | None:
+    def provenance(self) -> Mapping[str, object] | None:
         """What the figures rest on."""
         return None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part of the document, ready for JSON."""
         raise NotImplementedError
 
@@ -53,12 +55,12 @@ def product_version() -> str:
 
 def header(
     study: str,
-    spec: Mapping[str, Any],
+    spec: Mapping[str, object],
     reproduce: str | None,
     *,
     version: str | None = None,
-    band: Mapping[str, Any] | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    band: Mapping[str, object] | None = None,
+    provenance: Mapping[str, object] | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The fields above, JSON-able. `version`: of the product that gave the answer, if not of this one."""
@@ -74,6 +76,6 @@ def header(
     }
 
 
-def band_entry(figure: str, p5: float, p95: float) -> dict[str, Any]:
+def band_entry(figure: str, p5: float, p95: float) -> dict[str, object]:
     """The band of a figure, which is named by its path in the document, e.g. `plans[0].step_time_s`."""
     return {"of": figure, "p5": p5, "p95": p95}

@@ -59,7 +59,7 @@ def question_of(document: Mapping[str, Any]) -> Any:
     return question_of_command(str(document.get("reproduce") or ""))
 
 
-def question_of_command(line: str) -> Any:
+def question_of_command(line: str) -> object:
     """The question that a command line asks. Raises UserError where it asks none."""
     try:
         program, *words = shlex.split(line)
@@ -73,7 +73,7 @@ def question_of_command(line: str) -> Any:
     raise UserError("it does not say by which question it was made")
 
 
-def _asked(verb: str, words: list[str]) -> Any:
+def _asked(verb: str, words: list[str]) -> object:
     kind = question_class(verb)
     names: dict[str, str] = {}
     for name, (first, *_) in flag_fields(kind).items():

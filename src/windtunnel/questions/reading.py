@@ -7,20 +7,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, remedy_of
 from windtunnel.questions.about import kind_of, phrase_of, word_of
 from windtunnel.questions.fields import Field, Part, fields_of, key_names, pick, unknown, walk
-from windtunnel.questions.registry import QUESTIONS, question_class
+from windtunnel.questions.registry import QUESTIONS, Question, question_class
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 
-def plain(question: Any) -> dict[str, Any]:
+def plain(question: Question) -> dict[str, Any]:
     """The question as JSON data. What holds its default is left out, so that a field added later changes no hash."""
     return {"question": f"{question.verb}/{QUESTIONS[question.verb].version}", **plain_part(question)}
 
 
-def plain_part(part: Any) -> dict[str, Any]:
+def plain_part(part: object) -> dict[str, Any]:
     """The fields of a part that do not hold their defaults, as JSON data; the `kind` of a member of a union always."""
     values = ((field, getattr(part, field.path)) for field in fields_of(type(part)))
     kept = {field.path: _plain_value(value, field) for field, value in values if _is_stated(field, value)}
@@ -31,7 +34,7 @@ def _is_stated(field: Field, value: Any) -> bool:
     return field.required or type(value) is not type(field.default) or value != field.default
 
 
-def _plain_value(value: Any, field: Field | None = None) -> Any:
+def _plain_value(value: Any, field: Field | None = None) -> object:
     if is_dataclass(value):
         inner = plain_part(value)
         if field is not None and field.members:
@@ -45,28 +48,30 @@ def _plain_value(value: Any, field: Field | None = None) -> Any:
     return value
 
 
-def canonical(question: Any) -> str:
+def canonical(question: Question) -> str:
     """The plain form as one line of JSON that is the same for the same question, however it was built."""
     return json.dumps(plain(read(plain(question))), sort_keys=True, separators=(",", ":"))
 
 
-def digest(question: Any) -> str:
+def digest(question: Question) -> str:
     """12 hexadecimal digits that name the question."""
     return hashlib.sha256(canonical(question).encode()).hexdigest()[:12]
 
 
-def _adapter(kind: type) -> Any:
-    return _adapters(kind)
+def _adapter(kind: type[Part]) -> TypeAdapter[Part]:
+    plain_kind: type = kind
+    adapter: TypeAdapter[Part] = _adapters(plain_kind)
+    return adapter
 
 
 @cache
-def _adapters(kind: type) -> Any:
+def _adapters(kind: type) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
-def read(data: Mapping[str, Any], where: str | None = None, verb: str | None = None) -> Any:
+def read(data: Mapping[str, object], where: str | None = None, verb: str | None = None) -> Any:
     """A question from plain data; `where` goes before errors, `verb` is asked where the data name none.
 
     Raises SpecError: the first mistake, in one line.
@@ -89,7 +94,7 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     try:
         settled = _settled(kind, data, field)
         text = json.dumps(settled, allow_nan=False)
-        part: Part = _adapter(kind).validate_json(text, strict=True)
+        part = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise _spec_error(error, kind, where) from None
     except SpecError as error:
@@ -100,7 +105,7 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     return part
 
 
-def _settled(part: type, data: object, path: str) -> dict[str, Any]:
+def _settled(part: type, data: object, path: str) -> dict[str, object]:
     """Plain data with the words of parts spelled out, their fields by their own names and the members of unions named.
 
     Raises SpecError for a key that is not known.
@@ -112,7 +117,7 @@ def _settled(part: type, data: object, path: str) -> dict[str, Any]:
             raise SpecError(path or part.__name__.lower(), data, "give a mapping of `key: value` lines")
         return {word: data}
     names, known = key_names(part), {field.path: field for field in fields_of(part)}
-    settled: dict[str, Any] = {}
+    settled: dict[str, object] = {}
     for key, value in data.items():
         if key not in names:
             raise SpecError(f"{prefix}{key}", value, unknown(part, str(key), prefix))
@@ -134,7 +139,7 @@ def _settled(part: type, data: object, path: str) -> dict[str, Any]:
     return settled
 
 
-def _spec_error(error: Any, kind: type, where: str | None) -> SpecError:
+def _spec_error(error: ValidationError, kind: type, where: str | None) -> SpecError:
     first = error.errors(include_url=False)[0]
     path = _path(kind, first["loc"])
     cause = (first.get("ctx") or {}).get("error")
@@ -159,7 +164,7 @@ def _path(part: type, place: tuple[int | str, ...]) -> str:
     return ".".join([*path, *(str(word) for word in rest if isinstance(word, int) or word.isidentifier())])
 
 
-def _unwritable(value: Any, path: str = "") -> tuple[str, Any]:
+def _unwritable(value: object, path: str = "") -> tuple[str, object]:
     """Where the first value is that JSON does not know, and the value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, inner in inside:
@@ -172,7 +177,7 @@ def _unwritable(value: Any, path: str = "") -> tuple[str, Any]:
 
 def schema(verb: str) -> dict[str, Any]:
     """JSON schema of a verb's question, as `read` takes it."""
-    found: dict[str, Any] = _adapter(question_class(verb)).json_schema()
+    found = _adapter(question_class(verb)).json_schema()
     for part in (part for field in walk(question_class(verb)) for part in field.parts if word_of(part)):
         inner = found["$defs"][part.__name__]
         if "anyOf" not in inner:

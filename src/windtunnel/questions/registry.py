@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from windtunnel.errors import SpecError
+
+
+class Question(Protocol):
+    """What a study is asked: a frozen dataclass, by the verb and the fields that need no flag."""
+
+    verb: ClassVar[str]
+    positional: ClassVar[tuple[str, ...]]
+
+
+Asked = TypeVar("Asked", bound=Question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,11 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.fabric:Fabric",
         "windtunnel.studies.fabric:answer",
         "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
+    ),
+    "nic": Verb(
+        "windtunnel.questions.asked.nic:Nic",
+        "windtunnel.studies.nic:answer",
+        "Say how many host cores a data path takes, and what a NIC with cores of its own takes over.",
     ),
     "rl plan": Verb(
         "windtunnel.questions.asked.rl:RlPlan",
@@ -185,7 +200,7 @@ QUESTIONS: Mapping[str, Verb] = {
     ),
     "techniques": Verb(
         "windtunnel.questions.asked.sweep:Techniques",
-        "windtunnel.studies.techniques.named:answer",
+        "windtunnel.studies.helping:answer",
         "List the techniques: what each does and needs, its parameters, and what runs it in PyTorch.",
     ),
     "model": Verb(
@@ -265,9 +280,9 @@ def named(reference: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def question_class(verb: str) -> type:
+def question_class(verb: str) -> type[Question]:
     """The question of a verb. Raises SpecError for a verb that has none."""
     if verb not in QUESTIONS:
         raise SpecError("question", verb, f"use one of {', '.join(QUESTIONS)}")
-    found: type = named(QUESTIONS[verb].question)
+    found: type[Question] = named(QUESTIONS[verb].question)
     return found

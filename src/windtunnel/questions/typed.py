@@ -54,7 +54,7 @@ def check_sum(parts: Mapping[str, float], whole: float) -> None:
     assert math.isclose(total, whole, rel_tol=1e-9, abs_tol=1e-9), f"{dict(parts)} add up to {total}, not {whole}"
 
 
-def check(arguments: Mapping[str, object], **kinds: Any) -> None:
+def check(arguments: Mapping[str, object], **kinds: object) -> None:
     """Each argument that is named is of its type; NumPy's numbers are numbers, a truth is none. Raises SpecError."""
     for name, kind in kinds.items():
         if not _is(arguments[name], kind):
@@ -91,7 +91,7 @@ def _words(kind: Any) -> str:
     return _WORDS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
 
 
-_WORDS: Mapping[Any, str] = {
+_WORDS: Mapping[object, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",

@@ -22,7 +22,7 @@ from windtunnel.questions.about import kind_of, word_of
 from windtunnel.questions.changing import as_given, changed, set_paths
 from windtunnel.questions.fields import Field, fields_of, pick, walk
 from windtunnel.questions.reading import plain, read
-from windtunnel.questions.registry import question_class
+from windtunnel.questions.registry import Asked, Question, question_class
 
 _PLAIN_KEY = re.compile(r"[a-z][a-z0-9_-]*")
 SET_EXAMPLE = "cluster.nic=800Gb/s or model.layers=64"
@@ -50,13 +50,12 @@ def _flag_fields(question: type) -> Mapping[str, tuple[Field, ...]]:
     return found
 
 
-def positional_of(question: Any) -> tuple[str, ...]:
+def positional_of(question: Question | type[Question]) -> tuple[str, ...]:
     """The fields of a question that are given without a flag, in order."""
-    order: tuple[str, ...] = question.positional
-    return order
+    return question.positional
 
 
-def several_places(question: Any) -> str:
+def several_places(question: type[Question]) -> str:
     """The field that takes all words from its place on: the last one, where that is a list; empty where none is."""
     last = question.positional[-1:]
     field = next((one for one in fields_of(question) if one.path in last), None)
@@ -72,9 +71,9 @@ def from_flags(
     verb: str,
     flags: Mapping[str, object],
     sets: Sequence[str] = (),
-    below: Mapping[str, Mapping[str, Any]] | None = None,
+    below: Mapping[str, Mapping[str, object]] | None = None,
     where: str = "",
-) -> Any:
+) -> object:
     """The question that flags ask: by their names without dashes, as texts, switches and lists of texts.
 
     `sets`: what `--set` says, which wins; `below`: data of parts, over which flags win, from the file `where`. Raises
@@ -111,7 +110,7 @@ def from_flags(
         raise _of_flag(error, kind, flag_of) from None
 
 
-def with_settings(question: Any, texts: Sequence[str]) -> Any:
+def with_settings(question: Asked, texts: Sequence[str]) -> Asked:
     """The question with what `--set` says. Raises SpecError."""
     changes = settings(texts)
     try:
@@ -120,7 +119,7 @@ def with_settings(question: Any, texts: Sequence[str]) -> Any:
         raise SpecError(error.field, error.value, error.remedy, error.where or "--set") from None
 
 
-def settings(texts: Sequence[str]) -> dict[str, Any]:
+def settings(texts: Sequence[str]) -> dict[str, object]:
     """What `--set PATH=VALUE` says, by path; of one that is given twice the last holds. Raises SpecError."""
     changes: dict[str, Any] = {}
     for text in texts:
@@ -130,7 +129,7 @@ def settings(texts: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
-def read_setting(text: str) -> tuple[str, Any]:
+def read_setting(text: str) -> tuple[str, object]:
     """The path and the value of `PATH=VALUE`. Raises SpecError."""
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
@@ -138,7 +137,7 @@ def read_setting(text: str) -> tuple[str, Any]:
     return path.strip(), value_of(value)
 
 
-def words(question: Any) -> list[str]:
+def words(question: Question) -> list[str]:
     """What asks the question again: flags where there are, and `--set` for what is changed of named parts."""
     kind, data = type(question), plain(question)
     del data["question"]
@@ -163,7 +162,7 @@ def words(question: Any) -> list[str]:
     return [*(word for given in places.values() for word in given), *named, *sets, *others, *ahead, *last]
 
 
-def command(question: Any) -> str:
+def command(question: Question) -> str:
     """`words` as a line for a shell, with the program and the verb."""
     return f"windtunnel {question.verb} {shlex.join(words(question))}"
 
@@ -188,7 +187,7 @@ def _of_flag(error: SpecError, kind: type, flag_of: Mapping[str, str]) -> SpecEr
     return SpecError(flags[path] + error.field[len(path) :] if path else error.field, error.value, remedy, error.where)
 
 
-def _value(field: Field, value: object) -> Any:
+def _value(field: Field, value: object) -> object:
     """A flag's value as plain data. What is no number stays text, which the reader refuses."""
     kind = get_origin(field.type) or field.type
     if isinstance(value, str):
@@ -200,7 +199,7 @@ def _value(field: Field, value: object) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(kind: object) -> bool:
     return any(_is_number(one) for one in get_args(kind)) if get_args(kind) else kind in (int, float)
 
 
@@ -216,7 +215,7 @@ def _number(text: str) -> int | float | str:
 
 def _flat(
     data: Mapping[str, Any], flags: Mapping[str, str], known: Mapping[str, Field], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str, object]]:
     """Every value of plain data by its path; of a part that a word names the word, then what is changed."""
     for key, value in data.items():
         path = prefix + key
@@ -239,7 +238,7 @@ def _flat(
         yield from _flat(inside, flags, known, path + ".")
 
 
-def _unsaid(part: type, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _unsaid(part: type, data: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """The unions whose member the keys alone do not say, and the member."""
     for field in fields_of(part):
         inner = data.get(field.path)

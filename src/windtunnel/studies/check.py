@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import hexdigits
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_json
@@ -17,6 +17,10 @@ from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.changes import PLAN
 from windtunnel.studies.predict import answer_at_first, of_launch_file
 from windtunnel.units import format_bytes, format_percent, format_time, parse_share, parse_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 RULES = ("oom", "tight", "slower", "mfu", "memory", "step")
 BARE = ("oom", "tight")  # that take no value
@@ -50,7 +54,7 @@ class Checked(Answer):
         """Of the prediction."""
         return self.result.warnings
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part."""
         return plain_fields(self)
 

@@ -93,7 +93,7 @@ class Decision(Answer):
         """What was assumed."""
         return self.notes
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part."""
         return plain_fields(self)
 
@@ -156,7 +156,7 @@ def _option(
     word: str,
     cluster: Cluster,
     price: float | None,
-    fields: Mapping[str, Any],
+    fields: Mapping[str, object],
     failures: str,
 ) -> Option:
     named = ModelPart(base=model), ClusterPart(base=word)

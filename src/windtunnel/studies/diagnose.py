@@ -62,12 +62,12 @@ class Diagnosis(Answer):
     JSON_LEAVES_OUT = ("result",)
 
     @property
-    def band(self) -> Mapping[str, Any]:
+    def band(self) -> Mapping[str, object]:
         """Of the prediction."""
         return band_entry("predicted_step_s", self.predicted_p5_s, self.predicted_p95_s)
 
     @property
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self) -> Mapping[str, object]:
         """Of the prediction."""
         return dict(self.result.provenance)
 
@@ -76,7 +76,7 @@ class Diagnosis(Answer):
         """Of the prediction, and of what was read."""
         return (*self.result.warnings, *self.notes)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """The study's own part."""
         return plain_fields(self)
 
@@ -210,7 +210,7 @@ def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tup
 DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "seq_len", "recompute", "precision", "overlap_tp")
 
 
-def _plan(fields: Mapping[str, Any]) -> Plan:
+def _plan(fields: Mapping[str, object]) -> Plan:
     from windtunnel.studies.training.plan import read_plan
 
     return read_plan({name: value for name, value in fields.items() if name != "dp"})

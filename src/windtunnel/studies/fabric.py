@@ -37,7 +37,7 @@ class Size:
     p95_s: float
     algorithm: str
     protocol: str
-    latency_s: float  # of the time, what a message of no bytes takes
+    latency_s: float  # what a message of one byte takes; a large one fills longer chains first
     algorithm_bandwidth: float
     bus_bandwidth: float
     source: str
@@ -72,12 +72,12 @@ class FabricResult(Answer):
     warnings: tuple[str, ...] = ()
 
     @property
-    def band(self) -> Mapping[str, Any]:
+    def band(self) -> Mapping[str, object]:
         """Of the largest message."""
         return band_entry("sizes[-1].seconds", self.sizes[-1].p5_s, self.sizes[-1].p95_s)
 
     @property
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self) -> Mapping[str, object]:
         """What prices messages."""
         return {"rests on": sorted({size.source for size in self.sizes})}
 
@@ -87,7 +87,7 @@ class FabricResult(Answer):
         errors = [abs(size.error) for size in self.sizes if size.error is not None]
         return sum(errors) / len(errors) if errors else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         rows = [{**asdict(size), "error": size.error} for size in self.sizes]
         return {
@@ -142,7 +142,8 @@ def _size(
     kind: str, size: int, group: Group, cluster: Cluster, algorithm: str | None, measured_s: float | None
 ) -> Size:
     price = collective(kind, size, group, cluster, algorithm=algorithm)
-    chosen, protocol, latency_s, _ = latency_and_bandwidth(kind, size, group, cluster)
+    chosen, protocol, _, _ = latency_and_bandwidth(kind, size, group, cluster)
+    alone = collective(kind, 1, group, cluster)
     bandwidth = size / price.seconds
     return Size(
         bytes=size,
@@ -151,7 +152,7 @@ def _size(
         p95_s=price.p95,
         algorithm=algorithm or chosen,
         protocol=protocol if algorithm in (None, chosen) else "",
-        latency_s=min(latency_s, price.seconds),
+        latency_s=min(alone.seconds, price.seconds),
         algorithm_bandwidth=bandwidth,
         bus_bandwidth=bandwidth * bus_factor(kind, group.size),
         source=price.source.name.lower(),

@@ -89,7 +89,7 @@ def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
     return lambda found: with_anchors(found, anchors)
 
 
-def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, Any]) -> Predict:
+def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, object]) -> Predict:
     """The prediction of a job whose plan is stated by these fields, over those of the launch file that names its model.
 
     Raises UserError.

@@ -47,8 +47,8 @@ class Shape:
 
 
 def survive(
-    model: Model | str | Path | Mapping[str, Any] | None,
-    cluster: Cluster | str | Path | Mapping[str, Any],
+    model: Model | str | Path | Mapping[str, object] | None,
+    cluster: Cluster | str | Path | Mapping[str, object],
     plan: Plan | str | Path | Mapping[str, Any] | None = None,
     *,
     step_time: str | float | None = None,
@@ -216,7 +216,7 @@ def _times(recovery: Sequence[str], saved: Any) -> Any:
     return with_times(times, said)
 
 
-def assumed(machine: Cluster, flags: Mapping[str, Any], step_time: str | float | None = None) -> Shape:
+def assumed(machine: Cluster, flags: Mapping[str, object], step_time: str | float | None = None) -> Shape:
     """A job of which only the layout is known: `flags` are tp, pp, cp and dp of a plan. Raises SpecError."""
     for name, value in flags.items():
         if name not in LAYOUT:

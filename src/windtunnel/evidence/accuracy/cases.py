@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from windtunnel.studies.training.plan import Plan
 
 COUNT_TOLERANCE = 0.025  # published sizes are rounded; a head of its own shows above this
+AS_LLAMA = "taken as Llama's"
 SWEPT_AT_MOST = 24  # plans of one row; more is not a sweep but a guess
 
 
@@ -42,6 +43,7 @@ class Case:
     assumptions: tuple[str, ...]
     router_load: str | None = None  # how unevenly experts are chosen, where routing was real
     packed: bool = False  # from documents of unknown lengths, with no attention between them
+    unread: tuple[str, ...] = ()  # cells that are not understood, and what they were taken for
 
     @property
     def plan(self) -> Plan:
@@ -73,11 +75,17 @@ def case_of(row: Row) -> Case | Skip:
 def _case(row: Row) -> Case:
     from windtunnel.studies.training.plan import Plan
 
-    wording.check_task(row)
+    row = _with_batch(row)
     framework = wording.framework_of(row)
     model, assumed = _model(row)
     cluster, fabric_notes = cluster_of(row)
-    known, assumptions = _known(row, framework, model)
+    known, assumptions, unread = _known(row, framework, model)
+    known["precision"], instead = _able(str(known["precision"]), cluster)
+    if instead:
+        known["fp8_parameters"] = None if known["precision"] == "bf16" else known["fp8_parameters"]
+        unread, assumptions = (*unread, instead), [*assumptions, instead]
+    if assumed and assumed.endswith(AS_LLAMA):
+        unread = (*unread, assumed)
     open_fields = dict(_open(row))
     if prod(map(len, open_fields.values())) > SWEPT_AT_MOST:
         raise UnreadableError(f"too much is unknown to sweep: {', '.join(open_fields)}")
@@ -90,7 +98,19 @@ def _case(row: Row) -> Case:
     routed = wording.router_load_of(row)
     if routed:
         notes = (*notes, f"routing was real, and its loads are not stated: taken as --router-load {routed}")
-    return Case(row, model, cluster, plans, swept, notes, routed, wording.is_packed(row))
+    return Case(row, model, cluster, plans, swept, notes, routed, wording.is_packed(row), unread)
+
+
+def _able(precision: str, cluster: Cluster) -> tuple[str, str]:
+    """The row's format, or the next one that its GPU multiplies in, and a note."""
+    from windtunnel.studies.training.plan import PEAK_DTYPE
+
+    rates = cluster.gpu.flops_per_s
+    if PEAK_DTYPE.get(precision, precision) in rates or precision not in (*PEAK_DTYPE, "fp16"):
+        return precision, ""
+    fewer = ("mxfp4", "nvfp4") if precision.endswith("fp4") else ()
+    other = next((one for one in (*fewer, "fp8-current", "mxfp8", "bf16") if PEAK_DTYPE.get(one, one) in rates), "bf16")
+    return other, f"{cluster.gpu.name} has no {precision} rate, taken as {other}"
 
 
 def _need(row: Row, *names: str) -> None:
@@ -107,23 +127,15 @@ def _model(row: Row) -> tuple[Model, str | None]:
         return _shipped(row), "sizes not stated, taken from the catalogue's model of that name"
     _need(row, "hidden", "layers", "heads", "ffn", "vocab", "seq_len")
     family = wording.family_of(row)
-    if not row.model_family and _named(row):
+    if _named(row) and (not row.model_family or family not in FAMILIES):
         try:
             return _shipped(row), None
         except UnreadableError:
-            if row.moe:
-                raise
+            if family not in FAMILIES or row.moe:  # routing and latent attention are not what plain numbers say
+                words = f"{row.model} with other sizes than the catalogue's, {AS_LLAMA}"
+                return _from_numbers(row, "llama", None), words
     if family not in FAMILIES:
-        if not _named(row):
-            return _from_numbers(row, "llama", None), f"model family {row.model_family!r} not known, taken as Llama's"
-        try:
-            return _shipped(row), None
-        except UnreadableError:
-            if row.moe:  # routing and latent attention are not what plain numbers say
-                raise
-            return _from_numbers(
-                row, "llama", None
-            ), f"{row.model} with other sizes than the catalogue's, taken as Llama's"
+        return _from_numbers(row, "llama", None), f"model family {row.model_family!r} not known, {AS_LLAMA}"
     tied = True if "tied embeddings" in row.notes.lower() else None
     model = _from_numbers(row, family, tied)
     if tied is None and row.params_b is not None:
@@ -192,8 +204,8 @@ def _shipped(row: Row) -> Model:
     )
 
 
-def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list[str]]:
-    """Plan fields that the row settles, and what had to be assumed for that."""
+def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:
+    """Plan fields that the row settles, what had to be assumed for that, and which cells are not understood."""
     _need(row, "tp", "pp", "n_gpus", "seq_len", "precision", "global_batch")
     assumptions = _check_batch(row)
     fields: dict[str, Any] = {
@@ -218,34 +230,36 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         assumptions.append(
             "lengths of packed documents not stated: from none of the attention to that of whole sequences"
         )
+    stated, unread = wording.columns_of(row)
+    fields.update({"optimizer_dtype": stated["optimizer_dtype"]} if "optimizer_dtype" in stated else {})
     fields.update(wording.fields_of_notes(row))
-    fields.update(_columns(row))
-    layers = wording.offloaded_layers(row)
-    if layers:
-        fields["offload_activations"] = layers
+    fields.update(_columns(row) | stated)
+    assumptions += unread
     if not row.framework:
         assumptions.append(f"framework not stated, taken as {framework}")
-    elif not wording.is_known_framework(row):
-        assumptions.append(f"framework {row.framework!r} not known, taken as {framework}")
     if not row.offload:
         assumptions.append("offload not stated, taken as none")
     if row.cp is None and row.tp and row.pp and row.dp and row.n_gpus != row.tp * row.pp * row.dp:
         raise UnreadableError("context-parallel degree not stated")
     if framework == "nanotron":
         fields["layers_per_stage"] = layers_per_stage(model, _int(row.pp))
-    return fields, assumptions
+    return fields, assumptions, tuple(unread)
 
 
-def _columns(row: Row) -> dict[str, Any]:
+def _columns(row: Row) -> dict[str, object]:
     """Plan fields that have a column of their own."""
     stated: dict[str, Any] = {name: bool(getattr(row, name)) for name in SWITCHES if getattr(row, name) is not None}
-    stated |= {name: getattr(row, name) for name in ("schedule", "gradient_dtype") if getattr(row, name)}
-    if row.cp_kind:
-        stated["cp_kind"] = wording.context_kind_of(row.cp_kind)
-    for name in ("bucket_parameters", "etp"):
-        if getattr(row, name) is not None:
-            stated[name] = getattr(row, name)
-    return stated | wording.formats_of(row) | wording.stages_of(row)
+    if row.bucket_parameters is not None:
+        stated["bucket_parameters"] = row.bucket_parameters
+    if row.etp is not None and row.moe:
+        stated["etp"] = row.etp
+    return stated
+
+
+def _with_batch(row: Row) -> Row:
+    """The row with its batch, where its parts say it."""
+    parts = (row.micro_batch, row.grad_accum, row.dp)
+    return replace(row, global_batch=prod(map(_int, parts))) if row.global_batch is None and None not in parts else row
 
 
 def _check_batch(row: Row) -> list[str]:
@@ -265,17 +279,23 @@ def _check_batch(row: Row) -> list[str]:
 
 def _open(row: Row) -> Iterable[tuple[str, Sequence[Any]]]:
     """Fields with the values they may have: one value where the row knows."""
-    yield "virtual_stages", _interleavings(_int(row.layers), row.pp or 1) if row.vpp is None else (row.vpp,)
+    laid_out = wording.columns_of(row)[0].get("layers_per_stage")
+    if isinstance(laid_out, tuple):
+        yield "virtual_stages", (len(laid_out) // _int(row.pp),)
+    else:
+        known = row.vpp if row.vpp is None or (row.pp or 1) > 1 else 1
+        yield "virtual_stages", _interleavings(_int(row.layers), row.pp or 1) if known is None else (known,)
     yield "micro_batch", _micro_batches(row) if row.micro_batch is None else (row.micro_batch,)
     yield "zero_stage", (0, 1) if row.zero_stage is None else (row.zero_stage,)
     if (row.tp or 1) == 1:
         yield "sequence_parallel", (False,)
     else:
         yield "sequence_parallel", (True, False) if row.sp is None else (bool(row.sp),)
-    yield "ep", (row.ep or 1,) if row.ep is not None or not row.moe else _expert_degrees(row)
+    yield "ep", (row.ep or 1 if row.moe else 1,) if row.ep is not None or not row.moe else _expert_degrees(row)
     if wording.shards_unknown(row):
         yield "shard_group", tuple(sorted({min(row.gpus_per_node or 8, _replicas(row)), _replicas(row)}))
-    yield "recompute", wording.recomputes_of(row)
+    yield "recompute", wording.recomputes_of(row)[0]
+    yield "objective", wording.objectives_of(row)
     yield from wording.recipe_choices(row).items()
 
 

@@ -25,6 +25,9 @@ def cluster_of(row: Row) -> tuple[Cluster, tuple[str, ...]]:
     per_node = row.gpus_per_node
     cluster: Cluster = parse_cluster(f"{name}:{per_node or 1}")  # whole nodes of whatever size the row has
     changes: dict[str, object] = {"n_gpus": row.n_gpus}
+    if per_node is not None and per_node < row.n_gpus and (row.n_gpus % per_node or cluster.scale_up_domain % per_node):
+        cluster = parse_cluster(f"{name}:{row.n_gpus}")
+        per_node = None  # a rack that the run had part of, or several nodes in one: nodes as usual
     if per_node is not None and per_node != cluster.gpus_per_node:
         changes["gpus_per_node"] = per_node
     link, notes = _scale_out(row, cluster.scale_out, per_node or cluster.gpus_per_node)

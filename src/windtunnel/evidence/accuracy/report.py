@@ -52,7 +52,7 @@ class Report:
     ordering: tuple[Ordering, ...]
     unread: tuple[str, ...] = ()  # columns of the table that nothing reads
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The report as JSON-able data."""
         groups = {name: [asdict(one) for one in getattr(self, name)] for name in GROUPS}
         for shown, one in zip(groups["feasibility"], self.feasibility, strict=True):

@@ -67,6 +67,7 @@ class Row:
     gradient_dtype: str
     grad_reduce_dtype: str
     param_gather_dtype: str
+    optimizer: str
     cuda_graph: str
     pipeline_layout: str
     hidden: int | None

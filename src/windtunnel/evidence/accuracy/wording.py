@@ -1,12 +1,13 @@
-"""What the words in a table mean for a plan: frameworks, precisions, recomputation, notes, release.
+"""What a row's source, date and words mean for a plan: frameworks, precisions, recomputation, notes, release.
 
-Every rule is explicit. A word that no rule knows makes the row `UnreadableError`, because the alternative is a guess.
+Spellings are `words.py`'s; here is what follows from who ran it, and when. Every rule is explicit.
 """
 
 from __future__ import annotations
 
 import re
 
+from windtunnel.evidence.accuracy import words
 from windtunnel.evidence.accuracy.table import Row
 
 
@@ -16,56 +17,23 @@ class UnreadableError(Exception):
 
 # The first word that the row's framework contains decides.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    ("jax", "maxtext"),  # PaxML as well
-    ("maxtext", "maxtext"),
-    ("prime-rl", "torchtitan"),  # FSDP2, its parallel layers are torchtitan's
+    *((word, "maxtext") for word in ("jax", "maxtext", "levanter", "marin", "easydel", "tunix")),  # PaxML as well
+    # FSDP2, with parallel layers as torchtitan has them
+    *((word, "torchtitan") for word in ("prime-rl", "torchtitan", "olmo-core", "veomni", "vescale")),
     ("megatron-deepspeed", "megatron-deepspeed"),
     ("deepspeed", "deepspeed"),
     ("internevo", "internevo"),
     ("colossal", "colossalai"),
-    ("transformers", "fsdp"),
-    ("accelerate", "fsdp"),
-    ("torchtitan", "torchtitan"),
     ("nanotron", "nanotron"),
     ("automodel", "fsdp"),
-    ("megatron", "megatron"),
-    ("composer", "fsdp"),
-    ("fsdp", "fsdp"),
+    ("dtensor", "fsdp"),  # NeMo RL's and AutoModel's other half
+    *((word, "megatron") for word in ("megatron", "mindspeed", "flagscale")),
+    ("openrlhf", "deepspeed"),
+    *((word, "fsdp") for word in ("transformers", "accelerate", "composer", "fsdp", "skyrl", "verl", "torchtune")),
+    *((word, "fsdp") for word in ("llm-foundry", "axolotl", "unsloth", "llama-factory", "llamafactory", "trl", "peft")),
+    *((word, "fsdp") for word in ("swift", "xtuner", "litgpt", "lightning", "hf trainer", "hugging face")),
+    *((word, "fsdp") for word in ("nanochat", "nanogpt", "ddp", "torch", "open-instruct")),  # masters in fp32, autocast
 )
-
-# fp8 by itself is TransformerEngine's delayed scaling; the exceptions are in `precision_of`.
-PRECISIONS = {
-    "fp32": "fp32",
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8": "fp8",
-    "fp8_ds": "fp8",
-    "fp8_cs": "fp8-current",
-    "fp8-current": "fp8-current",
-    "fp8_mx": "mxfp8",
-    "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
-    "mxfp4": "mxfp4",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "fp8-delayed": "fp8",
-    **dict.fromkeys(("fp8_sc", "fp8-blockwise", "fp8_blockwise"), "fp8-current"),  # scaled from the tensor at hand
-    **dict.fromkeys(("fp8-tensorwise", "fp8_tensorwise", "fp8-rowwise", "fp8_rowwise"), "fp8-current"),
-}
-
-# Parts of a layer as Megatron-Core's `--recompute-modules` and other sources name them.
-RECOMPUTED_PARTS = {
-    "attention core": "core_attention",
-    "core_attn": "core_attention",
-    "per-op sac": "ops",
-    "layernorm": "norms",
-    "mlp": "mlp",
-    "moe": "moe",
-    "shared_experts": "shared_experts",
-    "moe_act": "moe_activation",
-    "mla_up_proj": "mla_up_proj",
-}
 
 NO_OVERLAP = (
     *("overlap_tp", "overlap_tp_backward", "overlap_p2p", "overlap_ep"),
@@ -92,10 +60,16 @@ CUDNN_SDPA, CUDNN_SDPA_GPUS = "2026-03", ("H100", "H200", "H800", "B200", "GB200
 FAMILIES = {"llama-like": "llama", "llama2": "llama", "llama3": "llama", "gpt-3": "gpt", "grok-1": "grok"}
 
 
-def check_task(row: Row) -> None:
-    """Steps of pre-training and of fine-tuning, of all weights or of adapters, are predicted."""
-    if row.task.lower() not in ("", "pretrain", "pre-training", "pretraining", "lora", "sft"):
-        raise UnreadableError(f"task {row.task!r} is not modelled")
+def task_of(row: Row) -> str:
+    """`pretrain`, `sft` or `lora`: what learns, and on which data."""
+    name = words.task(row.task)[0]
+    return name if name in ("pretrain", "lora") else "sft"
+
+
+def objectives_of(row: Row) -> tuple[str, ...]:
+    """What a step is made of. Of reinforcement learning it is not told whether log-probs are in it: both."""
+    name = words.task(row.task)[0]
+    return {"dpo": ("dpo",), "rl": ("train", "grpo"), "forward": ("forward",)}.get(name, ("train",))
 
 
 def shards_unknown(row: Row) -> bool:
@@ -110,7 +84,7 @@ def is_packed(row: Row) -> bool:
     cuts long reports into whole sequences, and AutoModel's are made up (its tables: mock data).
     """
     nvidia = any(word in row.source.lower() for word in ("nemo", "megatron-bridge", "dgx cloud"))
-    return row.task.lower() in ("sft", "lora") and nvidia and "mock data" not in row.notes.lower()
+    return task_of(row) != "pretrain" and nvidia and "mock data" not in row.notes.lower()
 
 
 def adapters_of(row: Row) -> tuple[dict[str, object], list[str]]:
@@ -120,10 +94,12 @@ def adapters_of(row: Row) -> tuple[dict[str, object], list[str]]:
     `peft.target_modules = ['linear_qkv']`; AutoModel matches all linear layers. MLPerf's 70 B parameters fit on one GPU
     as they do in its logs only where frozen weights and the activation's input are kept in fp8 (`FP8_ACTIVATION`).
     """
-    if row.task.lower() != "lora":
+    if task_of(row) != "lora":
         return {}, []
-    source = row.source.lower()
+    source, name = row.source.lower(), words.precision(row.precision)[0]
     fields: dict[str, object] = {"lora_rank": 16, "lora_targets": "all"}
+    if "qlora" in row.task.lower() or name in ("nf4", "int8"):
+        fields |= {"frozen_dtype": "int8" if name == "int8" else "nf4"}
     if "mlperf" in source:
         fields |= {"lora_targets": "attention"}
         if row.precision.lower().startswith("fp8"):  # 96 GB hold both copies, and do
@@ -132,7 +108,11 @@ def adapters_of(row: Row) -> tuple[dict[str, object], list[str]]:
         fields |= {"lora_targets": "qkv"}
     if "prime-rl" in source:
         fields |= {"lora_targets": "experts"}  # its default names them too
-    if stated := re.search(r"lora rank (\d+)", row.notes.lower()):
+    if modules := list(dict.fromkeys(re.findall(r"\b(q|k|v|o|gate|up|down)_proj\b", row.notes.lower()))):
+        fields |= {"lora_targets": ",".join(modules)}
+    if several := re.search(r"(\d+) (?:lora )?adapters\b", row.notes.lower()):
+        fields |= {"lora_adapters": max(1, int(several[1]))}
+    if stated := re.search(r"(?:lora )?rank[ :=]*(\d+)", row.notes.lower()):
         return fields | {"lora_rank": int(stated[1])}, []
     return fields, ["rank of the adapters not stated, taken as 16"]
 
@@ -158,17 +138,20 @@ def family_of(row: Row) -> str:
 
 def precision_of(row: Row) -> str:
     """Format of the GEMMs. FP8 is delayed scaling unless row or framework says otherwise."""
-    name = row.precision.lower()
-    if name == "fp8_fine":
-        if row.gpu.upper().startswith(("B", "GB")):
-            return "mxfp8"  # the finer granularity that Blackwell has in hardware
-        return "fp8-current"  # scaled by blocks, from the tensor at hand
-    if name not in PRECISIONS:
-        raise UnreadableError(f"precision {row.precision!r} is not modelled")
+    name = words.precision(row.precision)[0]
+    if name == "fp8-fine":  # the finer granularity that Blackwell has in hardware; elsewhere blocks, scaled at hand
+        return "mxfp8" if row.gpu.upper().startswith(("B", "GB")) else "fp8-current"
+    if name == "fp4":
+        return "mxfp4" if row.gpu.upper().startswith("MI") else "nvfp4"
     # torchtitan's float8 scales by the tensor at hand, and so do Megatron-Bridge's FP8 recipes from 25.09 on.
     current = any(word in row.notes.lower() for word in ("fp8_cs", "current scaling"))
     current = current or any(word in row.framework.lower() for word in ("torchtitan", "megatron-bridge"))
-    return "fp8-current" if name == "fp8" and current else PRECISIONS[name]
+    return {
+        "plain fp8": "fp8-current" if current else "fp8",
+        "nf4": "bf16",  # of frozen weights: products are in 16 bits
+        "int8": "bf16",
+        "tf32": "fp32",
+    }.get(name, name)
 
 
 def gathers_fp8(row: Row, framework: str) -> bool | None:
@@ -217,7 +200,7 @@ def loss_of(row: Row) -> str | None:
     head with the loss.
     """
     if "prime-rl" in row.framework.lower():
-        return "eager" if row.task.lower() == "sft" else "chunked"
+        return "eager" if task_of(row) == "sft" else "chunked"
     return "fused" if "liger" in row.notes.lower() else None
 
 
@@ -226,85 +209,61 @@ def expert_tensor_of(row: Row) -> int | None:
     return 1 if row.moe and "megatron-bridge" in row.source.lower() else None
 
 
-def context_kind_of(text: str) -> str:
-    """How context parallelism works: Ulysses is all-to-all over heads."""
-    known = {"ring": "ring", "p2p": "ring", "ulysses": "ulysses", "a2a": "ulysses", "all-to-all": "ulysses"}
-    if text.lower() not in known:
-        raise UnreadableError(f"cp_kind {text!r} is not modelled")
-    return known[text.lower()]
-
-
-def recomputes_of(row: Row) -> tuple[str, ...]:
-    """What is recomputed: one value where the row says, those in use where it does not."""
+def recomputes_of(row: Row) -> tuple[tuple[str, ...], str]:
+    """What is recomputed: one value where the row says, those in use where it does not; and what it was taken for."""
     text = row.recompute.strip().lower()
-    if not text:  # MaxText's `remat_policy` is 'full' unless told otherwise (base.yml, 2025)
-        if row.gpu == "MI300X" and row.task == "lora" and "mlperf" in row.source.lower() and (row.cp or 1) == 1:
-            return (
-                "full:21",
-            )  # `config_MI300X_1x8x1.sh` of a third party, after AMD's v5.0 reference: full, by block, 21 layers
-        return ("full",) if framework_of(row) == "maxtext" else ("none", "full")
-    if text == "none" and re.match(r"meta\b", row.framework.lower()):
+    framework = framework_of(row)
+    stated, note = words.recompute(text, row.layers, framework in ("torchtitan", "fsdp"))
+    if not text or stated is None:  # MaxText's `remat_policy` is 'full' unless told otherwise (base.yml, 2025)
+        if row.gpu == "MI300X" and task_of(row) == "lora" and "mlperf" in row.source.lower() and (row.cp or 1) == 1:
+            # `config_MI300X_1x8x1.sh` of a third party, after AMD's v5.0 reference: full, by block, 21 layers
+            return ("full:21",), note
+        return ("full",) if framework == "maxtext" else ("none", "full"), note
+    if stated == "none" and re.match(r"meta\b", row.framework.lower()):
         # No layer is computed again, but Meta's SwiGLU keeps its two inputs and makes their product anew in the
         # backward kernel (xformers/ops/swiglu_op.py; arXiv 2302.13971, section 2.4: outputs of linear layers are kept).
-        return ("selective:activation",)
-    if text in ("none", "full"):
-        return (text,)
-    if text == "selective":  # Megatron-Core's `--recompute-granularity selective`
-        return ("selective:core_attention",)
-    if layers := re.fullmatch(r"full[ (:]+(\d+) layers?\)?", text):
-        return (f"full:{layers[1]}",)
-    if named := re.fullmatch(r"selective(?:: *(.+)| *\((.+)\))", text):
-        parts = [part.strip() for part in re.split(r"[+,]", named[1] or named[2])]
-        if set(parts) <= set(RECOMPUTED_PARTS):
-            return ("selective:" + ",".join(RECOMPUTED_PARTS[part] for part in parts),)
-    raise UnreadableError(f"recompute {row.recompute!r} is not modelled")
+        return ("selective:activation",), note
+    return (stated,), note
 
 
-def formats_of(row: Row) -> dict[str, object]:
-    """What travels between replicas, and what is launched as a graph, where a column says so.
+def columns_of(row: Row) -> tuple[dict[str, object], list[str]]:
+    """Plan fields of columns that hold words, and what words were taken for that are not understood.
 
     Megatron-Core with `reuse_grad_buf_for_mxfp8_param_ag` gathers mxfp8 parameters as bf16, two bytes each.
     """
+    adapters = task_of(row) == "lora"
     fields: dict[str, object] = {}
-    if row.grad_reduce_dtype:
-        if row.grad_reduce_dtype not in ("bf16", "fp32"):
-            raise UnreadableError(f"grad_reduce_dtype {row.grad_reduce_dtype!r} is not modelled")
-        fields["gradient_dtype"] = row.grad_reduce_dtype
-    if row.param_gather_dtype.lower().startswith("bf16"):
+    notes = [words.task(row.task)[1], words.precision(row.precision)[1], recomputes_of(row)[1]]
+    for more, note in (
+        words.offload(row.offload, row.layers, adapters),
+        words.optimizer(row.optimizer),
+        words.graphs(row.cuda_graph, row.moe),
+        words.stages(row.pipeline_layout, row.layers, row.pp or 1, row.vpp),
+    ):
+        fields |= more
+        notes.append(note)
+    for name, text in (("gradient_dtype", row.grad_reduce_dtype), ("gradient_dtype", row.gradient_dtype)):
+        if text:
+            value, note = words.width("grad_reduce_dtype" if text == row.grad_reduce_dtype else name, text)
+            fields |= {name: value} if value else {}
+            notes.append(note)
+    if row.cp_kind:
+        fields["cp_kind"], note = words.context_kind(row.cp_kind)
+        notes.append(note)
+    if row.schedule:
+        chosen, note = words.schedule(row.schedule, row.pp or 1, row.vpp or 1)
+        fields |= {"schedule": chosen} if chosen else {}
+        notes.append(note)
+    if "offload_activations" in fields and all(one.startswith("full") for one in recomputes_of(row)[0]):
+        del fields["offload_activations"]
+        notes.append(words.not_understood("offload", row.offload, "none: what is recomputed is not kept"))
+    if row.framework and not is_known_framework(row):
+        notes.append(f"framework {row.framework!r} not known, taken as {framework_of(row)}")
+    if row.param_gather_dtype.lower().startswith(("bf16", "bfloat16")):
         fields["fp8_parameters"] = False
-    graphs = row.cuda_graph.lower()
-    if graphs.startswith("full"):
-        fields |= {"cuda_graphs": True, "full_graph": True}
-    elif graphs.startswith("per layer"):  # experts, which are most launches, stay outside
-        fields["cuda_graphs"] = not row.moe
-    elif graphs == "none":
-        fields["cuda_graphs"] = False
-    elif graphs:
-        raise UnreadableError(f"cuda_graph {row.cuda_graph!r} is not modelled")
-    return fields
-
-
-def stages_of(row: Row) -> dict[str, object]:
-    """Layers of each virtual stage by Megatron's `pipeline_model_parallel_layout`, such as `Et*4|(t*4|)*14tmL`."""
-    text = row.pipeline_layout
-    if not text:
-        return {}
-    for pattern in (r"\(([^()]*)\)\*(\d+)", r"([a-zA-Z])\*(\d+)"):
-        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
-    if set(text) - set("EtmL|"):
-        raise UnreadableError(f"pipeline_layout {row.pipeline_layout!r} is not modelled")
-    return {"layers_per_stage": tuple(stage.count("t") for stage in text.split("|"))}
-
-
-def offloaded_layers(row: Row) -> int:
-    """Layers whose activations go to the host."""
-    text = row.offload.strip().lower()
-    if text in ("", "none"):
-        return 0
-    layers = re.fullmatch(r"activations of (\d+) layers?", text)
-    if not layers:
-        raise UnreadableError(f"offload {row.offload!r} is not modelled")
-    return int(layers[1])
+    if (row.pp or 1) == 1 and (row.vpp or 1) > 1:
+        notes.append(words.not_understood("vpp", str(row.vpp), "1: there is no pipeline"))
+    return fields, [note for note in notes if note]
 
 
 def fields_of_notes(row: Row) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -30,7 +30,7 @@ def ask(
     json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
     out: Annotated[Path | None, Parameter(help="Where run folders go (runs).")] = None,
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
-) -> Any:
+) -> object:
     """Ask the question of a file, such as question.yaml of a run folder.
 
     Parameters

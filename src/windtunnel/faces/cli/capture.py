@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ from windtunnel.questions.asked.capture import Capture
 WOULD_NOT_RUN = 4  # exit status
 
 
-def capture_app(*, everything: bool = False) -> Callable[..., Any]:
+def capture_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("capture", capture, everything=everything)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import print_answered, show, working, wrote
+from windtunnel.faces.cli.output import give, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.check import Check
 
 BROKEN = 1
 
 
-def check_app(*, everything: bool = False) -> Callable[..., Any]:
+def check_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("check", check, ("report", "full", "json"), reader=plan_below, everything=everything)
 
@@ -35,16 +35,8 @@ def check(
 
     with working("predicting"):
         found = answer(question, notes)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        show(check_document(found), full=outputs.full)
+    give(question, found, outputs, check_document(found), noting=False)
     if github:
         for line in github_lines(found, question.model.base):
             print(line)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(check_document(found), outputs.report)
-        wrote(outputs.report)
     return 0 if found.passed else BROKEN

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import print_question, show, working, wrote
+from windtunnel.faces.cli.output import give, working
 from windtunnel.questions.asked.saved import Compare
 
 
-def compare_app(*, everything: bool = False) -> Callable[..., Any]:
+def compare_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("compare", compare, ("report", "json"), everything=everything)
 
@@ -26,12 +25,4 @@ def compare(question: Compare, outputs: Outputs) -> None:
         document = trace_document(comparison)
     else:
         document = comparison_document(comparison)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(document, outputs.report)
-        wrote(outputs.report)
-    if outputs.json:
-        print_question(question, comparison.to_dict())
-    else:
-        show(document)
+    give(question, comparison.to_dict(), outputs, document)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.faces.cli.flags import Below, Given, Outputs, command
-from windtunnel.faces.cli.output import note, print_answered, show, working, wrote
+from windtunnel.faces.cli.output import give, note, working
 from windtunnel.questions.asked.decide import Decide
 
 
-def decide_app(*, everything: bool = False) -> Callable[..., Any]:
+def decide_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("decide", decide, ("report", "full", "json"), reader=_below, everything=everything)
 
@@ -37,13 +36,5 @@ def decide(question: Decide, outputs: Outputs, *, notes: tuple[str, ...] = ()) -
         found = answer(question)
     for text in notes:
         note(text)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        show(decide_document(found), full=outputs.full)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(decide_document(found), outputs.report)
-        wrote(outputs.report)
+    give(question, found, outputs, decide_document(found), noting=False)
     return 0 if any(one.fits for one in found.options) else 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.diagnose import Diagnose
 
 
-def diagnose_app(*, everything: bool = False) -> Callable[..., Any]:
+def diagnose_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb; a framework's own file that --plan names is the one that advice is a diff of."""
     files: list[str] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from windtunnel.faces.cli.flags import Outputs
-from windtunnel.faces.cli.output import note, print_answered, show, working, wrote
+from windtunnel.faces.cli.output import give, note, working
 from windtunnel.questions.asked.diagnose import Diagnose
 
 
@@ -17,15 +17,7 @@ def show_diagnosis(question: Diagnose, outputs: Outputs, notes: tuple[str, ...],
 
     with working("reading, predicting, trying changes of the plan"):
         found = answer(question, notes)
-    if outputs.json:
-        print_answered(question, found)
-    else:
-        show(diagnose_document(found), full=outputs.full)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(diagnose_document(found), outputs.report)
-        wrote(outputs.report)
+    give(question, found, outputs, diagnose_document(found), noting=False)
     if save_anchor is not None:
         write_atomically(save_anchor, found.anchor().encode())
         note(f"wrote {save_anchor}; use it with: windtunnel predict ... --anchor {save_anchor}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give, working
 from windtunnel.questions.asked.explain import Explain
 
 
-def explain_app(*, everything: bool = False) -> Callable[..., Any]:
+def explain_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("explain", explain, ("report", "full", "json"), everything=everything)
 

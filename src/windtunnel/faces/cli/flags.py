@@ -47,7 +47,7 @@ class Outputs:
 class Below:
     """What a file says, over which flags win: the data of parts by their names, and what was not understood in it."""
 
-    parts: Mapping[str, Mapping[str, Any]]
+    parts: Mapping[str, Mapping[str, object]]
     notes: tuple[str, ...] = ()
     path: str = ""
     instead: Mapping[str, object] = field(default_factory=dict)  # flags that the file is, as what they mean
@@ -83,7 +83,7 @@ def command(
     *,
     reader: Reader | None = None,
     everything: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """What cyclopts is given for a verb: it reads the question and calls `show(question, outputs, **own)`.
 
     `outputs`: those fields of Outputs that it writes. `show` may have keywords of its own, which are flags; a `notes`
@@ -107,7 +107,7 @@ def command(
         needed = field.required and all(one.required for one in meanings) and "." not in field.path
         shown = everything or not all(one.about.rare for one in meanings)
         if field.path == several:
-            words_of: Any = Annotated[str, Parameter(help=field.about.text)]
+            words_of: object = Annotated[str, Parameter(help=field.about.text)]
             arguments.append(Argument(python, Argument.VAR_POSITIONAL, annotation=words_of))
             continue
         arguments.append(
@@ -126,7 +126,7 @@ def command(
         arguments.append(Argument(field.path, Argument.KEYWORD_ONLY, default=None, annotation=text))
     if "set" not in flag_fields(kind):
         has_parts = any(field.parts for field in fields_of(kind))
-        setting: Any = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET, show=has_parts)]
+        setting: object = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help=SET, show=has_parts)]
         arguments.append(Argument("set", Argument.KEYWORD_ONLY, default=(), annotation=setting))
     arguments += [one.replace(annotation=hints[name]) for name, one in own.items()]
     places = get_type_hints(Outputs, include_extras=True)
@@ -138,7 +138,7 @@ def command(
     order = {path: number for number, path in enumerate(positional)}
     arguments.sort(key=lambda one: order.get(one.name, len(order)))
 
-    def verb_function(*words: Any, **options: Any) -> Any:
+    def verb_function(*words: object, **options: Any) -> object:
         options |= zip(positional, words, strict=False)
         if several:
             options[several] = words[len(positional) - 1 :]
@@ -162,7 +162,7 @@ def command(
     return verb_function
 
 
-def _annotation(name: str, field: Field, group: Group | None, *, shown: bool, positional: bool, needed: bool) -> Any:
+def _annotation(name: str, field: Field, group: Group | None, *, shown: bool, positional: bool, needed: bool) -> object:
     about = field.about
     flags = None if positional else (f"--{name}", *(f"--{one}" for one in about.names if not field.parts))
     several = get_origin(field.type) in (tuple, dict) and get_args(field.type)[0] is str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
@@ -18,16 +18,13 @@ from windtunnel.questions.asked.fleet_live import FleetLive
 from windtunnel.questions.asked.fleet_pack import FleetPack
 from windtunnel.questions.asked.fleet_when import FleetWhen
 
-if TYPE_CHECKING:
-    from windtunnel.studies.fleet.study import FleetAnswer
-    from windtunnel.views import Document
-
 Executor = Annotated[str, Parameter(help="--seeds: serial, processes, ray or ray:ADDRESS (serial).")]
 Folder = Annotated[Path, Parameter(help="Where a live run keeps its journal (fleet-live).")]
 
 
 def show_fleet(question: Fleet, outputs: Outputs, *, executor: Executor = "serial") -> None:
     """Answer, and print."""
+    from windtunnel.faces.report.fleet import answer_document
     from windtunnel.studies.fleet.study import answer
 
     places = {"--rows": outputs.rows, "--report": outputs.report}
@@ -50,19 +47,7 @@ def show_fleet(question: Fleet, outputs: Outputs, *, executor: Executor = "seria
 
         with writing(outputs.rows):
             write_jobs(list(found.outcomes), outputs.rows)
-    give(question, found, outputs, _document(found))
-
-
-def _document(found: FleetAnswer) -> Document:
-    from windtunnel.faces.report.fleet import Fleet as Shown
-    from windtunnel.faces.report.fleet import fleet_document
-
-    own = found.to_dict()
-    bands = [each["bands"] for each in found.figures if "bands" in each]
-    left_out = own.get("left_out", {})
-    return fleet_document(
-        Shown(own["trace"], own["cluster"], own["gpus"], found.figures, found.outcomes, left_out, found.frontier, bands)
-    )
+    give(question, found, outputs, answer_document(found))
 
 
 def show_when(question: FleetWhen, outputs: Outputs) -> None:

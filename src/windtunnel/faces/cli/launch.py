@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import print_question, stdout
 from windtunnel.questions.asked.saved import Launch
 
 
-def launch_app(*, everything: bool = False) -> Callable[..., Any]:
+def launch_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("launch", launch, everything=everything)
 
@@ -28,7 +27,7 @@ def launch(question: Launch, outputs: Outputs) -> None:
         print_views([Files("Launched with", list(found["launch"].items()))], stdout())
 
 
-def answer(question: Launch) -> dict[str, Any]:
+def answer(question: Launch) -> dict[str, dict[str, str]]:
     """File name -> text, under `launch`. Raises UserError."""
     from windtunnel.faces.report.run_folder import load
     from windtunnel.studies.training.launch import launch_of

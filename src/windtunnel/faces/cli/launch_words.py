@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from windtunnel.questions.old import RENAMED
 from windtunnel.real.capture.arguments import split_words
@@ -15,7 +15,7 @@ from windtunnel.real.capture.arguments import split_words
 _EVERYWHERE = ("--help", "--help-all", "-h", "--version")
 
 
-def script_apart(words: list[str], verb: Callable[..., Any]) -> tuple[list[str], list[str]]:
+def script_apart(words: list[str], verb: Callable[..., object]) -> tuple[list[str], list[str]]:
     """(words to parse, words to pass on as they are, from `--`).
 
     `verb`: the one that `words` begin with, its options as keyword-only parameters.
@@ -26,7 +26,7 @@ def script_apart(words: list[str], verb: Callable[..., Any]) -> tuple[list[str],
     return [words[0], *parted[:at]], parted[at:] if len(parted) > at + 1 else []
 
 
-def options_of(verb: Callable[..., Any]) -> tuple[list[str], list[str]]:
+def options_of(verb: Callable[..., object]) -> tuple[list[str], list[str]]:
     """Options of a verb that take a value, and those that take none."""
     hints = get_type_hints(verb, include_extras=True)
     with_value: list[str] = []

@@ -14,7 +14,7 @@ from windtunnel.questions.asked.sweep import ModelFacts
 from windtunnel.views import Column, Document, Table
 
 
-def model_app(*, everything: bool = False) -> Callable[..., Any]:
+def model_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("model", model, ("report", "json"), everything=everything)
 
@@ -38,7 +38,7 @@ def answer(question: ModelFacts) -> dict[str, Any]:
     return facts_of(load_model(question.config))
 
 
-def facts_of(model: Model) -> dict[str, Any]:
+def facts_of(model: Model) -> dict[str, object]:
     """The facts, in 16-bit caches; a windowed layer keeps its window, whatever the context."""
     layers: dict[str, int] = {}
     for layer, count in model.distinct_layers():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.questions import plain
+from windtunnel.questions import Question, plain
 from windtunnel.questions.header import Answer, header
 from windtunnel.questions.words import command
 
@@ -47,11 +47,11 @@ def show(document: Document, *, full: bool = False, piped_width: int = PIPED_WID
 
 
 def print_question(
-    question: Any,
-    own: Mapping[str, Any],
+    question: Question,
+    own: Mapping[str, object],
     *,
-    band: Mapping[str, Any] | None = None,
-    provenance: Mapping[str, Any] | None = None,
+    band: Mapping[str, object] | None = None,
+    provenance: Mapping[str, object] | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
     """The answer to a question as one JSON document: the header, the question, and the study's own part."""
@@ -60,15 +60,26 @@ def print_question(
     print_json(head | {"question": data} | dict(own))
 
 
-def give(question: Any, answer: Answer | Mapping[str, Any], outputs: Outputs, document: Document, **head: Any) -> None:
-    """An answer as it is asked for: a report, and JSON or what there is to see. `head`: of `print_question`."""
+def give(
+    question: Question,
+    answer: Answer | Mapping[str, object],
+    outputs: Outputs,
+    document: Document,
+    *,
+    noting: bool = True,
+    **head: Any,
+) -> None:
+    """An answer as it is asked for: a report, and JSON or what there is to see.
+
+    `noting`: an answer's warnings are notes as well, unless the document shows them. `head`: of `print_question`.
+    """
     if outputs.report is not None:
         from windtunnel.faces.report.draw.page import write_page
 
         write_page(document, outputs.report)
         wrote(outputs.report)
     if not outputs.json:
-        if isinstance(answer, Answer):
+        if noting and isinstance(answer, Answer):
             noted(answer)
         show(document, full=outputs.full)
     elif isinstance(answer, Answer):
@@ -77,7 +88,7 @@ def give(question: Any, answer: Answer | Mapping[str, Any], outputs: Outputs, do
         print_question(question, answer, **head)
 
 
-def print_answered(question: Any, answer: Answer) -> None:
+def print_answered(question: Question, answer: Answer) -> None:
     """The answer to a question as one JSON document."""
     print_question(question, answer.to_dict(), band=answer.band, provenance=answer.provenance, warnings=answer.warnings)
 
@@ -93,7 +104,7 @@ def wrote(path: Path) -> None:
     note(f"wrote {path}")
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(document: Mapping[str, object]) -> None:
     """One JSON document, keys sorted, so that the same answer is the same bytes."""
     print(json.dumps(document, sort_keys=True, indent=1, allow_nan=False))
 

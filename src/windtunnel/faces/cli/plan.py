@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import note, print_question, show, working
+from windtunnel.faces.cli.output import give, note, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.search import Search
 from windtunnel.questions.header import band_entry
@@ -25,7 +25,7 @@ INFEASIBLE = 3  # as in predict
 OUTPUTS = ("report", "rows", "full", "json")
 
 
-def plan_app(*, everything: bool = False) -> Callable[..., Any]:
+def plan_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("plan", plan, OUTPUTS, reader=plan_below, everything=everything)
 
@@ -59,16 +59,8 @@ def plan(
     from windtunnel.faces.report.plans import plans_document
 
     title = f"Plans for {question.model.base} on {question.cluster.base}"
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(plans_document(found, title), outputs.report)
-        note(f"wrote {outputs.report}")
-    if outputs.json:
-        document = found.to_dict()
-        print_question(question, document, band=band_of_best(document), warnings=notes)
-    else:
-        show(plans_document(found, title), full=outputs.full)
+    document = found.to_dict()
+    give(question, document, outputs, plans_document(found, title), band=band_of_best(document), warnings=notes)
     return INFEASIBLE if found.status == "infeasible" else 0
 
 
@@ -82,12 +74,10 @@ def _cut(question: Search, outputs: Outputs, launch_flags: str | None) -> int:
             raise SpecError(name, str(value), "leave it out: a captured script is cut into stages and replicas")
     with working("planning"):
         document = cuts(question)
-    if outputs.json:
-        print_question(question, document, band=band_of_best(document), warnings=document["assumed"])
-    else:
-        from windtunnel.faces.report.plans import cuts_document
+    from windtunnel.faces.report.plans import cuts_document
 
-        show(cuts_document(document), full=outputs.full)
+    band, assumed = band_of_best(document), document["assumed"]
+    give(question, document, outputs, cuts_document(document), band=band, warnings=assumed)
     return INFEASIBLE if document["status"] == "infeasible" else 0
 
 

@@ -48,7 +48,7 @@ def plan_below(given: Given) -> Below:
     return Below({"plan": stated.fields} if stated.fields else {}, stated.notes, stated.path)
 
 
-def predict_app(*, everything: bool = False) -> Callable[..., Any]:
+def predict_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("predict", predict, OUTPUTS, reader=plan_below, everything=everything)
 
@@ -129,7 +129,7 @@ def predict(
             print_views(advice_views(result), stdout())
     written = []
     if outputs.report is not None:
-        from windtunnel.faces.report.prediction.views import write_report
+        from windtunnel.faces.report.documents import write_report
 
         write_report(result, outputs.report)
         written.append(outputs.report)
@@ -170,7 +170,7 @@ def check_rows(rows: Path, question: Predict, *, json: bool) -> None:
         raise SpecError("--rows", str(rows), "the table is of plans without a technique: leave one out")
 
 
-def op_rows_of(question: Predict) -> list[dict[str, Any]]:
+def op_rows_of(question: Predict) -> list[dict[str, object]]:
     """Rows of `training.op_table` for what `predict` is asked."""
     from windtunnel.studies.training.op_table import op_rows
     from windtunnel.studies.training.question import cluster_of, model_of

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import note, print_answered, stdout, wrote
 from windtunnel.questions.asked.capture import Run
 
+if TYPE_CHECKING:
+    from windtunnel.real.emulate.run import Outcome
 
-def run_app(*, everything: bool = False) -> Callable[..., Any]:
+
+def run_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("run", run, ("trace", "rows", "json"), everything=everything)
 
@@ -52,7 +55,7 @@ def run(question: Run, outputs: Outputs) -> int:
     return 0
 
 
-def _failed(outcome: Any) -> int:
+def _failed(outcome: Outcome) -> int:
     """Say what ended the script; its own status, or 1."""
     if outcome.details:
         note(outcome.details.rstrip())

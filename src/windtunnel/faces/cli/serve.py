@@ -65,7 +65,7 @@ def show_plan(
     if isinstance(found, ServingPlans):
         if emit is not None:
             _emit(found, emit, question.model, out)
-        give(question, found, outputs, plans_document(found, question.model, str(question.cluster.base)))
+        give(question, found, outputs, plans_document(found))
     elif not isinstance(found, Placed):
         _print_served(question, found, outputs)
     else:
@@ -102,7 +102,7 @@ def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
 
 
 def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs) -> None:
-    from windtunnel.faces.report.serving.views import serving_document
+    from windtunnel.faces.report.serving.views import served_document
 
     result = served.result
     if outputs.rows is not None:
@@ -113,7 +113,7 @@ def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs)
 
         write_trace(result.timeline, outputs.trace)
         wrote(outputs.trace)
-    give(question, served, outputs, serving_document(result, () if served.curve is None else served.curve.points))
+    give(question, served, outputs, served_document(served))
 
 
 def show_policies(question: ServePolicies, outputs: Outputs) -> None:

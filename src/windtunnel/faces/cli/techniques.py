@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give
 from windtunnel.questions.asked.sweep import Techniques
 
 
-def techniques_app(*, everything: bool = False) -> Callable[..., Any]:
+def techniques_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("techniques", techniques, ("report", "json"), everything=everything)
 
@@ -18,7 +17,7 @@ def techniques_app(*, everything: bool = False) -> Callable[..., Any]:
 def techniques(question: Techniques, outputs: Outputs) -> None:
     """List, print."""
     from windtunnel.faces.report.techniques import techniques_document
-    from windtunnel.studies.techniques.named import answer
+    from windtunnel.studies.helping import answer
 
     found = answer(question)
     give(question, found, outputs, techniques_document(found["techniques"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from windtunnel.views import Document
 
 
-def validate_app(*, everything: bool = False) -> Callable[..., Any]:
+def validate_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("validate", validate, ("report", "rows", "json"), everything=everything)
 

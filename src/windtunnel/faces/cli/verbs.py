@@ -13,8 +13,8 @@ from windtunnel.questions.registry import QUESTIONS
 # The module has a function of the verb's name, or one, `VERB_app`, that makes what cyclopts takes.
 VERBS = (
     "predict", "diagnose", "decide", "check", "plan", "sweep", "whatif", "compare", "explain", "launch", "runs",
-    "serve", "rl", "fabric", "techniques", "fleet", "survive", "watch", "validate", "calibrate", "capture", "run", "ui",
-    "mcp", "ask", "schema", "model", "version",
+    "serve", "rl", "fabric", "nic", "techniques", "fleet", "survive", "watch", "validate", "calibrate", "capture",
+    "run", "ui", "mcp", "ask", "schema", "model", "version",
 )  # fmt: skip
 LAUNCHERS = ("capture", "run")  # take a launch line: what follows the script is the script's
 HOME = {"schema": "ask"}  # of a verb whose module has another name
@@ -24,7 +24,7 @@ GROUPS = {  # of verbs that are several: the line of help of them all
 }
 
 
-def made(verb: str, *, everything: bool = False) -> App | Callable[..., Any]:
+def made(verb: str, *, everything: bool = False) -> App | Callable[..., object]:
     """What cyclopts takes for a verb; `everything`: its rare flags are listed."""
     module = import_module(f"windtunnel.faces.cli.{HOME.get(verb, verb)}")
     maker = getattr(module, f"{verb}_app", None)

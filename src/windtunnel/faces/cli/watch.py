@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import print_question, show, wrote
+from windtunnel.faces.cli.output import give
 from windtunnel.questions.asked.explain import Watch
 
 
-def watch_app(*, everything: bool = False) -> Callable[..., Any]:
+def watch_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("watch", watch, ("report", "json"), everything=everything)
 
@@ -28,12 +28,4 @@ def watch(
     from windtunnel.real.survive.watch.verdict import answer, answer_at_last
 
     found = answer_at_last(question) if follow else answer(question)
-    if outputs.report is not None:
-        from windtunnel.faces.report.draw.page import write_page
-
-        write_page(verdict_document(found), outputs.report)
-        wrote(outputs.report)
-    if outputs.json:
-        print_question(question, found.to_dict(), provenance={"logs": question.folder})
-    else:
-        show(verdict_document(found))
+    give(question, found.to_dict(), outputs, verdict_document(found), provenance={"logs": question.folder})

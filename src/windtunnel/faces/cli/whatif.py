@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give, note, working
 from windtunnel.questions.asked.saved import WhatIf
 
 
-def whatif_app(*, everything: bool = False) -> Callable[..., Any]:
+def whatif_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
     return command("whatif", whatif, ("report", "json", "save"), everything=everything)
 

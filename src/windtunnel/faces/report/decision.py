@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.studies.check import Checked
 from windtunnel.studies.decide import Decision, Option
-from windtunnel.views import Cell, Column, Document, Figure, Figures, Files, Headline, Notes, Number, Table
+from windtunnel.views import (
+    Bar,
+    Bars,
+    Cell,
+    Column,
+    Document,
+    Figure,
+    Figures,
+    Files,
+    Headline,
+    Notes,
+    Number,
+    Part,
+    Table,
+)
 from windtunnel.views.text import plain
 
 
@@ -31,6 +47,7 @@ def decide_document(answer: Decision) -> Document:
         "Which cluster to train on" if several else f"Where to train {answer.options[0].model}",
         [
             Headline(answer.sentence, tone="good" if able else "bad"),
+            *_figures(able, answer.currency),
             Table("Side by side", columns, rows, note, most=len(rows)),
             Notes("Assumed", answer.notes, "warn"),
             Notes(
@@ -38,9 +55,35 @@ def decide_document(answer: Decision) -> Document:
                 [f"{one.model} on {one.cluster}: {plain(one.reason)}" for one in answer.options if not one.fits],
             ),
         ],
-        [Files("Each figure by itself", plans)] if plans else [],
+        [*_pictures(able, answer.currency), *([Files("Each figure by itself", plans)] if plans else [])],
         f"{answer.tokens / 1e9:,.0f} billion tokens",
     )
+
+
+def _figures(able: Sequence[Option], currency: str) -> Iterator[Figures]:
+    for best in able[:1]:
+        figures = (
+            ("days", best.days, "days", best.cluster),
+            (f"cost, {currency}", best.cost, "", "with failures"),
+            ("MFU", best.mfu, "share", ""),
+            ("trains", best.effective_share, "share", "of the time"),
+        )
+        yield Figures([Figure(name, Number(value, unit), note) for name, value, unit, note in figures if value])
+
+
+def _pictures(able: Sequence[Option], currency: str) -> Iterator[Bars]:
+    """Days and cost of each, on one scale."""
+    for what, unit, values in (
+        ("Days", "days", [one.days for one in able]),
+        (f"Cost, {currency}", "", [one.cost for one in able]),
+    ):
+        bars = [
+            Bar(f"{one.model} on {one.cluster}", [Part(what, value)])
+            for one, value in zip(able, values, strict=True)
+            if value is not None
+        ]
+        if len(bars) > 1:
+            yield Bars(what, unit, bars)
 
 
 def _row(one: Option, currency: str, money: bool) -> list[Cell]:

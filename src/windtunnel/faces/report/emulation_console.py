@@ -139,5 +139,5 @@ def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
         yield "            messages came when asked for: other stages' programs are not known; give --captured FOLDER"
 
 
-def _lacks_stages(asked: Emulation, kinds: Mapping[str, Any]) -> bool:
+def _lacks_stages(asked: Emulation, kinds: Mapping[str, object]) -> bool:
     return "recv" in kinds and asked.captured is None and not asked.ranks

@@ -35,7 +35,7 @@ def fabric_document(result: FabricResult) -> Document:
             "time", Number(last.seconds, "s", last.p5_s, last.p95_s, last.source), f"{last.algorithm} {last.protocol}"
         ),
         Figure("bus bandwidth", Number(last.bus_bandwidth, "B/s")),
-        Figure("latency", Number(last.latency_s, "s"), "of the time, whatever the size"),
+        Figure("latency", Number(last.latency_s, "s"), "of one byte"),
     ]
     if result.mean_error is not None:
         figures.append(Figure("mean error", Number(result.mean_error, "share"), "against nccl-tests"))

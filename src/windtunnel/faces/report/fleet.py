@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.studies.fleet.flows.study import FlowsStudy
 from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
-from windtunnel.studies.fleet.study import LintAnswer
+from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer
 from windtunnel.studies.fleet.when import When
 from windtunnel.views import (
     Axis,
@@ -98,6 +98,20 @@ class Fleet:
     left_out: Mapping[str, str] = field(default_factory=dict)  # job -> why
     frontier: Sequence[Mapping[str, float]] = ()  # of lending, as `loans/frontier.py` gives it
     bands: Sequence[Mapping[str, Sequence[float]]] = ()  # of each policy over seeds: 5, 50 and 95 %
+
+
+def answer_document(found: FleetAnswer) -> Document:
+    """What the command line answers."""
+    own = found.named
+    bands = [each["bands"] for each in found.figures if "bands" in each]
+    where = (own["trace"], own["cluster"], own["gpus"])
+    return fleet_document(Fleet(*where, found.figures, found.outcomes, found.left_out, found.frontier, bands))
+
+
+def result_document(found: FleetResult) -> Document:
+    """What `windtunnel.fleet` answers."""
+    site = found.site
+    return fleet_document(Fleet("a trace", site.text, site.gpus, list(found.figures.values()), found.outcomes))
 
 
 def fleet_document(answer: Fleet) -> Document:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from windtunnel.faces.report.prediction.spec_words import title
+from windtunnel.faces.report.prediction.views import categories_of, time_parts
 from windtunnel.studies.diagnose import Diagnosis
 from windtunnel.studies.measured_run.against import ClassTime
 from windtunnel.studies.planning.proposals import Proposal
 from windtunnel.views import (
+    Bar,
+    Bars,
     Change,
     Changes,
     Column,
@@ -19,6 +22,7 @@ from windtunnel.views import (
     Headline,
     Notes,
     Number,
+    Part,
     Table,
     View,
 )
@@ -53,6 +57,7 @@ def _views(answer: Diagnosis) -> Iterator[View]:
         Figure("MFU predicted", Number(answer.predicted_mfu, "share")),
     ]
     yield Figures(figures)
+    yield _gap(answer)
     if answer.causes:
         rows = [(one.cause, Number(one.seconds, "s"), plain(one.evidence), one.mend) for one in answer.causes]
         columns = (Column("cause"), Column("a step", "s"), Column("evidence"), Column("what to do first"))
@@ -68,6 +73,20 @@ def _views(answer: Diagnosis) -> Iterator[View]:
             "Lines that look like times and were not understood", [*lines, *([f"and {more:,} more"] * (more > 0))]
         )
     yield Notes("To mind", [plain(one) for one in answer.warnings], "warn")
+
+
+def _gap(answer: Diagnosis) -> Bars:
+    """The predicted step in its parts above the measured one: the prediction, what each cause adds, and the rest."""
+    named = time_parts(answer.result.breakdown_ns, categories_of(answer.result))
+    lost = [
+        Part(one.cause, one.seconds, f"line-{at % 5 + 1}") for at, one in enumerate(answer.causes) if one.seconds > 0
+    ]
+    base = max(answer.measured_step_s - sum(part.value for part in lost), 0.0)
+    return Bars(
+        "Predicted and measured",
+        "s",
+        [Bar("predicted", named), Bar("measured", [Part("without a cause that was seen", base, "line-7"), *lost])],
+    )
 
 
 def _details(answer: Diagnosis) -> Iterator[View]:

@@ -33,14 +33,9 @@ from windtunnel.views.text import text_of
 HIDDEN = ("global_batch", "seq_len", "framework")
 
 
-def plans_html(answer: Plans) -> str:
-    """An HTML fragment for a notebook; text of the answer is escaped."""
-    from windtunnel.faces.report.draw.notebook import fragment_of
-
-    return fragment_of(plans_document(answer, "plans"))
-
-
-def plans_document(answer: Plans, title: str, address: Callable[[Planned], str] = lambda plan: "") -> Document:
+def plans_document(
+    answer: Plans, title: str = "Plans", address: Callable[[Planned], str] = lambda plan: ""
+) -> Document:
     """What a search found. `address`: where a page looks at a plan; "": nowhere."""
     if answer.status == "infeasible":
         return Document("plans", title, list(_nothing_fits(answer)))
@@ -160,19 +155,22 @@ def _picture(answer: Plans) -> Iterator[Curve]:
 
 
 def _choices(choices: Sequence[Choice]) -> Iterator[View]:
-    """What the next best value of each field costs, with all else chosen again; then what was not told apart."""
-    known = [one for one in choices if one.exact or one.regret > 0]
+    """What the next best value of each field costs, with all else chosen again; then what bounds say of others."""
+    known = [one for one in choices if one.exact]
     if known:
         bars = [
-            Bar(
-                words({one.field: one.value}),
-                [Part("slower by", max(one.regret, 0.0), "line-0" if one.exact else "line-7")],
-                note="" if one.exact else "at least",
-            )
-            for one in known
-        ]  # fmt: skip
+            Bar(words({one.field: one.value}), [Part("slower by", max(one.regret, 0.0), "line-0")]) for one in known
+        ]
         yield Bars("Other choices, with all else chosen again: slower by", "share", bars)
-    unknown = [words({one.field: one.value}) for one in choices if not (one.exact or one.regret > 0)]
+    bounded = [one for one in choices if not one.exact and one.regret > 0]
+    if bounded:
+        lines = [
+            f"{field_words(field)}: "
+            + ", ".join(f"{value_words(one.value)} {text_of(one.regret, 'share')}" for one in of_field)
+            for field, of_field in groupby(sorted(bounded, key=lambda one: one.field), key=lambda one: one.field)
+        ]
+        yield Notes("Others are slower by at least", lines)
+    unknown = [words({one.field: one.value}) for one in choices if not one.exact and one.regret <= 0]
     if unknown:
         yield Notes("Not told apart from the best", [", ".join(unknown)])
 

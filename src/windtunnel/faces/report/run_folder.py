@@ -39,7 +39,7 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
     result = replace(result, advice=(), advice_tried=0)  # kept is the answer, however it was asked for
     folder = Path(root) / result.content_hash
     if html:
-        from windtunnel.faces.report.prediction.views import write_report
+        from windtunnel.faces.report.documents import write_report
 
         write_report(result, folder / REPORT_FILE)
     if trace:

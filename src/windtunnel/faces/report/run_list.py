@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.report.prediction.spec_words import gpus, model_name
@@ -166,7 +165,7 @@ class Listed(Answer):
     runs: tuple[Run, ...]
     tags: Mapping[str, tuple[str, ...]]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return {"runs": [asdict(run) | {"tags": list(self.tags.get(run.name, ()))} for run in self.runs]}
 

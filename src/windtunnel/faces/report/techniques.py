@@ -12,19 +12,30 @@ if TYPE_CHECKING:
     from windtunnel.physics.step.result import TechniqueGain
 
 
-def techniques_document(listed: Sequence[Mapping[str, Any]]) -> Document:
+def techniques_document(listed: Sequence[Mapping[str, object]]) -> Document:
     """Each with what it does, needs and takes."""
     return Document("techniques", format_many(len(listed), "technique"), [_listed(one) for one in listed])
 
 
 def _listed(one: Mapping[str, Any]) -> Notes:
     names = f" (also {', '.join(one['aliases'])})" if one["aliases"] else ""
-    lines = [one["does"], f"needs: {one['needs']}", f"runs: {one['runs']}"]
+    lines = _here(one)
+    lines += [one["does"], f"needs: {one['needs']}", f"runs: {one['runs']}"]
     lines += [f"not with: {', '.join(one['excludes'])}"] if one["excludes"] else []
     for parameter in one["parameters"]:
         choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
         lines.append(f"{parameter['name']}={_shown(parameter['default'])} {parameter['help']}{choices}")
     return Notes(f"{one['name']}{names}", lines)
+
+
+def _here(one: Mapping[str, Any]) -> list[str]:
+    """What it would bring to the job that was named."""
+    if "cannot" in one:
+        return [f"not here: {one['cannot']}"]
+    if "gain" not in one:
+        return []
+    without, after = format_time(one["step_time_without_s"]), format_time(one["step_time_s"])
+    return [f"here: {without} a step without, {after} with: {one['gain']:.3f} x", f"add: {one['line']}"]
 
 
 def gain_lines(gain: TechniqueGain) -> list[str]:
@@ -44,15 +55,16 @@ def gain_rows(gain: TechniqueGain) -> list[tuple[str, str]]:
     return chosen + _named("behind it", gain.details, _measured)
 
 
-def _named(title: str, values: Mapping[str, Any], words: Callable[[str, Any], str]) -> list[tuple[str, str]]:
+def _named(title: str, values: Mapping[str, object], words: Callable[[str, object], str]) -> list[tuple[str, str]]:
     if not values:
         return []
-    if all(isinstance(value, Mapping) for value in values.values()):
-        return [row for name, inner in values.items() for row in _named(f"{title}, {name}", inner, words)]
+    parts = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    if len(parts) == len(values):
+        return [row for name, inner in parts.items() for row in _named(f"{title}, {name}", inner, words)]
     return [(title, ", ".join(words(name, value) for name, value in values.items()))]
 
 
-def _measured(name: str, value: Any) -> str:
+def _measured(name: str, value: object) -> str:
     """`stall_s` 0.52 as `stall 520 ms`: the unit that ends a name is the value's."""
     words = name.split("_")
     for unit, written in (("s", format_time), ("bytes", format_bytes)):
@@ -62,5 +74,5 @@ def _measured(name: str, value: Any) -> str:
     return f"{' '.join(words)} {_shown(value)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.step.result import Result
@@ -46,7 +45,7 @@ def plan_fields() -> Mapping[str, Input]:
     return {one.name: one for one in inputs_of(Plan)}
 
 
-def plan_of(values: Mapping[str, str]) -> dict[str, Any]:
+def plan_of(values: Mapping[str, str]) -> dict[str, object]:
     """The fields of a plan that a form fills, as plain data."""
     given = {name: values.get(name, "").strip() for name in plan_fields()}
     return {name: value_of(plan_fields()[name], text) for name, text in given.items() if text}
@@ -73,7 +72,7 @@ class Asked:
 
     model: str
     cluster: str
-    plan: Mapping[str, Any]
+    plan: Mapping[str, object]
     sets: tuple[str, ...]
     scenario: Scenario
     plan_file: Path | None = None  # a plan in YAML or a framework's own, whose fields `plan` overrides
@@ -106,7 +105,7 @@ class Asked:
             raise SpecError(name.removeprefix("plan."), error.value, error.remedy) from None
         return found, stated.notes
 
-    def settled(self) -> dict[str, Any]:
+    def settled(self) -> dict[str, object]:
         """The fields of the plan; with a file, those that it says as well."""
         if self.plan_file is None and not is_stated(self.model):
             return dict(self.plan)

@@ -14,7 +14,6 @@ from collections.abc import Hashable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.faces.report.draw.page import body_of, page_of, page_template
@@ -46,7 +45,7 @@ class Page:
         self.root = root
         self._answered: OrderedDict[Hashable, Result] = OrderedDict()
 
-    def draw(self, template: str, /, **parts: Any) -> str:
+    def draw(self, template: str, /, **parts: object) -> str:
         """A template of this package with its parts."""
         return page_template(template, "windtunnel.faces.ui").render(**parts)
 

@@ -20,7 +20,6 @@ from contextlib import asynccontextmanager
 from functools import wraps
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 from windtunnel.errors import InputFileError, UserError
@@ -73,7 +72,7 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
     def values_of(request: Request) -> dict[str, str]:
         return {key: value[:4000] for key, value in request.query_params.items() if key != "token"}
 
-    def shows(draw: Callable[[Request], str]) -> Callable[[Request], Any]:
+    def shows(draw: Callable[[Request], str]) -> Callable[[Request], object]:
         """A page, or one clear sentence with status 400."""
 
         @wraps(draw)
@@ -86,7 +85,7 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
 
         return respond
 
-    def does(act: Callable[[Request, Mapping[str, str]], str]) -> Callable[[Request], Any]:
+    def does(act: Callable[[Request, Mapping[str, str]], str]) -> Callable[[Request], object]:
         """Something that changes: the answer is where to go next, or part of a page."""
 
         @wraps(act)

@@ -62,7 +62,7 @@ def _is_input(name: str) -> bool:
     return name in ("model", "cluster") or name.startswith("plan.")
 
 
-def point_of(inputs: Mapping[str, Any], status: str, outputs: Mapping[str, Any]) -> Point | None:
+def point_of(inputs: Mapping[str, object], status: str, outputs: Mapping[str, Any]) -> Point | None:
     """One point; None where it has no step that fits."""
     step, rate = outputs.get("step_time_s"), outputs.get("tokens_per_s")
     if status != "ok" or not step or not rate:
@@ -75,7 +75,7 @@ def point_of(inputs: Mapping[str, Any], status: str, outputs: Mapping[str, Any])
     return [step, float(outputs.get("peak_memory_bytes") or 0) / 2**30, hours, told, address_of(cluster, asked)]
 
 
-def address_of(cluster: str, fields: Mapping[str, Any]) -> str:
+def address_of(cluster: str, fields: Mapping[str, object]) -> str:
     """A question as Ask takes it in its address; fields that are no plain values are left out."""
     gpu, colon, count = cluster.rpartition(":")
     asked = {**({"gpu": gpu, "gpus": count} if colon else {"gpu": count}), **fields}

@@ -16,7 +16,7 @@ With sharing ops also slow each other on links, on whatever GPU they run: `engin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,8 @@ from windtunnel.physics.engine.timeline import Timeline
 from windtunnel.physics.graph.deadlock import explain_deadlock
 from windtunnel.physics.graph.program import Graph
 
-_Array = NDArray[Any]
+if TYPE_CHECKING:
+    from windtunnel.physics.engine.compiled.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,7 @@ def _shared(
 
 def _rated(
     graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown
-) -> tuple[_Array, _Array, int, _Array, _Array, _Array, _Array, _Array, _Array]:
+) -> tuple[Array, Array, int, Array, Array, Array, Array, Array, Array]:
     """What the kernels take of ops that slow each other."""
     return (
         graph.stream,

@@ -14,12 +14,11 @@ lumpability", 1994.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.integer[Any]]
+Ints = NDArray[np.int32] | NDArray[np.int64]
 
 
 def refine(colour: Ints, communicators: Sequence[Ints]) -> NDArray[np.int64]:

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,7 @@ class Calibration:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def summary_dict(self) -> dict[str, Any]:
+    def summary_dict(self) -> dict[str, object]:
         """What it is, in a few words and a digest of the rest."""
         found: dict[str, object] = {"device": self.device, "date": self.date, "software": dict(self.software)}
         points = sum(len(rows.seconds) for rows in (*self.points.values(), *self.collectives.values()))
@@ -273,7 +273,7 @@ class _Reader:
     def fail(self, name: str, value: object, remedy: str) -> NoReturn:
         raise SpecError(name, value, remedy, self.where)
 
-    def mapping(self, value: object, name: str) -> Mapping[Any, Any]:
+    def mapping(self, value: object, name: str) -> Mapping[object, object]:
         if not isinstance(value, Mapping):
             self.fail(name, value, "must be `key: value` lines")
         return value

@@ -26,14 +26,49 @@ TARGETS = {"qkv": QKV, "attention": ATTENTION, "all": LINEAR, "experts": (*LINEA
 SPLIT_BY_ROW = ("out", "mlp_down", "shared_down")
 
 
-def with_adapters(operations: Sequence[Operation], shard: Shard, rank: int, targets: str) -> tuple[Operation, ...]:
-    """The ops of one block with its weights frozen, and behind each layer that is a target those of its adapter."""
+# Modules as PEFT names them, the part of a fused layer's output that each makes, and how many such parts there are.
+# Queries', keys' and values' parts are a layer's own.
+MODULES = {
+    "q": (QKV[:3], "q"), "k": (("qkv",), "k"), "v": (("qkv", "kv_up"), "v"), "o": (("out",), ""),
+    "gate": (("mlp_up", "shared_up"), "half"), "up": (("mlp_up", "shared_up"), "half"),
+    "down": (("mlp_down", "shared_down"), ""),
+}  # fmt: skip
+
+
+def check_targets(targets: str) -> bool:
+    """Whether these are names of groups of layers, or of modules."""
+    return targets in TARGETS or (bool(targets) and set(targets.split(",")) <= set(MODULES))
+
+
+def with_adapters(
+    operations: Sequence[Operation], shard: Shard, rank: int, targets: str, adapters: int = 1, query_share: float = 1.0
+) -> tuple[Operation, ...]:  # fmt: skip
+    """The ops of one block with its weights frozen, and behind each layer that is a target those of its adapters.
+
+    `adapters`: how many learn side by side, each from its share of the rows. `query_share`: of the fused projection's
+    output, keys and values have the rest in halves.
+    """
     found: list[Operation] = []
     for op in operations:
         found.append(_frozen(op, shard))
-        if op.kind in ("gemm", "grouped_gemm") and op.name in TARGETS[targets]:
-            found += _adapter(op, shard, float(rank))
+        if op.kind in ("gemm", "grouped_gemm"):
+            for name, part in _parts(op, targets, query_share):
+                found += _adapter(op, shard, float(rank), adapters, name, part)
     return tuple(found)
+
+
+def _parts(op: Operation, targets: str, query_share: float) -> Iterator[tuple[str, float]]:
+    """Adapters beside a layer: each one's name, and its part of the output."""
+    if targets in TARGETS:
+        if op.name in TARGETS[targets]:
+            yield op.name, 1.0
+        return
+    shares = {"": 1.0, "half": 0.5, "q": query_share, "k": (1 - query_share) / 2, "v": (1 - query_share) / 2}
+    for module in dict.fromkeys(targets.split(",")):
+        layers, part = MODULES[module]
+        if op.name in layers:
+            whole = op.name not in ("qkv", "mlp_up", "shared_up")
+            yield f"{op.name} {module}".removesuffix(" o").removesuffix(" down"), 1.0 if whole else shares[part]
 
 
 def learning(operations: Sequence[Operation]) -> float:
@@ -58,8 +93,13 @@ def _frozen(op: Operation, shard: Shard) -> Operation:
     )
 
 
-def _adapter(op: Operation, shard: Shard, rank: float) -> Iterator[Operation]:
-    *groups, m, n, k = op.shape
+def _adapter(
+    op: Operation, shard: Shard, rank: float, adapters: int, name: str, part: float
+) -> Iterator[Operation]:  # fmt: skip
+    *groups, m, whole, k = op.shape
+    n = whole * part
+    if adapters > 1:
+        groups, m = [(groups[0] if groups else 1.0) * adapters], m / adapters
     count = groups[0] if groups else 1.0
     w = shard.activation_bytes
     row = op.name in SPLIT_BY_ROW
@@ -68,11 +108,11 @@ def _adapter(op: Operation, shard: Shard, rank: float) -> Iterator[Operation]:
     across = Transfer("all_reduce", "tp", m * rank * w) if summed else None
     joined = Transfer("all_gather", "tp", m * rank * w) if parts > 1 else None
     own = m / shard.tp if summed and shard.sequence_parallel else m
-    yield _product(f"{op.name} adapter A", (*groups, m, rank / parts, k), w, across or joined)
-    yield _product(f"{op.name} adapter B", (*groups, own, n, rank), w, None)
+    yield _product(f"{name} adapter A", (*groups, m, rank / parts, k), w, across or joined)
+    yield _product(f"{name} adapter B", (*groups, own, n, rank), w, None)
     # Scaled, then added to the layer's output; backward scaled, and the two gradients of the input added.
     yield Operation(
-        f"{op.name} adapter sum",
+        f"{name} adapter sum",
         ADAPTER,
         "memory",
         forward_bytes=5.0 * w * count * own * n,

@@ -204,11 +204,12 @@ class Model:
     """A decoder-only language model: its layers in order, and what stands before and after them.
 
     `learned_positions`: rows of the position table, 0 = none. `embedding_norm`: a norm right after the embedding
-    (BLOOM). `mtp_layers`: multi-token-prediction modules (DeepSeek V3), each one more layer of the last kind behind two
+    (BLOOM). `mtp_layers`: multi-token-prediction modules (DeepSeek V3), each one more layer (`ahead`) behind two
     norms and a 2h -> h projection; they share embedding and head, and published totals leave them out, as `parameters`
     does. `notes`: what the source describes and this model leaves out. `more_weights`: elements of matrices outside of
     the layers that every token is multiplied with, `more_parameters`: whatever else is learned there; both count with
-    the embedding. `derived`: read from what transformers built, not from a file of this package.
+    the embedding. `derived`: read from what transformers built, not from a file of this package. `step_tokens`: of a
+    diffusion model, what every step works on anew, `step_passes` times; its answer is its steps.
     """
 
     name: str
@@ -229,6 +230,8 @@ class Model:
     more_weights: int = 0
     more_parameters: int = 0
     derived: bool = False
+    step_tokens: int = 0
+    step_passes: int = 1
 
     @property
     def n_layers(self) -> int:
@@ -286,11 +289,17 @@ class Model:
         return self._outside_layers + sum(n * self.parameters_of(layer).active for layer, n in self.distinct_layers())
 
     @property
+    def ahead(self) -> int:
+        """Which layer multi-token prediction has once more: the last that keeps keys (hybrids attend there), whole."""
+        kept = (i for i, one in enumerate(self.layers) if one.attention.kind != "recurrent" and one.feed_forward.size)
+        return max(kept, default=self.n_layers - 1)
+
+    @property
     def mtp_parameters(self) -> int:
         """Parameters of the multi-token-prediction modules; embedding and head are shared with the model."""
         if not self.mtp_layers:
             return 0
-        module = self.layer_parameters(-1).total + 2 * self.hidden_size**2 + 3 * self.norm_parameters
+        module = self.layer_parameters(self.ahead).total + 2 * self.hidden_size**2 + 3 * self.norm_parameters
         return self.mtp_layers * module
 
     @property
@@ -314,7 +323,7 @@ class Model:
         scores = sum(n * layer.attention.score_flops_per_token(seq_len, attention) for layer, n in counts)
         return 2.0 * self.matmul_parameters + scores
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
         whole = {field: getattr(self, field) for field in self.__slots__ if field not in ("layers", "notes")}
         whole = {field: value for field, value in whole.items() if value or field not in SELDOM}

@@ -49,6 +49,7 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
     passes = 0.0
     if attention.position == "rope":
         passes += 2 * w if shard.fused else 10 * w
+    kept = query_key * w if attention.qk_norm in ("per_head", "full") else 0.0  # their norms' input, for the backward
     if attention.qk_norm != "none":
         passes += 2 * w if shard.fused or shard.fused_norms else 15 * w
     if attention.kind == "mla":
@@ -61,6 +62,7 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
                 "memory",
                 forward_bytes=passes * query_key,
                 backward_bytes=1.5 * passes * query_key,
+                saved_bytes=kept,
                 output_bytes=query_key * w,
                 kernels=2 if shard.fused else 8,
                 timed=Timed("rope", t * (heads + kv_heads), d) if attention.position == "rope" else None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.model.architecture import Model
@@ -43,6 +42,16 @@ ALIASES = {
     "gpt-2-xl": "gpt2-xl",
     "bloom": "bloom-176b",
     "nemotron-4-340b-base": "nemotron-4-340b",
+    "glm-5.1": "glm-5",  # the same shapes, trained further
+    "glm-5.3": "glm-5.2",
+    "kimi-k2.6": "kimi-k2.5",
+    "minimax-m2.7": "minimax-m2.5",
+    "qwen3.6-27b": "qwen3.5-27b",
+    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+    "qwen3-coder-next": "qwen3-next-80b-a3b",
+    "nvidia-nemotron-3-nano-30b-a3b-bf16": "nemotron-3-nano",
+    "nvidia-nemotron-3-super-120b-a12b-fp8": "nemotron-3-super",
+    "nvidia-nemotron-3-ultra-550b-a55b-bf16": "nemotron-3-ultra",
 }
 
 
@@ -52,7 +61,7 @@ def catalogue_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
-def load_model(spec: str | Path | Mapping[str, Any]) -> Model:
+def load_model(spec: str | Path | Mapping[str, object]) -> Model:
     """A model by catalogue name, by path of a `config.json` or its folder, or from the mapping itself.
 
     Names ignore case and an organisation in front: `llama-3.1-405b`, `meta-llama/Llama-3.1-405B`. A name of the
@@ -73,7 +82,7 @@ def load_model(spec: str | Path | Mapping[str, Any]) -> Model:
     )
 
 
-def stored_as(spec: str | Path | Mapping[str, Any]) -> Stored:
+def stored_as(spec: str | Path | Mapping[str, object]) -> Stored:
     """The number formats of a model's checkpoint; `spec` as in `load_model`. Raises SpecError."""
     if isinstance(spec, Mapping):
         return stored_formats(spec)

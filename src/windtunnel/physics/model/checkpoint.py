@@ -41,7 +41,7 @@ class Stored:
 PLAIN = Stored()
 
 
-def stored_formats(config: Mapping[str, Any], folder: Path | None = None) -> Stored:
+def stored_formats(config: Mapping[str, object], folder: Path | None = None) -> Stored:
     """Formats by a `config.json` and, where a folder is given, NVIDIA's file beside it. Raises SpecError."""
     fields = {**config, **_mapping(config.get("text_config"))}
     found = fields.get("quantization_config")
@@ -63,7 +63,7 @@ def stored_formats(config: Mapping[str, Any], folder: Path | None = None) -> Sto
     return stored
 
 
-def _by_method(method: str, told: Mapping[str, Any]) -> Stored:
+def _by_method(method: str, told: Mapping[str, object]) -> Stored:
     if method == "mxfp4":
         return Stored("bf16", "mxfp4")
     if method in ("fp8", "fbgemm-fp8"):

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.physics.model.limits import LAYERS_MAX, SIZE_MAX, counted, showable
+from windtunnel.physics.model.limits import SIZE_MAX, counted, showable
 
-_MISSING: Any = object()
+_MISSING: object = object()
 
 # Change no tensor shape and no matrix product, in any architecture read here.
 # fmt: off
@@ -56,14 +56,14 @@ class Fields:
     A null in JSON counts as absent. All getters raise SpecError naming field, value and remedy.
     """
 
-    def __init__(self, config: Mapping[str, Any], where: str | None = None, prefix: str = "") -> None:
+    def __init__(self, config: Mapping[str, object], where: str | None = None, prefix: str = "") -> None:
         self._config, self.where, self.prefix = config, where, prefix
         self._read: set[str] = set()
         for key in config:
             if not isinstance(key, str):
                 raise SpecError("config", showable(key), "use text for the names of fields", where)
 
-    def _get(self, key: str) -> Any:
+    def _get(self, key: str) -> object:
         self._read.add(key)
         value = self._config.get(key)
         return _MISSING if value is None else value
@@ -76,7 +76,7 @@ class Fields:
         """Whether the config gives `key` a value other than null."""
         return self._config.get(key) is not None
 
-    def raw(self, key: str) -> Any:
+    def raw(self, key: str) -> object:
         """The field as it stands."""
         return self._config.get(key)
 
@@ -105,19 +105,6 @@ class Fields:
             value = default
         return counted(self.prefix + key, value, most, least=least, where=self.where)
 
-    def count_or_none(self, key: str, most: int = SIZE_MAX) -> int | None:
-        """A whole number, or None where the field is absent or null."""
-        self._read.add(key)
-        return self.count(key, most=most) if self.has(key) else None
-
-    def count_any(self, *keys: str, most: int = SIZE_MAX) -> int:
-        """A required number that goes by several names; where two are given they must agree."""
-        given = [key for key in keys if self.has(key)] or [keys[0]]
-        values = [self.count(key, most=most) for key in given]
-        if len(set(values)) > 1:
-            raise self.refuse(given[1], values[1], f"it contradicts {given[0]} = {values[0]}: remove one of them")
-        return values[0]
-
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._get(key)
@@ -142,10 +129,6 @@ class Fields:
         if value is not _MISSING and not any(type(value) is type(a) and value == a for a in allowed):
             shown = " or ".join(str(a).lower() if isinstance(a, bool) else str(a) for a in allowed)
             raise self.refuse(key, value, f"{why}; give {shown}, or remove the field")
-
-    def whole_numbers(self, key: str, n: int | None = None, most: int = LAYERS_MAX) -> tuple[int, ...] | None:
-        """A list of whole numbers from 0 to `most`, of length `n` if given; None where absent."""
-        return self._list(key, n, lambda item: counted(self.prefix + key, item, most, least=0, where=self.where))
 
     def words(self, key: str, n: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
         """A list of `n` words out of `known`; None where absent."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.document import read_json
@@ -12,7 +11,7 @@ from windtunnel.files.document import read_json
 BYTES_MAX = 16 * 2**20  # a config is a few KiB; more is another file given by mistake (weights, a tokenizer)
 
 
-def config_of(path: Path) -> tuple[dict[str, Any], Path]:
+def config_of(path: Path) -> tuple[dict[str, object], Path]:
     """The object in the file at `path`, or in `config.json` if `path` is a folder; with the path that was read."""
     path = path / "config.json" if os.path.isdir(path) else path
     found = read_json(path, "give a model's config.json, or the folder that holds one", BYTES_MAX, infinite=True)

@@ -44,7 +44,7 @@ def derivable() -> bool:
     return find_spec("torch") is not None and find_spec("transformers") is not None
 
 
-def derived(config: Mapping[str, Any], where: str | None = None) -> Model:
+def derived(config: Mapping[str, object], where: str | None = None) -> Model:
     """The model of a config whose type has no file. Raises SpecError where transformers cannot build it either."""
     facts = _facts(config, where)
     fields = facts["fields"]
@@ -117,7 +117,7 @@ def _block(parts: Mapping[str, int], hidden: int, number: Any) -> ExtendedBlock:
     )
 
 
-def _facts(config: Mapping[str, Any], where: str | None) -> dict[str, Any]:
+def _facts(config: Mapping[str, object], where: str | None) -> dict[str, Any]:
     text = json.dumps(config, sort_keys=True, default=str)
     root = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(root) if root else Path.home() / ".cache") / "windtunnel"

@@ -76,7 +76,7 @@ _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def _of_layer(value: Any, i: int, key: str = "", default: Any = None) -> Any:
+def _of_layer(value: Any, i: int, key: str = "", default: object = None) -> Any:
     """Layer `i`'s own of a list with one for each, or `key` of a mapping by layer; without key the value itself."""
     if isinstance(value, list):
         return value[i]
@@ -122,7 +122,7 @@ def _names(entry: object) -> Iterator[str]:
             yield from re.findall(r"[A-Za-z_]\w*", inner)
 
 
-def _laid_over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def _laid_over(base: dict[str, Any], own: dict[str, object]) -> dict[str, Any]:
     whole = dict(base)
     for key, value in own.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict) and "instead" not in value:
@@ -196,7 +196,7 @@ class _Reading:
         raise ValueError(ast.dump(node))
 
     @staticmethod
-    def _number(what: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    def _number(what: Callable[[object, object], object], a: object, b: object) -> Any:
         if not all(isinstance(x, int | float) and abs(x) < NUMBER_MOST for x in (a, b)):
             raise TypeError
         return what(a, b)
@@ -217,7 +217,7 @@ class _Reading:
             raise self.fields.refuse(name, None, f"the model needs this field{MEANING.get(name, '')}")
         return self.value(self.defaults[name], i)
 
-    def entries(self, part: str, name: str, entries: Mapping[str, Any], i: int) -> dict[str, Any]:
+    def entries(self, part: str, name: str, entries: Mapping[str, object], i: int) -> dict[str, Any]:
         """The entries of one noun, worked out and in range."""
         found = {key: self._entry(key, text, i) for key, text in entries.items()}
         for key, value in found.items():
@@ -240,7 +240,7 @@ class _Reading:
             return self.value(text[1:].strip(), i) if text.startswith("=") else text
         return self.value(text, i)
 
-    def once(self, part: str, name: str, i: int, make: Callable[[dict[str, Any]], Any]) -> Any:
+    def once(self, part: str, name: str, i: int, make: Callable[[dict[str, object]], object]) -> Any:
         """The noun called `name`, made once unless its entries ask for the layer."""
         entries = self.rules[part][name]
         texts = [text for text in entries.values() if isinstance(text, str)]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.model.architecture import Model, checked
@@ -29,7 +28,7 @@ def readable() -> tuple[str, ...]:
     return tuple(sorted({*READERS, *type_names()}))
 
 
-def _name_of(config: Mapping[str, Any], path: Path) -> str:
+def _name_of(config: Mapping[str, object], path: Path) -> str:
     """What a `config.json` calls its model; else the folder, which the hub's cache names `models--ORG--NAME`."""
     said = config.get("_name_or_path")
     if isinstance(said, str) and said.isprintable() and said.strip("./ "):
@@ -38,7 +37,7 @@ def _name_of(config: Mapping[str, Any], path: Path) -> str:
     return cached[-1].rpartition("--")[2] if cached else path.resolve().parent.name
 
 
-def read_config(source: str | Path | Mapping[str, Any], name: str | None = None) -> Model:
+def read_config(source: str | Path | Mapping[str, object], name: str | None = None) -> Model:
     """The model that a `config.json` describes, called `name`, as it calls itself, or after its folder.
 
     `source`: path of the file, of the folder that holds it, or the mapping itself. Raises InputFileError for a file
@@ -50,7 +49,7 @@ def read_config(source: str | Path | Mapping[str, Any], name: str | None = None)
         source, path = config_of(Path(source))
         where = str(path)
         name = name or (_name_of(source, path) if path.name == "config.json" else path.stem)
-    kind = source.get("model_type")
+    kind = source.get("model_type", source.get("_class_name"))  # the second is diffusers'
     if not isinstance(kind, str):
         raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(readable())}", where)
     if kind not in readable():

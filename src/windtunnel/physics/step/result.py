@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.notebook import Shown
 from windtunnel.questions.header import SCHEMA
 
 BESIDE = ("advice", "advice_tried", "question")  # fields beside the answer
@@ -60,12 +59,12 @@ class StageMemory:
 
 
 class _WhenRead:
-    """A field of `Result` that may hold what makes its value: it is made when it is first read."""
+    """A field of `Result` or of `StageMemory` that may hold what makes its value: it is made when it is first read."""
 
     def __init__(self, slot: Any) -> None:
         self.slot = slot
 
-    def __get__(self, result: Result | None, owner: type) -> Any:
+    def __get__(self, result: Result | StageMemory | None, owner: type) -> object:
         if result is None:
             return self
         value = self.slot.__get__(result, owner)
@@ -74,7 +73,7 @@ class _WhenRead:
             self.slot.__set__(result, value)
         return value
 
-    def __set__(self, result: Result, value: Any) -> None:
+    def __set__(self, result: Result | StageMemory, value: Any) -> None:
         self.slot.__set__(result, value)
 
 
@@ -214,7 +213,7 @@ class StageReport:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Result:
+class Result(Shown):
     """The answer to one `predict`.
 
     `breakdown_ns` (mean over all ranks) sums exactly to `step_time_ns`. `provenance` gives, per source (measured,
@@ -291,14 +290,6 @@ class Result:
         """What a reader calls the rank class of this number (`stage` of what is told by class)."""
         return self.class_names[number] if number < len(self.class_names) else f"stage {number}"
 
-    def report(self, path: str | Path) -> None:
-        """Write the offline HTML report. Raises InputFileError where `path` cannot be written."""
-        _renderer("write_report")(self, path)
-
-    def _repr_html_(self) -> str:
-        """A notebook's view of it."""
-        return str(_renderer("notebook_html")(self))
-
     def to_table(self, what: Literal["time", "memory", "timeline"] = "time") -> Any:
         """A `pyarrow.Table` in long form, for analysis.
 
@@ -327,7 +318,7 @@ class Result:
         except ImportError:
             raise UserError("to_dataframe needs pandas: pip install pandas, or use to_table") from None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form; `from_dict` is its inverse."""
         data = cast("dict[str, Any]", _as_data(self))
         data["memory"] = tuple(
@@ -346,7 +337,7 @@ class Result:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Result:
+    def from_dict(cls, data: Mapping[str, object]) -> Result:
         """Rebuild from `to_dict` (e.g. `result.json` of a run folder). ValueError on a foreign dict."""
         from pydantic import TypeAdapter
 
@@ -355,9 +346,10 @@ class Result:
 
 
 Result.excerpt = _WhenRead(Result.excerpt)  # type: ignore[misc, assignment]
+StageMemory.timeline = _WhenRead(StageMemory.timeline)  # type: ignore[misc, assignment]
 
 
-def _as_data(value: Any) -> Any:
+def _as_data(value: Any) -> object:
     """Dataclasses as dictionaries, all the way down. Unlike `asdict` it copies no plain value, which was most of it."""
     if isinstance(value, (str, int, float)) or value is None:
         return value
@@ -386,28 +378,23 @@ _TIMELINE = {
 }
 
 
-def _time_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+def _time_rows(result: Result) -> Iterator[tuple[object, ...]]:
     for stage in result.stages:
         for name, part in sorted(stage.breakdown_ns.items()):
             share = part / max(result.step_time_ns, 1)
             yield stage.stage, result.class_name(stage.stage), stage.ranks, stage.layers, name, part, share
 
 
-def _memory_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+def _memory_rows(result: Result) -> Iterator[tuple[object, ...]]:
     for stage in result.memory:
         for name, size in sorted(stage.categories.items()):
             yield stage.stage, result.class_name(stage.stage), stage.ranks, name, size
 
 
-def _timeline_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+def _timeline_rows(result: Result) -> Iterator[tuple[object, ...]]:
     for op in result.excerpt:
         yield op.stage, op.stream, op.label, op.category, op.start_ns, op.end_ns
 
 
-def _renderer(name: str) -> Any:
-    """A renderer among the public names: a result imports no report, the top-level package knows both."""
-    return getattr(sys.modules[__name__.partition(".")[0]], name)
-
-
-def _without(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _without(data: Mapping[str, object], name: str) -> dict[str, object]:
     return {key: value for key, value in data.items() if key != name}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.physics.cost.price import Source
 from windtunnel.physics.cost.training import TrainingCosts
@@ -206,7 +205,7 @@ def result_of(
     work: Work,
     cluster: Cluster,
     *,
-    spec: Mapping[str, Any],
+    spec: Mapping[str, object],
     memory: tuple[StageMemory, ...],
     infeasible: Infeasible | None,
     limits: tuple[Limit, ...],

@@ -126,6 +126,15 @@ class Plan:
             rare=True,
         ),
     ] = None
+    objective: Annotated[
+        Literal["train", "dpo", "grpo", "forward"],
+        About(
+            "What a step is made of: train (forward and backward), dpo (a reference's forward pass before), grpo (old"
+            " and reference log-probs before), forward (one forward pass and nothing learns) (train).",
+            BATCH,
+            rare=True,
+        ),
+    ] = "train"
     lora_rank: Annotated[
         int,
         About(
@@ -140,13 +149,24 @@ class Plan:
         Literal["bf16", "int8", "nf4"], About("Format of frozen weights; nf4 is QLoRA (bf16).", NUMBERS, rare=True)
     ] = "bf16"
     lora_targets: Annotated[
-        Literal["qkv", "attention", "all", "experts"],
+        str,
         About(
-            "Layers with an adapter: qkv, attention, all (linear ones) or experts (routed ones as well) (all).",
+            "Layers with an adapter: qkv, attention, all (linear ones), experts (routed ones as well), or some of q, k,"
+            " v, o, gate, up, down with commas, an adapter each (all).",
             NUMBERS,
             rare=True,
         ),
     ] = "all"
+    lora_adapters: Annotated[
+        int,
+        About(
+            "Adapters that learn side by side, each from its share of the tokens (1).",
+            NUMBERS,
+            least=1,
+            most=4096,
+            rare=True,
+        ),
+    ] = 1
     recompute: Annotated[str, About("none, full, full:N layers or selective:PART[,PART] (none).", SAVINGS)] = "none"
     offload_activations: Annotated[
         int, About("Layers whose activations go to the host (0).", SAVINGS, least=0, rare=True)
@@ -208,7 +228,7 @@ class Plan:
         changed.__dict__.update(changes)
         return changed
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All fields as JSON has them."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in self.__dict__.items()}
 

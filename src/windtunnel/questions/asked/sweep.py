@@ -37,6 +37,11 @@ class Techniques:
     verb: ClassVar[str] = "techniques"
     positional: ClassVar[tuple[str, ...]] = ("name",)
     name: Annotated[str | None, About("One technique alone.")] = None
+    launch: Annotated[
+        str | None,
+        About("A launch file: which of them would help its job, predicted, with the line to add.", flag="for"),
+    ] = None
+    cluster: Annotated[str | None, About("With --for: GPU and count, e.g. h100-sxm:64.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,8 @@ from windtunnel.real.calibrate.timing import quantile
 if TYPE_CHECKING:
     from types import ModuleType
 
+    import torch.distributed as dist
+
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
 # Through all kinds and sizes, if each has so long in each: a machine with others on it keeps to one state for seconds.
@@ -50,7 +52,9 @@ _START_S = 120.0  # for processes to import torch and to meet
 _SIDE, _COMPUTE_S = 256, 5e-3  # of the matrices that are multiplied, and for how long
 _QUEUE = 3  # collectives that are begun at once
 
-Start = Callable[[], Any]
+Start = Callable[[], "dist.Work"]
+Loop = tuple[Sequence[float], Sequence[float]]
+Computed = tuple[float, Loop, float, Loop, int]  # a `_Computing`, as JSON
 
 
 class _Loop(NamedTuple):
@@ -224,7 +228,7 @@ def _usual_product(steps: Mapping[str, Mapping[str, Any]]) -> float:
     return quantile(every, 0.5) if every else 0.0
 
 
-def _computing(row: Sequence[Any]) -> _Computing:
+def _computing(row: Computed) -> _Computing:
     """As a rank wrote it."""
     alone, waited, beside, queued, products = row
     return _Computing(alone, _Loop(*waited), beside, _Loop(*queued), products)

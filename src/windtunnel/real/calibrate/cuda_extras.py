@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from windtunnel.physics.graph.allocator import CachingAllocator
 from windtunnel.real.calibrate.device import Device, gpu_errors
@@ -66,7 +66,7 @@ def allocator_differences(torch: ModuleType, device: str, sizes: Sequence[int] =
     In a pool of its own: outside of one, a workspace's segment has room left that small allocations would go to.
     """
     torch.cuda.empty_cache()
-    inside: AbstractContextManager[Any] = nullcontext()
+    inside: AbstractContextManager[object] = nullcontext()
     if hasattr(torch.cuda, "MemPool") and hasattr(torch.cuda, "use_mem_pool"):
         inside = torch.cuda.use_mem_pool(torch.cuda.MemPool(), device)
     elif int(torch.cuda.memory_stats(device)["reserved_bytes.all.current"]):

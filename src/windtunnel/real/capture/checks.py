@@ -68,7 +68,7 @@ class Checks:
         if found_now:
             self._refuse(f"the job could not run: {found_now[0].text}; compared were {self._who()}")
 
-    def compare_programs(self, document: Mapping[str, Any], files: Mapping[int, Path], *, whole: bool) -> None:
+    def compare_programs(self, document: Mapping[str, object], files: Mapping[int, Path], *, whole: bool) -> None:
         """The captured step of every class of ranks. `whole`: it is known of every rank whose class it is of."""
         from windtunnel.studies.programs.folder import load_job, publish
         from windtunnel.studies.programs.rank_classes.agreement import book_of, book_of_some, deadlock, disagreement
@@ -97,7 +97,7 @@ class Checks:
                 f"on GPUs the job would hang: {late.text}; on CPUs it runs as long as gloo takes the messages at once"
             )
 
-    def compare_own_data(self, task: Mapping[str, Any]) -> None:
+    def compare_own_data(self, task: Mapping[str, object]) -> None:
         """Whether what a rank reads of its own data alone decides what it calls: it is run again, and reads others."""
         rank = min(self._workers.outcomes)
         outcome, logs = self._workers.outcomes[rank], self._logs()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,9 +62,10 @@ class Options:
     answers: Mapping[str, str] = field(default_factory=dict)  # what control flow is told: loss=2.0
     timeout_s: float = 600.0  # for one rank, not counting what it waits for others and for a core
     jobs: int | None = None  # ranks played at a time; as many as there are cores
+    stand_ins: tuple[str, ...] = ()  # packages that are not installed, and that the script cannot do without
 
 
-def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, Any]:
+def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, object]:
     """Capture one steady step of every rank of a script, into a folder; the folder's document.
 
     Raises ScriptError (the script cannot be captured) and other UserErrors. Whatever the end, no process and no
@@ -77,6 +78,18 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
     check_place(out)
     sweep_place(out)
     sweep()
+    while True:
+        try:
+            return _with_workers(launch, options, out, begun, report)
+        except ScriptError as error:  # the script knows no other way: what stands in for the package, then
+            if not error.missing or error.missing in options.stand_ins:
+                raise
+            options = replace(options, stand_ins=(*options.stand_ins, error.missing))
+
+
+def _with_workers(
+    launch: Launch, options: Options, out: Path, begun: float, report: Report | None
+) -> dict[str, object]:
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
     with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
         checks = Checks(launch, options.device, workers)
@@ -89,7 +102,7 @@ def capture_job(launch: Launch, options: Options, out: Path, report: Report | No
 
 def _captured(
     launch: Launch, options: Options, workers: Workers, checks: Checks, out: Path, begun: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     task = task_of(launch, options)
     table: Table | None = None
     if options.ranks:
@@ -128,7 +141,9 @@ def _captured(
     return dict(main.document)
 
 
-def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[str, Any]) -> tuple[Table, list[int]]:
+def _from_few(
+    launch: Launch, options: Options, workers: Workers, task: Mapping[str, object]
+) -> tuple[Table, list[int]]:
     all_will_run = options.verify is None and launch.world_size <= FEW_RANKS
     workers.run([0], task, helpers_end=not all_will_run)
     layout = _layout(launch, workers.outcomes)
@@ -197,7 +212,7 @@ def _not_folded(launch: Launch, workers: Workers, grid: Grid, one: int, other: i
     )
 
 
-def _from_all(launch: Launch, workers: Workers) -> tuple[dict[int, list[int]], Grid, dict[str, Any]]:
+def _from_all(launch: Launch, workers: Workers) -> tuple[dict[int, list[int]], Grid, dict[str, object]]:
     outcomes = workers.outcomes
     layout = _layout(launch, outcomes)
     first: dict[object, int] = {}
@@ -223,7 +238,7 @@ def _layout(launch: Launch, outcomes: Mapping[int, Outcome]) -> RankAxes:
     return find_axes(grid, sorted(pairs))
 
 
-def task_of(launch: Launch, options: Options) -> dict[str, Any]:
+def task_of(launch: Launch, options: Options) -> dict[str, object]:
     """What a rank is told to play."""
     return {
         "launch": asdict(launch),
@@ -232,6 +247,7 @@ def task_of(launch: Launch, options: Options) -> dict[str, Any]:
         "answers": dict(options.answers),
         "timeout_s": options.timeout_s,
         "goes_on": not options.ranks,
+        "stand_ins": list(options.stand_ins),
     }
 
 
@@ -251,7 +267,7 @@ def _check(launch: Launch, options: Options) -> None:
         raise SpecError("--representatives", "all", f"would play {launch.world_size} ranks; give auto, or --ranks")
 
 
-def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequence[int]) -> dict[str, Any]:
+def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequence[int]) -> dict[str, object]:
     outcomes = workers.outcomes
     answers: dict[tuple[str, str, str], int] = {}
     for outcome in outcomes.values():
@@ -281,7 +297,7 @@ def _facts(launch: Launch, options: Options, workers: Workers, verified: Sequenc
     }
 
 
-def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, Any]:
+def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, object]:
     rank = int(outcome["rank"])
     return {
         "rank": rank,

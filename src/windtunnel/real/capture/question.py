@@ -33,7 +33,7 @@ def capture(
     jobs: int | None = None,
     out: str | Path = "captured",
     report: Report | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run an unmodified training script at its full scale, without GPUs, and keep one step; the folder's document.
 
     `launch`: torchrun's options, the script and its arguments, a word each: `capture("train.py", "--lr", "1e-3",

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from windtunnel.real.operator_call import Arguments
+    from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned
+    from windtunnel.real.techniques.sparse_gradients.ddp_hook import State
 
 PARTS_ARE_MINE = "peers' shards of gradients are made from this rank's: times are the job's, losses are not"
 APPLIED = ("collective_partitioning", "sparse_gradients")
@@ -71,24 +73,26 @@ class Applied:
     def __init__(self, text: str, local_world_size: int) -> None:
         technique, self.plan = parse_technique(text)
         self.name, self.local = technique.name, local_world_size
-        self.states: list[Any] = []
+        self.states: list[State | Partitioned] = []
+        self.sparse: list[State] = []  # those of them that sparsify
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Name, parameters as they were, how many modules have it, and the share of elements that was sent."""
         told = {"name": self.name, "parameters": asdict(self.plan), "modules": len(self.states)}
         if self.name == "sparse_gradients":
-            dense = sum(state.dense for state in self.states)
-            told["share_sent"] = sum(state.sent for state in self.states) / dense if dense else 1.0
+            dense = sum(state.dense for state in self.sparse)
+            told["share_sent"] = sum(state.sent for state in self.sparse) / dense if dense else 1.0
         return told
 
     def hook_for(self, module: torch.nn.Module) -> tuple[object, object]:
         """State and hook for a DistributedDataParallel."""
-        state: Any
+        state: State | Partitioned
         if isinstance(self.plan, SparsePlan):
             from windtunnel.real.techniques.sparse_gradients.ddp_hook import State, hook
 
             state = State(module.module, self.plan, group=module.process_group)
             self.states.append(state)
+            self.sparse.append(state)
             return state, hook
         from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned, partitioned_hook
 

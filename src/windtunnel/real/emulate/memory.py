@@ -302,7 +302,7 @@ def watch_profilers(replacements: Replacements, seen: Callable[[], None]) -> Non
         made = kind.__init__
 
         @functools.wraps(made)
-        def of_the_script(self: Any, *args: object, _made: Any = made, **kwargs: object) -> None:
+        def of_the_script(self: object, *args: object, _made: Callable[..., None] = made, **kwargs: object) -> None:
             if not _ours:
                 seen()
             _made(self, *args, **kwargs)
@@ -314,7 +314,7 @@ class MemoryWatch:
     """Profiles two steps of a script on the CPU. Start it at the end of one step, stop it two steps later."""
 
     def __init__(self) -> None:
-        self._profiler: Any = None
+        self._profiler: torch.profiler.profile | None = None
         self.before_bytes = 0
         self.owned: dict[str, dict[int, int]] = {}
         self.gradients: set[int] = set()
@@ -376,6 +376,7 @@ class MemoryWatch:
     def trace(self, folder: Path, name: str = "") -> dict[str, object]:
         """End the profile; its Chrome trace."""
         profiler, self._profiler = self._profiler, None
+        assert profiler is not None, "it was started"
         with _silence():
             profiler.stop()
         path = folder / f"memory_trace{name}.json"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import WindtunnelError
+
+if TYPE_CHECKING:
+    from windtunnel.real.emulate.journal import Journal
 
 
 def error_document(error: BaseException) -> dict[str, object]:
@@ -35,8 +38,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def facts_of(journal: Any) -> dict[str, object]:
-    """What a `rank.Journal` has learnt, as JSON."""
+def facts_of(journal: Journal) -> dict[str, object]:
+    """What a `Journal` has learnt, as JSON."""
     conductor = journal.conductor
     if conductor is None:
         return {"notes": journal.notes}

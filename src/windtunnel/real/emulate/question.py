@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.files.write import write_atomically
@@ -31,7 +30,7 @@ class Emulated(Answer):
         """The rank that failed, and what came of it."""
         return next(((rank, one) for rank, one in self.outcomes.items() if one.status != "ok"), None)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         of_rank = {rank: _document(rank, one) for rank, one in self.outcomes.items()}
         shared = {
@@ -167,7 +166,7 @@ def _rank(given: int | None, line: Launch) -> int:
     return int(said) if said.isdigit() and int(said) < line.world_size else 0
 
 
-def _document(rank: int, outcome: Outcome) -> dict[str, Any]:
+def _document(rank: int, outcome: Outcome) -> dict[str, object]:
     facts = {key: value for key, value in outcome.facts.items() if key not in ("events", "times")}
     return {**facts, "rank": rank, "median_step_s": outcome.step_s}
 

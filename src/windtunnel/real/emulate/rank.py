@@ -10,136 +10,43 @@ import contextlib
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import UserError
 from windtunnel.process import die_with_parent
 from windtunnel.real.capture.processes.file_mailbox import write_whole
+from windtunnel.real.emulate.journal import Journal, Task
 from windtunnel.real.emulate.outcome import error_document, facts_of
 
 if TYPE_CHECKING:
-    import torch
-
+    from windtunnel.physics.hardware import Cluster
+    from windtunnel.real.capture.arguments import Launch
+    from windtunnel.real.capture.virtual_world.peer_data import PeerPolicy
     from windtunnel.real.emulate.clock.compute_time import ComputeTime
-    from windtunnel.real.emulate.conductor import Conductor
-    from windtunnel.real.emulate.ddp_technique import Applied
-    from windtunnel.real.emulate.memory import Peak
+    from windtunnel.real.emulate.clock.script_clock import ScriptClock
+    from windtunnel.real.emulate.clock.stream_delay import StreamDelay
+    from windtunnel.real.emulate.conductor import Conductor, OtherClasses
     from windtunnel.real.emulate.observe import ObservedStep
-    from windtunnel.studies.programs.communication import Communication
-
-MEMORY_STEP = 2  # profiling begins at the end of this step: the optimizer's state is there
-MEMORY_STEPS = 2
-
-
-class Journal:
-    """What is learnt while the script runs."""
-
-    def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
-        self.folder, self.task = folder, task
-        self.step_s: list[float] = []
-        self.blocked_s: list[float] = []
-        self.profiled: list[int] = []  # steps that the profiler slowed
-        self.kinds: Counter[str] = Counter()
-        self.kind_bytes: Counter[str] = Counter()
-        self.control: Counter[str] = Counter()  # calls of objects and small tensors of the host
-        self.last: ObservedStep | None = None
-        self.memory: Peak | None = None
-        self.notes: list[str] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self._watch: Any = None
-        self._may_watch = bool(task["memory"])
-        self.conductor: Conductor | None = None
-        self.own: ComputeTime | None = None
-        self.technique: Applied | None = None
-
-    @property
-    def profiling(self) -> bool:
-        """Whether this step is slowed by looking at it."""
-        return self._watch is not None
-
-    def record_communication(self, call: Communication) -> None:
-        """A communication was begun."""
-        if call.is_control:
-            self.control[call.kind] += 1
-            return
-        self.kinds[call.kind] += 1
-        self.kind_bytes[call.kind] += call.bytes
-
-    def on_step(self, number: int, seen: ObservedStep | None) -> bool:
-        """A step has ended; whether this took time that is not the job's."""
-        if seen is not None:
-            self.step_s.append(seen.ended - seen.begun)
-            self.blocked_s.append(seen.blocked)
-            self.last = seen
-        if self._watch is not None:
-            self._watch.mark(self.optimizers)
-            self.profiled.append(len(self.step_s) - 1)
-            if len(self.profiled) == MEMORY_STEPS:
-                self.stop_watch()
-            return True
-        if number == MEMORY_STEP and self._may_watch and not self.profiled:
-            return self._start_watch()
-        return False
-
-    def _start_watch(self) -> bool:
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-            return False
-        from windtunnel.real.emulate.memory import MemoryWatch
-
-        watch = MemoryWatch()
-        if watch.start(self.optimizers):
-            watch.mark(self.optimizers)
-            self._watch = watch
-        else:
-            self.script_profiles()
-        return True
-
-    def script_profiles(self) -> None:
-        """The script runs a profiler, and there can be but one."""
-        if self._may_watch and self.memory is None:
-            self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
-            watch, self._watch = self._watch, None
-            if watch is not None:
-                watch.abandon()
-        self._may_watch = False
-
-    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Know all optimizers; see where gradients lie."""
-        if all(known is not optimizer for known in self.optimizers):
-            self.optimizers.append(optimizer)
-        if self._watch is not None:
-            self._watch.note_gradients(self.optimizers)
-
-    def stop_watch(self) -> None:
-        """Read the profiler's log."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            self.memory = watch.stop(self.folder, self._folders(), f"{self.task['rank']}")
-
-    def _folders(self) -> list[str]:
-        here = [os.getcwd()]
-        if not self.task["launch"]["is_module"]:
-            here.append(str(Path(self.task["launch"]["target"]).resolve().parent))
-        return here
+    from windtunnel.real.emulate.peers.peers_replay import Watched
+    from windtunnel.real.emulate.several.company import Company
+    from windtunnel.real.emulate.several.data import RealData
+    from windtunnel.studies.programs.program import Op
 
 
 def main() -> None:
     """Run the task of the folder named on the command line."""
     folder = Path(sys.argv[1])
-    task = json.loads((folder / "task.json").read_text())
+    task: Task = json.loads((folder / "task.json").read_text())
     if len(sys.argv) > 2:  # one of several real ranks, each with the others' times of its own class
         task["rank"] = int(sys.argv[2])
         task["tape"] = [text.replace("{rank}", sys.argv[2]) for text in task["tape"]]
     task["folder"] = str(folder)
     die_with_parent(task["parent"])
     journal = Journal(folder, task)
-    outcome: dict[str, Any] = {}
+    outcome: dict[str, object] = {}
     status = 0
     try:
         with _prepared(task):
@@ -166,7 +73,7 @@ def main() -> None:
     os._exit(status)  # threads that the script left do not keep it
 
 
-def _emulated(task: Mapping[str, Any], journal: Journal) -> None:
+def _emulated(task: Task, journal: Journal) -> None:
     import torch
 
     from windtunnel.real.capture.processes.file_mailbox import FileMailbox
@@ -210,7 +117,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal) -> None:
 
 
 @contextlib.contextmanager
-def _technique(task: Mapping[str, Any], launch: Any, journal: Journal) -> Iterator[None]:
+def _technique(task: Task, launch: Launch, journal: Journal) -> Iterator[None]:
     """The script runs with the technique that was asked for, if any."""
     if not task["techniques"]:
         yield
@@ -223,7 +130,7 @@ def _technique(task: Mapping[str, Any], launch: Any, journal: Journal) -> Iterat
         yield
 
 
-def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
+def _real_peers(task: Task, journal: Journal) -> RealData:
     """What the real ranks truly send each other."""
     from windtunnel.real.capture.virtual_world.peer_data import PEERS_LIKE_ME
     from windtunnel.real.emulate.peers.shards import TiedShards
@@ -234,8 +141,8 @@ def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
 
 
 def _on_cpu(
-    task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
-) -> tuple[Any, Any, Callable[[], None]]:
+    task: Task, launch: Launch, journal: Journal, own: ComputeTime
+) -> tuple[ScriptClock, PeerPolicy, Callable[[], None]]:
     from windtunnel.real.emulate.clock.script_clock import ScriptClock, optimizer_hooks
 
     conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
@@ -250,7 +157,7 @@ def _on_cpu(
     return listening, _policy(task, journal), undo
 
 
-def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
+def _on_gpu(task: Task, launch: Launch, journal: Journal) -> tuple[StreamDelay, PeerPolicy, Callable[[], None]]:
     """Stream-ordered. Not yet run on a GPU."""
     import torch
 
@@ -264,7 +171,7 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
 
     conductor = journal.conductor = _conductor(task, launch)
 
-    def on_gpu_step(step: ObservedStep) -> list[Any]:
+    def on_gpu_step(step: ObservedStep) -> Sequence[Watched]:
         journal.on_step(len(journal.step_s) + 1, step)
         return conductor.holds(step)
 
@@ -298,7 +205,7 @@ def local_device(rank: int, real: Sequence[int], gpus: int) -> int:
     return sorted(real).index(rank) % max(1, gpus)
 
 
-def _recorded(task: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(task: Task) -> dict[str, object]:
     import torch
 
     from windtunnel.real.emulate.tape.record_real import Recording
@@ -320,7 +227,7 @@ def _recorded(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"tape": {"communications": writer.communications, "bytes": writer.bytes, "unread": unread}}
 
 
-def _run(launch: Any) -> None:
+def _run(launch: Launch) -> None:
     """The script; ending itself with success is an end like any other."""
     from windtunnel.real.capture.processes.rank_process import run_script
 
@@ -331,16 +238,16 @@ def _run(launch: Any) -> None:
             raise
 
 
-def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) -> Conductor:
+def _conductor(task: Task, launch: Launch, *, on_cpu: bool = False) -> Conductor:
     from windtunnel.physics.hardware import parse_cluster
     from windtunnel.real.emulate.conductor import Conductor
     from windtunnel.real.emulate.peers.prices import seconds_beside_on, seconds_on
 
     cluster = parse_cluster(task["cluster"])
-    same: Any = range(launch.world_size)
+    same: Sequence[int] = range(launch.world_size)
     others = None
-    if task["captured"]:
-        same, others = _captured(task, cluster)
+    if captured := task["captured"]:
+        same, others = _captured(captured, task, cluster)
     slow = {int(rank): float(factor) for rank, factor in task["slow"].items()}
     company = _company(task, launch, others) if len(task["ranks"]) > 1 else None
     return Conductor(
@@ -351,36 +258,36 @@ def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) ->
     )  # fmt: skip
 
 
-def _company(task: Mapping[str, Any], launch: Any, others: Any) -> Any:
+def _company(task: Task, launch: Launch, others: OtherClasses | None) -> Company:
     """The other real ranks."""
     from windtunnel.real.emulate.several.company import Company
     from windtunnel.studies.programs.folder import load_job
 
     class_of = None
-    if task["captured"]:
-        class_of = dict(enumerate(load_job(Path(task["captured"])).runs.tolist()))
+    if captured := task["captured"]:
+        class_of = dict(enumerate(load_job(Path(captured)).runs.tolist()))
     return Company(Path(task["folder"]), task["rank"], task["ranks"], launch.world_size, class_of, others)
 
 
-def _one_core(cluster: Any) -> bool:
+def _one_core(cluster: Cluster) -> bool:
     """Whether this is a CPU whose communications run on the one core that also computes: gloo's threads are busy."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cluster.calibration is not None and cluster.calibration.kind == "cpu" and cores == 1
 
 
-def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
+def _captured(captured: str, task: Task, cluster: Cluster) -> tuple[Sequence[int], OtherClasses | None]:
     from windtunnel.real.emulate.peers.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
     from windtunnel.real.emulate.peers.peer_times import by_class
     from windtunnel.studies.programs.folder import load_job
     from windtunnel.studies.programs.lowering.pricing import ATTENTION, GEMM, op_pricer
 
-    job = load_job(Path(task["captured"]))
+    job = load_job(Path(captured))
     kept = by_class(job, task["rank"], [Path(path) for path in task["peer_times"]])
     if len(set(job.runs.tolist())) == 1:
         return range(job.world_size), None
     pricer = op_pricer(cluster)
 
-    def price(op: Any) -> tuple[float, int]:
+    def price(op: Op) -> tuple[float, int]:
         if op.kind not in ("compute", "copy"):
             return 0.0, KERNELS
         priced = pricer.price(op)
@@ -392,7 +299,7 @@ def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
     return other_classes(job, task["rank"], price, kept)
 
 
-def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
+def _policy(task: Task, journal: Journal) -> PeerPolicy:
     from windtunnel.real.capture.virtual_world import peer_data as peers
     from windtunnel.real.emulate.peers.shards import TiedShards
 
@@ -414,16 +321,16 @@ def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
     return policy
 
 
-def launch_of(task: Mapping[str, Any]) -> Any:
+def launch_of(task: Task) -> Launch:
     """The launch line of a task."""
     from windtunnel.real.capture.arguments import Launch
 
-    given = task["launch"]
-    return Launch(**{**given, "arguments": tuple(given["arguments"])})
+    launch = Launch(**task["launch"])  # whose arguments JSON has as a list
+    return replace(launch, arguments=tuple(launch.arguments))
 
 
 @contextlib.contextmanager
-def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
+def _prepared(task: Task) -> Iterator[None]:
     if task["tape"][:1] != ["record"]:
         os.environ.update(launch_of(task).environment(task["rank"]))
     import torch  # before the clock of the script runs

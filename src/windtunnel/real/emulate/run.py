@@ -36,12 +36,14 @@ from windtunnel.real.capture.processes import file_mailbox
 from windtunnel.real.capture.processes.leftovers import (
     FOLDER_VARIABLE,
     RUN_PREFIX,
+    Keeper,
     end_all,
     folder_of_this_process,
     sweep,
 )
 
 if TYPE_CHECKING:
+    from windtunnel.physics.hardware import Cluster
     from windtunnel.real.capture.arguments import Launch
 
 NOT_RUN_ON_GPU = "the CUDA path of `windtunnel run` is not yet run on a GPU: take its times with care"
@@ -134,6 +136,7 @@ class _Run:
         self.asked = asked
         self.folder = folder_of_this_process(RUN_PREFIX)
         self.folder.mkdir(mode=0o700)
+        self._keeper = Keeper(self.folder)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._peers: Any = None  # workers that play captured peers
 
@@ -253,6 +256,7 @@ class _Run:
             for process in processes.values():
                 process.wait()
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._keeper.close()
 
 
 def died(status: int) -> str:
@@ -292,7 +296,7 @@ def _check(asked: Emulation) -> None:
         raise SpecError("--ranks", ",".join(map(str, asked.ranks)), "name each rank once")
 
 
-def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: Sequence[int]) -> dict[int, float]:
+def slow_ranks(texts: Sequence[str], cluster: Cluster, seed: int, real: Sequence[int]) -> dict[int, float]:
     """Factors of `gpu=3:1.2` and `random=1%:1.2`; chance spares real ranks, which are as fast as they are.
 
     Raises SpecError on disturbances that no peer can be given.

@@ -56,7 +56,7 @@ def events_of_peer(rank: int, watched: Iterable[Watched], what: str) -> Iterator
     yield from lanes.names(f"rank {rank} (virtual{', ' + what if what else ''})")
 
 
-def trace_bytes(title: str, events: Iterable[Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
+def trace_bytes(title: str, events: Iterable[Mapping[str, Any]], facts: Mapping[str, object]) -> bytes:
     """The gzipped trace, times from its first event on; one event per line."""
     found = list(events)
     first = min((event["ts"] for event in found if event["ph"] == "X"), default=0.0)

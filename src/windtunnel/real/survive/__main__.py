@@ -23,7 +23,16 @@ def _rank_at_step(text: str) -> tuple[int, int]:
 def main(words: list[str] | None = None) -> int:
     """Parse, launch, tell."""
     parser = argparse.ArgumentParser(prog="python -m windtunnel.survive", description=__doc__)
-    parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks of the job")
+    parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks of the job, on each host")
+    parser.add_argument("--nnodes", type=int, default=1, help="hosts, each with an agent of its own (1)")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="COMMAND",
+        help="what starts an agent on a host, such as 'ip netns exec a'; once for each (all here)",
+    )
+    parser.add_argument("--address", default="127.0.0.1", help="where hosts reach this process (127.0.0.1)")
     parser.add_argument("--standby", type=int, default=1, help="warm processes beside them (1)")
     parser.add_argument(
         "--patience", type=float, default=10.0, help="seconds without a beat until a rank is killed (10)"
@@ -31,6 +40,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a collective may take (300)")
     parser.add_argument(
         "--end-timeout", type=float, default=300.0, help="seconds that the script may go on after the last step (300)"
+    )
+    parser.add_argument(
+        "--give-up", type=float, default=600.0, help="seconds in which processes die and no step is done (600)"
     )
     parser.add_argument(
         "--replace",
@@ -49,13 +61,15 @@ def main(words: list[str] | None = None) -> int:
         help="what is imported once for all processes, such as transformers",
     )
     parser.add_argument("--report-json", type=Path, help="write what happened here")
-    parser.add_argument("script", type=Path, help="a script that calls windtunnel.real.survive.train")
+    parser.add_argument("script", type=Path, help="a script that calls windtunnel.survive.standby (or .train)")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     asked = parser.parse_args(words)
     if not asked.script.is_file():
         parser.error(f"{asked.script}: there is no such script")
     if find_spec("torch") is None:  # it is imported later, while the fork server does so
         parser.error("torch is not installed: pip install 'windtunnel[torch]'")
+    if asked.nnodes < 1 or (asked.host and len(asked.host) != asked.nnodes):
+        parser.error(f"--nnodes {asked.nnodes}: give 1 or more, and --host for each of them or for none")
     if asked.report_json is not None and not os.access(asked.report_json.parent, os.W_OK):
         parser.error(f"--report-json {asked.report_json}: there is no such folder that can be written to")
     from windtunnel.real.survive.live.launcher import launch
@@ -65,11 +79,14 @@ def main(words: list[str] | None = None) -> int:
         with terminated_is_an_end():
             told = launch(
                 command,
-                asked.nproc_per_node,
+                asked.nproc_per_node * asked.nnodes,
                 asked.standby,
+                hosts=asked.host or [""] * (asked.nnodes if asked.nnodes > 1 else 0),
+                address=asked.address,
                 patience_s=asked.patience,
                 timeout_s=asked.timeout,
                 end_s=asked.end_timeout,
+                give_up_s=asked.give_up,
                 replace=asked.replace,
                 afresh=asked.afresh,
                 preload=asked.preload,

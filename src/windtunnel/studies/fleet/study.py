@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from windtunnel.errors import SpecError
+from windtunnel.notebook import Shown
 from windtunnel.questions.asked.fleet import ByFile, Failing, Fleet, Steady
 from windtunnel.questions.asked.fleet_flows import FleetFlows
 from windtunnel.questions.asked.fleet_lint import FleetLint
@@ -37,7 +38,7 @@ NAMED = 5  # jobs and kinds of jobs left out that a warning names
 
 
 @dataclass(frozen=True, eq=False)
-class FleetResult:
+class FleetResult(Shown):
     """What became of a trace under each policy, in the order asked."""
 
     site: Site
@@ -48,7 +49,7 @@ class FleetResult:
         """Aggregates by policy; names and definitions: `fleet/outcome.py`."""
         return {outcome.policy: aggregates(outcome, self.site.gpus) for outcome in self.outcomes}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The figures by policy, and those of a single policy at the top too."""
         return by_policy(list(self.figures.values()))
 
@@ -96,25 +97,37 @@ def fleet(
     return FleetResult(site, tuple(simulate(jobs, site, policy, chosen) for policy in asked))
 
 
+class RunOf(TypedDict):
+    """What a fleet's figures are of."""
+
+    trace: str
+    where: str  # of the trace's lines
+    cluster: str
+    gpus: int
+
+
 @dataclass(frozen=True, eq=False)
 class FleetAnswer(Answer):
     """Each policy's figures, of one run or as bands over seeds, and what they are of."""
 
-    named: Mapping[str, object]  # trace, lines, cluster
+    named: RunOf
     figures: tuple[dict[str, Any], ...]
     outcomes: tuple[Outcome, ...] = ()  # none where the figures are bands
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was assumed
     frontier: tuple[Mapping[str, float], ...] = ()  # of lyra's loans, where it was asked for
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         document = by_policy(self.figures) | dict(self.named)
         if self.outcomes:
-            document["left_out"] = {
-                one.jobs.name[at]: text for one in self.outcomes for at, text in (one.why or {}).items()
-            }
+            document["left_out"] = self.left_out
         return document
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why jobs could not run, by name."""
+        return {one.jobs.name[at]: text for one in self.outcomes for at, text in (one.why or {}).items()}
 
     @property
     def band(self) -> dict[str, object] | None:
@@ -137,7 +150,7 @@ def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
 def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False) -> FleetAnswer:
     """Run a trace under each policy, or with `seeds` so often on an executor. Raises UserError."""
     names, jobs, site, notes = _asked(question)
-    about = {"trace": question.trace, "where": question.where, "cluster": site.text, "gpus": site.gpus}
+    about: RunOf = {"trace": question.trace, "where": question.where, "cluster": site.text, "gpus": site.gpus}
     if question.seeds is not None:
         from windtunnel.studies.fleet.seeds import run_seeds
 
@@ -194,7 +207,7 @@ class WhenAnswer(Answer):
     when: tuple[When, ...]
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {"trace": self.trace, "cluster": self.cluster, "when": {one.policy: one.to_dict() for one in self.when}}
 
@@ -230,7 +243,7 @@ class PackAnswer(Answer):
         """Whose pods they are."""
         return {"jobs": self.jobs.source}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return by_policy(self.figures) | {"trace": self.jobs.source, "cluster": self.cluster}
 
@@ -263,7 +276,7 @@ class LintAnswer(Answer):
     read: int = 0
     not_understood: tuple[Unread, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {
             "trace": self.trace,

@@ -13,12 +13,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.studies.fleet.jobs.table import small_columns
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.measured.application import Application, applications_of
+
+if TYPE_CHECKING:
+    from windtunnel.physics.engine.compiled.fleet.adaptdl_kernels import Measured
+
 
 PLACEMENTS = ("application", "placement", "local_batch", "step_s", "sync_s")
 SCALABILITY = ("application", "nodes", "replicas", "local_batch", "step_s", "sync_s")
@@ -50,7 +54,7 @@ class Tables:
         return (self.folder / "pollux_placements.csv").is_file() and set(models) <= set(self.applications)
 
     @cached_property
-    def measured(self) -> Any:
+    def measured(self) -> Measured:
         """The applications, in their order, laid out flat for compiled code."""
         from windtunnel.studies.fleet.measured.chosen import measured_of
 

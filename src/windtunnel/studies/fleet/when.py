@@ -20,7 +20,6 @@ import math
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +83,7 @@ class When:
     uncertainty: str
     why: Why
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The answer as JSON-able data."""
         return asdict(self)
 

@@ -35,7 +35,6 @@ COMMUNICATION_PARTS = (
     "bwd_allreduce", "all-grads-sync", "params-all-gather", "backward-params-all-reduce",
     "backward-embedding-all-reduce", "grads-all-reduce", "optimizer_allgather",
 )  # fmt: skip
-OPTIMIZER_PARTS = ("step", "optimizer", "optimizer_step")
 DATA_LOADER, HOST_BOUND, PAUSES, DRIFT = "data loader", "host-bound", "pauses", "slower and slower"
 EXPOSED, SLOW_RANK, IMBALANCE, CLOCKS = "exposed communication", "slow rank", "imbalance", "clocks or power"
 MEMORY_FULL, PLAN_DIFFERS, COPIES, BUBBLE = "memory is full", "another plan", "copies", "pipeline bubble"

@@ -105,8 +105,8 @@ FORMATS = (
     ),
     _format(
         "Hugging Face Trainer",
-        r"train_steps_per_second['\"]?:",
-        steps_per_s=(r"train_steps_per_second['\"]?: *#", 1.0),
+        r"train_steps_per_second['\"]?:|train_speed\(iter/s\)['\"]?:",
+        steps_per_s=(r"(?:train_steps_per_second|train_speed\(iter/s\))['\"]?: *#", 1.0),
     ),
     _format(
         "DeepSpeed",
@@ -115,9 +115,9 @@ FORMATS = (
     ),
     _format(
         "DeepSpeed",
-        r"CurrSamplesPerSec=",
+        r"CurrSamplesPerSec=|\d, SamplesPerSec=",
         number=(r"(?:global_step=| )#(?:, RunningAvg)", 1.0),
-        samples_per_s=(r"CurrSamplesPerSec=#", 1.0),
+        samples_per_s=(r"(?:Curr|, )SamplesPerSec=#", 1.0),
         allocated_bytes=(r"MaxMemAllocated=#GB", GIB),
     ),
     _format(
@@ -129,7 +129,7 @@ FORMATS = (
     ),
     _format(
         "mmengine",
-        r"(?:Iter|Epoch)\(train\) .*\btime: ",
+        r"(?:(?:Iter|Epoch)\(train\)|Epoch \[\d+\]\[\d+/\d+\]\s+lr:) .*\btime: ",
         number=(r"\[ *#/\d+\]", 1.0),
         seconds=(r"(?<!_)\btime: *#", 1.0),
         data_loader=(r"data_time: *#", 1.0),
@@ -159,6 +159,38 @@ FORMATS = (
         number=(r"\bstep:? *#", 1.0),
         seconds=(r"\bdt: *# ?(m?s)\b", TIMES),
         tokens_per_s=(r"tok/sec: *#", 1.0),
+    ),
+    _format(
+        "nanoGPT",
+        r"\biter \d+: loss [\d.]+, time [\d.]+ ?ms",
+        number=(r"\biter #:", 1.0),
+        seconds=(r", time # ?ms", MS),
+    ),
+    _format(
+        "NeMo Automodel",
+        r"\| tps [\d.]+\([\d.]+/gpu\)",
+        number=(r"\| step #", 1.0),
+        tokens_per_s_per_gpu=(r"\(#/gpu\)", 1.0),
+        reserved_bytes=(r"\| mem # GiB", GIB),
+    ),
+    _format(
+        "fairseq",
+        r"\| train_inner \| .*\bwps=",
+        number=(r"\bnum_updates=#", 1.0),
+        tokens_per_s=(r"\bwps=#", 1.0),
+    ),
+    _format(
+        "PyTorch examples",
+        r"Epoch: \[\d+\]\[ *\d+/\d+\]\s+Time +[\d.]+ \(",
+        number=(r"\[ *#/\d+\]", 1.0),
+        seconds=(r"Time +#", 1.0),
+        data_loader=(r"Data +#", 1.0),
+    ),
+    _format(
+        "training loop",
+        r"(?i)\bstep:? +\d.*(?:\bper-step time [\d.]+ ?m?s\b|[\d.]+ ?sec/step)",
+        number=(r"(?i)\bstep:? +#", 1.0),
+        seconds=(r"(?i)(?:per-step time |\[)# ?(m?s)(?:\b|ec/step)", TIMES),
     ),
     _format(
         "training loop",
@@ -212,8 +244,9 @@ def _read(form: Format, line: str) -> Record | None:
         values.setdefault("tokens_per_s_per_gpu", values.pop("tgs"))
     if values.get("steps_per_s"):
         values["seconds"] = 1.0 / values.pop("steps_per_s")
-    if {"fwd", "bwd", "step"} <= parts.keys():  # DeepSpeed's sums over the micro-steps of one step
-        values["seconds"] = parts["fwd"] + parts["bwd"] + parts["step"]
+    for names in (("fwd", "bwd", "step"), ("forward", "backward", "step")):
+        if parts.keys() >= set(names):  # DeepSpeed's sums over the micro-steps of one step, before and since 0.14
+            values["seconds"] = sum(parts[name] for name in names)
     own = {name: values.pop(name) for name in STEP_FIELDS if name in values}
     number = own.pop("number", None)
     rank = RANK.search(line)

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.physics.hardware import Cluster, parse_cluster
@@ -59,7 +58,7 @@ Again = Callable[[Cluster, Plan], Result]
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     kind: str
     layout: Layout
     step_ns: int

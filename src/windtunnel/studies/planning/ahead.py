@@ -40,7 +40,7 @@ def predicted(layout: Layout) -> Result:
     return replace(predict(layout.model, layout.cluster, layout.asked), excerpt=())
 
 
-ASKED: tuple[Callable[[Layout], Any], ...] = (memory_bytes, step_ns, predicted)
+ASKED: tuple[Callable[[Layout], object], ...] = (memory_bytes, step_ns, predicted)
 
 
 class Exact:
@@ -73,7 +73,7 @@ class Ahead(Exact):
         self._connection: Connection | None = connection
         self._numbers: dict[tuple[int, int], tuple[int, Layout]] = {}  # the layout is kept, and so its identity
         self._jobs: dict[tuple[int, int], tuple[Cluster, Model]] = {}
-        self._found: dict[int, Any] = {}
+        self._found: dict[int, object] = {}
 
     def soon(self, what: int, bound: float, layout: Layout) -> None:
         """Ask the second process for it, unless that was done before."""
@@ -158,7 +158,7 @@ def _work(connection: Connection) -> None:
     _do(asked, connection)
 
 
-def _take_in(connection: Connection, asked: SimpleQueue[Any]) -> None:
+def _take_in(connection: Connection, asked: SimpleQueue[object]) -> None:
     """All that comes, and None at its end."""
     with suppress(EOFError, OSError):
         while True:

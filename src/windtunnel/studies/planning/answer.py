@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.errors import UserError
+from windtunnel.notebook import Shown
 from windtunnel.studies.planning.choices import Choice
 
 FIGURES = (
@@ -37,7 +37,7 @@ class Planned:
     tokens_per_joule: float | None = None  # at the GPUs' rated power
     techniques: tuple[str, ...] = ()  # as `predict --technique` takes them
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The plan as JSON-able data."""
         found = {name: getattr(self, name) for name in self.__slots__}
         plain = {"plan": dict(self.plan), "breakdown_s": dict(self.breakdown_s), "techniques": list(self.techniques)}
@@ -63,7 +63,7 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
-class Plans:
+class Plans(Shown):
     """Ranked plans, best first, with the certificate.
 
     `space`: how many plans are legal, how many of these were replayed event by event, and how many were excluded by a
@@ -99,11 +99,7 @@ class Plans:
         """Whether anything fits: ok or infeasible."""
         return "ok" if self.plans else "infeasible"
 
-    def _repr_html_(self) -> str:
-        """A notebook's view of it."""
-        return str(sys.modules[__name__.partition(".")[0]].plans_html(self))
-
-    def to_dataframe(self) -> Any:
+    def to_dataframe(self) -> object:
         """A pandas DataFrame, a row a plan, best first: its figures, and each field that plans differ in.
 
         Raises UserError where pandas is not installed.
@@ -118,7 +114,7 @@ class Plans:
         except ImportError:
             raise UserError("to_dataframe needs pyarrow and pandas: pip install pyarrow pandas") from None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The answer as JSON-able data."""
         return {
             "status": self.status,

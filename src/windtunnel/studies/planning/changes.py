@@ -145,7 +145,7 @@ def _values(base: Layout) -> Iterator[tuple[str, object]]:
     yield from _formats(base)
 
 
-def _savings(base: Layout, mixture: bool) -> Iterator[tuple[str, Any]]:
+def _savings(base: Layout, mixture: bool) -> Iterator[tuple[str, object]]:
     plan = base.plan
     yield from product(("zero_stage",), (0, 1, 2, 3))
     if plan.zero_stage:

@@ -12,7 +12,6 @@ from bisect import insort
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 from windtunnel.studies.planning.search import LEAF, PLAN, ROUGH, UNSAVED, Found, Node, Search
 from windtunnel.studies.planning.space import PIPELINE, SAVINGS, STRUCTURE, SWITCHES, Space, savings, switches
@@ -28,7 +27,7 @@ class Choice:
     """Another value of one field of the best plan, and what the best plan with it costs beside the best of all."""
 
     field: str
-    value: Any
+    value: object
     regret: float
     exact: bool  # else at least
 
@@ -103,7 +102,7 @@ def _admits(space: Space, node: Node, name: str, value: object) -> bool:
     return bool(getattr(node.layout.plan, name) == value)
 
 
-def _savings(space: Space, node: Node) -> list[tuple[dict[str, Any], ...]]:
+def _savings(space: Space, node: Node) -> list[tuple[dict[str, object], ...]]:
     """Those of each structure under a node; one without any where the node has one itself."""
     if node.level >= ROUGH:
         return [()]

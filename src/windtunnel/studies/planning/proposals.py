@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.physics.hardware import Cluster
@@ -37,7 +36,7 @@ SIMPLE = (  # from what costs nothing to try to what changes most
 class Proposal:
     """A change that was predicted. `diff`: of the user's file; empty where none is given or it has no option for it."""
 
-    changes: Mapping[str, Any]
+    changes: Mapping[str, object]
     flags: str
     diff: str
     step_time_s: float
@@ -74,11 +73,11 @@ def ordered(advice: Sequence[Advice]) -> list[Advice]:
     return found
 
 
-def _offloads(changes: Mapping[str, Any]) -> bool:
+def _offloads(changes: Mapping[str, object]) -> bool:
     return any(name.startswith("offload") and value for name, value in changes.items())
 
 
-def simplicity(changes: Mapping[str, Any]) -> tuple[int, int]:
+def simplicity(changes: Mapping[str, object]) -> tuple[int, int]:
     """How much a change asks for: the number of fields, then the field that changes most."""
     ranks = [SIMPLE.index(name) if name in SIMPLE else len(SIMPLE) for name in changes if name != "dp"]
     return len(ranks), max(ranks, default=0)
@@ -120,7 +119,7 @@ def _of(one: Advice, base: Layout, launch: str | None, note: str) -> Proposal:
     return Proposal(one.changes, one.flags, text, one.step_time_s, one.gain, one.peak_memory_bytes, note)
 
 
-def _diff(changes: Mapping[str, Any], base: Layout, launch: str) -> str:
+def _diff(changes: Mapping[str, object], base: Layout, launch: str) -> str:
     """The change of the user's file; empty where the file, patched, does not say the plan that was predicted."""
     asked, n_gpus = base.asked, base.cluster.n_gpus
     free = {"dp": None} if asked.dp is not None else {}

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from math import inf
 from time import monotonic
-from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.studies.planning.ahead import MEMORY, RESULT, STEP
@@ -304,7 +303,7 @@ class Search:
         """The shortest replay of this run; 0 before the second one, as the first loads compiled code."""
         return self._shortest_s if self.counts.replayed > 1 else 0.0
 
-    def _options(self, node: Node) -> dict[str, tuple[Any, ...]]:
+    def _options(self, node: Node) -> dict[str, tuple[object, ...]]:
         return switches(self.space, node.layout, node.saving or UNSAVED)
 
     def _capacity(self, layout: Layout) -> int:

@@ -59,7 +59,7 @@ class Space:
     model: Model
     cluster: Cluster
     given: Mapping[str, Any]
-    counts: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    counts: dict[tuple[object, ...], int] = field(default_factory=dict)
     pipelines: dict[Any, int] = field(default_factory=dict)  # layers of the largest stage; 0: not legal
     mixed: MixedCluster | None = None  # what `cluster` stands for, where it is of several types
     by_stage: bool = False  # then stages follow the types; else every replica lies on one
@@ -75,7 +75,7 @@ class Space:
         release, muon = self.given.get("release"), self.given.get("optimizer") == "muon"
         return features_of(self.framework, release, muon, self.given.get("precision") == "mxfp8")
 
-    def values(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def values(self, name: str, open_values: tuple[object, ...]) -> tuple[Any, ...]:
         """The values of one field: the given one, or those of an open one."""
         return (self.given[name],) if self.given.get(name) is not None else open_values
 
@@ -301,7 +301,7 @@ def savings(space: Space, layout: Layout, largest: int | None = None) -> tuple[d
 def _savings(
     has: Features, mixture: bool, pipelined: bool, most: int, replicas: int, near: int,
     given: tuple[tuple[str, Any], ...],
-) -> tuple[dict[str, Any], ...]:  # fmt: skip
+) -> tuple[dict[str, object], ...]:  # fmt: skip
     said = dict(given)
     stages = (said["zero_stage"],) if "zero_stage" in said else has.sharding(pipelined=pipelined)
     if replicas == 1 and "zero_stage" not in said:

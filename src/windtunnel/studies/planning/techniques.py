@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.studies.planning.answer import Planned
@@ -37,7 +36,7 @@ class Tried:
     unfit_pairs: int = 0  # that do not go together
     skipped: Mapping[str, str] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form, without the plans."""
         return {
             "finalists": self.finalists,

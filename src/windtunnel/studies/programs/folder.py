@@ -222,7 +222,7 @@ def load_job(path: Path) -> CapturedJob:
     )
 
 
-def _period(document: Mapping[str, Any]) -> dict[str, object]:
+def _period(document: Mapping[str, object]) -> dict[str, object]:
     """Kinds of steps, where they differ."""
     return {"period": document["period"]} if "period" in document else {}
 

@@ -104,7 +104,7 @@ def _lines(program: RankProgram) -> Iterator[dict[str, object]]:
 def _op_line(
     index: int, op: Op, groups: Mapping[tuple[str, int], int], specs: dict[int, list[object]]
 ) -> dict[str, object]:
-    line: dict[str, Any] = {"op": index, "name": op.name, "kind": op.kind}
+    line: dict[str, object] = {"op": index, "name": op.name, "kind": op.kind}
     for name, default in _OP.items():
         value = getattr(op, name)
         if value == default and type(value) is type(default):

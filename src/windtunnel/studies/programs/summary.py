@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.program_file import runs_of
 from windtunnel.studies.programs.rank_classes.equality import digest, kind, peak
 
 
-def summary(program: RankProgram, key: str | None = None) -> dict[str, Any]:
+def summary(program: RankProgram, key: str | None = None) -> dict[str, object]:
     """Totals of a program, and what places its rank among others. `key`: its digest, where that is known."""
     collectives: dict[str, list[int]] = {}
     control: dict[str, list[int]] = {}

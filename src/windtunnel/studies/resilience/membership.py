@@ -7,7 +7,7 @@ waits for processes that are started for it. A planned change is a view that is 
     Start(name)       start a process
     Publish(view)     everybody in it builds its group; `planned`: beside the old one
     Finish()          somebody has done all steps; the rest may end
-    Abandon(reason)   processes die faster than they do steps
+    Abandon(reason)   processes die, and no step has been done for long
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-MOST_STARTS_WITHOUT_PROGRESS = 10  # in a row, beyond those that the job began with
+GIVE_UP_S = 600.0  # from the first of deaths between which no step is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,32 @@ class Membership:
     starting: list[str] = field(default_factory=list)
     generation: int = -1
     started: int = 0
-    since_progress: int = 0
+    give_up_s: float = GIVE_UP_S
+    hosts: int = 0  # ranks that follow each other are put on different ones, where they can
+    host_of: dict[str, int] = field(default_factory=dict)
+    began: int = 0  # the first generation of the job, or of the job that was started anew
+    struck_s: float | None = None  # when the first process died since a step was done
     preparing: tuple[str, ...] | None = None  # a planned view that is under way
     finished: bool = False
 
     def start(self) -> list[Action]:
         """The processes that the job begins with."""
         self.members = [None] * self.size
-        actions = self._replenish()
-        self.since_progress = 0
-        return actions
+        return self._replenish()
+
+    def start_anew(self, names: Iterable[str], at_s: float) -> list[Action]:
+        """These are gone and with them all ranks: others begin the job from its first step. Unused standbys stay."""
+        if over := self.out_of_patience(at_s):
+            return over
+        self._forget(names)
+        self.members, self.preparing, self.began = [None] * self.size, None, self.generation + 1
+        return [*self._fill(), *self._replenish()]
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            for pool in (self.warm, self.starting):
+                if name in pool:
+                    pool.remove(name)
 
     def is_warm(self, name: str) -> list[Action]:
         """A process is ready to play any rank."""
@@ -86,13 +102,21 @@ class Membership:
         self.warm.append(name)
         return self._fill()
 
-    def died(self, names: Iterable[str]) -> list[Action]:
+    def out_of_patience(self, at_s: float) -> list[Action]:
+        """Something went wrong at this moment: is it to go on?"""
+        if self.struck_s is None:
+            self.struck_s = at_s
+        if at_s - self.struck_s <= self.give_up_s:
+            return []
+        return [Abandon(f"for {at_s - self.struck_s:.0f} s processes died and no step was done: see --give-up")]
+
+    def died(self, names: Iterable[str], at_s: float = 0.0) -> list[Action]:
         """Processes are gone that were still needed; all that are known to be gone at this moment."""
-        struck = False
+        if over := self.out_of_patience(at_s):
+            return over
+        struck, names = False, list(names)
+        self._forget(names)
         for name in names:
-            for pool in (self.warm, self.starting):
-                if name in pool:
-                    pool.remove(name)
             if name in self.members:
                 self.members[self.members.index(name)] = None
                 struck = True
@@ -108,21 +132,20 @@ class Membership:
                 return [*self._publish(), *self._replenish()]
         return [*self._fill(), *self._replenish()]
 
-    def broken(self) -> list[Action]:
+    def broken(self, at_s: float = 0.0) -> list[Action]:
         """The group of the members came apart and none of them is gone: the same ones meet again."""
         if self.finished or None in self.members:
             return []
         if self.preparing:  # the change is off, as where somebody dies
             self.warm = [*(name for name in self.preparing if name not in self.members), *self.warm]
             self.preparing = None
-        self.since_progress += 1
-        if self.since_progress > MOST_STARTS_WITHOUT_PROGRESS:
+        if self.out_of_patience(at_s):
             return [Abandon("the ranks' group came apart again and again: is --timeout shorter than a step?")]
         return self._publish()
 
     def progressed(self) -> list[Action]:
         """A step was done in the newest view."""
-        self.since_progress = 0
+        self.struck_s = None
         return []
 
     def leave(self, rank: int) -> list[Action]:
@@ -161,7 +184,10 @@ class Membership:
         if not vacant or len(self.warm) < len(vacant):
             return []
         for rank in vacant:
-            self.members[rank] = self.warm.pop(0)
+            wished = (name for name in self.warm if self.hosts and self.host_of.get(name) == rank % self.hosts)
+            name = next(wished, self.warm[0])
+            self.warm.remove(name)
+            self.members[rank] = name
         return self._publish()
 
     def _publish(self) -> list[Action]:
@@ -173,9 +199,6 @@ class Membership:
         lacking = vacant + self.standbys - len(self.warm) - len(self.starting)
         actions: list[Action] = []
         for _ in range(max(0, lacking)):
-            self.since_progress += 1
-            if self.since_progress > MOST_STARTS_WITHOUT_PROGRESS + self.size + self.standbys:
-                return [Abandon(f"{self.since_progress - 1} processes were started without one step done")]
             name = f"p{self.started}"
             self.started += 1
             self.starting.append(name)

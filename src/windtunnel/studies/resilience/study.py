@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from windtunnel.errors import SpecError
+from windtunnel.notebook import Shown
 from windtunnel.questions.typed import Plain, check_figures, check_sum, plain, plain_fields
 from windtunnel.studies.resilience import ettr, standbys
 from windtunnel.studies.resilience.checkpoints import Checkpoint
@@ -126,7 +127,7 @@ class PolicyEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Survival:
+class Survival(Shown):
     """The answer. faces/report/survival shows it by `to_dict`."""
 
     asked: Asked

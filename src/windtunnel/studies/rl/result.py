@@ -35,7 +35,7 @@ class Side:
         """Whether it does."""
         return self.needed_bytes <= self.capacity_bytes
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {"fits": self.fits, **asdict(self)}
 
@@ -79,16 +79,16 @@ class RlResult(Answer):
         return self.assumptions
 
     @property
-    def band(self) -> Mapping[str, Any] | None:
+    def band(self) -> Mapping[str, object] | None:
         """Of the step."""
         return band_entry("step_time_s", self.p5_s, self.p95_s) if self.feasible else None
 
     @property
-    def provenance(self) -> Mapping[str, Any] | None:
+    def provenance(self) -> Mapping[str, object] | None:
         """What it rests on."""
         return {"rests on": list(self.sources)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {
             "feasible": self.feasible,

@@ -9,6 +9,7 @@ from math import hypot
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.physics.cost.inference import inference_kernels
+from windtunnel.physics.cost.inference.experts import WIDE
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.studies.serving.deployment import Deployment, check
@@ -16,6 +17,7 @@ from windtunnel.studies.serving.engines.profile import Profile, load_engine
 from windtunnel.studies.serving.kv.capacity import Memory, memory_of
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.rules import Rules, rules_of
+from windtunnel.studies.serving.step_time.denoising import Denoising
 from windtunnel.studies.serving.step_time.layers import Layers
 from windtunnel.studies.serving.step_time.times import Prices, StepTimes
 
@@ -112,7 +114,7 @@ def engine_of(
     # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
     borrowed = routed and prices is None and generation == "blackwell" and "fp8" in deployment.routed
     slices, groups = deployment.expert_sizes
-    borrowed = borrowed and slices == 1 < groups
+    borrowed = borrowed and slices == 1 < groups <= WIDE
     times = StepTimes(
         own,
         used,
@@ -180,4 +182,6 @@ def _layers(
 ) -> Layers:
     if framework not in ("vllm", "sglang", "trtllm"):
         raise SpecError("framework", framework, "use vllm, sglang or trtllm")
-    return Layers(model, deployment, inference_kernels(cluster, framework, release, expert_kernel), kv)
+    return (Denoising if model.step_tokens else Layers)(
+        model, deployment, inference_kernels(cluster, framework, release, expert_kernel), kv
+    )

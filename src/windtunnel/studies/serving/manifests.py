@@ -130,7 +130,7 @@ def _files_in(folder: Path) -> list[Path]:
     return [folder / name for name in names if (folder / name).is_file()]
 
 
-def _of_document(document: Any) -> Iterator[Started]:
+def _of_document(document: object) -> Iterator[Started]:
     if not isinstance(document, Mapping):
         return
     spec = document.get("spec") or {}
@@ -152,7 +152,7 @@ def _of_document(document: Any) -> Iterator[Started]:
                 yield _of_container(one, role, spec.get("replicas", 1))
 
 
-def _of_container(container: Any, role: str, replicas: int) -> Started:
+def _of_container(container: object, role: str, replicas: int) -> Started:
     if not isinstance(container, Mapping):
         raise SpecError("containers", container, "a worker needs a container with command and args")
     command, args = container.get("command") or [], container.get("args") or []
@@ -276,7 +276,7 @@ def files_of(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
     if form == "llm-d":
         documents = [to_yaml(_patch(model, side, image)) for side in sides]
         return {"modelserver.yaml": "---\n".join(documents)}
-    components: list[Any] = [{"name": "Frontend", "type": "frontend", "replicas": 1}]
+    components: list[object] = [{"name": "Frontend", "type": "frontend", "replicas": 1}]
     components += [_component(model, side, image) for side in sides]
     name = re.sub(r"[^a-z0-9-]+", "-", model.rpartition("/")[2].lower()).strip("-")
     graph = {
@@ -304,7 +304,7 @@ def _script(model: str, side: Side) -> str:
     return "\n".join([*lines, "wait", ""])
 
 
-def _container(name: str, command: list[str], model: list[str], side: Side, image: str) -> dict[str, Any]:
+def _container(name: str, command: list[str], model: list[str], side: Side, image: str) -> dict[str, object]:
     more = [f"--kv-transfer-config={CONNECTOR}"] if side.role else []
     return {
         "name": name,
@@ -315,14 +315,14 @@ def _container(name: str, command: list[str], model: list[str], side: Side, imag
     }
 
 
-def _component(model: str, side: Side, image: str) -> dict[str, Any]:
+def _component(model: str, side: Side, image: str) -> dict[str, object]:
     engine = load_engine(side.deployment.engine).engine
     main = _container("main", ["python3", "-m", f"dynamo.{engine}"], ["--model", model], side, image)
     kind = side.role or "worker"
     return {"name": kind, "type": kind, "replicas": side.replicas, "podTemplate": {"spec": {"containers": [main]}}}
 
 
-def _patch(model: str, side: Side, image: str) -> dict[str, Any]:
+def _patch(model: str, side: Side, image: str) -> dict[str, object]:
     server = _container("modelserver", ["vllm", "serve"], [model], side, image)
     return {
         "apiVersion": "apps/v1",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from windtunnel.files.write import csv_text
+from windtunnel.notebook import Shown
 from windtunnel.questions.typed import Plain, check_figures, plain, plain_fields
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import Distribution, Stamps
@@ -135,7 +136,7 @@ class GoodputSearch:
 
 
 @dataclass(frozen=True, eq=False)
-class ServingResult:
+class ServingResult(Shown):
     """One run. Seconds, tokens and requests of all replicas together. faces/report/serving shows it by `to_dict`."""
 
     JSON_LEAVES_OUT: ClassVar = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, UserError, about_file
 from windtunnel.physics.hardware.catalogue import cluster_of
@@ -32,6 +32,10 @@ from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.requests import Workload
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
 RUNS = 400  # plans that may be run where nobody says
 ATTAIN = 0.99  # share of requests in time that a goodput has, where none is named
 Run = Callable[[Workload], ServingResult]
@@ -45,18 +49,18 @@ class Served(Answer):
     curve: Curve | None  # latency over rate, where it was asked for
     warnings: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """Ready for JSON."""
         return self.result.to_dict()
 
     @property
-    def band(self) -> dict[str, Any] | None:
+    def band(self) -> dict[str, object] | None:
         """Of mean TPOT."""
         low_high = self.result.tpot_band_s
         return None if low_high is None else band_entry("tpot_s.mean", *low_high)
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """What prices steps."""
         return {"step times": list(self.result.sources)}
 
@@ -85,7 +89,7 @@ def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = Fa
     return _served(run, result, workload, curve)
 
 
-def _fewest(question: ServePlan, workload: Workload) -> Any:
+def _fewest(question: ServePlan, workload: Workload) -> object:
     """Plans with the fewest GPUs (`ServingPlans`)."""
     from windtunnel.studies.serving.placement import plan
 
@@ -104,7 +108,7 @@ def _fewest(question: ServePlan, workload: Workload) -> Any:
     )
 
 
-def _placed(question: ServePlan, method: str) -> Any:
+def _placed(question: ServePlan, method: str) -> object:
     """The best placement (`Placed`)."""
     from windtunnel.studies.serving.placement.answer import place_models, place_phases
     from windtunnel.studies.serving.placement.search import Question

@@ -34,7 +34,7 @@ def rows_on_ray(ray: Any, function: str, batches: Sequence[Batch], workers: int)
     """Rows as they come, at times none. `ray`: the module, connected."""
     remote = ray.remote(max_retries=TRIES - 1)(run_points)
     todo = list(reversed(batches))
-    waiting: dict[Any, Batch] = {}
+    waiting: dict[object, Batch] = {}
     while todo or waiting:
         while todo and len(waiting) < 4 * workers:
             batch = todo.pop()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
+from windtunnel.notebook import Shown
 from windtunnel.questions import QUESTIONS
 from windtunnel.questions.asked.sweep import Sweep
 from windtunnel.questions.typed import check
@@ -26,24 +27,24 @@ from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
 from windtunnel.studies.sweeps.points import NO_INPUTS, Point, Study, read_study
 from windtunnel.studies.sweeps.ray_cluster import wait_for_ends
-from windtunnel.studies.sweeps.run_points import QUESTION
+from windtunnel.studies.sweeps.run_points import QUESTION, Row
 from windtunnel.studies.sweeps.table import read_rows, write_table
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class SweepOutcome:
+class SweepOutcome(Shown):
     """Where the table is, how many points it has by status, and how many of them ran now."""
 
     path: Path
     points: int
     ran: int
     by_status: Mapping[str, int]
-    best: Mapping[str, Any] | None = None  # inputs of the best trial, where an optimiser asked
+    best: Mapping[str, object] | None = None  # inputs of the best trial, where an optimiser asked
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the first point of each status that has one
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {**asdict(self), "path": str(self.path)}
 
@@ -206,7 +207,7 @@ def _run(
 def _trials(
     study: Study,
     points: list[Point],
-    rows: dict[str, dict[str, Any]],
+    rows: dict[str, Row],
     log: Journal | None,
     called: str,
     progress: Progress | None,

@@ -11,7 +11,7 @@ from windtunnel.questions.typed import check
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: object) -> dict[str, object]:
     return get_type_hints(kind)
 
 

@@ -52,10 +52,10 @@ COLUMNS = {
 
 
 def op_table(
-    model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | str | Path | Mapping[str, Any],
-    plan: Plan | str | Path | Mapping[str, Any],
-) -> Any:
+    model: Model | str | Path | Mapping[str, object],
+    cluster: Cluster | str | Path | Mapping[str, object],
+    plan: Plan | str | Path | Mapping[str, object],
+) -> object:
     """Every op of the undisturbed step that `predict` replays, as a `pyarrow.Table` with the columns `COLUMNS`.
 
     Arguments are those of `predict`. Raises UserError on a spec that cannot be.
@@ -63,7 +63,7 @@ def op_table(
     return _table(op_rows(model, cluster, plan))
 
 
-def write_ops(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_ops(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Write rows of `op_rows` as Parquet. Raises SpecError for another suffix, InputFileError where it cannot be."""
     import pyarrow.parquet as pq
 
@@ -75,7 +75,7 @@ def write_ops(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         raise InputFileError(path, error.strerror or "cannot be written", "give a path that can be written") from None
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+def _table(rows: Sequence[Mapping[str, object]]) -> object:
     import pyarrow as pa
 
     kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
@@ -84,10 +84,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def op_rows(
-    model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | str | Path | Mapping[str, Any],
-    plan: Plan | str | Path | Mapping[str, Any],
-) -> list[dict[str, Any]]:
+    model: Model | str | Path | Mapping[str, object],
+    cluster: Cluster | str | Path | Mapping[str, object],
+    plan: Plan | str | Path | Mapping[str, object],
+) -> list[dict[str, object]]:
     """`op_table` as rows."""
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
@@ -100,7 +100,7 @@ def op_rows(
 
 def _pass_rows(
     layout: Layout, pricer: Pricer, pieces: tuple[Piece, ...], step: LoweredStep
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     plan = step.schedule
     ranks = layout.cluster.n_gpus // plan.stages
     known: dict[int, list[tuple[int, dict[str, Any]]]] = {}
@@ -119,7 +119,9 @@ def _pass_rows(
             yield where | {"pass": Kind(kind).words, "count": count} | row
 
 
-def _of_pass(layout: Layout, pricer: Pricer, blocks: Sequence[Block], kind: Kind) -> list[tuple[int, dict[str, Any]]]:
+def _of_pass(
+    layout: Layout, pricer: Pricer, blocks: Sequence[Block], kind: Kind
+) -> list[tuple[int, dict[str, object]]]:
     """(block, row) of one pass; launches of one name and source together."""
     noted: list[tuple[int, int, Price]] = []
     graph = build_segment(pricer, blocks, kind, noted).graph
@@ -167,7 +169,7 @@ def _bytes_of(layout: Layout, operations: Sequence[Operation]) -> dict[str, floa
     return found
 
 
-def _step_rows(layout: Layout, step: LoweredStep) -> Iterator[dict[str, Any]]:
+def _step_rows(layout: Layout, step: LoweredStep) -> Iterator[dict[str, object]]:
     graph = step.graph
     inside = np.array([name.startswith("segment ") for name in graph.categories])
     program = graph.program

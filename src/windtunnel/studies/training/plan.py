@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
+from windtunnel.physics.model.adapters import MODULES, TARGETS, check_targets
 from windtunnel.questions import read_part
 from windtunnel.questions.asked.plan import Framework, Plan, Precision
 from windtunnel.questions.fields import fields_of
@@ -28,7 +28,7 @@ FIELDS = tuple(field.path for field in fields_of(Plan))
 PLAN_FILE = "a plan is lines of `field: value`, see docs/plan.md"
 
 
-def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
+def read_plan(spec: Plan | str | Path | Mapping[str, object]) -> Plan:
     """A Plan from a mapping or a YAML file. Raises SpecError on a wrong field, InputFileError on a wrong file."""
     where = None
     if isinstance(spec, Plan):
@@ -42,6 +42,9 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
             raise UnknownNameError("plan field", str(name), FIELDS, remedy=f"(in {where})" if where else None)
     plan = read_part(Plan, spec, where)
     _check_recompute(plan.recompute, where)
+    if not check_targets(plan.lora_targets):
+        remedy = f"use {', '.join(TARGETS)}, or some of {', '.join(MODULES)} with commas"
+        raise SpecError("lora_targets", plan.lora_targets, remedy, where)
     return plan
 
 

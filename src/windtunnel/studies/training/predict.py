@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -41,7 +41,9 @@ from windtunnel.studies.training.answers import answer_to, remember
 from windtunnel.studies.training.distance import distances, memory_spread
 from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
+from windtunnel.studies.training.forward_only import BEFORE, with_forward_passes
 from windtunnel.studies.training.layout import Layout, resolve
+from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.lowering.pass_builder import owned
 from windtunnel.studies.training.lowering.passes import known_pieces
 from windtunnel.studies.training.lowering.simulated import Simulated, simulate
@@ -61,13 +63,19 @@ FULL = (
     "memory is full: it fits only because PyTorch's allocator gives cached memory back to the driver; of 18 published"
     " layouts like it 13 crashed; how much longer the others take is not published, which is why the band is wide"
 )
+OBJECTIVES = {
+    "dpo": "a reference's forward pass comes before the step and is in its time, not in its timeline",
+    "grpo": "forward passes of the old policy and of a reference come before the step and are in its time, not in its"
+    " timeline",
+    "forward": "time and memory are those of one forward pass; the timeline and the traffic are a training step's",
+}
 EVENLY = "experts are taken as evenly loaded; --router-load tells otherwise"
 
 
 def predict(
-    model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
-    plan: Plan | str | Path | Mapping[str, Any],
+    model: Model | str | Path | Mapping[str, object],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, object],
+    plan: Plan | str | Path | Mapping[str, object],
     *,
     scenario: Scenario = CALM,
     **parts: Unpack[Parts],
@@ -130,7 +138,13 @@ def predict(
         )
     # A job runs out of memory in the worst step of a trace, not in its median one.
     steps = (base,) if uneven is None else uneven.steps
-    memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
+    kept = layout
+    if layout.plan.objective == "forward":  # without gradients a layer leaves nothing, as if it were recomputed
+        kept = replace(layout, plan=layout.plan.with_fields({"recompute": "full"}))
+    memory = fullest(
+        memory_of(kept, one.pieces if kept is layout else known_pieces(kept), one.step, one.timeline.end_ns)
+        for one in steps
+    )
     question = question_by(model, cluster, layout.asked, asked.scenario(router, lengths), named)
     result = _result(layout, (pricer,), base.step, base.timeline, memory, question, makespan, disturbed)
     if key is not None:
@@ -179,9 +193,14 @@ def _result(
     training = pricers[0].training
     widest = {name: max(one.training.uncertainty[name] for one in pricers) for name in training.uncertainty}
     training = replace(training, uncertainty=widest, from_runs=all(one.training.from_runs for one in pricers))
-    classes = _classes(layout, step, timeline)
+    classes, forward = with_forward_passes(layout, step, _classes(layout, step, timeline))
+    calm_ns = timeline.makespan_ns + forward
+    if plan.objective == "forward":
+        calm_ns, makespan_ns = forward, forward + makespan_ns - timeline.makespan_ns
+    else:
+        makespan_ns += forward
     reading = read(
-        timeline.makespan_ns, makespan_ns, disturbed, classes, _kernels(step), training,
+        calm_ns, makespan_ns, disturbed, classes, _kernels(step), training,
         n_gpus=cluster.n_gpus, experts=experts, distances=max((distances(one.layout) for one in pricers), key=_width),
     )  # fmt: skip
     most = max(memory, key=lambda stage: stage.device_bytes)
@@ -189,8 +208,8 @@ def _result(
     full = most.gives_back
     if full:
         reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
-    if late := _behind_the_passes(layout, step, reading):
-        reading = replace(reading, band_reason="; ".join(words for words in (reading.band_reason, late) if words))
+    elsewhere = (_behind_the_passes(layout, step, reading), _stopped_elsewhere(layout, reading))
+    reading = replace(reading, band_reason="; ".join(words for words in (reading.band_reason, *elsewhere) if words))
     memory_p95 = round(most.device_bytes * (1.0 + memory_spread(layout)))
     tight = most.device_bytes <= cluster.gpu.usable_memory_bytes < memory_p95
     if most.device_bytes > cluster.gpu.usable_memory_bytes:
@@ -246,6 +265,28 @@ def _behind_the_passes(layout: Layout, step: LoweredStep, reading: Reading) -> s
     return f"before 2023-10 gradients waited for the passes: {longest / reading.total_ns - 1:+.0%}, name the release"
 
 
+def _stopped_elsewhere(layout: Layout, reading: Reading) -> str:
+    """In words, that prime-rl's trainer, which is torchtitan's layers, takes longer than the band reaches."""
+    if layout.plan.release is not None or layout.plan.framework != "torchtitan":
+        return ""
+    pricer, most = Pricer(replace(layout, plan=layout.plan.with_fields({"release": "prime-rl-99"}))), 0.0
+    for held in _held_layers(layout):
+        stops = (pricer.stops(block.operations) for block in held)
+        most = max(most, sum(price.seconds for price in stops if price is not None))
+    passes = 3 if layout.plan.recompute_layers is None else 2
+    longer = 1e9 * most * passes * layout.micro_batches / reading.total_ns
+    if reading.total_ns * (1.0 + longer) <= reading.p95_ns:
+        return ""
+    return f"prime-rl's trainer reads from the GPU in every layer: {longer:+.0%}, name the release"
+
+
+def _held_layers(layout: Layout) -> Iterator[list[Block]]:
+    """Blocks of each pipeline rank that are layers."""
+    pieces = known_pieces(layout)
+    for held in layout.schedule_table().virtual_stage:
+        yield [block for stage in held for block in pieces[stage].blocks if not block.is_end]
+
+
 def _tight(most: StageMemory, p95_bytes: int, usable_bytes: int) -> str:
     needs, may, has = (size / 2**30 for size in (most.device_bytes, p95_bytes, usable_bytes))
     return (
@@ -269,15 +310,23 @@ def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
     forward = layout.model.forward_flops_per_token(document, "full")
     linear = layout.model.forward_flops_per_token(1, "full") if plan.lora_rank else 0.0
     flops = tokens * (3.0 * forward - linear)  # frozen weights have no gradient
+    flops = tokens * forward if plan.objective == "forward" else flops + BEFORE[plan.objective] * tokens * forward
     inside = "" if document == plan.seq_len else f" inside documents (s = {document:,})"
     return Work(
         tokens=tokens,
         model_flops=flops,
-        executed_flops=flops + recomputed_flops(layout, step),
+        executed_flops=flops + (0.0 if plan.objective == "forward" else recomputed_flops(layout, step)),
         dtype=PEAK_DTYPE.get(plan.precision, plan.precision),
-        convention=f"{4 if plan.lora_rank else 6} N + 12 L a d s per token, attention counted in full{inside},"
+        convention=f"{_per_token(plan)} per token, attention counted in full{inside},"
         f" against dense {plan.precision} peak",
     )
+
+
+def _per_token(plan: Plan) -> str:
+    more = BEFORE[plan.objective]
+    if plan.objective == "forward":
+        return "2 N + 4 L a d s"
+    return f"{4 + 2 * more if plan.lora_rank else 6 + 2 * more} N + {12 + 4 * more} L a d s"
 
 
 def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[ClassTime]:
@@ -335,6 +384,8 @@ def _traffic(step: LoweredStep) -> dict[str, int]:
 
 
 def _warnings(layout: Layout) -> Iterator[str]:
+    if layout.plan.objective != "train":
+        yield f"objective {layout.plan.objective}: {OBJECTIVES[layout.plan.objective]}"
     if _has_experts(layout):
         yield EVENLY
         if layout.replicas > 1:

@@ -339,15 +339,15 @@ class Pricer:
         plan = self.layout.plan
         read_s = 0.0 if plan.cuda_graphs else self.training.read_s.get(plan.framework, 0.0)
         own, beside = self.own, [op for op in operations if op.part == ADAPTER and op.name.endswith(" A")]
-        adapters = [op for op in beside if op.kind == "gemm"]
+        adapters = [op for op in beside if not op.name.startswith("experts")]
         reads = own.layer_reads + own.adapter_reads * len(adapters)
-        if any(op.kind == "grouped_gemm" for op in operations):
+        if any(op.kind == "grouped_gemm" and op.part != ADAPTER for op in operations):
             reads += own.expert_reads if len(beside) == len(adapters) else own.adapted_expert_reads
         if plan.attention_impl == "flash" and self.layout.cluster.gpu.generation.startswith("blackwell"):
             reads += own.flash4_reads
         seconds = reads * read_s
         if own.adapter_reads:  # products of grouped rows, with gradients over all tokens
-            seconds += self.training.adapter_token_s * sum(op.shape[0] for op in adapters)
+            seconds += self.training.adapter_token_s * sum(math.prod(op.shape[:-2]) for op in adapters)
         if not seconds:
             return None
         return Price(seconds, seconds * STOPS_BAND[0], seconds * STOPS_BAND[1], Source.FITTED)

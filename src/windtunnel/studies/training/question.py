@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +70,7 @@ def cluster_of(part: ClusterPart) -> Cluster:
         raise SpecError(f"cluster.{error.field}", error.value, error.remedy, "--set") from None
 
 
-def _short_names(part: type, data: Mapping[str, Any]) -> dict[str, Any]:
+def _short_names(part: type, data: Mapping[str, object]) -> dict[str, Any]:
     """A part's data by the names that cluster files have, which errors then say."""
     short = {}
     for field in fields_of(part):
@@ -93,7 +93,7 @@ class PlanFile:
     notes: tuple[str, ...] = ()
 
 
-def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str, Any]) -> PlanFile:
+def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str, object]) -> PlanFile:
     """What a plan file, or the file that `model` names, says of the plan. Raises UserError.
 
     `changes`: of the cluster, by dotted path (`cluster.nic`).
@@ -114,7 +114,7 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     return PlanFile(native.fields, str(path or model), unknown)
 
 
-def _changed_cluster(cluster: str, changes: Mapping[str, Any]) -> ClusterPart:
+def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart:
     """A cluster with what `--set cluster.KEY=VALUE` says of it. Raises SpecError that names the setting."""
     data: dict[str, Any] = {"cluster": cluster}
     try:
@@ -130,7 +130,7 @@ def _changed_cluster(cluster: str, changes: Mapping[str, Any]) -> ClusterPart:
         raise SpecError(named, changes.get(named, error.value), error.remedy, "--set") from None
 
 
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(settings: Mapping[str, object]) -> dict[str, object]:
     """`{"gpu.flops.bf16": 1}` as `{"gpu": {"flops": {"bf16": 1}}}`."""
     document: dict[str, Any] = {}
     for key, value in settings.items():
@@ -169,23 +169,32 @@ def _built(native: Native) -> Model:
     return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
 
 
-def _check_same(word: str, native: Native, changes: Mapping[str, Any]) -> None:
+def _check_same(word: str, native: Native, changes: Mapping[str, object]) -> None:
     """Refuse a plan's file that states another model than the one that is named beside it: every field of both agrees.
 
     Raises UserError that names all fields that differ.
     """
-    if native.model is None:
+    if native.model is None and not native.sizes:
         return
     own_changes = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith("model.")}
-    own = _sizes(model_of(read_part(ModelPart, {"base": word, **_nested(own_changes)}, field="model"), 1))
+    model = model_of(read_part(ModelPart, {"base": word, **_nested(own_changes)}, field="model"), 1)
+    own = _sizes(model)
     if isinstance(native.model, str):
         told = _sizes(load_model(native.model))
+    elif native.model is None:
+        told = dict(native.sizes)
+        of_experts = told.pop("expert_ffn", None)
+        if own["experts"]:
+            told = {name: size for name, size in told.items() if name != "ffn"}  # that of dense layers
+            told |= {} if of_experts is None else {"ffn": of_experts}
     else:
-        told = {name: value for name, value in native.model.items() if isinstance(value, int) and value}
+        told = _sizes(
+            _built(replace(native, model={**native.model, "vocab": native.model["vocab"] or model.vocab_size}))
+        )
     if 0 <= told.get("vocab", 0) - own["vocab"] < PADDING_MOST:
         told["vocab"] = own["vocab"]
     differ = [
-        f"{name} {told[name]:,} in the file, {own[name]:,} in the model"
+        f"{name} {_shown(told[name])} in the file, {_shown(own[name])} in the model"
         for name in own
         if name in told and told[name] != own[name]
     ]
@@ -200,6 +209,10 @@ def _check_same(word: str, native: Native, changes: Mapping[str, Any]) -> None:
 PADDING_MOST = 16_384  # rows by which a file's vocabulary is padded
 
 
+def _shown(value: int) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else f"{value:,}"
+
+
 def _sizes(model: Model) -> dict[str, int]:
     """Sizes of a model's last layer, as files of frameworks state them."""
     attention, block = model.layers[-1].attention, model.layers[-1].feed_forward
@@ -209,10 +222,14 @@ def _sizes(model: Model) -> dict[str, int]:
         "heads": attention.heads,
         "ffn": block.size,
         "vocab": model.vocab_size,
+        "gated": block.gated,
+        "tied_embeddings": model.tied_embeddings,
+        "experts": block.experts,
     }
     if attention.kind == "gqa":
         sizes |= {"kv_heads": attention.kv_heads, "head_dim": attention.head_dim}
-    return sizes | ({"experts": block.experts, "topk": block.experts_per_token} if block.kind == "moe" else {})
+        sizes |= {"qkv_bias": attention.qkv_bias, "qk_norm": attention.qk_norm != "none"}
+    return sizes | ({"topk": block.experts_per_token, "shared_size": block.shared_size} if block.kind == "moe" else {})
 
 
 # --------------------------------------------------------------------------------------------------- from objects
@@ -278,7 +295,7 @@ def _cluster_part(cluster: Cluster) -> ClusterPart:
     return read_part(ClusterPart, {"base": text, **_nested(dict(_differences(base, cluster)))})
 
 
-def _differences(base: Cluster, cluster: Cluster) -> Iterator[tuple[str, Any]]:
+def _differences(base: Cluster, cluster: Cluster) -> Iterator[tuple[str, object]]:
     """Dotted keys of what differs, without the sources of the numbers."""
     was, is_now = base.to_dict(), cluster.to_dict()
     for key, value in is_now.items():

@@ -194,7 +194,7 @@ def test_a_layout_error_is_a_verdict_and_a_spec_error_is_not(tmp_path: Path) -> 
 
 ROWS = [
     LLAMA_8B,
-    {**LLAMA_8B, "id": "lora", "task": "dpo"},
+    {**LLAMA_8B, "id": "lora", "gpu": "H47"},
     {**LLAMA_8B, "id": "open", "spec_level": "B", "recompute": ""},
     {**LLAMA_8B, "id": "other", "source": "another, with a comma"},
 ]
@@ -249,7 +249,7 @@ def test_the_page_is_the_same_for_the_same_report(tmp_path: Path) -> None:
     assert text == page_of(report, "windtunnel validate t.csv", constants)
     assert "| somebody's benchmark | 2 | 1 | 1 | 0 | 25.0 % |" in text
     assert "github:somebody/benchmark" in text
-    assert "task 'dpo' is not modelled" in text
+    assert "unknown GPU or cluster 'H47'" in text
     assert "nan" not in text.lower().replace("nanotron", "").split()
 
 

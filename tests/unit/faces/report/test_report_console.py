@@ -9,10 +9,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from windtunnel.faces.report.documents import notebook_html
 from windtunnel.faces.report.draw.console import command_lines, print_document
 from windtunnel.faces.report.draw.markdown import markdown_of
 from windtunnel.faces.report.draw.page import page_of
-from windtunnel.faces.report.prediction.views import notebook_html, prediction_document
+from windtunnel.faces.report.prediction.views import prediction_document
 from windtunnel.physics.step.result import Result
 
 

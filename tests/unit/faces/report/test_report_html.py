@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.faces.report.documents import write_report
 from windtunnel.faces.report.draw.page import page_of
-from windtunnel.faces.report.prediction.views import prediction_document, write_report
+from windtunnel.faces.report.prediction.views import prediction_document
 from windtunnel.physics.step.result import Result
 
 NAMES = ["result", "disturbed", "faster", "infeasible", "bare", "hostile"]

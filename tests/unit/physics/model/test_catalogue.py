@@ -55,6 +55,7 @@ PUBLISHED = {
     "phi-3-mini": 3_821_079_552,
     "phi-3-medium": 13_960_238_080,
     "phi-4": 14_659_507_200,
+    "sd3.5-large": 8_056_627_520,  # diffusers' class with this config; text encoders and the image's decoder apart
 }
 
 # No exact count is published: the rounded one, and half a unit of its last digit (one unit where the source cuts off).
@@ -70,6 +71,39 @@ ROUNDED = {
     "minimax-01": (456e9, 0.5e9),  # arXiv 2501.08313: 456B, of which 45.9B meet a token
     "nemotron-4-15b": (12.5e9 + 3.2e9, 0.1e9),  # arXiv 2402.16819: 12.5B non-embedding and 3.2B embedding
     "nemotron-4-340b": (331.6e9 + 9.4e9, 0.1e9),  # arXiv 2406.11704: 331.6B non-embedding and 9.4B embedding
+    # Of late 2026: the model cards' names and totals, text alone where there is a tower.
+    "qwen3.5-397b-a17b": (397e9, 1e9),
+    "qwen3.5-122b-a10b": (122e9, 0.5e9),
+    "qwen3.5-35b-a3b": (35e9, 0.5e9),
+    "qwen3.5-27b": (27e9, 0.5e9),
+    "qwen3-coder-480b-a35b": (480e9, 0.5e9),
+    "qwen3-vl-235b-a22b": (235e9, 0.5e9),
+    "qwen3-next-80b-a3b": (80e9, 0.5e9),
+    "deepseek-v3.2": (671e9 + 0.85e9, 0.5e9),  # V3 and the indexers
+    "deepseek-v4-flash": (284e9, 0.5e9),
+    "deepseek-v4-pro": (1.6e12, 0.05e12),
+    "kimi-k2.5": (1.026e12, 0.001e12),
+    "kimi-linear-48b-a3b": (49e9, 0.5e9),  # safetensors; the name says 48B
+    "glm-5": (744e9, 0.5e9),
+    "glm-5.2": (744e9, 1e9),
+    "gemma-4-31b": (31e9, 0.5e9),
+    "minimax-m2.5": (229e9, 1e9),
+    "nemotron-3-nano": (31.6e9, 0.05e9),
+    "nemotron-3-super": (120.6e9, 0.1e9),
+    "nemotron-3-ultra": (550e9, 1e9),
+    "mimo-v2-flash": (309e9, 0.5e9),
+    "mistral-small-4": (119e9, 0.5e9),
+    "hy3": (295e9, 0.5e9),
+    "qwen3-vl-8b": (8.19e9, 0.01e9),  # the text model is Qwen3's
+    "qwen3-vl-30b-a3b": (30.5e9, 0.1e9),
+    "qwen3-vl-32b": (32.8e9, 0.1e9),
+    "qwen2.5-vl-72b": (72.7e9, 0.1e9),  # Qwen2.5's
+    "gemma-4-26b-a4b": (25.2e9, 0.1e9),  # 26B with its tower
+    "nemotron-h-56b": (56e9, 0.5e9),
+    "mimo-7b": (7.6e9, 0.1e9),
+    "step-3.7-flash": (196e9, 0.5e9),
+    "ministral-3-8b": (8.4e9, 0.1e9),
+    "ernie-4.5-21b-a3b": (21.8e9, 0.1e9),
 }
 
 # The checkpoints of these hold a vision tower as well.

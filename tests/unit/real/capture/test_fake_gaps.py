@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -107,6 +108,36 @@ def test_addresses_tell_storages_and_places_in_them_apart() -> None:
 
 
 @needs_no_gpu
+def test_the_state_of_a_generator_may_be_one_that_was_sent_round() -> None:
+    before = torch.Generator
+    with fake_tensors("cuda", gpus=1):
+        mine = torch.Generator()
+        sent = mine.get_state().cuda()
+        mine.set_state(sent.cpu())
+        torch.set_rng_state(torch.get_rng_state())
+        assert isinstance(torch.default_generator, torch.Generator)
+        assert torch.randperm(4, generator=mine).shape == (4,)
+    assert torch.Generator is before
+
+
+def test_a_loaded_parameter_that_was_moved_has_an_address_too() -> None:
+    loaded = nn.Parameter(torch.ones(3))
+    before = loaded.data_ptr()
+    with fake_tensors("cuda", gpus=1):
+        assert loaded.data_ptr() == before  # real, as the library that reads a file makes it
+        loaded.data = torch.ones(3, device="cuda")
+        assert loaded.data_ptr() not in (0, before, torch.ones(3, device="cuda").data_ptr())
+
+
+def test_a_pickled_tensor_comes_back_with_its_shape_and_its_number() -> None:
+    with fake_tensors("cuda", gpus=1):
+        given = [torch.randn(3, 4, device="cuda").t(), nn.Parameter(torch.ones(2)), torch.tensor(7)]
+        matrix, parameter, number = pickle.loads(pickle.dumps(given))
+        assert (matrix.shape, matrix.stride(), matrix.device.type) == ((4, 3), (1, 4), "cuda")
+        assert isinstance(parameter, nn.Parameter)
+        assert int(number) == 7
+
+
 def test_ddp_that_looks_for_unused_parameters_steps() -> None:
     with rank_of(4, 1, fake="cuda") as world, Recorder(1, 4, world) as recorder:
         model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4).cuda(), find_unused_parameters=True)

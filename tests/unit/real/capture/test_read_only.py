@@ -299,3 +299,52 @@ def test_where_the_system_refuses_one_line_says_what_is_not_held(
     assert f"may change {said}:" in line.replace("their ", "")
     assert line.count("Operation not permitted") == len(lost)
     assert "\n" not in line
+
+
+def overlays() -> bool:
+    """Whether this process may lay overlays here."""
+    with tempfile.TemporaryDirectory() as place:
+        return bool(in_a_fork(lambda: read_only.copy_files(Path(place) / "copies", Path(place))))
+
+
+needs_overlays = pytest.mark.skipif(not overlays(), reason="this process may not mount overlays")
+
+
+@needs_overlays
+def test_a_copy_changes_by_any_way_and_the_files_do_not(folder: Path) -> None:
+    """Ways that lead out of the copy are refused; what others do is seen by who did it, and by nobody else."""
+    scratch = folder.parent / "scratch"
+    before = files(folder)
+    out = {"/proc/parent/root", "remount", "bind over", "another namespace"}  # or mount, which nothing here may
+    into = {"link into the scratch", "move into the scratch"}  # another file system
+
+    def one(name: str) -> object:
+        assert read_only.copy_files(scratch / f"copies_{len(name)}", scratch)
+        done = tried({name: (CONTENT | ABOUT_IT)[name]}, folder, scratch)
+        return done[name], files(folder) != before
+
+    for name in CONTENT | ABOUT_IT:
+        shutil.rmtree(scratch)
+        scratch.mkdir()
+        outcome, changed = in_a_fork(partial(one, name))  # type: ignore[misc]
+        if name in out | into:
+            assert (outcome, changed) != ("done", True), name
+        else:
+            assert (outcome, changed) == ("done", True), name
+        assert files(folder) == before, name
+
+
+@needs_overlays
+def test_a_copy_is_where_it_was_and_what_a_library_writes_is_read_back(folder: Path) -> None:
+    scratch = folder.parent / "scratch"
+    os.chdir(folder)
+
+    def work() -> object:
+        assert read_only.copy_files(scratch / "copies", scratch)
+        program("sh", "-c", "mkdir -p new/folder && echo written > new/folder/file && mv new moved")
+        (scratch / "ours").write_text("x")
+        return [Path("moved/folder/file").read_text(), os.getcwd() == str(folder), sorted(os.listdir())]
+
+    assert in_a_fork(work) == ["written\n", True, ["file", "file.link", "moved"]]
+    assert sorted(os.listdir(folder)) == ["file", "file.link"]
+    assert (scratch / "ours").read_text() == "x"

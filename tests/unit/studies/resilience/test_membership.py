@@ -35,9 +35,9 @@ class World:
         for name in list(self.machine.starting):
             self.perform(self.machine.is_warm(name))
 
-    def kill(self, names: list[str]) -> None:
+    def kill(self, names: list[str], at_s: float = 0.0) -> None:
         self.alive -= set(names)
-        self.perform(self.machine.died(names))
+        self.perform(self.machine.died(names, at_s))
 
 
 def test_a_job_starts_and_a_standby_takes_the_very_rank() -> None:
@@ -108,20 +108,35 @@ def test_members_whose_group_comes_apart_meet_again_but_not_for_ever() -> None:
     world = World(2, 1)
     world.warm_all()
     for number in range(1, 30):
-        world.perform(world.machine.broken())
-        if world.abandoned:
-            return
+        world.perform(world.machine.broken(float(number * 20)))
         assert world.views[-1] == View(number, world.views[0].members)
-    raise AssertionError("met for ever")
+    world.perform(world.machine.broken(world.machine.give_up_s + 21))
+    assert world.abandoned
 
 
-def test_processes_that_die_at_once_are_given_up() -> None:
+def test_a_job_is_given_up_by_time_without_a_step_and_not_by_a_count_of_processes() -> None:
     world = World(2, 1)
-    for _ in range(30):
-        if world.abandoned:
-            return
-        world.kill(list(world.machine.starting))
-    raise AssertionError("started for ever")
+    for at in range(300):
+        world.kill(list(world.machine.starting), float(at))
+    assert not world.abandoned
+    world.perform(world.machine.progressed())
+    world.kill(list(world.machine.starting), 5_000.0)
+    assert not world.abandoned  # a step was done meanwhile
+    world.kill(list(world.machine.starting), 5_000.0 + world.machine.give_up_s + 1)
+    assert world.abandoned
+
+
+def test_a_job_that_starts_anew_has_other_ranks_and_keeps_its_standby() -> None:
+    world = World(3, 1)
+    world.warm_all()
+    before, spare = set(world.views[-1].members), world.machine.warm[0]
+    world.alive -= before
+    world.perform(world.machine.start_anew([world.views[-1].members[0]], 0.0))
+    world.warm_all()
+    after = world.views[-1]
+    assert not before & set(after.members)
+    assert spare in (*after.members, *world.machine.warm)
+    assert after.generation == world.machine.began
 
 
 @settings(max_examples=200, deadline=None)

@@ -201,8 +201,7 @@ def test_a_window_takes_what_the_host_cannot() -> None:
 
 
 def test_packing_beside_partitioning_is_tried_and_holds_its_memory() -> None:
-    one, other = mixture("centauri", "lina:packing=2"), mixture("lina:packing=2", "centauri")
-    assert one.technique == other.technique
+    one = mixture("centauri", "lina:packing=2")
     assert one.technique.parameters["prioritised_all_to_all"]["packing"] == 2
     apart = mixture("lina:packing=1").peak_memory.categories["parameters"]
     assert one.peak_memory.categories["parameters"] > 1.3 * apart

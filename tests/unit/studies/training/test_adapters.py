@@ -107,3 +107,13 @@ def test_each_adapter_is_another_read_and_products_over_all_tokens() -> None:
     assert _stops_ns() < few < all_of_them
     short, longer = (_stops_ns(lora_rank=16, seq_len=length) for length in (8192, 32768))
     assert longer - all_of_them == pytest.approx(2 * (all_of_them - short), rel=1e-6)  # in proportion to tokens
+
+
+@pytest.mark.parametrize(("changes", "says"), [({"lora_rank": 16}, True), ({"seq_len": 65536}, False)])
+def test_a_trainer_that_stops_the_host_is_named_where_its_release_is_not(changes: dict[str, int], says: bool) -> None:
+    """Where prime-rl takes longer than the band of a torchtitan plan without a release reaches, and not else."""
+    plan = {"framework": "torchtitan", "global_batch": 16, "seq_len": 8192, "recompute": "full", **changes}
+    plain = predict("qwen3-8b", "h100-sxm:8", plan)
+    named = predict("qwen3-8b", "h100-sxm:8", {**plan, "release": "prime-rl-26.02"})
+    assert (named.step_time_ns > plain.step_time_p95_ns) == says
+    assert ("name the release" in plain.band_reason) == says

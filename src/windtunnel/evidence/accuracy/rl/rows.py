@@ -104,6 +104,6 @@ def question_of(row: RlRow) -> Rl:
     return read_part(Rl, _stated(data))
 
 
-def _stated(data: Mapping[str, Any]) -> dict[str, Any]:
+def _stated(data: Mapping[str, object]) -> dict[str, object]:
     inner = {key: _stated(value) if isinstance(value, dict) else value for key, value in data.items()}
     return {key: value for key, value in inner.items() if value is not None}

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.evidence.accuracy.in_order import in_order
@@ -75,7 +74,7 @@ class RlReport:
         values = ([getattr(one, name) for name in names] for one in self.predictions)
         write_csv(path, names, ([_short(value) for value in row] for row in values))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return {
             "table": self.source,

@@ -52,6 +52,8 @@ UNSTATED_DEPTH = (3, 0.5)  # of a run that says it drafted, not how many: Infere
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
 KNOWN = 0.9  # of a turn's prompt: 30 turns a session, whose prompts grow to what the table has as their mean
+SESSIONS_BAND = 0.1  # what KNOWN may be wrong by
+MLPERF_BAND = 0.5  # layouts are assumed, and TPOT at the highest valid rate is on the steep part of its curve
 REGIMES = ("stable", "near saturation", "over")
 
 
@@ -106,7 +108,8 @@ def predicted(
     if 0 < held < osl - 1:
         ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
     tpot *= seen
-    low, high = seen * min(one[0] for one in bands), seen * max(one[1] for one in bands)
+    wider = math.exp(MLPERF_BAND if is_mlperf(row) else SESSIONS_BAND if _sessions(row) else 0.0)
+    low, high = seen * min(one[0] for one in bands) / wider, seen * max(one[1] for one in bands) * wider
     regime = max((one.regime for one in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
     return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
@@ -173,13 +176,17 @@ def _run(
             assumed.append(f"drafting {depths} tokens as published for this concurrency")
     engines = [engine_of_row(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
     engines = [_roomy(engine, load, assumed) for engine in engines]
-    if row.text("client") == "sessions_replayed" and engines[0].rules.prefix_caching:
+    if _sessions(row) and engines[0].rules.prefix_caching:
         assumed.append(f"of a turn's prompt {KNOWN:.0%} is the history that its session brought before")
         load = replace(load, prefix_names=_histories(row, load))
     if engines[0].rules.prefix_caching and repeats(row):
         assumed.append(f"the client's {PROMPTS} prompts were sent again and again")
         return [_warm(engine, replace(load, prefix_names=_repeated(row, load))) for engine in engines], assumed
     return [serve_with(engine, load) for engine in engines], assumed
+
+
+def _sessions(row: ServingRow) -> bool:
+    return row.text("client") == "sessions_replayed"
 
 
 def _histories(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
@@ -299,9 +306,11 @@ def _readings(
     """What the row says; else the published recipes that fit it; else its layouts, without and with drafting."""
     prefill, decode = sides
     spec = row.text("spec")
+    # TensorRT-LLM's pools run under Dynamo, whose client sends prompts outside a chat template.
+    unstated = (DRAFTED, ACCEPTED) if decode.engine.startswith("trtllm") else UNSTATED_DEPTH
     if all(counts):
         if spec == "mtp":
-            depth, kept = next(((one.drafted, one.accepted) for one in recipes if one.drafted), UNSTATED_DEPTH)
+            depth, kept = next(((one.drafted, one.accepted) for one in recipes if one.drafted), unstated)
             decode = _drafting(decode, depth, kept)
         return [_Reading(prefill, decode, *counts)]
     if recipes:
@@ -316,7 +325,7 @@ def _readings(
             for one in recipes
         ]
     if spec == "mtp":
-        return [_Reading(prefill, _drafting(decode, *UNSTATED_DEPTH), *counts)]
+        return [_Reading(prefill, _drafting(decode, *unstated), *counts)]
     readings = [_Reading(prefill, decode, *counts)]
     if spec == "none":
         return readings

@@ -113,7 +113,7 @@ def when(row: ServingRow) -> tuple[object, ...]:
     return (*point_of(row), row.text("measured"))
 
 
-def point_of(row: ServingRow) -> tuple[Any, ...]:
+def point_of(row: ServingRow) -> tuple[object, ...]:
     """What entries are listed by: model, GPU, engine, precision, whether in pools, lengths, requests in flight."""
     concurrency = row.number("concurrency")
     family = row.text("model_family") or row.text("model").rpartition("/")[2].lower()

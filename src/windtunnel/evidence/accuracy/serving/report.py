@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from windtunnel.evidence.accuracy.serving.naive import naive_times
 from windtunnel.evidence.accuracy.serving.predict import Predicted
@@ -69,7 +68,7 @@ class ServingReport:
         rows = (["" if isinstance(v, float) and math.isnan(v) else _short(v) for v in row] for row in values)
         write_csv(path, names, rows)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The report as JSON-able data."""
         return {
             "table": self.source,

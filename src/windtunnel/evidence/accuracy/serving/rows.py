@@ -137,6 +137,8 @@ def weights_of(row: ServingRow) -> tuple[str, str]:
     dense, routed = row.text("gemm_quant").lower() or whole, row.text("moe_quant").lower() or whole
     if "gpt-oss" in row.text("model").lower():
         dense, routed = row.text("gemm_quant").lower() or "bf16", row.text("moe_quant").lower() or "mxfp4"
+    elif "deepseek-v4" in row.text("model").lower() and whole == "fp8":  # its own checkpoint
+        dense, routed = row.text("gemm_quant").lower() or "fp8_block", row.text("moe_quant").lower() or "mxfp4"
     formats = []
     for name in (dense or "bf16", routed or dense or "bf16"):
         if name not in QUANTISED:

@@ -20,6 +20,7 @@ from windtunnel.faces.report.prediction.views import memory_parts
 from windtunnel.faces.report.run_folder import load
 from windtunnel.files.bytes import MIB, READABLE, read_bytes
 from windtunnel.files.sqlite import is_sqlite
+from windtunnel.notebook import Shown
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.saved import Compare, WhatIf
 from windtunnel.questions.asked.scenario import NAMES
@@ -63,7 +64,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Shown):
     """`b` minus `a`. `causes_ns` sums exactly to `step_ns`, `memory_causes_bytes` to `memory_bytes`.
 
     When one of the two has no timing (an infeasible job that was not replayed), `timed` is False and there are no
@@ -80,13 +81,13 @@ class Comparison:
     spec: tuple[Difference, ...]
     explanation: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form, for `--json`."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class TraceComparison:
+class TraceComparison(Shown):
     """A predicted step and a traced one, class of op by class of op."""
 
     title: str
@@ -94,7 +95,7 @@ class TraceComparison:
     traces: tuple[str, ...]
     classes: tuple[ClassTime, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """JSON-able form, for `--json`."""
         both = {"predicted_step_s": self.predicted_s, "measured_step_s": self.measured_s}
         classes = [asdict(one) | {"difference_s": one.difference_s} for one in self.classes]
@@ -205,7 +206,7 @@ def _differences(a: Result, b: Result) -> tuple[Difference, ...]:
     return tuple(sorted((pair for pair in differing if not _follows(pair.field, fields)), key=_order))
 
 
-def _flat(result: Result) -> dict[str, Any]:
+def _flat(result: Result) -> dict[str, object]:
     # Through JSON: a result read from its folder has lists where a fresh one may have tuples.
     return {**disturbing(result), **flatten(json.loads(json.dumps(result.spec)))}
 

@@ -94,6 +94,9 @@ class Scale:
         if self.log:
             round_times = [value for value in TIMES if self.low <= value <= self.high] if unit == "s" else []
             values = round_times if len(round_times) >= 3 else _decades(self.low, self.high)
+            if unit == "B":  # bytes are said in powers of two
+                ends = math.ceil(math.log2(self.low) - 1e-9), math.floor(math.log2(self.high) + 1e-9)
+                values = [2.0**power for power in range(ends[0], ends[1] + 1)] or values
             return [(value, tick_text(value, unit)) for value in values[:: -(-len(values) // 7) or 1]]
         size, name = scale_of((self.low, self.high), unit) if unit in ("s", "B") else (1.0, "")
         step = round_step((self.high - self.low) / size / TICKS)

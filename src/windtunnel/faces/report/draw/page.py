@@ -90,7 +90,7 @@ def page_template(name: str, package: str = "windtunnel.faces.report") -> Templa
     )
     # `fmt` formats as an f-string does.
     environment.filters |= {"plain": plain, "duration": duration, "significant": significant_text, "fmt": format}
-    environment.filters |= {"text": text_of, "band": band_text}
+    environment.filters |= {"text": text_of, "band": band_text, "unbroken": _unbroken}
     environment.filters |= {
         "bytes": format_bytes,
         "counted": format_count,
@@ -99,6 +99,11 @@ def page_template(name: str, package: str = "windtunnel.faces.report") -> Templa
         "time": format_time,
     }
     return environment.get_template(name)
+
+
+def _unbroken(band: str) -> str:
+    """A band whose numbers stay with their units where a line ends."""
+    return band.replace(" ", "\N{NO-BREAK SPACE}").replace("\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}", " – ")
 
 
 def write_page(document: Document, path: Path | str) -> None:

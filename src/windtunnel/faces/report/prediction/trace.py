@@ -14,13 +14,17 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.faces.report.prediction.categories import label_of, label_on_lane, time_categories
 from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 from windtunnel.units import format_many
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 SUMS = "sums of the whole step"
 _STREAM_ORDER = ("compute", "layers", "tp", "cp", "ep", "pp", "dp", "host")
@@ -103,5 +107,5 @@ def _metadata(kind: str, pid: int, tid: int, **args: object) -> dict[str, object
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 
-def _line(event: dict[str, Any]) -> bytes:
+def _line(event: Mapping[str, object]) -> bytes:
     return json.dumps(event, separators=(",", ":"), allow_nan=False).encode()

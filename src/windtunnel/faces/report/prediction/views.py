@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.faces.report.prediction.categories import (
@@ -27,7 +25,6 @@ from windtunnel.faces.report.prediction.spec_words import calibrated_words, flat
 from windtunnel.faces.report.prediction.trace import streams_of
 from windtunnel.faces.report.techniques import gain_lines
 from windtunnel.physics.step.result import Advice, Infeasible, Interval, Limit, Result, StageMemory
-from windtunnel.questions.typed import check
 from windtunnel.views import (
     Axis,
     Bar,
@@ -69,22 +66,6 @@ KINDS = {
     "numbers": "in other formats of numbers: another computation",
     "others": "not advice, as the framework is not known to have it; `predict` takes it",
 }
-
-
-def write_report(result: Result, path: Path | str) -> None:
-    """Write the report at `path`: HTML, or Markdown by its suffix. Raises InputFileError when it cannot be written."""
-    check(locals(), result=Result, path=str | PathLike)
-    from windtunnel.faces.report.draw.page import write_page
-
-    write_page(prediction_document(result), path)
-
-
-def notebook_html(result: Result) -> str:
-    """An HTML fragment for a notebook; text of the result is escaped."""
-    check(locals(), result=Result)
-    from windtunnel.faces.report.draw.notebook import fragment_of
-
-    return fragment_of(prediction_document(result))
 
 
 def prediction_document(result: Result) -> Document:

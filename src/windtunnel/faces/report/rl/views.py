@@ -99,13 +99,13 @@ def _verdict(result: RlResult) -> str:
     phases, step = result.phases, text_of(result.step_time_s, "s")
     learner = phases.logprob_s + phases.ref_logprob_s + phases.training_s
     shares = {
-        "trainers wait for samples": phases.exposed_generation_s,
-        "trainers compute": learner,
+        "the trainers wait for samples": phases.exposed_generation_s,
+        "the trainers compute": learner,
         "weights are updated": phases.weight_sync_s,
         "data, rewards and engines change hands": phases.other_s,
     }
     name = max(shares, key=lambda key: shares[key])
-    return f"A step takes {step}; {text_of(shares[name] / result.step_time_s, 'share')} of it {name}."
+    return f"A step takes {step}; {text_of(shares[name] / result.step_time_s, 'share')} of it, {name}."
 
 
 def _details(result: RlResult) -> Iterator[View]:

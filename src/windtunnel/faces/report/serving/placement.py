@@ -6,7 +6,20 @@ from windtunnel.studies.serving.placement.answer import Placed
 from windtunnel.studies.serving.placement.distserve import Candidate, Placement
 from windtunnel.studies.serving.placement.plan import ServingPlans
 from windtunnel.units import format_many
-from windtunnel.views import Column, Document, Headline, Notes, Table, View
+from windtunnel.views import (
+    Axis,
+    Column,
+    Curve,
+    Document,
+    Figure,
+    Figures,
+    Headline,
+    Notes,
+    Number,
+    Series,
+    Table,
+    View,
+)
 
 
 def placed_document(placed: Placed) -> Document:
@@ -46,20 +59,53 @@ def placed_document(placed: Placed) -> Document:
     return Document("placement", title, views)
 
 
-def plans_document(plans: ServingPlans, model: str, cluster: str) -> Document:
+def plans_document(plans: ServingPlans) -> Document:
     """Deployments that hold the limits, fewest GPUs first."""
-    told = plans.to_dict()
-    best = told["plans"][0]
-    proof = "no fewer hold the limits" if told["proved"] else f"fewer are not ruled out (gap {best['gap']:.0%})"
+    answer = plans.to_dict()
+    best, tried = answer["plans"][0], answer["plans"]
+    cost = best["cost_per_million_tokens"]
+    proof = "No fewer hold the limits." if answer["proved"] else f"Fewer are not ruled out (gap {best['gap']:.0%})."
     columns = (
         *(Column("GPUs", "count"), Column("layout"), Column("in time", "share"), Column("p99 TTFT", "s")),
-        *(Column("p99 TPOT", "s"), Column("output tokens/s", ""), Column("$ a million tokens", "")),
+        *(Column("p99 TPOT", "s"), Column("output tokens/s", "")),
+        *([Column("$ a million tokens", "")] if cost else []),
     )
-    keys = ("layout", "attainment", "ttft_p99_s", "tpot_p99_s", "output_tokens_per_s", "cost_per_million_tokens")
-    rows = [(one["gpus"], *(one[key] for key in keys)) for one in told["plans"]]
-    verdict = f"{format_many(best['gpus'], 'GPU')} as {best['layout']} hold the limits; {proof}"
-    notes = Notes("", [f"{told['runs']} plans run; fewer than {told['ruled_out_below_gpus']} GPUs are ruled out"])
-    return Document("plans", f"{model} on {cluster}", [Headline(verdict), Table("Plans", columns, rows), notes])
+    keys = ["layout", "attainment", "ttft_p99_s", "tpot_p99_s", "output_tokens_per_s"]
+    keys += ["cost_per_million_tokens"] if cost else []
+    verdict = f"{format_many(best['gpus'], 'GPU')} as {best['layout']} hold the limits. {proof}"
+    figures = [
+        Figure("GPUs", Number(float(best["gpus"]), "count"), best["layout"]),
+        Figure("in time", Number(best["attainment"], "share"), filled=best["attainment"]),
+        Figure("output", Number(best["output_tokens_per_s"], "tokens/s")),
+        *([Figure("cost", Number(cost, "$"), "a million tokens")] if cost else []),
+    ]
+    timed = [one for one in tried if one["ttft_p99_s"] and one["tpot_p99_s"]]
+    points = [
+        Series(
+            name,
+            [one["tpot_p99_s"] for one in of_kind],
+            [one["ttft_p99_s"] for one in of_kind],
+            form="points",
+            labels=[f"{one['gpus']} GPUs, {one['layout']}" for one in of_kind],
+        )
+        for name, of_kind in (
+            ("best", timed[:1]),
+            ("together", [one for one in timed[1:] if "prefill" not in one["layout"]]),
+            ("prefill and decode apart", [one for one in timed[1:] if "prefill" in one["layout"]]),
+        )
+        if of_kind
+    ]
+    views: list[View] = [
+        Headline(verdict, "GPUs", Number(float(best["gpus"]), "count"), "good" if answer["proved"] else "calm"),
+        Figures(figures),
+        Table("Plans", columns, [(one["gpus"], *(one[key] for key in keys)) for one in tried]),
+        Notes("", [f"{answer['runs']} plans run; fewer than {answer['ruled_out_below_gpus']} GPUs are ruled out"]),
+    ]
+    picture = [Curve("Latencies of the plans", Axis("p99 TPOT", "s"), Axis("p99 TTFT", "s"), points)]
+    title = (
+        f"Plans to serve {plans.asked.model.name} on {plans.asked.cluster.n_gpus:,} × {plans.asked.cluster.gpu.name}"
+    )
+    return Document("plans", title, views, picture if len(timed) > 1 else [])
 
 
 def _layouts(candidate: Candidate) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from windtunnel.studies.serving.result import ServingResult
+from windtunnel.studies.serving.study import Served
 from windtunnel.views import (
     Axis,
     Bar,
@@ -45,6 +46,7 @@ def serving_document(result: ServingResult, points: Sequence[Answer] = ()) -> Do
     spec, load = answer["spec"], answer["spec"]["workload"]
     rate = f", {_rate(load['rate_per_s'])} requests/s" if load.get("rate_per_s") else ""
     rate = f", {load['concurrency']} in flight" if load.get("concurrency") else rate
+    rate += f" of {load['sessions']} sessions" if load.get("sessions") else ""
     there = spec["cluster_gpus"]
     unused = f" · uses {result.gpus} of the cluster's {there} GPUs" if result.gpus < there else ""
     under = (
@@ -173,6 +175,11 @@ def _layout(spec: Answer) -> str:
     )
     words = " ".join(f"{short}{size}" for short, size in sizes if size and size > 1) or "tp1"
     return f"{spec['replicas']} x {words}, {one['weights']}"
+
+
+def served_document(served: Served) -> Document:
+    """A deployment under a load; latency over rate where that was asked for."""
+    return serving_document(served.result, () if served.curve is None else served.curve.points)
 
 
 def pool_document(answer: Answer, name: str) -> Document:

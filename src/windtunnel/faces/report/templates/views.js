@@ -479,6 +479,7 @@
       return (found[1] && found[1] !== "+" ? -1 : 1) * Number(found[2].replaceAll(",", "")) * (units[found[3]] || 1);
     };
     [...table.tHead.rows[0].cells].forEach((head, column) => {
+      if (head.tagName !== "TH") return;
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = head.textContent;

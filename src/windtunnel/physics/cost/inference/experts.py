@@ -39,6 +39,8 @@ GB200's own has TensorRT-LLM's CUTLASS experts in NVFP4 at 0.4 to 0.9 of B200's 
 TensorRT-LLM 1.0 ran on both as B200's table says.
 """
 SKEW = "power_law_1.01"  # how unevenly tokens fall on experts where the tables give a choice; what its package assumes
+BALANCED = "balanced"
+WIDE = 8  # GPUs, above which experts are wide: they move while the engine runs, so that each GPU has as many tokens
 ROUTED_TILE = 16  # tokens by which an expert's rows are padded, as in the grouped kernels of vLLM and SGLang
 
 
@@ -48,6 +50,9 @@ class Engine(NamedTuple):
     gpu: Gpu
     framework: str  # of measured.FRAMEWORKS
     expert_kernel: str = ""  # whose times experts have where one table holds several: a word of the kernel's name
+
+
+LEAST_SIZES = 4  # numbers of tokens that a shape was timed with: of fewer a run broke off, and they say nothing of more
 
 
 class Experts(NamedTuple):
@@ -129,6 +134,13 @@ def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
     says otherwise, its kernel was not tuned (vLLM 0.24 on Hopper: 3 to 5 times what 0.19 and blocks take).
     """
     name = MOE_NAMES.get(layer.dtype, "bfloat16")
+    if layer.ep > WIDE and engine.framework == "trtllm" and engine.gpu.kernel_tables:
+        # Wide experts have kernels of their own in TensorRT-LLM (moe_config backend WIDEEP; its guide for DeepSeek-R1:
+        # NVFP4 with a balancer, FP8 without), so no other engine's stand in.
+        for path in measured.every(engine.gpu.kernel_tables, "moe", "moe_perf", engine.framework):
+            timed = _timed_in(path, (), name, layer, moved=name == "nvfp4")
+            if timed is not None:
+                return timed[1]
     found = (
         timed
         for path, source in _expert_tables(engine, name)
@@ -148,9 +160,12 @@ def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
 
 
 def _timed_in(
-    path: Path, source: tuple[tuple[str, object], ...], dtype: str, layer: Experts
+    path: Path, source: tuple[tuple[str, object], ...], dtype: str, layer: Experts, moved: bool = False
 ) -> tuple[float, Curve] | None:
-    """From one table: how unlike its parallel sizes are (0: the same), and the times of the nearest, scaled by them."""
+    """From one table: how unlike its parallel sizes are (0: the same), and the times of the nearest, scaled by them.
+
+    `moved`: experts lie so that tokens fall evenly on the GPUs.
+    """
     hidden, inter, topk, experts, tp, ep = layer[:6]
     shape = {"hidden_size": hidden, "inter_size": inter, "topk": topk, "num_experts": experts}
     where: tuple[tuple[str, object], ...] = (*shape.items(), ("moe_dtype", dtype), *source)
@@ -161,11 +176,16 @@ def _timed_in(
     def unlike(kind: tuple[Any, ...]) -> float:
         return abs(math.log(kind[0] / tp)) + abs(math.log(kind[1] / ep))
 
-    sizes = [kind for kind in kinds if kind[2] == SKEW] or list(kinds)
-    chosen = min(sizes, key=lambda kind: (unlike(kind), kind[2]))
-    where = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
-    found = measured.rows(path, ("num_tokens", "latency"), where)
-    line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
+    fall = BALANCED if moved else SKEW
+    sizes = [kind for kind in kinds if kind[2] == fall] or list(kinds)
+    for chosen in sorted(sizes, key=lambda kind: (unlike(kind), kind[2])):
+        rows = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
+        found = measured.rows(path, ("num_tokens", "latency"), rows)
+        line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
+        if len(line.nodes) >= LEAST_SIZES:
+            break
+    else:
+        return None
     ratio = chosen[0] * chosen[1] / (tp * ep)
     if ratio != 1.0:
         scaled = tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)

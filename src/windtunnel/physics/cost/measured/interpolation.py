@@ -22,10 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 Array = NDArray[np.float64]
 BAND_EDGES_S = (20e-6, 200e-6)  # kernels shorter, between and longer scatter differently: one band each
@@ -171,6 +175,6 @@ def quantile_pair(log_errors: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def as_axis(values: Any) -> tuple[float, ...]:
+def as_axis(values: Iterable[float]) -> tuple[float, ...]:
     """Node coordinates as plain floats, for `LogGrid.axes`."""
     return tuple(float(value) for value in values)

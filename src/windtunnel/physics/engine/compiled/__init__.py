@@ -75,7 +75,7 @@ def _keep_compiled_code() -> None:
         settings.CACHE_DIR = str(_ours())
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 _Files: Any = IndexDataCacheFile  # numba has no types
 
 
@@ -89,11 +89,11 @@ class _WholeFiles(_Files):  # type: ignore[misc]
         with super()._open_for_write(filepath) as file:
             file.write(buffer.getvalue() + sha256(buffer.getvalue()).digest())
 
-    def save(self, key: Any, data: Any) -> None:
+    def save(self, key: object, data: object) -> None:
         with suppress(OSError):  # a full disk, a folder in the file's place
             super().save(key, data)
 
-    def _load_index(self) -> dict[Any, str]:
+    def _load_index(self) -> dict[object, str]:
         with suppress(AttributeError, ImportError):  # written by another release: it names what is no longer there
             return super()._load_index() if _is_whole(self._index_path) else {}
         return {}
@@ -114,7 +114,7 @@ def _is_whole(path: str) -> bool:
 
 
 @lru_cache
-def _stamp(path: Path) -> tuple[Any, ...]:
+def _stamp(path: Path) -> tuple[object, ...]:
     """What a source and those beside it that it imports are known by: times of change and sizes."""
     try:
         text, known = path.read_text(), path.stat()
@@ -124,7 +124,7 @@ def _stamp(path: Path) -> tuple[Any, ...]:
     return (known.st_mtime_ns, known.st_size, *(_stamp(other) for other in beside if other.is_file()))
 
 
-def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
+def njit(*signature: object, **options: Any) -> Callable[[Function], Function]:
     """`numba.njit`, with at most one signature, whose kept files are used only if they are whole."""
 
     def compiled(function: Function) -> Function:

@@ -16,15 +16,13 @@ and at every instant each flow has a full link on its path: no capacity idles th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 from windtunnel.physics.engine.compiled.flow_kernels import NEVER, ROUNDING_NS, ROUNDING_SHARE
-
-Array: TypeAlias = NDArray[Any]
 
 BY_BOTTLENECK, BY_KEY, BY_BYTES_SENT, FAI = 0, 1, 2, 3
 NONE_FREE = 1e-9  # of a link's capacity: as good as full
@@ -123,7 +121,7 @@ def _need(net: Groups, now: Moment, g: int) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def bottleneck_s(net: Groups, now: Moment, g: int) -> Any:
+def bottleneck_s(net: Groups, now: Moment, g: int) -> float:
     """Seconds that the group would take if it were alone."""
     _need(net, now, g)
     longest = 0.0
@@ -223,7 +221,7 @@ def _slow_to_slowest(net: Groups, now: Moment, g: int) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def order_of(net: Groups, now: Moment, here: Array, policy: int) -> Any:
+def order_of(net: Groups, now: Moment, here: Array, policy: int) -> Array:
     """Groups `here`, first to be served first. Equals stay in the order of `here`, which is that of arrival."""
     key = np.empty(len(here))
     for i, g in enumerate(here):
@@ -329,7 +327,7 @@ def _advance(net: Groups, now: Moment, here: Array, policy: int, elapsed_ns: int
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def replay(net: Groups, arrival: Array, policy: int, finish: Array) -> int:
+def replay(net: Groups, arrival: Array, policy: int, finish: Array) -> Any:
     """Finish of every flow in ns, into `finish`; returns how often the rates were set.
 
     At each instant all that ends there ends, then all that arrives arrives, then the rates are set anew.

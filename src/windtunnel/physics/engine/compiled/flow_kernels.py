@@ -16,15 +16,13 @@ would be full; that level only rises while others fill, so a stale entry of the 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import float64, from_dtype, int64, types
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
-
-Array: TypeAlias = NDArray[Any]
+from windtunnel.physics.engine.compiled.arrays import Array
 
 NEVER = np.iinfo(np.int64).max
 TOLERANCE = 1e-9  # by which a link may miss its capacity and still be full, and two levels differ and still be equal
@@ -94,8 +92,9 @@ _inner = partial(njit, cache=True, error_model="numpy", no_cpython_wrapper=True,
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _is_full(net: Network, link: int, load: float) -> Any:
-    return load >= net.links[link]["capacity"] * (1.0 - TOLERANCE)
+def _is_full(net: Network, link: int, load: float) -> bool:
+    full: bool = load >= net.links[link]["capacity"] * (1.0 - TOLERANCE)
+    return full
 
 
 @_inner(types.void(NETWORK, int64))
@@ -176,7 +175,7 @@ def _sink(net: Network, i: int, n: int) -> None:
 
 
 @_inner(float64(NETWORK, int64))
-def _exact_level(net: Network, link: int) -> Any:
+def _exact_level(net: Network, link: int) -> float:
     """Level at which `link` would be full, from its members alone; sets what is left and its growth to match."""
     taken, growth = 0.0, 0.0
     first = net.links[link]["first"]
@@ -189,7 +188,8 @@ def _exact_level(net: Network, link: int) -> Any:
             taken += net.entries[e]["need"] * net.flows[flow]["level"]
     net.links[link]["left"] = max(0.0, net.links[link]["capacity"] - taken)
     net.links[link]["growth"] = growth
-    return net.links[link]["left"] / growth
+    level: float = net.links[link]["left"] / growth
+    return level
 
 
 @_inner(types.void(NETWORK, int64))

@@ -19,12 +19,13 @@ from numba import float64, int32, int64, types, uint8, uint16
 from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
 # Names of dtypes for the reader; the type checker need not follow how compiled code mixes array elements and ints.
-I32: TypeAlias = NDArray[Any]
-I64: TypeAlias = NDArray[Any]
-U8: TypeAlias = NDArray[Any]
-F64: TypeAlias = NDArray[Any]
+I32: TypeAlias = Array
+I64: TypeAlias = Array
+U8: TypeAlias = Array
+F64: TypeAlias = Array
 
 
 def _constant(scalar: types.Type, ndim: int = 1) -> types.Array:
@@ -54,9 +55,9 @@ MALFORMED = -1  # an index points outside its array, a duration is negative
 @njit(cache=True, inline="always", error_model="numpy")
 def _is_malformed(
     n: int, n_streams: int, stream: I32, dep_ptr: I64, dep_idx: I32, rendezvous: I32, duration: I64
-) -> Any:
+) -> bool:
     """One cheap look at every index, because compiled code would follow a bad one out of its array."""
-    bad: Any = False
+    bad: bool = False
     for i in range(n):
         bad |= stream[i] < 0 or stream[i] >= n_streams or rendezvous[i] >= n or duration[i] < 0
         bad |= dep_ptr[i] > dep_ptr[i + 1]

@@ -9,15 +9,11 @@ The end of an op is a row of one float per sample ("lane"). A row lives in one o
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 from numba import float32, float64, int32, int64, types, uint8, uint16
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
-
-Array: TypeAlias = NDArray[Any]
+from windtunnel.physics.engine.compiled.arrays import Array
 
 
 def _constant(scalar: types.Type, ndim: int = 1) -> types.Array:

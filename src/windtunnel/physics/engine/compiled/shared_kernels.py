@@ -8,13 +8,11 @@ this file alone to tell whether that is still good: after a change there, touch 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 from numba import float64, int64, types
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 from windtunnel.physics.engine.compiled.flow_kernels import (
     NETWORK,
     Network,
@@ -45,8 +43,6 @@ from windtunnel.physics.engine.compiled.kernels import (
     ints,
     longs,
 )
-
-Array: TypeAlias = NDArray[Any]
 
 GRAIN = 2.0**-40  # of speeds: what the order of sums changes in their last digits must not move an end
 

@@ -5,15 +5,15 @@ Sizes here are parameters, times milliseconds. A kernel's `.py_func` is the same
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
-F64: TypeAlias = NDArray[Any]
-I64: TypeAlias = NDArray[Any]
+F64: TypeAlias = Array
+I64: TypeAlias = Array
 
 
 @njit(cache=True)

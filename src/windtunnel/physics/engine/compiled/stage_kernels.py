@@ -5,14 +5,10 @@ Each function's `.py_func` is the same code uncompiled.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
-
-Array: TypeAlias = NDArray[Any]
+from windtunnel.physics.engine.compiled.arrays import Array
 
 
 @njit(cache=True)

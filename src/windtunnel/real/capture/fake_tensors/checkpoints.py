@@ -15,12 +15,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
 
 if TYPE_CHECKING:
+    import os
+
     import torch
+    from torch.types import FileLike
 
 MARKER = b"windtunnel: saved during a capture, number "
 NOTE = "checkpoints are not written: what the script saves is kept in memory, and gone with the capture"
@@ -38,7 +41,7 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
 
     from windtunnel.real.capture.torch_private import distributed as compat
 
-    saved: dict[int, Any] = {}
+    saved: dict[int, object] = {}
     numbers = itertools.count()
     replaced = Replacements()
     load = torch.load
@@ -46,7 +49,7 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
     def copied(thing: object) -> object:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), thing)
 
-    def save(obj: object, f: Any, *_: object, **__: object) -> None:
+    def save(obj: object, f: FileLike, *_: object, **__: object) -> None:
         number = next(numbers)
         with compat.outside_modes():  # a real one takes no memory of the device's
             saved[number] = copied(obj)
@@ -58,7 +61,7 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
             with io.open(os.fspath(f), "wb") as file:  # noqa: UP020 - through what stands in for it while capturing
                 file.write(marker)
 
-    def loaded(f: Any, *more: object, **keywords: object) -> object:
+    def loaded(f: FileLike, *more: object, **keywords: object) -> object:
         if hasattr(f, "read"):
             at = f.tell()
             head = f.read(len(MARKER) + 20)
@@ -70,14 +73,14 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
             return copied(saved[int(head[len(MARKER) :])])
         return load(f, *more, **keywords)
 
-    def save_all(*_: object, checkpoint_id: Any = None, **__: object) -> None:
+    def save_all(*_: object, checkpoint_id: str | os.PathLike[str] | None = None, **__: object) -> None:
         note(NOTE)
         if checkpoint_id is not None:
             os.makedirs(os.fspath(checkpoint_id), exist_ok=True)
             with io.open(os.path.join(os.fspath(checkpoint_id), ".metadata"), "wb") as file:  # noqa: UP020
                 file.write(MARKER)
 
-    def save_soon(*_: object, checkpoint_id: object = None, **__: object) -> Future[None]:
+    def save_soon(*_: object, checkpoint_id: str | os.PathLike[str] | None = None, **__: object) -> Future[None]:
         save_all(checkpoint_id=checkpoint_id)
         done: Future[None] = Future()
         done.set_result(None)
@@ -92,7 +95,7 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
     def save_model(model: torch.nn.Module, filename: object, *_: object, **__: object) -> None:
         save(dict(model.state_dict()), filename)
 
-    def load_file(filename: Any, device: torch.device = "cpu") -> object:
+    def load_file(filename: str | os.PathLike[str], device: torch.device = "cpu") -> object:
         with io.open(os.fspath(filename), "rb") as file:  # noqa: UP020
             ours = file.read(len(MARKER)) == MARKER
         return loaded(filename) if ours else load_tensors(filename, device)

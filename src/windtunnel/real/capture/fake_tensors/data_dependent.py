@@ -58,14 +58,16 @@ class Reader:
         self.values = KnownValues(recorder.ledger.number, self._constant, compat.outside_modes, answers.integer)
         recorder.ledger.on_gone = self.values.forget
 
-    def _constant(self, tensor: torch.Tensor) -> Any:
+    def _constant(self, tensor: torch.Tensor) -> object:
         if isinstance(tensor, self._fake_class):
             return tensor.constant
         return tensor if tensor.device.type == "cpu" and tensor.numel() <= CREATED else None
 
     # ---- values
 
-    def read_value(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
+    def read_value(
+        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]
+    ) -> object:
         """What Python gets for a value."""
         if not self.holds_nothing(inputs):
             return self.run_outside(func, args, kwargs)
@@ -99,11 +101,11 @@ class Reader:
         self._note(inputs[0], told, facts, where)
         return told
 
-    def holds_nothing(self, inputs: list[Any]) -> bool:
+    def holds_nothing(self, inputs: list[torch.Tensor]) -> bool:
         """Whether one of the tensors is fake."""
         return self.fake and any(isinstance(t, self._fake_class) for t in inputs)
 
-    def run_outside(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    def run_outside(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
         """Run on tensors that hold data: in a fake mode they must be kept from it."""
         if not self.fake:
             return func(*args, **kwargs)
@@ -171,7 +173,7 @@ class Reader:
             ahead.extend(sorted(row[AFTER])[-3:])
         return False
 
-    def with_real_integers(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> Any:
+    def with_real_integers(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords) -> object:
         """C++ makes integers, sends them round and reads them: those hold data, wherever they are said to be."""
         if kwargs.get("device") is not None and (facts.short == "_to_copy" or kwargs.get("dtype") in _INTEGERS):
             kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -185,8 +187,8 @@ class Reader:
     # ---- sizes
 
     def run_data_dependent(
-        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]
-    ) -> Any:
+        self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]
+    ) -> object:
         """Run an op whose result's shape depends on data, or give it the shape that the answers say."""
         if not self.holds_nothing(inputs):
             out = self.run_outside(func, args, kwargs)
@@ -210,7 +212,7 @@ class Reader:
         self._sync(inputs)
         return out
 
-    def _sync(self, inputs: list[Any]) -> None:
+    def _sync(self, inputs: list[torch.Tensor]) -> None:
         recorder = self._recorder
         if inputs and inputs[0].device.type == recorder.device:
             recorder.rows.sync(recorder.rows.writers(inputs))
@@ -224,8 +226,8 @@ class Reader:
         return round(share * int(mask.numel()))
 
     def _made(
-        self, short: str, args: Arguments, kwargs: Keywords, inputs: list[Any], size: int | None
-    ) -> tuple[Any, int]:
+        self, short: str, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor], size: int | None
+    ) -> tuple[object, int]:
         first = inputs[0]
         long = {"dtype": torch.int64, "device": first.device}
         if short in ("nonzero", "argwhere"):
@@ -262,14 +264,14 @@ class Reader:
         inverse, counts = self._pair(tuple(first.shape), (n,), long)
         return ((values, inverse) if short == "_unique" else (values, inverse, counts)), n
 
-    def _pair(self, one: tuple[int, ...], other: tuple[int, ...], how: dict[str, Any]) -> tuple[Any, Any]:
+    def _pair(self, one: tuple[int, ...], other: tuple[int, ...], how: dict[str, object]) -> tuple[object, object]:
         return self._empty(one, **how), self._empty(other, **how)
 
-    def _indexed(self, args: Arguments) -> tuple[Any, int]:
+    def _indexed(self, args: Arguments) -> tuple[object, int]:
         """x[mask]: each mask becomes the indices it selects, and the index is done with those."""
         source, indices = args[0], args[1]
         selected = 0
-        plain: list[Any] = []
+        plain: list[object] = []
         for index in indices:
             if index is not None and index.dtype in (torch.bool, torch.uint8):
                 selected = self._true(index)
@@ -280,7 +282,7 @@ class Reader:
                 plain.append(index)
         return torch.ops.aten.index.Tensor(source, plain), selected
 
-    def _empty(self, shape: tuple[int, ...], **how: Any) -> Any:
+    def _empty(self, shape: tuple[int, ...], **how: object) -> object:
         """A fake tensor: made while the recorder's own mode is off, below which the fake mode is on."""
         return plain.empty(shape, **how)
 

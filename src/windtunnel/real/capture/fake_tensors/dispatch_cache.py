@@ -20,6 +20,7 @@ from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     from windtunnel.real.operator_call import Arguments, Keywords
 
@@ -46,7 +47,7 @@ class _Output(NamedTuple):
     dtype: torch.dtype = None
     attributes: Any = None  # what the fake tensor carries; None: a value that is no tensor
     device: torch.device = None
-    constant: Any = None  # that value
+    constant: object = None  # that value
 
 
 class Entry:
@@ -67,17 +68,17 @@ class _NotKept(Exception):  # noqa: N818 - says that a call goes the ordinary wa
 class FastFakes:
     """For one fake-tensor mode, which is on."""
 
-    def __init__(self, mode: Any) -> None:
+    def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._aside = compat.set_aside(mode)
-        self._fake: Any = fake_tensor_class()
-        self._entries: dict[Any, Entry | None] = {}
+        self._fake: type[FakeTensor] = fake_tensor_class()
+        self._entries: dict[tuple[object, ...], Entry | None] = {}
         self._ops: dict[int, object] = {}  # those with entries, so that their identities stay theirs
-        self._attributes: dict[Any, dict[str, object]] = {}  # by device
+        self._attributes: dict[torch.device, dict[str, object]] = {}  # by device
         self.entry: Entry | None = None  # of the last call, if it is kept
-        self._taken: list[object] = []
+        self._taken: list[torch.Tensor] = []
 
-    def take_inputs(self) -> list[object]:
+    def take_inputs(self) -> list[torch.Tensor]:
         """The tensors that the last call took, in the order of its arguments, where it is kept. To be asked for once:
         what is held here longer than the call is freed late.
         """
@@ -97,7 +98,7 @@ class FastFakes:
             with self._aside:
                 return func(*args, **kwargs)
         parts: list[object] = [id(func), _default_dtype(), _inference()]
-        tensors: list[object] = []
+        tensors: list[torch.Tensor] = []
         try:
             self._describe(args, parts, tensors)
             if kwargs:
@@ -123,7 +124,7 @@ class FastFakes:
         with self._aside:
             return self._mode.dispatch(func, types, args, kwargs)
 
-    def _describe(self, values: Any, parts: list[object], tensors: list[object]) -> None:
+    def _describe(self, values: Any, parts: list[object], tensors: list[torch.Tensor]) -> None:
         fake, mode = self._fake, self._mode
         for value in values:
             kind = type(value)
@@ -143,7 +144,7 @@ class FastFakes:
                 parts += (kind, value)
 
     def _learnt(
-        self, func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[Any], out: Any
+        self, func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[torch.Tensor], out: Any
     ) -> Entry | None:
         if not compat.may_be_cached(self._mode, func, args, kwargs):
             return None
@@ -178,7 +179,7 @@ class FastFakes:
             outputs.append(_Output(positions.get(id(value), -1), view_of, *where, value.dtype, attributes, device))
         return Entry(container, tuple(outputs))
 
-    def _repeat(self, entry: Entry, tensors: list[object]) -> object:
+    def _repeat(self, entry: Entry, tensors: list[torch.Tensor]) -> object:
         if entry.container is None:
             output = entry.outputs[0]
             if output.same_as >= 0:
@@ -188,7 +189,7 @@ class FastFakes:
         with self._aside:
             return entry.container([self._one(output, tensors) for output in entry.outputs])
 
-    def _one(self, output: _Output, tensors: list[Any]) -> Any:
+    def _one(self, output: _Output, tensors: list[torch.Tensor]) -> object:
         same_as, view_of, shape, stride, offset, dtype, attributes, device, constant = output
         if attributes is None:
             return constant

@@ -6,11 +6,13 @@ with fake_tensors("cuda", gpus=8, local_rank=3):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from windtunnel.real.capture.fake_tensors.pretended_gpu import PretendedGpu
 
 
@@ -22,11 +24,12 @@ def fake_tensors(
     gpus: int = 8,
     local_rank: int = 0,
     note: Callable[[str], None] = lambda text: None,
-) -> Iterator[Any]:
+    missing: Sequence[str] = (),
+) -> Iterator[FakeTensorMode]:
     """Every tensor made inside is fake; "cuda" pretends `gpus` GPUs as well, of which `local_rank` is the current one.
 
-    `note` is told of kernels that are taken for others. `torch.compile` runs as eager code inside: its graphs would be
-    compiled for shapes, not for a device.
+    `note` is told of kernels that are taken for others, such as those of packages that are `missing`. `torch.compile`
+    runs as eager code inside: its graphs would be compiled for shapes, not for a device.
     Yields PyTorch's fake-tensor mode.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,7 +39,8 @@ def fake_tensors(
     from windtunnel.real.capture.torch_private import fakes as compat
     from windtunnel.real.capture.torch_private.flex import compiler_rules_kept, flex_attention_in_one_op
     from windtunnel.real.capture.torch_private.missing_fakes import register_missing_fakes
-    from windtunnel.real.capture.torch_private.triton import triton_kernels_in_one_op
+    from windtunnel.real.capture.torch_private.stand_ins import stand_ins
+    from windtunnel.real.capture.torch_private.triton import kernel_op, triton_kernels_in_one_op
 
     with ExitStack() as stack:
         stack.enter_context(compiler_rules_kept())
@@ -49,11 +53,21 @@ def fake_tensors(
             *(compat.eager_compile, compat.uncompiled_internals, compat.numpy_of_fakes, compat.swappable_fakes),
             *(compat.multi_tensor_optimizers, compat.collectives_as_in_a_run),
             *(gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes),
-            *(gaps.copies_of_fakes, gaps.texts_of_fakes, gaps.one_cpu, gaps.addresses_looked_at, gaps.random_dtensors),
+            *(
+                gaps.copies_of_fakes,
+                gaps.pickles_of_fakes,
+                gaps.texts_of_fakes,
+                gaps.one_cpu,
+                gaps.addresses_looked_at,
+                gaps.random_dtensors,
+                gaps.random_states,
+            ),
         ):
             stack.enter_context(prepared())
         stack.enter_context(flex_attention_in_one_op(note))
-        stack.enter_context(triton_kernels_in_one_op(note))
+        launch = stack.enter_context(kernel_op())
+        stack.enter_context(triton_kernels_in_one_op(launch, note))
+        stack.enter_context(stand_ins(missing, launch, note))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         stack.enter_context(mode)
         yield mode

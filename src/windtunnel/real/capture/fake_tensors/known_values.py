@@ -17,7 +17,7 @@ Shares: an index out of E (from `topk`, `argmax`, `sort` over E entries) hits a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,7 +25,11 @@ import torch
 from windtunnel.real.capture.torch_private import factories as plain
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 LIMIT = 65536  # elements: more is data, not control
 CREATED = 1024  # elements made from Python: more is a batch of the data loader
@@ -67,8 +71,8 @@ class _Ran(NamedTuple):
 
     func: OpOverload
     short: str
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
+    args: Arguments
+    kwargs: Keywords
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
     written: list[torch.Tensor]
@@ -79,7 +83,13 @@ class KnownValues:
     if it has one. `integer` is what a whole number is that nobody knows.
     """
 
-    def __init__(self, number_of: Any, constant_of: Any, outside: Any, integer: int = 1) -> None:
+    def __init__(
+        self,
+        number_of: Callable[[torch.Tensor], int],
+        constant_of: Callable[[torch.Tensor], torch.Tensor | None],
+        outside: Callable[[], AbstractContextManager[object]],
+        integer: int = 1,
+    ) -> None:
         self._number_of, self._constant_of, self._outside = number_of, constant_of, outside
         self._integer = integer
         self.values: dict[int, torch.Tensor] = {}  # storage -> its bytes, as a real CPU tensor
@@ -188,8 +198,8 @@ class KnownValues:
         self,
         func: OpOverload,
         short: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+        args: Arguments,
+        kwargs: Keywords,
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
         written: list[torch.Tensor],
@@ -220,7 +230,7 @@ class KnownValues:
         if self.choices or self.shares or short in _CHOICES or short in _SCATTERS:
             self._carry_choices(_Ran(func, short, args, kwargs, inputs, outputs, written))
 
-    def _made(self, func: OpOverload, short: str, args: Sequence[Any], kwargs: dict[str, Any], made: Any) -> None:
+    def _made(self, func: OpOverload, short: str, args: Arguments, kwargs: Keywords, made: torch.Tensor) -> None:
         """From Python numbers: known where it is small; where it is large, that all elements are the same may be."""
         small = made.numel() <= CREATED and _is_control(made)
         if short in _COMPUTED:
@@ -263,9 +273,7 @@ class KnownValues:
 
     # ---- uniform tensors
 
-    def _checked(
-        self, short: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> None:
+    def _checked(self, short: str, args: Arguments, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """A check of numbers that nobody knows: they are finite."""
         if len(outputs) != 1 or not (inputs[0].is_floating_point() or inputs[0].is_complex()):
             return
@@ -326,7 +334,7 @@ class KnownValues:
         self._spread(target[0], value, assumed=any(self._number_of(t) in self.assumed for t in inputs))
         return True
 
-    def _drawn(self, args: Sequence[Any], made: torch.Tensor) -> None:
+    def _drawn(self, args: Arguments, made: torch.Tensor) -> None:
         """Few whole numbers drawn at random are all the same one, known before Python reads it: `i + 256` follows."""
         numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)][:2]
         if numbers and not made.dtype.is_floating_point and made.numel() <= CREATED:
@@ -336,8 +344,8 @@ class KnownValues:
     def _compute(
         self,
         func: OpOverload,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+        args: Arguments,
+        kwargs: Keywords,
         outputs: list[torch.Tensor],
         written: list[torch.Tensor],
         assumed: bool,
@@ -364,7 +372,7 @@ class KnownValues:
                 if self._number_of(fake) not in taken and tuple(fake.shape) == tuple(real.shape):
                     self.hold(fake, real.to(fake.dtype), assumed)
 
-    def _fill(self, args: Sequence[Any], tensor: torch.Tensor) -> None:
+    def _fill(self, args: Arguments, tensor: torch.Tensor) -> None:
         number, value = self._number_of(tensor), self._real(args[1]) if len(args) > 1 else 0
         self.forget(number)
         if isinstance(value, torch.Tensor):
@@ -377,7 +385,7 @@ class KnownValues:
             else:
                 self.fills[number] = value
 
-    def _real(self, argument: Any) -> Any:
+    def _real(self, argument: object) -> object:
         if isinstance(argument, torch.Tensor):
             return self.value(argument)
         if isinstance(argument, list | tuple):
@@ -386,7 +394,7 @@ class KnownValues:
 
     # ---- even routing
 
-    def _even(self, short: str, args: Sequence[Any], outputs: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
+    def _even(self, short: str, args: Arguments, outputs: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
         """Counts of indices, known because routing is even; False where it is no such count."""
         first = args[0]
         if short.startswith("scatter_add"):
@@ -408,7 +416,7 @@ class KnownValues:
         self._hold_even(outputs[0], total, total / outputs[0].numel())
         return True
 
-    def _added(self, args: Sequence[Any], out: torch.Tensor) -> bool:
+    def _added(self, args: Arguments, out: torch.Tensor) -> bool:
         """`counts.scatter_add_(0, choice, ones)`: indices out of as many as there are counts, of equal numbers."""
         target, dim, index, source = args[:4]
         before, each = self._same(target, whole=True), self._same(source)
@@ -470,9 +478,7 @@ class KnownValues:
                 if number in self.shares:
                     self.shares[self._number_of(tensor)] = self.shares[number]
 
-    def _compared(
-        self, short: str, args: Sequence[Any], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> None:
+    def _compared(self, short: str, args: Arguments, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         width = next((w for t in inputs if (w := self.choices.get(self._number_of(t)))), None)
         if width is None or not outputs:
             return
@@ -485,7 +491,7 @@ class KnownValues:
             self.shares[self._number_of(outputs[0])] = share
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 

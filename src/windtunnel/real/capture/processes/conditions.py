@@ -7,13 +7,17 @@ where that is cheap, and what was not run is said. Nothing is executed here but 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import gcd, lcm
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import CodeType
+
 
 MOST_STEPS = 64  # that a capture goes on for by itself
 MOST_RANKS = 6  # that a source names and that are run for it
@@ -30,8 +34,8 @@ class Condition:
     line: int
     function: tuple[str, int]  # name and first line; a module's is ("<module>", 1)
     text: str
-    left: Any = field(compare=False, repr=False)  # compiled expressions
-    right: Any = field(compare=False, repr=False)
+    left: CodeType = field(compare=False, repr=False)  # compiled expressions
+    right: CodeType = field(compare=False, repr=False)
     is_modulus: bool = True
 
 
@@ -96,7 +100,7 @@ def _conditions(test: ast.expr, function: tuple[str, int]) -> list[Condition]:
     ]
 
 
-def _compiled(node: ast.expr) -> Any:
+def _compiled(node: ast.expr) -> CodeType:
     return compile(ast.Expression(node), "<condition>", "eval")
 
 
@@ -137,7 +141,7 @@ class Loop:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Condition], Seen] = {}
 
-    def look(self, frame: FrameType | None, name_of: Any) -> None:
+    def look(self, frame: FrameType | None, name_of: Callable[[str], str]) -> None:
         """A step has ended in this frame. `name_of` gives a file's short name, "" for what is no script's."""
         while frame is not None:
             code = frame.f_code

@@ -67,7 +67,7 @@ def main() -> None:
         os._exit(status)
 
 
-def _load(settings: dict[str, Any]) -> Callable[[dict[str, object]], int]:
+def _load(settings: dict[str, str]) -> Callable[[dict[str, object]], int]:
     from importlib import import_module
 
     for name in settings["load"]:
@@ -76,7 +76,7 @@ def _load(settings: dict[str, Any]) -> Callable[[dict[str, object]], int]:
         with suppress(ImportError):
             import_module(name)
     module, _, function = settings["player"].partition(":")
-    player: Callable[[dict[str, Any]], int] = getattr(import_module(module), function)
+    player: Callable[[dict[str, object]], int] = getattr(import_module(module), function)
     gc.collect()
     gc.freeze()  # so that collections in the forks do not touch, and copy, what is shared
     return player

@@ -1,8 +1,11 @@
-"""What a command that was killed (SIGKILL) leaves behind, and that the next one ends and removes it.
+"""What a command that was killed (SIGKILL) leaves behind, and who ends and removes it.
 
 `capture` and `run` each have one folder of temporary files, `windtunnel-run-PID-...`, after the process that owns it.
 Everything that they start carries the folder's path in its environment. A folder whose owner is gone is stale: what
-carries it is killed, then it is removed. Linux only: elsewhere nothing tells who is alive.
+carries it is killed, then it is removed: at once by a keeper, a small process that hears the owner's end, and where
+that was killed too, by the next start. Linux only: elsewhere nothing tells who is alive.
+
+    python -m windtunnel.real.capture.processes.leftovers FOLDER        # the keeper of this folder
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Collection
@@ -38,7 +43,41 @@ def sweep() -> None:
             owner = folder.name.removeprefix(prefix).partition("-")[0]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
                 end_all(folder)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """With all that it holds: an overlay leaves a folder behind that nobody may look into."""
+
+    def without_looking(_: object, path: str, __: object) -> None:
+        with suppress(OSError):
+            os.rmdir(path)
+
+    shutil.rmtree(folder, onerror=without_looking)
+
+
+class Keeper:
+    """Ends and removes all of a folder as soon as this process is gone, however it went; `close` it when all is."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+        words = [sys.executable, "-P", "-m", __name__, str(folder)]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, env=environment)
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+def _keep(folder: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the command, which may clean up itself
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()  # until the owner of the other end is gone
+    end_all(folder)
+    remove(folder)
 
 
 def end_all(folder: Path, leaders: Collection[int] = ()) -> None:
@@ -66,3 +105,7 @@ def _started_in(folder: Path) -> list[int]:
             if mark in (place / "environ").read_bytes().split(b"\0"):
                 found.append(int(place.name))
     return found
+
+
+if __name__ == "__main__":
+    _keep(Path(sys.argv[1]))

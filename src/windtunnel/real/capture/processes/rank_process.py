@@ -18,6 +18,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
-from windtunnel.real.capture.processes.read_only import hold_files
+from windtunnel.real.capture.processes.read_only import copy_files, hold_files
 from windtunnel.real.capture.processes.steps import Steps
-from windtunnel.real.capture.processes.write_overlay import writes_aside
+from windtunnel.real.capture.processes.write_overlay import folders_made, writes_aside
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.program import RankProgram
@@ -37,6 +38,7 @@ from windtunnel.studies.programs.program_file import runs_of, write_program
 from windtunnel.studies.programs.summary import summary
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from windtunnel.real.capture.recorder.recorder import Recorder
@@ -64,7 +66,8 @@ def play(task: Mapping[str, Any]) -> int:
 
     signal.signal(signal.SIGUSR1, say_where)
     try:
-        programs, facts = _played(task, folder, hold_files(folder), played)
+        copied = copy_files(folder / f"copies_{rank}_{os.getpid()}", folder)
+        programs, facts = _played(task, folder, "" if copied else hold_files(folder), played, copied=copied)
         if not task.get("own"):
             for key, one in programs.items() if len(programs) > 1 else ():
                 write_whole(program_file(folder, rank, key), write_program(one))
@@ -73,6 +76,7 @@ def play(task: Mapping[str, Any]) -> int:
     except BaseException as error:  # whatever a script can do
         what = {"ended": isinstance(error, NoStepError), "contradicts": isinstance(error, WorldError)}
         outcome = {"status": "error", **what, **_told(error), "line": place_in_script(error.__traceback__)}
+        outcome["missing"] = _missing_package(error)
     outcome |= played.facts()
     cut_short = outcome["status"] != "ok" and not outcome["ended"]  # what it would have called is not known
     played.write_calls(folder / f"calls_{'own' if task.get('own') else rank}.json", is_partial=cut_short)
@@ -113,7 +117,7 @@ class Played:
 
 
 def _played(
-    task: Mapping[str, Any], folder: Path, not_held: str, played: Played
+    task: Mapping[str, Any], folder: Path, not_held: str, played: Played, *, copied: bool
 ) -> tuple[dict[str, RankProgram], dict[str, Any]]:
     import torch
     from torch.multiprocessing import reductions
@@ -147,7 +151,7 @@ def _played(
 
     try:
         with (
-            fake_tensors(device, gpus=local_world, local_rank=local, note=say_once),
+            fake_tensors(device, gpus=local_world, local_rank=local, note=say_once, missing=task["stand_ins"]),
             compat.real_device_meshes(),
             Replacements((reductions, "rebuild_tensor", compat.outside(reductions.rebuild_tensor))),  # shared memory
             compat.ddp_outside_modes(),
@@ -171,7 +175,7 @@ def _played(
         ):
             world.fake, played.recorder = True, recorder
             try:
-                with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0), checkpoints_kept(say_once):
+                with _files_of(rank, folder, copied=copied), checkpoints_kept(say_once):
                     run_script(launch)
             except SystemExit as error:  # an ordinary end for some scripts
                 if error.code not in (None, 0):
@@ -199,6 +203,13 @@ def _played(
         "faked": _faked(launch, device),
         "tails": [[runs_of(members), sorted(places)] for members, places in recorder.tails.items()],
     }
+
+
+def _files_of(rank: int, folder: Path, *, copied: bool) -> AbstractContextManager[None]:
+    """What a rank finds in place of the user's files; `copied`: the system has copied them already."""
+    if copied:
+        return folders_made() if rank else nullcontext()
+    return writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0)
 
 
 class EmptyStepError(UserError):
@@ -272,7 +283,7 @@ def _meshes(compat: ModuleType) -> dict[str, Any]:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    found: dict[tuple[Any, Any], None] = {}
+    found: dict[tuple[object, object], None] = {}
     with compat.outside_modes():
         for mesh in [one for one in gc.get_objects() if type(one) is DeviceMesh]:
             place = mesh.get_coordinate()
@@ -283,7 +294,7 @@ def _meshes(compat: ModuleType) -> dict[str, Any]:
     return {"meshes": tuple(mesh for mesh, _ in ordered), "coordinates": tuple(place for _, place in ordered)}
 
 
-_left: list[Any] = []  # contexts that forks of a rank stay in
+_left: list[AbstractContextManager[object]] = []  # contexts that forks of a rank stay in
 
 
 def _leave_modes_in_forks(compat: ModuleType) -> None:
@@ -321,6 +332,15 @@ def run_script(launch: Launch) -> None:
 
 
 # What went wrong, and where
+
+
+def _missing_package(error: BaseException) -> str:
+    """The package that the script cannot do without, where there is a stand-in for it."""
+    if "torch" not in sys.modules:
+        return ""
+    from windtunnel.real.capture.torch_private.stand_ins import stand_in_for
+
+    return stand_in_for(error)
 
 
 def _told(error: BaseException) -> dict[str, str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +32,14 @@ from typing import Any
 from windtunnel.errors import UserError
 from windtunnel.process import dying_with_parent, interrupts_later, state_of
 from windtunnel.real.capture.processes import file_mailbox, fork_server
-from windtunnel.real.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, folder_of_this_process
+from windtunnel.real.capture.processes.leftovers import (
+    CAPTURE_PREFIX,
+    FOLDER_VARIABLE,
+    Keeper,
+    end_all,
+    folder_of_this_process,
+    remove,
+)
 from windtunnel.studies.programs.rank_classes.findings import CRASH, Finding
 
 START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
@@ -48,11 +54,11 @@ Report = Callable[[int, int, str], None]  # ranks done, ranks known to be needed
 class ScriptError(UserError):
     """The script cannot be captured: it raised, hangs, or does what is not supported. `details`: its traceback.
 
-    `finding`: what that says about the real job.
+    `finding`: what that says about the real job. `missing`: a package that it ended for, and that has a stand-in.
     """
 
-    def __init__(self, message: str, details: str = "", finding: Finding | None = None) -> None:
-        self.details, self.finding = details, finding
+    def __init__(self, message: str, details: str = "", finding: Finding | None = None, *, missing: str = "") -> None:
+        self.details, self.finding, self.missing = details, finding, missing
         super().__init__(message)
 
 
@@ -84,7 +90,7 @@ class Workers:
 
     def __init__(
         self,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, object],
         *,
         cores: int | None = None,
         timeout_s: float = 600.0,
@@ -100,6 +106,7 @@ class Workers:
         self._place: Path | None = None  # where it will be
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; it has no name
+        self._keeper: Keeper | None = None
         self._running: dict[int, _Running] = {}
         self._pending = b""
         self._blocked_since: float | None = None
@@ -119,6 +126,7 @@ class Workers:
                 preexec_fn=dying_with_parent(signal.SIGTERM),  # while it loads PyTorch it hears nothing else
                 env=environment,
             )
+            self._keeper = Keeper(place)
             self._say({**self.settings, "folder": str(place)})
             loading = _Running(self._process.pid)
             while self.folder is None:
@@ -178,7 +186,7 @@ class Workers:
                     self._take(answer["ended"], answer["status"])
             self._look_for_hangs(waiting, bool(queue))
 
-    def again(self, rank: int, task: Mapping[str, Any]) -> Outcome | None:
+    def again(self, rank: int, task: Mapping[str, object]) -> Outcome | None:
         """What becomes of a rank under another task; None where it hangs. What became of it before stays known."""
         before = self.outcomes.pop(rank)
         with suppress(ScriptError):
@@ -206,7 +214,9 @@ class Workers:
             if process.stdout is not None:
                 process.stdout.close()
             self._errors.close()
-            shutil.rmtree(self._place, ignore_errors=True)
+            remove(self._place)
+            if self._keeper is not None:
+                self._keeper.close()
 
     def _end_helpers(self) -> None:
         """Kill what still runs, and hear that it ended."""
@@ -309,7 +319,8 @@ class Workers:
             if outcome.get("contradicts") or (others and outcome["status"] == "error"):
                 text = message if not others else f"{message}; rank {others[0]} runs through it"
                 finding = Finding("exception", (rank,), "", outcome.get("line", ""), text, CRASH)
-            raise ScriptError(message, outcome.get("details") or self._log(rank), finding)
+            details, missing = outcome.get("details") or self._log(rank), outcome.get("missing", "")
+            raise ScriptError(message, details, finding, missing=missing)
 
     def _look_for_hangs(self, waiting: Mapping[int, str], more: bool) -> None:
         now = time.monotonic()
@@ -374,7 +385,7 @@ class Workers:
 
     # The fork server
 
-    def _say(self, line: Mapping[str, Any]) -> None:
+    def _say(self, line: Mapping[str, object]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:

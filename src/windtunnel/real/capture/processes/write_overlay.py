@@ -10,7 +10,8 @@ removed is gone, for the script alone.
 
 Links are followed here, the script's own among them, so that a file has one name and no link leads out of `scratch`.
 Devices and pipes are as they are. What goes past Python's functions (`io.FileIO`, the module `posix`, paths in
-`/proc`, libraries in C or Rust, programs that the script starts) is not followed: `read_only.py` refuses it.
+`/proc`, libraries in C or Rust, programs that the script starts) is not followed: `read_only.py` refuses it. Where the
+system has overlays of its own (`read_only.copy_files`) those do all of this, and only `folders_made` is needed.
 """
 
 from __future__ import annotations
@@ -175,21 +176,21 @@ class _Overlay:
         whole = self.real_path(path, follow)
         return self._place(whole, path) if self.follows(whole) else whole
 
-    def exists(self, path: Any, follow: bool = True) -> bool:
+    def exists(self, path: object, follow: bool = True) -> bool:
         try:
             _lstat(self.to_read(path, follow))
         except OSError:
             return False
         return True
 
-    def is_folder(self, path: Any) -> bool:
+    def is_folder(self, path: object) -> bool:
         """Whether the script finds a folder there."""
         try:
             return stat.S_ISDIR(_stat(self.to_read(path)).st_mode)
         except OSError:
             return False
 
-    def to_write(self, path: Any, *, keep: bool = False, follow: bool = True) -> Any:
+    def to_write(self, path: object, *, keep: bool = False, follow: bool = True) -> Any:
         """Where to write a path; `keep`: with what is there now."""
         if not self.follows(path):
             return path
@@ -226,7 +227,7 @@ class _Overlay:
         for one in reversed(missing):
             _mkdir(one)
 
-    def names(self, path: Any) -> list[str]:
+    def names(self, path: object) -> list[str]:
         """What a folder holds, as the script sees it."""
         whole = self.real_path(path)
         here = self.to_read(whole)
@@ -266,7 +267,7 @@ def short_place_for_sockets(folder: str) -> Callable[[], None]:
     if not os.path.isdir("/proc/self/fd"):
         return lambda: None
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    settings: dict[str, object] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     before = settings.get("tempdir")
     settings["tempdir"] = f"/proc/{os.getpid()}/fd/{descriptor}"
 
@@ -303,10 +304,60 @@ def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[
         os.environ["TMPDIR"] = before
 
 
+@contextmanager
+def folders_made() -> Iterator[None]:
+    """While this holds, a folder that is missing where a file is written is made: another rank would have made it."""
+    real_open, real_mkdir = os.open, os.mkdir
+
+    def made_for(path: object) -> bool:
+        """Whether the folder was missing, and is there now."""
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return False
+        folder = os.path.dirname(os.path.abspath(os.fsdecode(path)))
+        if os.path.exists(folder):
+            return False
+        above = os.path.dirname(folder)
+        while not os.path.exists(above):
+            folder, above = above, os.path.dirname(above)
+        real_mkdir(folder)
+        return True
+
+    def open_file(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
+        while True:
+            try:
+                return _open(file, mode, *more, **keywords)
+            except FileNotFoundError:
+                if not any(letter in mode for letter in "wax") or not made_for(file):
+                    raise
+
+    def os_open(path: object, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        while True:
+            try:
+                return real_open(path, flags, mode, dir_fd=dir_fd)  # type: ignore[arg-type]
+            except FileNotFoundError:
+                if dir_fd is not None or not flags & os.O_CREAT or not made_for(path):
+                    raise
+
+    def mkdir(path: object, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        while True:
+            try:
+                return real_mkdir(path, mode, dir_fd=dir_fd)  # type: ignore[arg-type]
+            except FileNotFoundError:
+                if dir_fd is not None or not made_for(path):
+                    raise
+
+    with Replacements() as replaced:
+        for module in (builtins, io):
+            replaced.set(module, "open", open_file)
+        replaced.set(os, "open", os_open)
+        replaced.set(os, "mkdir", mkdir)
+        yield
+
+
 def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
     real = {name: getattr(os, name) for name in dir(os)}
 
-    def open_file(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
+    def open_file(file: object, mode: str = "r", *more: object, **keywords: object) -> Any:
         if keywords.get("opener") is None and over.follows(file):  # an opener asks os.open
             writes = any(letter in mode for letter in "wax+")
             if "x" in mode and over.exists(file, False):
@@ -363,7 +414,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         return remove
 
     def reading(name: str) -> Callable[..., object]:
-        def read(path: Any, *more: object, **keywords: Any) -> Any:
+        def read(path: Any, *more: object, **keywords: Any) -> object:
             if keywords.get("dir_fd") is None:
                 path = over.to_read(path, name not in ("lstat", "readlink") and keywords.get("follow_symlinks", True))
             return real[name](path, *more, **keywords)
@@ -371,7 +422,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         return read
 
     def writing(name: str) -> Callable[..., object]:
-        def write(path: Any, *more: Any, **keywords: Any) -> Any:
+        def write(path: Any, *more: Any, **keywords: Any) -> object:
             if keywords.get("dir_fd") is None and over.follows(path):
                 follow = name != "lchown" and keywords.get("follow_symlinks", True)
                 if not over.exists(path, follow):
@@ -414,7 +465,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         aside = folder.startswith(over.root + os.sep) and not folder.startswith(over.temporary)
         return folder.removeprefix(over.root) if aside else folder
 
-    def listdir(path: Any = ".") -> list[Any]:
+    def listdir(path: object = ".") -> list[Any]:
         if not over.follows(path):
             return _listdir(path)
         return [os.fsencode(name) for name in over.names(path)] if isinstance(path, bytes) else over.names(path)

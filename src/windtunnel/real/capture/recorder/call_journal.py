@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.real.capture.fake_tensors.control_flow import call_site
 from windtunnel.real.capture.recorder.rows import Flight, Rows
@@ -30,7 +29,7 @@ class CallJournal:
 
     # ---- calls
 
-    def note_call(self, call: Communication, group: Any) -> None:
+    def note_call(self, call: Communication, group: object) -> None:
         """A call is made. `group`: the world's, if there is one."""
         self.line = call_site(3)
         number = self._numbers.get((call.group, id(call.members)))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from windtunnel.real.capture.recorder.op_table import OpFacts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from windtunnel.real.operator_call import Arguments, Keywords
 
 
@@ -29,7 +31,7 @@ def tensors_of(args: tuple[object, ...], kwargs: dict[str, object]) -> list[torc
     return found
 
 
-def _nested(values: Any, found: list[torch.Tensor]) -> None:
+def _nested(values: Iterable[object], found: list[torch.Tensor]) -> None:
     for a in values:
         if isinstance(a, torch.Tensor):
             found.append(a)

@@ -6,7 +6,7 @@ reads, sizes that data decide, and, through the virtual world, what peers send.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,7 +45,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._rows, self._reader = recorder.rows, recorder.reader
         self._fake = world_compat.fake_tensor_class()
         self._fakes: FastFakes | None = None
-        self._facts: dict[int, tuple[OpFacts, Any]] = {}  # by identity, which the op beside them keeps its own
+        self._facts: dict[int, tuple[OpFacts, OpOverload]] = {}  # by identity, which the op beside them keeps its own
         self._sugar: dict[object, bool] = {}
         self.unseen = 0  # depth of what is not the script's work
         self.real_integers = 0  # depth of C++ that reads integers it has made
@@ -127,7 +127,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             values.follow_op(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
         return out
 
-    def run(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    def run(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
         """The op alone: nothing is written down."""
         if self._fakes is None:
             return func(*args, **kwargs)

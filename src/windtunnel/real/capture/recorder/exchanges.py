@@ -7,7 +7,7 @@ of their own. Waiting is heard from the work that the script waits on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.recorder.call_tensors import leaf_tensors, written_tensors
 from windtunnel.real.capture.recorder.modules import Place
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import torch
     from torch._ops import OpOverload
 
+    from windtunnel.real.capture.virtual_world.groups import Group
+    from windtunnel.real.capture.virtual_world.work import Due
+    from windtunnel.real.capture.virtual_world.world import Listener
     from windtunnel.real.operator_call import Arguments, Keywords
 
 _MOVES = ("all_gather", "gather", "scatter", "all_to_all")  # what they bring is like what is given to them
@@ -32,7 +35,7 @@ class Exchanges:
 
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
-        self.before: Any = None  # who listened before
+        self.before: Listener | None = None  # who listened before
         recorder.rows.on_race = self._raced
         self._begun: list[Communication] = []  # by the op in hand
         self._issued: dict[int, tuple[Communication, int]] = {}  # by identity, until waited for: the op
@@ -42,7 +45,7 @@ class Exchanges:
 
     # ---- what the world tells
 
-    def begin(self, call: Communication) -> float | None:
+    def begin(self, call: Communication) -> Due:
         """The world answers one."""
         self._recorder.journal.note_call(call, self._group(call))
         if self._inside:
@@ -53,11 +56,11 @@ class Exchanges:
             self._recorder.rows.lines[index] = self._recorder.journal.line
         return None if self.before is None else self.before.begin(call)
 
-    def _group(self, call: Communication) -> Any:
+    def _group(self, call: Communication) -> Group | None:
         world = self._recorder.world
         return None if world is None else world.group_named(call.group)
 
-    def _fly(self, call: Communication, filled: list[Any]) -> None:
+    def _fly(self, call: Communication, filled: list[object]) -> None:
         """Its outputs are being written from now on."""
         in_flight, number = self._recorder.rows.in_flight, self._recorder.ledger.number
         for tensor in filled:
@@ -98,7 +101,7 @@ class Exchanges:
 
     # ---- ops
 
-    def fused(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    def fused(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
         """An op of `symm_mem` that exchanges and multiplies: the parts that it has, as one compiled graph."""
         given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         self.symmetric.add(str(given["group_name"]))

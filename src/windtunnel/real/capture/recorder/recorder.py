@@ -277,7 +277,7 @@ class Recorder:
 
     def read(
         self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[torch.Tensor]
-    ) -> Any:
+    ) -> object:
         """An op that gives Python a value: what it is told; the host waits for the device."""
         value = self.reader.read_value(func, facts, args, kwargs, inputs)
         on_device = [t for t in inputs if t.device.type == self.device]

@@ -21,11 +21,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.studies.programs.program import MemoryEvent
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import torch
 
 Frames = tuple[tuple[CodeType, int], ...]
@@ -137,7 +139,7 @@ def frames_here(skip: int) -> Frames:
     """The Python stack, innermost first, cheaply: code objects and lines, to be worded later."""
     frame = sys._getframe(skip)
     found: list[tuple[CodeType, int]] = []
-    at: Any = frame
+    at: FrameType | None = frame
     while at is not None and len(found) < _DEEPEST_STACK:
         found.append((at.f_code, at.f_lineno))
         at = at.f_back

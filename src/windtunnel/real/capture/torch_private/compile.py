@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Context, Replacements, in_context
+
+if TYPE_CHECKING:
+    from torch._dynamo.eval_frame import DisableContext, OptimizeContext
 
 
 def reading_breaks() -> bool:
@@ -29,7 +32,7 @@ def on_compiled(context: Context) -> Callable[[], None]:
     import torch
     from torch._dynamo.eval_frame import OptimizeContext, innermost_backend
 
-    def is_compiled(context: Any, function: object, made: object) -> bool:
+    def is_compiled(context: OptimizeContext, function: object, made: object) -> bool:
         named = getattr(innermost_backend(context.callback), "compiler_name", "")
         return named == "inductor" and not isinstance(function, torch.nn.Module | type)
 
@@ -44,7 +47,7 @@ def on_disabled(context: Context) -> Callable[[], None]:
     """
     from torch._dynamo.eval_frame import DisableContext
 
-    def is_disabled(context: Any, function: Any, made: Any) -> bool:
+    def is_disabled(context: DisableContext, function: object, made: object) -> bool:
         if not context.wrapping or isinstance(function, type) or not callable(made):
             return False
         return not hasattr(made, "_orig_mod")  # a module keeps its type
@@ -53,7 +56,9 @@ def on_disabled(context: Context) -> Callable[[], None]:
 
 
 def _around_made(
-    made_by: Any, wanted: Callable[[object, object, object], bool], context: Context
+    made_by: type[OptimizeContext] | type[DisableContext],
+    wanted: Callable[[object, object, object], bool],
+    context: Context,
 ) -> Callable[[], None]:
     """Enter `context` for calls of what `made_by` makes of functions, where (self, function, made) is `wanted`."""
     old = made_by.__call__

@@ -5,10 +5,10 @@ Public names of `torch.cuda` and `torch.accelerator` are replaced because they a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -43,7 +43,7 @@ def nothing(*_: object, **__: object) -> None:
     """What a driver would have to do."""
 
 
-def _both(patches: Replacements, modules: tuple[Any, ...], name: str, value: torch.Tensor) -> None:
+def _both(patches: Replacements, modules: tuple[object, ...], name: str, value: torch.Tensor) -> None:
     for module in modules:
         if name in vars(module):
             patches.set(module, name, value)
@@ -91,7 +91,7 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
         state.set_device(_index(device, state))
 
     @contextmanager
-    def on_device(device: torch.device) -> Any:
+    def on_device(device: torch.device) -> Iterator[None]:
         before = state.device
         set_device(device if not isinstance(device, torch.Tensor) else device.device)
         try:
@@ -99,7 +99,7 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
         finally:
             state.set_device(before)
 
-    answers: dict[str, Any] = {
+    answers: dict[str, object] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": nothing,
@@ -152,7 +152,7 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
 def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, type, type]) -> None:
     stream_class, event_class, on_stream = classes
     cuda = torch.cuda
-    known: dict[int, Any] = {}
+    known: dict[int, object] = {}
 
     def current(device: torch.device = None) -> torch.cuda.Stream:
         if state.stream not in known:
@@ -300,7 +300,7 @@ def _random(patches: Replacements) -> None:
         _both(patches, (cuda, cuda.random), name, value)
 
     class Generator(torch._C.Generator):  # type: ignore[misc]
-        def __new__(cls, device: torch.device = "cpu") -> Any:
+        def __new__(cls, device: torch.device = "cpu") -> torch.Generator:
             return super().__new__(cls, torch.device("cpu"))
 
     patches.set(torch, "Generator", Generator)
@@ -389,7 +389,7 @@ def _attention(stack: ExitStack, state: PretendedCuda) -> None:
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Any:
+    ) -> object:
         aten = torch.ops.aten
         kernel = _kernel(query, key, value, attn_mask, enable_gqa, state.gpu.capability)
         if kernel == "math":

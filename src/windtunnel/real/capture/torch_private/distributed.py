@@ -11,17 +11,20 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements, in_context
 from windtunnel.real.capture.virtual_world.refusals import UnsupportedCommunicationError, UntriedTorchError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     import torch
     import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.distributed import DeviceMesh
+    from torch.distributed.distributed_c10d import _World
 
 TRIED = ("2.13",)
 OLDEST = (2, 12)  # newer ones than were tried are tried; in older ones too much is missing
@@ -62,7 +65,7 @@ def modules_that_name_group_functions() -> tuple[object, ...]:
     return c10d(), dist, device_mesh
 
 
-def modules_that_scatter_meshes() -> tuple[Any, ...]:
+def modules_that_scatter_meshes() -> tuple[ModuleType, ...]:
     """Who names `mesh_scatter`, with which DTensor hands each rank its part of a tensor that all ranks hold whole."""
     import torch.distributed.tensor._collective_utils as utils
     import torch.distributed.tensor.placement_types as placements
@@ -70,26 +73,27 @@ def modules_that_scatter_meshes() -> tuple[Any, ...]:
     return utils, placements
 
 
-def device_mesh_class() -> Any:
+def device_mesh_class() -> type[DeviceMesh]:
     """The class of meshes; `_root_mesh` tells a mesh of the script's own from a slice of one."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    return DeviceMesh
+    mesh_class: type[DeviceMesh] = DeviceMesh
+    return mesh_class
 
 
-def group_state() -> Any:
+def group_state() -> _World:
     """torch's tables of process groups (backend, ranks, names): read by `get_backend`, `get_rank`, `DeviceMesh`."""
     return c10d()._world
 
 
-def fake_backend() -> Any:
+def fake_backend() -> type[dist.ProcessGroup]:
     """The backend class that does nothing: no store traffic, no threads, the same size at every world size."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
     return FakeProcessGroup
 
 
-def register_group(pg: dist.ProcessGroup, **facts: Any) -> None:
+def register_group(pg: dist.ProcessGroup, **facts: object) -> None:
     """Enter a process group of ours in all of torch's tables (there is no public way to)."""
     c10d()._register_pg_in_world(pg, **facts)
 
@@ -137,18 +141,20 @@ def below_autograd() -> Iterator[None]:
         yield
 
 
-def outside_modes() -> Any:
+def outside_modes() -> AbstractContextManager[object]:
     """Context in which no dispatch mode (fake tensors, recorders) sees what happens."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    return _disable_current_modes()
+    context: AbstractContextManager[object] = _disable_current_modes()
+    return context
 
 
-def fake_tensor_class() -> Any:
+def fake_tensor_class() -> type[FakeTensor]:
     """The class of tensors without data."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return FakeTensor
+    tensor_class: type[FakeTensor] = FakeTensor
+    return tensor_class
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -256,10 +262,10 @@ def real_device_meshes(value_of: Callable[[object], object] = known_value) -> It
 
 def _with_real_ranks(make: Callable[..., object], value_of: Callable[[object], object]) -> Callable[..., object]:
     @functools.wraps(make)
-    def init(mesh: DeviceMesh, device_type: str, *args: object, **kwargs: object) -> Any:
+    def init(mesh: DeviceMesh, device_type: str, *args: object, **kwargs: object) -> object:
         import torch
 
-        def real(ranks: Any, what: str) -> Any:
+        def real(ranks: object, what: str) -> object:
             if not isinstance(ranks, fake_tensor_class()):
                 return ranks
             value = value_of(ranks)
@@ -295,6 +301,6 @@ def ddp_outside_modes() -> Replacements:
     )
 
 
-def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+def outside(function: Callable[..., object]) -> Callable[..., object]:
     """A function that no dispatch mode sees."""
     return in_context(outside_modes, function)

@@ -46,11 +46,12 @@ def backend_of(group: dist.ProcessGroup, device: str) -> object:
     return group._get_backend(torch.device(device))
 
 
-def compiled_kernel(source: str, name: str) -> object:
+def compiled_kernel(source: str, name: str) -> Callable[..., object]:
     """A CUDA kernel from its source, by NVRTC: nothing public launches one on a stream without a C++ extension."""
     import torch
 
-    return torch.cuda._compile_kernel(source, name)
+    kernel: Callable[..., object] = torch.cuda._compile_kernel(source, name)
+    return kernel
 
 
 def sleep_on_stream(cycles: int) -> None:

@@ -5,11 +5,13 @@
 - `torch.tensor([loss, norm])` reads the elements in C++, under no dispatch mode: here Python reads them, as a sync
   each.
 - `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
+- `pickle.dump(tensor)` writes down the mode that made it, and with it what nobody can write down.
 - `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
   parameters were used: it gets a real one, in which all are.
 - `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers):
   the address of the storage's description stands in for that of its data.
 - DTensor reads and sets the state of the random numbers around each op that draws some.
+- `generator.set_state(tensor)` reads bytes in C++, which a state that was sent round has not: it stays as it is.
 - `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices
   that way.
 - `f"{loss:.3f}"` asks plain tensors only for their value.
@@ -19,17 +21,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private.distributed import outside_modes, set_known_value
 
 if TYPE_CHECKING:
+    from types import GetSetDescriptorType
+
     import torch
     import torch.distributed as dist
     from torch._ops import OpOverload
+    from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
     from windtunnel.real.operator_call import Arguments, Keywords
 
@@ -41,7 +46,7 @@ def data_that_moves() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    data: Any = torch._C.TensorBase.__dict__["data"]
+    data: GetSetDescriptorType = torch._C.TensorBase.__dict__["data"]
 
     def assign(self: torch.Tensor, new: torch.Tensor) -> None:
         data.__set__(self, new)
@@ -57,13 +62,13 @@ def lists_of_fakes() -> Replacements:
 
     one_by_one = FakeTensor.tolist
 
-    def tolist(self: torch.Tensor) -> Any:
+    def tolist(self: torch.Tensor) -> object:
         if self.numel() <= FEW:
             return one_by_one(self)
         if self.constant is not None:
             return self.constant.tolist()
         one = self.detach().reshape(-1)[:1].sum().item()
-        made: Any = one
+        made: object = one
         for size in reversed(self.shape):
             made = [made] * size if not isinstance(made, list) else [list(made) for _ in range(size)]
         return made
@@ -109,7 +114,7 @@ def tensors_of_fakes() -> Iterator[None]:
     def holds(data: object) -> bool:
         return isinstance(data, FakeTensor) or (isinstance(data, list | tuple) and any(holds(one) for one in data))
 
-    def read(data: object) -> Any:
+    def read(data: object) -> object:
         if isinstance(data, FakeTensor):
             return data.tolist()
         return [read(one) for one in data] if isinstance(data, list | tuple) else data
@@ -138,7 +143,7 @@ def copies_of_fakes() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    def deepcopy(self: torch.Tensor, memo: dict[int, object]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
@@ -163,6 +168,39 @@ def copies_of_fakes() -> Replacements:
     return Replacements((FakeTensor, "__deepcopy__", deepcopy))
 
 
+def pickles_of_fakes() -> Replacements:
+    """A fake tensor is pickled as its shape, and as its known value where it is one number."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def reduce(self: torch.Tensor, _protocol: int) -> object:
+        with outside_modes():
+            value = None if self.constant is None else self.constant.tolist()
+        return _unpickled, (
+            tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad,
+            isinstance(self, torch.nn.Parameter), value,
+        )  # fmt: skip
+
+    return Replacements((FakeTensor, "__reduce_ex__", reduce))
+
+
+def _unpickled(
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    requires_grad: bool,
+    is_parameter: bool,
+    value: float | None,
+) -> torch.Tensor:
+    import torch
+
+    if value is not None:
+        return torch.tensor(value, dtype=dtype, device=device)
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+
+
 def addresses_looked_at() -> Replacements:
     """What DDP and FSDP of the first version need of addresses, which fake tensors have not."""
     import torch
@@ -181,11 +219,16 @@ def addresses_looked_at() -> Replacements:
                     return torch.ones(*args, **{**kwargs, "pin_memory": False})
             return func(*args, **kwargs)
 
+    real_address = torch.Tensor.data_ptr
+
     def address(self: torch.Tensor) -> int:
         storage = self.untyped_storage()
+        # Of another class may be a parameter that was loaded and moved: its `data` is fake.
+        if not isinstance(self, FakeTensor) and storage.device.type != "meta":
+            return int(real_address(self))
         return int(storage._cdata) + self.storage_offset() * self.element_size() if storage.nbytes() else 0
 
-    begin: Any = dist.Reducer.__init__
+    begin: Callable[..., None] = dist.Reducer.__init__
 
     def reducer(self: dist.Reducer, *args: object, **kwargs: object) -> None:
         with UsedMap():
@@ -197,7 +240,33 @@ def addresses_looked_at() -> Replacements:
     return Replacements(
         (dist.Reducer, "__init__", reducer),
         (_flat_param, "_same_storage", same_storage),
-        (FakeTensor, "data_ptr", address),
+        (torch.Tensor, "data_ptr", address),
+    )
+
+
+def random_states() -> Replacements:
+    """The state of a generator is not set to a tensor without data: nobody sees the numbers."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    class AsBefore(type(torch.Generator)):  # type: ignore[misc]
+        def __instancecheck__(cls, thing: object) -> bool:
+            return isinstance(thing, torch._C.Generator)
+
+    class Generator(torch.Generator, metaclass=AsBefore):  # type: ignore[misc]
+        def set_state(self, state: torch.Tensor) -> torch.Generator:
+            return self if isinstance(state, FakeTensor) else super().set_state(state)
+
+    set_for_all = torch.set_rng_state
+
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        if not isinstance(new_state, FakeTensor):
+            set_for_all(new_state)
+
+    return Replacements(
+        (torch, "Generator", Generator),
+        (torch, "set_rng_state", set_rng_state),
+        (torch.random, "set_rng_state", set_rng_state),
     )
 
 
@@ -210,7 +279,7 @@ def random_dtensors() -> Replacements:
     def region(self: object, *_: object, **__: object) -> Iterator[None]:
         yield
 
-    def state(self: Any) -> Any:
+    def state(self: OffsetBasedRNGTracker) -> torch.Tensor:
         from windtunnel.real.capture.torch_private import factories as plain
 
         return plain.zeros(16, dtype=torch.uint8, device=self._device)

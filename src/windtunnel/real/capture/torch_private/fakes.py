@@ -6,17 +6,21 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
 
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
-def eager_compile() -> Any:
+
+def eager_compile() -> AbstractContextManager[object]:
     """`torch.compile` does nothing: stance "force_eager" until exit."""
-    return torch.compiler.set_stance("force_eager")
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextmanager

@@ -13,7 +13,7 @@ then), `create_mask` and `_convert_mask_to_block_mask` (what `create_block_mask`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
 
@@ -34,11 +34,11 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
         key: torch.Tensor,
         value: torch.Tensor,
         score_mod: object,
-        block_mask: Any,
+        block_mask: tuple[object, ...],
         scale: object,
         *_: object,
         **__: object,
-    ) -> Any:
+    ) -> object:
         causal = getattr(block_mask[-1], "__name__", "") != "noop_mask"
         note("flex_attention: recorded as fused attention, every mask as a causal one")
         heads, width = query.shape[1], value.shape[-1]

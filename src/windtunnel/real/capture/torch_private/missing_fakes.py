@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -25,11 +24,11 @@ def _stats(x: torch.Tensor, _eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     return _statistics(x, x.shape[1]), _statistics(x, x.shape[1])
 
 
-def _gathered(x: torch.Tensor, mean: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _gathered(x: torch.Tensor, mean: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     return _statistics(x, mean.shape[1]), _statistics(x, mean.shape[1])
 
 
-def _like_input(x: torch.Tensor, *_: Any) -> torch.Tensor:
+def _like_input(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 
@@ -53,15 +52,15 @@ def _backward_reduce(
     return (*sums, *ours)
 
 
-def _backward(_grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+def _backward(_grad: torch.Tensor, x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _in_place(*_: Any, **__: Any) -> None:
+def _in_place(*_: object, **__: object) -> None:
     """What it writes has the shapes that it had."""
 
 
-_FORMS: dict[str, Callable[..., Any]] = {
+_FORMS: dict[str, Callable[..., object]] = {
     "batch_norm_stats": _stats,
     "batch_norm_gather_stats": _gathered,
     "batch_norm_gather_stats_with_counts": _gathered,

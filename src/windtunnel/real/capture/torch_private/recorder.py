@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from windtunnel.real.capture.replacements import Context, Replacements, in_context
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch.distributed as dist
     from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from windtunnel.real.operator_call import Arguments, Keywords
 
@@ -43,10 +46,10 @@ def on_recompute(context: Context) -> Callable[[], None]:
     reentrant = checkpoint.CheckpointFunction
     old_init, old_backward = frame.__init__, reentrant.backward
 
-    def init(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def init(self: object, recompute_fn: Callable[..., object], *args: object, **kwargs: object) -> None:
         old_init(self, in_context(context, recompute_fn), *args, **kwargs)
 
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor) -> Any:
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor) -> object:
         ctx.run_function = in_context(context, ctx.run_function)
         return old_backward(ctx, *grads)
 
@@ -88,12 +91,12 @@ def desugars_first(tensor_type: type) -> bool:
     return own is not None and own is not torch._C._disabled_torch_dispatch_impl
 
 
-def fake_mode() -> Any:
+def fake_mode() -> object:
     """The fake-tensor mode that is on, or None: it stands apart from the stack of other modes."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
 
-def around_sharding_propagation(context: Any) -> Callable[[], None]:
+def around_sharding_propagation(context: object) -> Callable[[], None]:
     """Enter `context` while DTensor finds output shapes by running an op on fake tensors: no work of the script.
 
     The private lock that PyTorch's multi-threaded tests set is entered around exactly that.
@@ -115,14 +118,14 @@ def no_dispatch_rules() -> Callable[[], None]:
     asked, holder = simple_registry.find_torch_dispatch_rule, simple_registry.GenericTorchDispatchRuleHolder
     code, register = asked.__code__, holder.register
 
-    def no_rule(op: Any, torch_dispatch_class: Any) -> None:
+    def no_rule(op: object, torch_dispatch_class: object) -> None:
         return None
 
     def undo() -> None:
         asked.__code__ = code
         holder.register = register
 
-    def registered(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def registered(self: object, *args: object, **kwargs: object) -> object:
         undo()
         return register(self, *args, **kwargs)
 
@@ -142,7 +145,7 @@ def unwaited(tensor: torch.Tensor) -> torch.Tensor:
     return AsyncCollectiveTensor(tensor)
 
 
-def around_reducer_integers(context: Any) -> Callable[[], None]:
+def around_reducer_integers(context: AbstractContextManager[object]) -> Callable[[], None]:
     """Enter `context` where DDP's C++ exchanges integers that it has made, and reads them raw.
 
     At start-up it compares the parameters' shapes among ranks; in the second iteration it lays out its buckets anew.
@@ -156,11 +159,11 @@ def around_reducer_integers(context: Any) -> Callable[[], None]:
 
     lay_out = getattr(dist.Reducer._rebuild_buckets, "__wrapped__", dist.Reducer._rebuild_buckets)
 
-    def rebuild(reducer: dist.Reducer) -> Any:
+    def rebuild(reducer: dist.Reducer) -> object:
         with context:
             return lay_out(reducer)
 
-    def verify(group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: Any = None) -> Any:
+    def verify(group: dist.ProcessGroup, tensors: list[torch.Tensor], logger: dist.Logger | None = None) -> object:
         with context:
             return native._verify_params_across_processes(group, tensors, logger)
 
@@ -181,7 +184,7 @@ class set_aside:  # noqa: N801 - a context, entered for every op: cheaper as a c
 
     __slots__ = ("_mode",)
 
-    def __init__(self, mode: Any) -> None:
+    def __init__(self, mode: object) -> None:
         self._mode = mode
 
     def __enter__(self) -> None:
@@ -191,7 +194,7 @@ class set_aside:  # noqa: N801 - a context, entered for every op: cheaper as a c
         _reset(self._mode)
 
 
-def may_be_cached(mode: Any, func: OpOverload, args: Arguments, kwargs: Keywords) -> bool:
+def may_be_cached(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> bool:
     """Whether PyTorch's own cache would keep this call: not one whose output depends on data,
     or that changes metadata.
     """
@@ -208,7 +211,7 @@ def may_be_cached(mode: Any, func: OpOverload, args: Arguments, kwargs: Keywords
     return True
 
 
-def attributes_of_a_fake(fake: torch.Tensor) -> dict[str, Any]:
+def attributes_of_a_fake(fake: torch.Tensor) -> dict[str, object]:
     """What every fake tensor of a mode and a device carries."""
     kept = {name: value if name in ("fake_mode", "_fake_device") else None for name, value in vars(fake).items()}
     return {name: value for name, value in kept.items() if name != "_is_param"}
@@ -228,13 +231,13 @@ def meta_tensor(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dt
 
 def meta_view(
     storage: torch.UntypedStorage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
-) -> Any:
+) -> object:
     """One on a storage that is there."""
     return _set(_empty_strided((0,), (1,), dtype=dtype, device=_META), storage, offset, shape, stride)
 
 
 def made_fake(
-    fake: torch.Tensor, element: torch.Tensor, device: torch.device, attributes: dict[str, Any]
+    fake: torch.Tensor, element: torch.Tensor, device: torch.device, attributes: dict[str, object]
 ) -> torch.Tensor:
     """As `FakeTensor.__new__`, for one of whom all is known; `attributes` name its device too."""
     made = _make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)

@@ -8,7 +8,7 @@ bytes are a bound from above: a kernel may touch less. `triton.runtime.jit.JITFu
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -22,23 +22,39 @@ _OP = "triton_kernel"
 
 
 @contextmanager
-def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
-    """Launches on fake tensors become `windtunnel.triton_kernel` until exit, and `note` is told of each."""
+def kernel_op() -> Iterator[Callable[[str, Sequence[object]], None]]:
+    """`launch(name, tensors)` records a kernel of that name as `windtunnel.triton_kernel`, until exit."""
+    import torch
+
+    library = torch.library.Library("windtunnel", "FRAGMENT")
+    try:
+        library.define(f"{_OP}(str name, Tensor(a!)[] tensors) -> ()")
+        library.impl(_OP, lambda name, tensors: None, "CompositeExplicitAutograd")
+        library.impl(_OP, lambda name, tensors: None, "Meta")
+        op = getattr(torch.ops.windtunnel, _OP).default
+
+        def launch(name: str, tensors: Sequence[object]) -> None:
+            with torch.no_grad():
+                op(name, list(tensors))
+
+        yield launch
+    finally:
+        library._destroy()  # private: otherwise it goes when it is collected
+
+
+@contextmanager
+def triton_kernels_in_one_op(
+    launch: Callable[[str, Sequence[object]], None], note: Callable[[str], None]
+) -> Iterator[None]:
+    """Launches on fake tensors go to `launch` until exit, and `note` is told of each."""
     if sys.platform != "linux" or find_spec("triton") is None:
         yield
         return
-    import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
     with ExitStack() as stack:
-        library = torch.library.Library("windtunnel", "FRAGMENT")
-        stack.callback(library._destroy)  # private: otherwise it goes when it is collected
-        library.define(f"{_OP}(str name, Tensor(a!)[] tensors) -> ()")
-        library.impl(_OP, lambda name, tensors: None, "CompositeExplicitAutograd")
-        library.impl(_OP, lambda name, tensors: None, "Meta")
-        launch = getattr(torch.ops.windtunnel, _OP).default
         run, tuned = JITFunction.run, Autotuner.run
 
         def kernel_name(self: object) -> str:
@@ -48,8 +64,7 @@ def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, FakeTensor)]
             if not tensors:
                 return False
-            with torch.no_grad():
-                launch(kernel_name(self), tensors)
+            launch(kernel_name(self), tensors)
             note(f"the Triton kernel {kernel_name(self)} was not run: priced by the bytes of its tensors")
             return True
 

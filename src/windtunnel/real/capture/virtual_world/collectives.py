@@ -48,7 +48,7 @@ class Answers:
     def __init__(self, world: AnsweringWorld) -> None:
         self._world = world
 
-    def kernels(self) -> dict[str, Callable[..., Any]]:
+    def kernels(self) -> dict[str, Callable[..., object]]:
         """By name of the op; those that we do not know are refused when they are called."""
         known = {
             name: getattr(self, name) for name in dir(type(self)) if name.endswith("_") and not name.startswith("__")
@@ -101,7 +101,7 @@ class Answers:
         send_rows: Sequence[int] = (),
         receive_rows: Sequence[int] = (),
         **more: Any,
-    ) -> Any:
+    ) -> torch.ScriptObject:
         world = self._world
         group = world.group_of(boxed)
         if op is not None:
@@ -114,7 +114,9 @@ class Answers:
         source = world.deliver(exchange, group)
         return compat.boxed_work(world.work((call,), due, outputs, group, source))
 
-    def _one_each(self, group: dist.ProcessGroup | None, what: str, lists: Iterable[Sequence[object]]) -> list[Any]:
+    def _one_each(
+        self, group: dist.ProcessGroup | None, what: str, lists: Iterable[Sequence[torch.Tensor]]
+    ) -> list[torch.Tensor]:
         """The tensors of these lists, one after another. Refuses what the real library refuses: not one a member."""
         size = self._world.group_of(group).size
         for tensors in lists:
@@ -183,8 +185,13 @@ class Answers:
         return self._do(group, "reduce", bytes_of(tensors), tensors, tensors, op=op, position=root, is_async=is_async)
 
     def allgather_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: object
-    ) -> Any:
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        is_async: bool = True,
+        *_: object,
+    ) -> object:
         """One tensor for each member."""
         flat = self._one_each(group, "all-gather", outputs)
         return outputs, self._do(group, "all_gather", bytes_of(flat), inputs, flat, is_async=is_async)
@@ -196,28 +203,36 @@ class Answers:
         return output, self._do(group, "all_gather", bytes_of((output,)), (own,), (output,), is_async=is_async)
 
     def allgather_coalesced_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True
-    ) -> Any:
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        is_async: bool = True,
+    ) -> object:
         """Several inputs, a list of outputs for each member."""
         # `outputs` has a list for each peer, and in it a tensor for each input: turned round it is as above
         flat = [of_peer[number] for number in range(len(inputs)) for of_peer in outputs]
         return self._do(group, "all_gather", bytes_of(flat), inputs, flat, is_async=is_async)
 
     def allgather_into_tensor_coalesced_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True
-    ) -> Any:
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        is_async: bool = True,
+    ) -> object:
         """Several, each into one tensor."""
         return self._do(group, "all_gather", bytes_of(outputs), inputs, outputs, is_async=is_async)
 
     def reduce_scatter_(
         self,
-        outputs: Any,
-        inputs: Any,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
         group: dist.ProcessGroup | None,
         op: dist.ReduceOp | None,
         is_async: bool = True,
         *_: object,
-    ) -> Any:
+    ) -> object:
         """A tensor for each member."""
         flat = self._one_each(group, "reduce-scatter", inputs)
         return outputs, self._do(group, "reduce_scatter", bytes_of(flat), flat, outputs, op=op, is_async=is_async)
@@ -237,35 +252,52 @@ class Answers:
 
     def reduce_scatter_tensor_coalesced_(
         self,
-        outputs: Any,
-        inputs: Any,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
         group: dist.ProcessGroup | None,
         op: dist.ReduceOp | None,
         is_async: bool = True,
         *_: object,
-    ) -> Any:
+    ) -> object:
         """Several, each from one tensor."""
         return self._do(group, "reduce_scatter", bytes_of(inputs), inputs, outputs, op=op, is_async=is_async)
 
     def gather_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: object
-    ) -> Any:
+        self,
+        outputs: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        root: int,
+        is_async: bool = True,
+        *_: object,
+    ) -> object:
         """Gather to the root."""
         flat = self._one_each(group, "gather", outputs)
         total = bytes_of(flat) or bytes_of(inputs) * self._world.group_of(group).size
         return self._do(group, "gather", total, inputs, flat, position=root, is_async=is_async)
 
     def scatter_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, root: int, is_async: bool = True, *_: object
-    ) -> Any:
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[list[torch.Tensor]],
+        group: dist.ProcessGroup | None,
+        root: int,
+        is_async: bool = True,
+        *_: object,
+    ) -> object:
         """Scatter from the root."""
         flat = self._one_each(group, "scatter", inputs)
         total = bytes_of(flat) or bytes_of(outputs) * self._world.group_of(group).size
         return outputs, self._do(group, "scatter", total, flat, outputs, position=root, is_async=is_async)
 
     def alltoall_(
-        self, outputs: Any, inputs: Any, group: dist.ProcessGroup | None, is_async: bool = True, *_: object
-    ) -> Any:
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        group: dist.ProcessGroup | None,
+        is_async: bool = True,
+        *_: object,
+    ) -> object:
         """A tensor to and from each member."""
         self._one_each(group, "all-to-all", (inputs, outputs))
         sent = tuple(bytes_of((tensor,)) for tensor in inputs)
@@ -283,7 +315,7 @@ class Answers:
         send_rows: Sequence[int],
         is_async: bool = True,
         *_: object,
-    ) -> Any:
+    ) -> object:
         """One tensor, in even or uneven splits."""
         return self._do(
             *(group, "all_to_all", bytes_of((own,)), (own,), (output,)),
@@ -295,7 +327,7 @@ class Answers:
 
     def barrier(
         self, _tensor: object, group: dist.ProcessGroup | None, _devices: object, is_async: bool = True, *_: object
-    ) -> Any:
+    ) -> object:
         """Barrier: moves no data."""
         return self._do(group, "barrier", 0, (), (), is_async=is_async)
 
@@ -306,7 +338,7 @@ class Answers:
 
     # -------------------------------------------------------------------------------------------------------- messages
 
-    def send(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, to: int, tag: int) -> Any:
+    def send(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, to: int, tag: int) -> object:
         """Send to one member."""
         return self._do(group, "send", bytes_of(tensors), tensors, (), position=to, tag=tag)
 

@@ -40,7 +40,7 @@ class Functional:
     def __init__(self, world: AnsweringWorld, answers: Answers) -> None:
         self._world, self._answers = world, answers
         # by storage: an output, and the work that fills it
-        self._unwaited: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._unwaited: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
     def answer(self, func: OpOverload, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Outputs of the right shape, and a work for `wait_tensor`; with data, torch's own."""

@@ -38,7 +38,9 @@ _GIVE_WORK = (
 NCCL_TIMEOUT = timedelta(minutes=10)  # torch's default for nccl; a build without it has none
 
 
-def replace_public(patches: Replacements, name: str, make: Callable[[Any], Any]) -> None:
+def replace_public(
+    patches: Replacements, name: str, make: Callable[[Callable[..., object]], Callable[..., object]]
+) -> None:
     """Replace a public function wherever torch itself has imported it; `make` is given the original."""
     original = getattr(compat.c10d(), name)
     new = functools.wraps(original)(make(original))
@@ -55,7 +57,9 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
 
     c10d = compat.c10d()
 
-    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object) -> Iterator[tuple[Any, int, int]]:
+    def rendezvous(
+        url: str, rank: int = -1, world_size: int = -1, **_: object
+    ) -> Iterator[tuple[dist.Store, int, int]]:
         asked = parse_qs(urlparse(url).query)
         world.check_rank(int(asked["rank"][0]) if "rank" in asked else rank, "rank")
         world.check_size(int(asked["world_size"][0]) if "world_size" in asked else world_size)
@@ -68,13 +72,13 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         backend: str,
         store: dist.Store,
         group_name: str,
-        backend_options: Any = None,
+        backend_options: object = None,
         timeout: timedelta | None = None,
         pg_tag: str | None = None,
-        device_id: torch.device | int | None = None,
+        device_id: Any = None,
         group_desc: str | None = None,
-        **_more: Any,  # of other versions of torch
-    ) -> tuple[Any, Any]:
+        **_more: object,  # of other versions of torch
+    ) -> tuple[object, object]:
         ranks = global_ranks_in_group
         if not ranks:
             world.check_rank(group_rank, "rank")
@@ -108,17 +112,19 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         patches.set(rpc, "init_rpc", _refuse("torch.distributed.rpc", "use collectives or send and receive"))
 
 
-def _register(handle: dist.ProcessGroup, backend: str, store: dist.Store, name: str, **more: Any) -> None:
+def _register(handle: dist.ProcessGroup, backend: str, store: dist.Store, name: str, **more: object) -> None:
     config = str(compat.c10d().BackendConfig(compat.c10d().Backend(backend)))
     compat.register_group(
         handle, backend_name=compat.c10d().Backend(backend), store=store, group_name=name, backend_config=config, **more
     )
 
 
-def _init(world: AnsweringWorld, original: Any) -> Any:
+def _init(world: AnsweringWorld, original: Callable[..., object]) -> Callable[..., object]:
     """`device_id` names a GPU that this machine may not have: it is taken off before torch looks, and kept."""
 
-    def init_process_group(backend: str | None = None, *args: object, device_id: Any = None, **kwargs: object) -> Any:
+    def init_process_group(
+        backend: str | None = None, *args: object, device_id: Any = None, **kwargs: object
+    ) -> object:
         if not world.is_open:
             return original(backend, *args, device_id=device_id, **kwargs)
         if isinstance(device_id, int):
@@ -134,11 +140,11 @@ def _init(world: AnsweringWorld, original: Any) -> Any:
     return init_process_group
 
 
-def _new_group(world: AnsweringWorld, original: Any) -> Any:
+def _new_group(world: AnsweringWorld, original: Callable[..., object]) -> Callable[..., object]:
     """Every rank of the world makes it, whether it is a member or not, unless it is said to be local."""
     arguments_of = signature(original)
 
-    def new_group(*args: Any, **kwargs: Any) -> Any:
+    def new_group(*args: object, **kwargs: object) -> object:
         if world.is_open:
             given = arguments_of.bind(*args, **kwargs).arguments
             ranks = given.get("ranks")
@@ -149,18 +155,18 @@ def _new_group(world: AnsweringWorld, original: Any) -> Any:
     return new_group
 
 
-def _split_group(world: AnsweringWorld, original: Any) -> Any:
+def _split_group(world: AnsweringWorld, original: Callable[..., object]) -> Callable[..., object]:
     """torch's asks the backend to split its communicator; there is none, and ranks are all it takes."""
 
     def split_group(
         parent_pg: dist.ProcessGroup = None,
         split_ranks: list[list[int]] | None = None,
         timeout: timedelta | None = None,
-        pg_options: Any = None,
+        pg_options: object = None,
         group_desc: str | None = None,
         backend: str | None = None,
-        **more: Any,  # of other versions of torch
-    ) -> Any:
+        **more: object,  # of other versions of torch
+    ) -> object:
         if not world.is_open:
             return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend, **more)
         if not split_ranks:
@@ -217,8 +223,8 @@ class _PretendedNccl:
     Options = _NcclOptions
 
 
-def _refuse(what: str, remedy: str) -> Callable[..., Any]:
-    def refuse(*_: object, **__: object) -> Any:
+def _refuse(what: str, remedy: str) -> Callable[..., object]:
+    def refuse(*_: object, **__: object) -> object:
         raise UnsupportedCommunicationError(what, remedy)
 
     return refuse
@@ -235,7 +241,7 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     cls, fake = compat.c10d().ProcessGroup, compat.fake_backend()
     barrier, options_class = cls.barrier, compat.c10d().BarrierOptions
 
-    def barrier_on_host(group: dist.ProcessGroup | None, *args: object, **kwargs: object) -> Any:
+    def barrier_on_host(group: dist.ProcessGroup | None, *args: object, **kwargs: object) -> object:
         import torch
 
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, options_class)]
@@ -246,7 +252,7 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     def start_coalescing(group: dist.ProcessGroup | None, _device: torch.device) -> None:
         world.group_of(group).start_batch()
 
-    def end_coalescing(group: dist.ProcessGroup | None, _device: torch.device) -> Any:
+    def end_coalescing(group: dist.ProcessGroup | None, _device: torch.device) -> object:
         return work.Handle(world.works.join(world.group_of(group).end_batch()))
 
     patches.set(cls, "barrier", barrier_on_host)
@@ -268,12 +274,12 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     patches.set(fake, "_set_default_timeout", _nothing)
 
 
-def _giving_handle(method: Any) -> Any:
+def _giving_handle(method: Callable[..., object]) -> Callable[..., object]:
     """Python holds a handle of its own, which keeps the tensors as the real library's does."""
     from windtunnel.real.capture.virtual_world import work
 
     @functools.wraps(method)
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         made = method(*args, **kwargs)
         return work.Handle(made) if isinstance(made, work.VirtualWork) else made
 
@@ -297,8 +303,13 @@ def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:
 
     @functools.wraps(scatter)
     def scatter_own(
-        output: torch.Tensor, parts: Any, mesh: DeviceMesh, mesh_dim: int = 0, *args: object, **kwargs: object
-    ) -> Any:
+        output: torch.Tensor,
+        parts: list[torch.Tensor],
+        mesh: DeviceMesh,
+        mesh_dim: int = 0,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         work = scatter(output, parts, mesh, mesh_dim, *args, **kwargs)
         position = mesh.get_group(mesh_dim).rank()
         not_root = position != kwargs.get("group_src", 0)
@@ -311,13 +322,13 @@ def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:
         patches.set(module, "mesh_scatter", scatter_own)
 
 
-def _noting_factor(world: AnsweringWorld, method: Any) -> Any:
+def _noting_factor(world: AnsweringWorld, method: Callable[..., object]) -> Callable[..., object]:
     """Note the factor of a premultiplied sum on its way: its script object does not show it to Python kernels."""
 
     reduce_op = compat.c10d().ReduceOp
 
     @functools.wraps(method)
-    def reduce(group: dist.ProcessGroup | None, *args: object, **kwargs: object) -> Any:
+    def reduce(group: dist.ProcessGroup | None, *args: object, **kwargs: object) -> object:
         for value in (*args, *kwargs.values()):
             op = getattr(value, "reduceOp", value)
             if isinstance(op, reduce_op) and op.op == reduce_op.PREMUL_SUM:

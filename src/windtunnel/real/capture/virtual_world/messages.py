@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.groups import Group
@@ -46,7 +46,7 @@ class Messages:
         self._run = frozenset(beside)
         self._numbers: dict[str, int] = {}
         # what was sent and not yet received, or the other way round
-        self._to_self: dict[tuple[str, int], deque[Any]] = {}
+        self._to_self: dict[tuple[str, int], deque[tuple[str, tuple[torch.Tensor, ...]]]] = {}
         self.last_source = -1
 
     @property

@@ -25,6 +25,8 @@ from windtunnel.studies.programs.rank_classes.proxies import proxies_among
 if TYPE_CHECKING:
     import torch
 
+    from windtunnel.studies.programs.communication import Communication
+
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 
 CALLS = (
@@ -40,14 +42,16 @@ def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches
         replace_public(patches, name, _while_open(world, name, getattr(calls, name)))
 
 
-def _while_open(world: AnsweringWorld, name: str, mine: Callable[..., object]) -> Callable[[object], object]:
+def _while_open(
+    world: AnsweringWorld, name: str, mine: Callable[..., object]
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """`mine` is given the group, if this rank is in it, and torch's other arguments by their names."""
 
-    def make(original: Any) -> Any:
+    def make(original: Callable[..., object]) -> Callable[..., object]:
         arguments_of, known = signature(original), signature(mine).parameters
         takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in known.values())
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             if not world.is_open:
                 return original(*args, **kwargs)
             given = arguments_of.bind(*args, **kwargs)
@@ -85,7 +89,7 @@ class ObjectCalls:
         self._gathered(ours, "gather", obj, object_gather_list if root == ours.position else None, root)
 
     def broadcast_object_list(
-        self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: object
+        self, ours: Group, object_list: list[object], src: int | None, group_src: int | None, **_: object
     ) -> None:
         """One member's objects, on every member: they stay what they are here unless they are placeholders."""
         root = self._position(ours, src, group_src, default=0)
@@ -144,7 +148,7 @@ class ObjectCalls:
             messages.post(messages.key(ours, self._world.rank, to, "objects"), data)
 
     def recv_object_list(
-        self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: object
+        self, ours: Group, object_list: list[object], src: int | None, group_src: int | None, **_: object
     ) -> int:
         """Objects from one member: only it knows them. Returns its global rank."""
         sender = ours.members[self._other(ours, src, group_src, "Source")]
@@ -191,7 +195,7 @@ class ObjectCalls:
         call = self._asked(group, kind, size, position)
         self._world.wait_for(call, self._world.begin(call))
 
-    def _asked(self, group: Group, kind: str, size: int, position: int) -> Any:
+    def _asked(self, group: Group, kind: str, size: int, position: int) -> Communication:
         return self._answers.ask(group, kind, size, (), position=position, is_async=False, control=True)
 
     @staticmethod
@@ -218,7 +222,7 @@ def _is_placeholder(entry: object) -> bool:
 class _Pickler(pickle.Pickler):
     """Tensors without data travel as their shapes."""
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         import torch
 
         if isinstance(obj, torch.Tensor) and (isinstance(obj, compat.fake_tensor_class()) or obj.device.type == "meta"):

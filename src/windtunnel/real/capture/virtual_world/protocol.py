@@ -13,6 +13,8 @@ from windtunnel.real.capture.virtual_world.work import Due, Works
 from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
     from torch._ops import OpOverload
@@ -54,8 +56,8 @@ class AnsweringWorld(Protocol):
         name: str,
         store: dist.Store,
         *,
-        desc: object,
-        timeout: object,
+        desc: str | None,
+        timeout: timedelta | None,
         device_id: torch.device | int | None,
     ) -> Group: ...
     def group_of(self, boxed: object) -> Group: ...

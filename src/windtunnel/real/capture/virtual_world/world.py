@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.torch_private import distributed as compat
@@ -26,11 +26,13 @@ from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
     from torch._ops import OpOverload
 
-    from windtunnel.real.capture.virtual_world.work import Due
+    from windtunnel.real.capture.virtual_world.work import Due, VirtualWork
 
 KNOWN_ELEMENTS = 4096  # of a tensor that is followed through collectives: counts of tokens, not tokens
 
@@ -102,7 +104,9 @@ class World:
         self.is_open = False
         self._groups: dict[str, Group] = {}
         self._made: dict[tuple[int, ...], int] = {}
-        self._asked: dict[int, tuple[Any, str]] = {}  # by id of the backend object, held so that the id stays its own
+        self._asked: dict[
+            int, tuple[object, str]
+        ] = {}  # by id of the backend object, held so that the id stays its own
         self._generators: dict[object, object] = {}
         self._thread = threading.local()
         self._patches = Replacements()
@@ -193,8 +197,8 @@ class World:
         name: str,
         store: dist.Store,
         *,
-        desc: Any,
-        timeout: Any,
+        desc: str | None,
+        timeout: timedelta | None,
         device_id: torch.device | int | None,
     ) -> Group:
         """A group that this rank is in; no members: all ranks."""
@@ -267,7 +271,7 @@ class World:
 
     def work(
         self, calls: tuple[Communication, ...], due: Due, outputs: Sequence[torch.Tensor], group: Group, source: int
-    ) -> Any:
+    ) -> VirtualWork:
         """What the caller is handed."""
         from windtunnel.real.capture.virtual_world import work
 
@@ -316,7 +320,7 @@ class World:
         fake = compat.fake_tensor_class()
         return any(isinstance(tensor, fake) or tensor.device.type == "meta" for tensor in tensors)
 
-    def outputs_of(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def outputs_of(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """What an op gives on fake tensors. A recorder may be quicker: replace it."""
         return func(*args, **kwargs)
 
@@ -385,7 +389,7 @@ class World:
 
     # -------------------------------------------------------------------------------------------------- for recorders
 
-    def answer(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> Any:
+    def answer(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object] | None = None) -> object:
         """Answer an op of `c10d` or `_c10d_functional` that a dispatch mode was given, on any tensors."""
         name = func._schema.name.split("::")[1]
         if func.namespace == "c10d" and name in self._kernels:

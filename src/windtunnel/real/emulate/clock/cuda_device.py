@@ -10,12 +10,14 @@ that takes a given time.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import UserError
 from windtunnel.real.capture.torch_private import emulate as compat
 
 if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable
     from types import ModuleType
 
     import torch
@@ -48,8 +50,8 @@ class TorchCuda:
         self._communicators: set[tuple[int, str]] = set()
         self._blocks, self._communicator_bytes = blocks, communicator_bytes
         self.memory = NcclMemory()
-        self._hold: Any = None
-        self._mark: Any = None
+        self._hold: Callable[..., object] | None = None
+        self._mark: Callable[..., object] | None = None
         self._cycles_per_s = 0.0
         self._is_ready = False
 
@@ -95,9 +97,9 @@ class TorchCuda:
         """torch.cuda.Stream.wait_event."""
         stream.wait_event(event)
 
-    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
+    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[object]:
         """torch.cuda.stream."""
-        context: contextlib.AbstractContextManager[Any] = self._cuda.stream(stream)
+        context: contextlib.AbstractContextManager[object] = self._cuda.stream(stream)
         return context
 
     def mark(self, stream: torch.cuda.Stream) -> object:
@@ -146,7 +148,7 @@ class NcclMemory:
     """Device memory that NCCL takes for its buffers, outside PyTorch's allocator, held by cudaMalloc. Not yet run."""
 
     def __init__(self) -> None:
-        self._held: list[Any] = []
+        self._held: list[ctypes.c_void_p] = []
         self.bytes = 0
 
     def hold(self, bytes_total: int) -> bool:
@@ -173,7 +175,7 @@ class NcclMemory:
         self.bytes = 0
 
 
-def _cudart() -> Any:
+def _cudart() -> ctypes.CDLL | None:
     """The CUDA runtime that this PyTorch has loaded."""
     import ctypes
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import UserError
 from windtunnel.real.emulate.clock.compute_time import ComputeTime
@@ -47,7 +47,7 @@ class Awaited:
         call: Communication,
         thread: int,
         asks: Callable[[Ticket], float],
-        lock: Any = None,
+        lock: AbstractContextManager[object] | None = None,
         company: Company | None = None,
     ) -> None:
         self.ticket, self.call, self.thread, self.asks, self.company = ticket, call, thread, asks, company

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.real.emulate.observe import ObservedStep, Observer, identity
@@ -56,7 +56,7 @@ class Device(Protocol):
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         """What the stream is given from here on waits for the event."""
 
-    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[None]:
+    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[object]:
         """What is issued inside goes to the stream."""
 
     def mark(self, stream: torch.cuda.Stream) -> object:
@@ -77,7 +77,7 @@ class _Held:
     waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(
         default_factory=list
     )  # before and after a stream waited
-    kept: tuple[Any, ...] = ()
+    kept: tuple[object, ...] = ()
 
 
 @dataclass(slots=True)

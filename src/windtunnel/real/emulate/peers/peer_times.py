@@ -28,7 +28,7 @@ FORMAT = "windtunnel times of a rank 1"
 _REMEDY = "give a file that `windtunnel run --rows FILE` wrote"
 
 
-def document(program: HostProgram, world_size: int) -> dict[str, Any]:
+def document(program: HostProgram, world_size: int) -> dict[str, object]:
     """A typical step as JSON holds it."""
     calls = [asdict(call) for call in program.calls]
     groups = {call["group"]: call.pop("members") for call in calls}

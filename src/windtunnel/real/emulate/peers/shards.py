@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, Fill, PeerPolicy, reduce_equals
 
@@ -42,7 +42,7 @@ class TiedShards:
 
     def __init__(self, beneath: PeerPolicy) -> None:
         self._beneath = beneath
-        self._signs: dict[tuple[Any, Any], Any] = {}
+        self._signs: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
         self._sharding: set[tuple[int, ...]] = set()
         self._turn = 0
 

@@ -21,17 +21,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
+import torch.distributed as dist
 
 from windtunnel.real.capture.torch_private import distributed as compat
 from windtunnel.real.capture.virtual_world.groups import Group
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, reduce_equals, tile
 from windtunnel.real.emulate.peers.shards import TiedShards
-from windtunnel.real.emulate.several.real_groups import Among, RealGroups
+from windtunnel.real.emulate.several.real_groups import Among, Lent, RealGroups
 
 Ending = Callable[[], None]
+Begun: TypeAlias = tuple[list[Lent | dist.Work], Ending | None]  # works to wait for, and what is left to do then
+Parts: TypeAlias = torch.Tensor | list[torch.Tensor]  # by place: rows of one tensor, or a tensor each
 
 
 class RealData:
@@ -86,11 +89,11 @@ class RealData:
 
     # ------------------------------------------------------------------------------------------------- reductions
 
-    def _all_reduce(self, exchange: Exchange, among: Among) -> Any:
+    def _all_reduce(self, exchange: Exchange, among: Among) -> Begun:
         made = [_Reduction(tensor, exchange, among) for tensor in exchange.outputs]
         return [among.all_reduce(one.given, one.op) for one in made], lambda: _end(made)
 
-    def _reduce(self, exchange: Exchange, among: Among) -> Any:
+    def _reduce(self, exchange: Exchange, among: Among) -> Begun:
         root = among.number_of(exchange.call.members.index(exchange.call.peer))
         if root is None:
             return [], None  # others' tensors are left as they are
@@ -99,7 +102,7 @@ class RealData:
         works = [among.reduce(one.given, root, one.op) for one in made]
         return works, (lambda: _end(made)) if mine else None
 
-    def _reduce_scatter(self, exchange: Exchange, among: Among) -> Any:
+    def _reduce_scatter(self, exchange: Exchange, among: Among) -> Begun:
         call, size, proxies = exchange.call, exchange.size, among.proxies
         each = len(exchange.inputs) // len(exchange.outputs)
         tied = self._tied.shares(exchange)
@@ -134,7 +137,7 @@ class RealData:
 
     # ---------------------------------------------------------------------------------------------------- gathers
 
-    def _all_gather(self, exchange: Exchange, among: Among) -> Any:
+    def _all_gather(self, exchange: Exchange, among: Among) -> Begun:
         proxies = among.proxies
         tied = self._tied.sees(exchange)
         works, whole = [], []
@@ -160,7 +163,7 @@ class RealData:
 
         return works, finish
 
-    def _gather(self, exchange: Exchange, among: Among) -> Any:
+    def _gather(self, exchange: Exchange, among: Among) -> Begun:
         root = among.number_of(exchange.call.members.index(exchange.call.peer))
         if root is None:
             return [], None
@@ -176,7 +179,7 @@ class RealData:
 
         return [work], finish
 
-    def _scatter(self, exchange: Exchange, among: Among) -> Any:
+    def _scatter(self, exchange: Exchange, among: Among) -> Begun:
         root = among.number_of(exchange.call.members.index(exchange.call.peer))
         output = exchange.outputs[0]
         if root is None:
@@ -185,13 +188,13 @@ class RealData:
         parts = [exchange.inputs[place] for place in among.proxies.real] if exchange.inputs else []
         return [among.scatter(output, parts, root)], None
 
-    def _broadcast(self, exchange: Exchange, among: Among) -> Any:
+    def _broadcast(self, exchange: Exchange, among: Among) -> Begun:
         place = exchange.call.members.index(exchange.call.peer)
         return [among.broadcast(one, among.proxies.of_place[place]) for one in exchange.outputs], None
 
     # ----------------------------------------------------------------------------------------------------- others
 
-    def _all_to_all(self, exchange: Exchange, among: Among) -> Any:
+    def _all_to_all(self, exchange: Exchange, among: Among) -> Begun:
         proxies, size = among.proxies, exchange.size
         if len(exchange.outputs) == 1 and len(exchange.inputs) == 1 and size > 1:
             own, output = exchange.inputs[0], exchange.outputs[0]
@@ -213,7 +216,7 @@ class RealData:
 
         return [work], finish
 
-    def _barrier(self, exchange: Exchange, among: Among) -> Any:
+    def _barrier(self, exchange: Exchange, among: Among) -> Begun:
         return [among.barrier()], None
 
 
@@ -254,17 +257,17 @@ def _end(made: Sequence[_Reduction]) -> None:
         one.end()
 
 
-def _parts(exchange: Exchange) -> list[tuple[Any, Any]]:
+def _parts(exchange: Exchange) -> list[tuple[torch.Tensor, Parts]]:
     """Each input of a gather with its outputs by place: rows of one tensor, or a tensor each."""
     each = len(exchange.outputs) // len(exchange.inputs)
-    found: list[tuple[Any, Any]] = []
+    found: list[tuple[torch.Tensor, Parts]] = []
     for number, own in enumerate(exchange.inputs):
-        parts: Any = list(exchange.outputs[number * each : (number + 1) * each])
+        parts: Parts = list(exchange.outputs[number * each : (number + 1) * each])
         if each == 1 and exchange.size > 1:
             parts = parts[0].view(exchange.size, -1)
         found.append((own, parts))
     return found
 
 
-def _split(tensor: torch.Tensor, rows: Sequence[int], size: int) -> list[Any]:
+def _split(tensor: torch.Tensor, rows: Sequence[int], size: int) -> list[torch.Tensor]:
     return list(tensor.split(list(rows) or [int(tensor.shape[0]) // size] * size))

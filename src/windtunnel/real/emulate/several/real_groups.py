@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -153,7 +152,7 @@ class RealGroups:
         return c10d.ProcessGroupNCCL(dist.PrefixStore(name, self._store), number, count, options)
 
 
-def _options(kind: str, **given: object) -> Any:
+def _options(kind: str, **given: object) -> object:
     options = getattr(compat.c10d(), f"{kind}Options")()
     for name, value in given.items():
         setattr(options, name, value)

@@ -40,7 +40,9 @@ _METHODS = {  # of a backend, and the class of its options
 _OPTIONS = {"async_op": "asyncOp", "root_rank": "rootRank", "root_tensor": "rootTensor", "device_ids": "device_ids"}
 
 
-def issued(name: str, backend: torch._C._distributed_c10d.Backend, args: Sequence[object]) -> tuple[Any, Any] | None:
+def issued(
+    name: str, backend: torch._C._distributed_c10d.Backend, args: Sequence[object]
+) -> tuple[dist.Work, object] | None:
     """The real work of an op, and the outputs that the op gives besides it; None where there is no such method."""
     if name not in _METHODS:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,15 @@ from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+    from torch._C import DispatchKeySet
+
+
+class Kernel(Protocol):
+    """torch's kernel of an op on a device."""
+
+    def call_boxed(self, keyset: DispatchKeySet, *args: object) -> object:
+        """The op, by this kernel."""
 
 
 class Recording:
@@ -68,8 +77,10 @@ class Recording:
             compat.destroy_library(library)
         self._libraries.clear()
 
-    def _wrapped(self, name: str, device: str, original: Any, describe: Callable[..., Any]) -> Callable[..., Any]:
-        def kernel(keyset: Any, *args: Any) -> Any:
+    def _wrapped(
+        self, name: str, device: str, original: Kernel, describe: Callable[..., object]
+    ) -> Callable[..., object]:
+        def kernel(keyset: DispatchKeySet, *args: object) -> object:
             with self._lock:
                 self._asking.exchange = None
                 describe(*args)
@@ -146,9 +157,10 @@ class KeptWork(dist.Work):  # type: ignore[misc]
         """As torch's."""
         return self._work.exception()
 
-    def result(self) -> Any:
+    def result(self) -> list[torch.Tensor]:
         """As torch's."""
-        return self._work.result()
+        tensors: list[torch.Tensor] = self._work.result()
+        return tensors
 
     def source_rank(self) -> int:
         """As torch's."""
@@ -159,7 +171,7 @@ class KeptWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> torch.futures.Future:
         """torch's own, with the outputs kept before whatever is chained to it."""
 
-        def keep_outputs(future: torch.futures.Future) -> Any:
+        def keep_outputs(future: torch.futures.Future) -> object:
             value = future.value()
             self._keep()
             return value
@@ -167,10 +179,11 @@ class KeptWork(dist.Work):  # type: ignore[misc]
         return self._work.get_future().then(keep_outputs)
 
 
-def _kernel(op: str, device: str) -> Any:
+def _kernel(op: str, device: str) -> Kernel | None:
     """torch's own kernel; None where the op has none for this device."""
     try:
-        return torch.library.get_kernel(op, device)
+        kernel: Kernel = torch.library.get_kernel(op, device)
+        return kernel
     except RuntimeError:
         return None
 
@@ -181,7 +194,7 @@ class _Asking:
     def __init__(self) -> None:
         self.exchange: Exchange | None = None
         self.group: dist.ProcessGroup | None = None  # that was asked about last
-        self.premul_factor: Any = None
+        self.premul_factor: float | torch.Tensor | None = None
         self._groups: dict[str, Group] = {}
 
     def noise(self, tensor: torch.Tensor) -> None:
@@ -204,7 +217,7 @@ class _Asking:
         self.exchange = exchange
         return -1
 
-    def work(self, *_: object) -> Any:
+    def work(self, *_: object) -> _Nothing:
         """A stand-in that is thrown away."""
         return _NOTHING
 

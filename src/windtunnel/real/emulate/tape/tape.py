@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from windtunnel.errors import InputFileError
 from windtunnel.studies.programs.communication import Communication
@@ -116,7 +116,7 @@ class Tape:
         if self._file.readline() != MAGIC:
             raise InputFileError(path, "is no tape", "record one with --tape record")
         try:
-            self.facts: dict[str, Any] = json.loads(self._file.readline())
+            self.facts: dict[str, object] = json.loads(self._file.readline())
             while line := self._file.readline():
                 head = json.loads(line)
                 tensors = tuple(Kept(dtype, tuple(shape), size) for dtype, shape, size in head["tensors"])

@@ -43,10 +43,12 @@ IMPORTED = (
     "torch._dynamo",
     "windtunnel.real.emulate.tape.tape",
     "windtunnel.real.survive.live.train",
+    "windtunnel.real.survive.loop.standby",
 )
 POLL_S = 0.002
 MESSAGE_BYTES = 1 << 16
 REFUSED = 2  # exit status: the modules are not fit to be imported once for all
+LOST_S = 5.0  # by then the launcher has seen a death that closed a connection
 IMPORT_IDLE_S = 60.0  # without CPU time, while importing
 
 
@@ -264,6 +266,28 @@ def _settle(environment: Mapping[str, str], answer: int) -> None:
     os.close(answer)
 
 
+def run_script() -> None:
+    """The script, which asks the launcher who it is."""
+    from windtunnel.real.survive.loop.groups import is_lost_connection
+    from windtunnel.real.survive.loop.identity import ENDS, finished, prepare
+
+    prepare()
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        finished()
+    except SystemExit as ended:
+        if not ended.code:
+            finished()
+        raise
+    except Exception as error:
+        if is_lost_connection(error):  # the launcher is about to end this process too, where all begin anew
+            time.sleep(LOST_S)
+        raise
+    finally:
+        for end in ENDS:
+            end()
+
+
 if __name__ == "__main__":
     main()
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_script()

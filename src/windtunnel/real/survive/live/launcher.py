@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import SpecError
 from windtunnel.process import adopting_orphans
 from windtunnel.real.survive.live.fork_server import IMPORTED, REFUSED, Forked, ForkServer, runs_script
+from windtunnel.real.survive.live.host import Host, Remote
 from windtunnel.real.survive.live.place import Place
 from windtunnel.real.survive.watch.log import RankLog
-from windtunnel.studies.resilience.membership import Abandon, Action, Finish, Membership, Publish, Start
+from windtunnel.studies.resilience.membership import GIVE_UP_S, Abandon, Action, Finish, Membership, Publish, Start
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -71,7 +72,7 @@ class Told:
 
 @dataclass
 class _Process:
-    popen: subprocess.Popen[bytes] | Forked
+    popen: subprocess.Popen[bytes] | Forked | Remote
     log: Path
     warm: bool = False
 
@@ -84,9 +85,12 @@ def launch(
     patience_s: float = 10.0,
     timeout_s: float = 300.0,
     end_s: float = END_S,
+    give_up_s: float = GIVE_UP_S,
     afresh: bool = False,
     preload: Sequence[str] = (),
     replace: Sequence[tuple[int, int]] = (),
+    hosts: Sequence[str] = (),
+    address: str = "127.0.0.1",
     watching: Watching | None = None,
 ) -> Told:
     """Run `command` as `size` ranks with so many standbys, until all steps are done.
@@ -96,19 +100,25 @@ def launch(
 
     `replace`: (rank, step) pairs; once so many steps are done and a standby is warm, the process of that rank is
     replaced as planned, between two steps. After the last step the script may go on for `end_s`.
+    `hosts`: what to put before an agent's command for each host ("" for here, "ip netns exec a"); the processes are
+    spread over them, and they reach the launcher's store at `address`.
     `watching(pids, members, warm standbys)` is called at each look at the processes, of which one may be the "server":
     tests kill some of them there.
     """
-    _require(size, standbys, replace, {"--patience": patience_s, "--timeout": timeout_s, "--end-timeout": end_s})
+    seconds = {"--patience": patience_s, "--timeout": timeout_s, "--end-timeout": end_s, "--give-up": give_up_s}
+    _require(size, standbys, replace, seconds)
     with tempfile.TemporaryDirectory(prefix="windtunnel-survive-") as folder, adopting_orphans() as adopts:
         forks = adopts and runs_script(command) and not afresh
         if preload and not forks:
             why = "with --afresh" if afresh else "on this system, or for this command,"
             raise SpecError("--preload", ", ".join(preload), f"leave it out: {why} each process is started by itself")
-        membership, to_replace = Membership(size, standbys), dict.fromkeys(replace, "")
-        run = _Run(list(command), membership, Path(folder), patience_s, timeout_s, end_s, to_replace)
+        membership, to_replace = Membership(size, standbys, give_up_s=give_up_s), dict.fromkeys(replace, "")
+        run = _Run(list(command), membership, Path(folder), patience_s, timeout_s, end_s, to_replace, address)
+        if hosts and not forks:
+            raise SpecError("--nnodes", len(hosts), "hosts run a Python script in forks: leave --afresh out")
+        imported = (*IMPORTED, *preload)
         try:
-            run.begin(ForkServer(command[1:], (*IMPORTED, *preload), patience_s) if forks else None)
+            run.begin(ForkServer(command[1:], imported, patience_s) if forks and not hosts else None, hosts, imported)
             told = run.until_done(watching)
             run.let_end()
             return told
@@ -142,6 +152,8 @@ class _Run:
     timeout_s: float
     end_s: float
     to_replace: dict[tuple[int, int], str]  # (rank, step) -> who is to go, once it has said so
+    address: str = "127.0.0.1"
+    hosts: list[Host] = field(default_factory=list)
     store: dist.Store = None
     server: ForkServer | None = None
     processes: dict[str, _Process] = field(default_factory=dict)
@@ -153,17 +165,21 @@ class _Run:
     dead: list[str] = field(default_factory=list)
     waiting_first: list[tuple[Replacement, float]] = field(default_factory=list)
     over: bool = False
+    attempt: int = 0  # how often the job was begun anew
 
     def __post_init__(self) -> None:
         self.replace = tuple(self.to_replace)
 
-    def begin(self, server: ForkServer | None) -> None:
+    def begin(self, server: ForkServer | None, hosts: Sequence[str] = (), imported: Sequence[str] = ()) -> None:
         """Start the processes. The server imports torch while this process does, which needs it for the store."""
         self.server = server
         from torch.distributed import TCPStore
 
         timeout = timedelta(seconds=30)
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        self.store = TCPStore(self.address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        for number, prefix in enumerate(hosts):
+            self.hosts.append(Host(number, prefix, self.address, self.store, self.command[1:], imported))
+        self.membership.hosts = len(hosts)
         self._perform(self.membership.start())
 
     def until_done(self, watching: Watching | None) -> Told:
@@ -176,12 +192,14 @@ class _Run:
             self._look_for_done()
             self._kill_stopped()
             self._look_for_dead()
+            self._look_for_lost()
             self._look_for_broken()
             self._reap_left()
             if watching is not None and not self.over:
                 pids = {name: one.popen.pid for name, one in self.processes.items() if one.popen.pid is not None}
                 if self.server is not None:
                     pids["server"] = self.server.pid
+                pids |= {f"host {one.number}": one.pid for one in self.hosts if one.alive()}
                 members = tuple(name or "" for name in self.membership.members)
                 watching(pids, members, tuple(self.membership.warm))
             time.sleep(POLL_S)
@@ -214,6 +232,8 @@ class _Run:
         """Kill what is there, and wait for it. The server first: then no process comes any more."""
         if self.server is not None:
             self.server.close()
+        for host in self.hosts:
+            host.close()
         for one in self.processes.values():
             while one.popen.poll() is None:
                 one.popen.kill()
@@ -252,6 +272,7 @@ class _Run:
                     self._start(name)
                 case Publish(view):
                     fields = {"generation": view.generation, "members": view.members, "planned": view.planned}
+                    fields |= {"attempt": self.attempt, "began": self.membership.began}
                     self.store.set("view", json.dumps(fields))
                     if view.members:
                         began = time.time() if self.struck_at is None else self.struck_at
@@ -265,14 +286,23 @@ class _Run:
 
     def _start(self, name: str) -> None:
         place = Place(
-            "127.0.0.1", self.store.port, name, self.membership.size, self.folder, self.timeout_s, self.replace
+            self.address, self.store.port, name, self.membership.size, self.folder, self.timeout_s, self.replace
         )
-        popen: subprocess.Popen[bytes] | Forked
-        if self.server is not None:
+        popen: subprocess.Popen[bytes] | Forked | Remote
+        if self.hosts:
+            host = min((one for one in self.hosts if one.alive()), key=lambda one: len(one.names), default=None)
+            if host is None:
+                self.told.status, self.told.reason, self.over = 1, "no host is left", True
+                return
+            popen = Remote(host, name, place.environment())
+            self.membership.host_of[name] = host.number
+        elif self.server is not None:
             popen = self.server.start(place.environment())
         else:
             environment = {**os.environ, **place.environment()}
-            popen = subprocess.Popen(self.command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+            module = ["-m", "windtunnel.real.survive.loop"] if runs_script(self.command) else []
+            command = [self.command[0], *module, *self.command[1:]]
+            popen = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
         self.processes[name] = _Process(popen, self.folder / f"{name}.log")
 
     def _look_for_warm(self) -> None:
@@ -349,7 +379,32 @@ class _Run:
             if self.struck_at is None and any(name in playing for name in dead):
                 self.struck_at = time.time()
             self.dead += dead
-            self._perform(self.membership.died(dead))
+            if any(name in self.membership.members for name in dead) and self._nobody_goes_on():
+                self._start_anew(dead)
+            else:
+                self._perform(self.membership.died(dead, time.time()))
+
+    def _nobody_goes_on(self) -> bool:
+        """In the user's own loop a rank is replaced once two calls of their step are done; before, all begin again."""
+        return self.store.check(["loop"]) and not self.store.check([f"loop/{self.attempt}/goes on"])
+
+    def _look_for_lost(self) -> None:
+        if not self.over and self.store.check([f"loop/{self.attempt}/lost"]):
+            print("windtunnel: nobody is left who has the state of a rank: all begin again", file=sys.stderr)
+            self._start_anew([])
+
+    def _start_anew(self, dead: Sequence[str]) -> None:
+        """End all ranks and let other processes begin; the job reads its own checkpoint, as after a relaunch."""
+        self.attempt += 1
+        if self.struck_at is None:
+            self.struck_at = time.time()
+        for name in filter(None, self.membership.members):
+            one = self.processes.pop(name, None)
+            if one is not None:
+                one.popen.kill()
+                one.popen.wait()
+                self._end_group(one)
+        self._perform(self.membership.start_anew(dead, time.time()))
 
     def _look_for_broken(self) -> None:
         """A group that comes apart though nobody dies, as where a step takes longer than a collective may."""
@@ -361,7 +416,7 @@ class _Run:
         elif time.time() - self.broken[1] > BROKEN_S:
             if self.struck_at is None:
                 self.struck_at = self.broken[1]
-            self._perform(self.membership.broken())
+            self._perform(self.membership.broken(time.time()))
 
     def _kill_stopped(self) -> None:
         """A member whose beat has stopped holds up all others, and a standby is none: they cannot be asked to go."""

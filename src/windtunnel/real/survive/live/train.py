@@ -37,11 +37,12 @@ from windtunnel.real.survive.watch.log import RankLog
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+    from torch.distributed.checkpoint.stateful import Stateful
 
 BUCKET_BYTES = 25 << 20  # as DistributedDataParallel has it
 POLL_S = 0.01
 WATCH_S = 0.1
-Loss = Callable[[int, int, int], Any]
+Loss = Callable[[int, int, int], "torch.Tensor"]
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Progress:
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    others: Mapping[str, Any]  # whatever else has state_dict and load_state_dict
+    others: Mapping[str, Stateful]  # whatever else has state_dict and load_state_dict
     step: int = 0
     losses: list[float] = field(default_factory=list)
 
@@ -59,7 +60,7 @@ class Progress:
         parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.rest()}
         return _packed({**parts, "step": self.step})
 
-    def rest(self) -> dict[str, Any]:
+    def rest(self) -> dict[str, object]:
         """What is neither the model's nor the optimizer's."""
         return {"others": {name: one.state_dict() for name, one in self.others.items()}, "losses": list(self.losses)}
 
@@ -93,7 +94,7 @@ class Saving:
         """Take the newest complete checkpoint, if there is one. Raises InputFileError where it is damaged."""
         import torch
 
-        rest: dict[str, Any] = {"rest": b""}
+        rest: dict[str, bytes] = {"rest": b""}
         step = self.checkpoints.restore(progress.model, progress.optimizer, rest)
         if step is None:
             return
@@ -107,7 +108,7 @@ class Saving:
         self.checkpoints.wait()
 
 
-def _packed(value: Any) -> bytes:
+def _packed(value: object) -> bytes:
     import torch
 
     file = io.BytesIO()
@@ -129,7 +130,7 @@ def train(
     loss: Loss,
     steps: int,
     *,
-    others: Mapping[str, Any] | None = None,
+    others: Mapping[str, Stateful] | None = None,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
     checkpoints: Path | str | None = None,

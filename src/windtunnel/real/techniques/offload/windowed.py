@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 from weakref import WeakSet
 
 import torch
@@ -35,6 +35,10 @@ from windtunnel.errors import SpecError
 from windtunnel.questions.typed import check
 from windtunnel.real.techniques.offload.arena import Arena, HostedLayer, Link, device_bytes_of
 from windtunnel.units import parse_bytes
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
 
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 KEPT = 10_000
@@ -118,6 +122,14 @@ def chosen_window(model: nn.Module, layers: Sequence[nn.Module], budget: int) ->
     return max(fitting)
 
 
+class WindowState(TypedDict):
+    """A window of a model, to be gone on from."""
+
+    model: dict[str, torch.Tensor]
+    layers: list[Mapping[str, object] | None]  # of each layer's optimizer
+    rest: Mapping[str, object] | None  # of the optimizer of what stays
+
+
 class Windowed:
     """The hooks and what they keep. `arena.peak`: most bytes of state on the device at once."""
 
@@ -164,7 +176,7 @@ class Windowed:
         for number in range(min(self.window, self.away)):
             self._ask(number)
 
-    def _hook(self, number: int, hosted: HostedLayer) -> list[Any]:
+    def _hook(self, number: int, hosted: HostedLayer) -> list[RemovableHandle]:
         taught = [parameter for parameter in hosted.parameters if parameter.requires_grad]
         self._left[number] = len(taught)
 
@@ -326,7 +338,7 @@ class Windowed:
             if wait or future.done():
                 future.result()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> WindowState:
         """Parameters as a plain run would have them, and all optimizers' state."""
         self.wait()
         return {
@@ -335,7 +347,7 @@ class Windowed:
             "rest": self.rest_optimizer.state_dict() if self.rest_optimizer is not None else None,
         }
 
-    def load_state_dict(self, found: dict[str, Any]) -> None:
+    def load_state_dict(self, found: WindowState) -> None:
         """Go on from a `state_dict` of the same model and window. Raises SpecError for another window."""
         if len(found["layers"]) != len(self.optimizers):
             raise SpecError("window", self.window, f"the state has {len(found['layers'])} layers away from the device")

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -114,7 +114,7 @@ class Communicator:
             raise SpecError("tensor", tuple(tensor.shape), "an all-reduce in pieces takes a contiguous tensor")
         elements = max(1, self.micro_op_bytes // tensor.element_size())
         pieces = tensor.view(-1).split(elements)
-        runs: list[Callable[[], Any]] = [
+        runs: list[Callable[[], object]] = [
             lambda piece=piece: dist.all_reduce(piece, group=self._groups[ALL_REDUCE], async_op=True)  # type: ignore[misc]
             for piece in pieces
         ]
@@ -183,7 +183,7 @@ class Communicator:
             self._land(flying, 0)
         return self._next()
 
-    def _land(self, flying: deque[tuple[Operation, Any]], most: int) -> None:
+    def _land(self, flying: deque[tuple[Operation, dist.Work]], most: int) -> None:
         """Wait until no more than `most` collectives are in flight."""
         while len(flying) > most:
             part, work = flying[0]

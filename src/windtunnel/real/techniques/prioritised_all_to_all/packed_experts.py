@@ -8,7 +8,6 @@ groups for every p are made at the start: making them later is a collective of a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +53,7 @@ class PackedExperts:
         self.world, self.rank, self.expert = dist.get_world_size(), dist.get_rank(), expert
         if packing < 1 or self.world % packing or packing & (packing - 1):
             raise SpecError("packing", packing, f"give a power of two that divides the {self.world} ranks")
-        self._groups: dict[int, tuple[Any, Any]] = {}
+        self._groups: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         p = 1
         while p <= self.world and self.world % p == 0:
             size = self.world // p

@@ -13,7 +13,6 @@ hosts) come as a trace.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.table import Table, read_table
+from windtunnel.physics.engine.events import EventQueue
 from windtunnel.studies.fleet.clock import NodeChange
 from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site
@@ -64,15 +64,16 @@ class Changes:
             longer = np.exp(spread * random[node].standard_normal()) if spread else 1.0
             return max(round(min(self.repair_s * float(longer), NEVER_S) * NS), 1)
 
-        due = [(next_ns(node, begin_ns), node, 0) for node in range(site.nodes)]
-        heapq.heapify(due)
+        due: EventQueue[tuple[int, int]] = EventQueue(begin_ns)  # (node, GPUs that it then has)
+        for node in range(site.nodes):
+            due.push(next_ns(node, begin_ns), (node, 0), node)
         while True:
-            time_ns, node, gpus = heapq.heappop(due)
+            time_ns, (node, gpus), _ = due.pop()
             yield NodeChange(time_ns, node, gpus)
             if gpus:
-                heapq.heappush(due, (next_ns(node, time_ns), node, 0))
+                due.push(next_ns(node, time_ns), (node, 0), node)
             else:
-                heapq.heappush(due, (time_ns + repair_ns(node), node, site.per_node))
+                due.push(time_ns + repair_ns(node), (node, site.per_node), node)
 
 
 def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 
 class Ups:
     """Up and down times of one zone, drawn as far as they are asked for; up at time zero. Seconds."""
 
-    def __init__(self, up_s: float, down_s: float, draw: Any) -> None:
+    def __init__(self, up_s: float, down_s: float, draw: Generator) -> None:
         self.up_s, self.down_s, self.draw = up_s, down_s, draw
         self.begin: list[float] = [0.0]
         self.end: list[float] = [float(draw.exponential(up_s))]

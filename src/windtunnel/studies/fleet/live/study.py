@@ -31,7 +31,7 @@ class LiveRun(Answer):
     simulated_jct_mean_s: float | None
     jobs: tuple[dict[str, Any], ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The run as JSON-able data."""
         return {**vars(self), "jobs": list(self.jobs)}
 

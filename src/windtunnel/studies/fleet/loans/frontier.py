@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.loans.pool import ServingPool
@@ -19,7 +18,7 @@ KEYS = ("queueing_delay_mean_s", "jct_mean_s", "preempted_gpu_hours", "preemptio
 
 def frontier(
     jobs: Jobs, site: Site, options: Options, headrooms: Sequence[float] = HEADROOMS, policy: str = "lyra"
-) -> list[dict[str, Any]]:
+) -> list[dict[str, float]]:
     """One mapping per headroom: `headroom` and KEYS."""
     loans = options.loans
     assert loans is not None

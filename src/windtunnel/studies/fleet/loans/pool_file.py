@@ -146,7 +146,7 @@ def read_pool(path: Path) -> PoolFile:
     )
 
 
-def _stream(asked: Mapping[str, Any], path: Path) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
+def _stream(asked: Mapping[str, object], path: Path) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
     """Times, rates, and whether these are in servers."""
     if "stream" not in asked:
         return (0.0,), (number(asked, "rate", str(path)),), False
@@ -163,21 +163,21 @@ def _stream(asked: Mapping[str, Any], path: Path) -> tuple[tuple[float, ...], tu
     return tuple(times.tolist()), tuple(rates.tolist()), column == "servers_needed"
 
 
-def _part(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+def _part(data: Mapping[str, object], name: str, where: str) -> Mapping[str, Any]:
     part = data.get(name, {})
     if not isinstance(part, Mapping):
         raise SpecError(name, part, "give a mapping", where)
     return part
 
 
-def _whole(data: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
+def _whole(data: Mapping[str, object], name: str, where: str, default: int | None = None) -> int:
     value = data.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10_000_000:
         raise SpecError(name, value, "give a whole number of at least 1", where)
     return value
 
 
-def _positive(data: Mapping[str, Any], name: str, where: str, default: float) -> float:
+def _positive(data: Mapping[str, object], name: str, where: str, default: float) -> float:
     value = parse_time(data.get(name, default), name, where)
     if value < 1.0:
         raise SpecError(name, data.get(name), "give at least 1 s", where)

@@ -192,7 +192,7 @@ def _mix(batch: int, low: int, high: int, at_low: float, at_high: float) -> floa
     return ((batch - low) * at_high + (high - batch) * at_low) / (high - low)
 
 
-def applications_of(placements: Any, scalability: Any, validation: Any, where: str) -> dict[str, Application]:
+def applications_of(placements: Any, scalability: object, validation: object, where: str) -> dict[str, Application]:
     """Applications from three column tables (name -> list of strings), as `tables.read_columns` gives them.
 
     Raises InputFileError where an application is in one table and not in the others.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.packing.pack import POLICIES, Nodes, Packing, Pods, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 
 FIRST_SEED = 42
 NODE_COLUMNS = ("node", "cpu_milli", "memory_mib", "gpus", "gpu_model")
@@ -80,7 +84,7 @@ def unknown_models(jobs: Jobs, models: list[str]) -> list[str]:
 
 def packing_figures(
     jobs: Jobs, site: tuple[Nodes, list[str], list[str]], policy: str, seed: int, seeds: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Mean curves over seeds, by per cent of the capacity arrived. `seed` 0 starts at 42, as published."""
     name = policy.replace("-", "").replace("_", "")
     if name not in POLICIES:
@@ -112,7 +116,7 @@ def packing_figures(
     }
 
 
-def write_placements(jobs: Jobs, figures: list[dict[str, Any]], path: Path) -> None:
+def write_placements(jobs: Jobs, figures: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The first seed's placements: policy, arrival, job, node, state."""
     rows = []
     for each in figures:

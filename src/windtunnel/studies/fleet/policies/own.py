@@ -85,7 +85,7 @@ def read_policy(path: Path) -> Own:
     return Own(name, like, data)
 
 
-def _with(policy: Any, parameters: Mapping[str, Any], name: str) -> Any:
+def _with(policy: Any, parameters: Mapping[str, object], name: str) -> Any:
     """The policy with other parameters. Raises SpecError."""
     inner: Any = policy.inner if isinstance(policy, Rounds) else policy
     known = {each.name: getattr(inner, each.name) for each in fields(inner) if each.init and each.name not in GIVEN}

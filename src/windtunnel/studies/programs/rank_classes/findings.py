@@ -99,7 +99,7 @@ class CallLog:
     entries: list[CallEntry] = field(default_factory=list)
     is_partial: bool = False  # the rank was still running: what comes after is not known
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, object]:
         """As JSON takes it."""
         groups = [[one.name, runs_of(one.members), one.ordinal] for one in self.groups]
         entries = [list(entry) for entry in self.entries]

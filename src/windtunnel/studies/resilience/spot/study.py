@@ -9,6 +9,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.notebook import Shown
 from windtunnel.questions.typed import Plain, check_figures, check_sum, plain
 from windtunnel.studies.resilience.spot.moves import DRAWS, Moves
 from windtunnel.studies.resilience.spot.policies import IDLE, Decision, Forecast, on_demand, parcae, varuna
@@ -44,7 +45,7 @@ class SpotEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class SpotAnswer:
+class SpotAnswer(Shown):
     """The answer for one model and trace."""
 
     model: str

@@ -61,10 +61,13 @@ class SpotModel:
         ]
 
     def restart_ms(self, layout: Layout, *, adding: bool) -> float:
-        """Processes start, build their part and meet: without any state."""
+        """Processes start, build their part and meet: without any state.
+
+        The artifact charges `restart_extra_ms` where nodes are added, and there only.
+        """
         d, p = layout
-        meet = self.groups.addition(d, p) + self.rendezvous_ms if adding else self.groups.removal(d, p)
-        return meet + self.process_start(d, p) + self.model_build(d, p) + self.restart_extra_ms
+        joining = self.groups.addition(d, p) + self.rendezvous_ms + self.restart_extra_ms
+        return (joining if adding else self.groups.removal(d, p)) + self.process_start(d, p) + self.model_build(d, p)
 
     def regroup_ms(self, layout: Layout) -> float:
         """The same stages in fewer replicas: groups anew and a process start."""

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent
 WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
 TRAINERS = {"fsdp": "fsdp", "megatron": "megatron", "archon": "torchtitan"}
 PROMPT = 150
-NOTHING: tuple[Any, ...] = (None, False, [], "", 0)  # a setting that says nothing
+NOTHING: tuple[object, ...] = (None, False, [], "", 0)  # a setting that says nothing
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?e[-+]?\d+", re.IGNORECASE)
 
 
@@ -86,7 +86,7 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings) -> Import
     return Imported(name, {"framework": name, **data}, unknown, model)
 
 
-def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, Any], read: set[str]) -> Any:
+def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, Any], read: set[str]) -> object:
     if "only_with" in rule and rule["only_with"] not in values:
         return None
     if "product" in rule:
@@ -124,7 +124,7 @@ def _product(names: list[str | int] | tuple[str | int, ...], settings: Settings,
     return prod(one for one in factors if isinstance(one, int))
 
 
-def _factor(name: str | int, settings: Settings) -> Any:
+def _factor(name: str | int, settings: Settings) -> object:
     if isinstance(name, int):
         return name
     key, _, default = name.partition("=")
@@ -132,7 +132,7 @@ def _factor(name: str | int, settings: Settings) -> Any:
     return int(default) if found is None and default else found
 
 
-def _question(values: dict[str, Any]) -> dict[str, Any]:
+def _question(values: dict[str, Any]) -> dict[str, object]:
     """Fields that follow from several, and parts nested."""
     values = {name: value for name, value in values.items() if not (isinstance(value, int) and value < 0)}
     colocated, everything = values.pop("colocated", None), values.pop("all", None)
@@ -171,7 +171,7 @@ def _question(values: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _backend(side: str, text: str, values: dict[str, Any]) -> None:
+def _backend(side: str, text: str, values: dict[str, object]) -> None:
     """`sglang:d4p1t1`, `megatron:(attn:d1p4t2|ffn:...)`: the first sizes are attention's."""
     engine, _, layout = text.partition(":")
     sizes = {letter: int(number) for letter, number in re.findall(r"([dptce])(\d+)", layout.partition("|")[0])}

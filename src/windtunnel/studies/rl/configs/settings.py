@@ -41,13 +41,13 @@ def read_settings(path: Path, depth: int = 0) -> Settings:
     return merged if depth else {key: _resolved(value, merged) for key, value in merged.items()}
 
 
-def _defaults(data: Mapping[str, Any]) -> list[str]:
+def _defaults(data: Mapping[str, object]) -> list[str]:
     given = data.get("defaults")
     listed = given if isinstance(given, list) else [given]
     return [one for one in listed if isinstance(one, str) and one != "_self_"]
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> Settings:
+def _flat(data: Mapping[str, object], prefix: str = "") -> Settings:
     found: Settings = {}
     for key, value in data.items():
         name = f"{prefix}{key}"

@@ -9,6 +9,7 @@ bytes in more messages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ from windtunnel.studies.serving.run import hand_on, summarise
 from windtunnel.studies.serving.words import layout_of
 from windtunnel.studies.serving.workload.requests import Workload
 
+APART_BAND = 0.35  # of pools on GPUs whose constants were fitted on replicas that serve both phases
 LINK_EFFICIENCY = 0.8  # of a NIC's rate that a KV copy of many blocks reaches (Mooncake, NIXL: 70-90 %)
 ALONE: dict[str, int | None] = {"tp": 1, "pp": 1, "attn_dp": 1, "moe_ep": None, "moe_tp": None}
 STARTUP_S = 2e-3  # hand-over between two engines: a request, an answer, registered memory (NIXL, Dynamo)
@@ -138,7 +140,9 @@ def run_pools(
         pools.decode, workload, replicas, stamps_of(sent), refused, slo, cost_per_gpu_hour, gpus=pools.gpus
     )
     return replace(
-        result, spec=replace(result.spec, replicas=None, prefill=pools.prefill_side, decode=pools.decode_side)
+        result,
+        spec=replace(result.spec, replicas=None, prefill=pools.prefill_side, decode=pools.decode_side),
+        band=result.band if pools.decode.measured else math.hypot(result.band, APART_BAND),
     )
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
+from windtunnel.http_guard import Receive, Scope, Send
 from windtunnel.studies.serving.emulator.asked import ApiError, read
 from windtunnel.studies.serving.emulator.engine import Answer, Engine
 from windtunnel.studies.serving.emulator.tokens import word
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 KINDS = {404: "not_found_error", 405: "invalid_request_error", 500: "server_error"}
 
@@ -55,7 +53,7 @@ def application(
         except ApiError as error:
             return refusal(error)
 
-    def card(name: str) -> dict[str, Any]:
+    def card(name: str) -> dict[str, object]:
         return {
             "id": name, "object": "model", "created": created, "owned_by": "windtunnel", "root": names[0],
             "parent": None, "max_model_len": longest, "permission": [],
@@ -186,7 +184,7 @@ class Telling:
             await _send_json(send, answer.error.status, answer.error.body())
             return
         text = "".join(word(answer.index, place) for place in range(answer.tokens))
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": self._reason()}
+        choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": self._reason()}
         if answer.asked.chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
         else:
@@ -203,7 +201,7 @@ class Telling:
         content = f'"delta":{{{role}"content":"{text}"}}' if chat else f'"text":"{text}"'
         return f'{self._before}{content},"logprobs":null,"finish_reason":{reason}}}]}}\n\n'
 
-    def _frame(self, stream: bool) -> dict[str, Any]:
+    def _frame(self, stream: bool) -> dict[str, object]:
         chat, index = self.answer.asked.chat, self.answer.index
         kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
         return {
@@ -216,7 +214,7 @@ class Telling:
     def _reason(self) -> str:
         return "length" if self.answer.length == self.answer.asked.most else "stop"
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         answer = self.answer
         return {
             "prompt_tokens": answer.asked.prompt,
@@ -233,7 +231,7 @@ async def _hung_up(receive: Receive) -> None:
             return
 
 
-async def _send_json(send: Send, status: int, body: Any) -> None:
+async def _send_json(send: Send, status: int, body: object) -> None:
     text = json.dumps(body).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -10,7 +10,6 @@ import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.studies.serving.emulator.tokens import (
     AROUND_MESSAGE,
@@ -33,7 +32,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.kind, self.param = status, message, kind, param
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """As the API writes it."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
@@ -102,7 +101,7 @@ def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_si
     )
 
 
-def _object(raw: bytes) -> Mapping[str, Any]:
+def _object(raw: bytes) -> Mapping[str, object]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
@@ -112,14 +111,14 @@ def _object(raw: bytes) -> Mapping[str, Any]:
     return body
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
+def _flag(body: Mapping[str, object], name: str) -> bool:
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise ApiError(400, f"{name}: give true or false", param=name)
     return bool(value)
 
 
-def _whole(body: Mapping[str, Any], name: str, lowest: int, otherwise: int) -> int:
+def _whole(body: Mapping[str, object], name: str, lowest: int, otherwise: int) -> int:
     value = body.get(name)
     if value is None:
         return otherwise
@@ -128,7 +127,7 @@ def _whole(body: Mapping[str, Any], name: str, lowest: int, otherwise: int) -> i
     return value
 
 
-def _prompt(body: Mapping[str, Any]) -> tuple[int, bytes, int]:
+def _prompt(body: Mapping[str, object]) -> tuple[int, bytes, int]:
     """(tokens, content to be named, bytes of it per token)."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -142,7 +141,7 @@ def _prompt(body: Mapping[str, Any]) -> tuple[int, bytes, int]:
     raise ApiError(400, "prompt: give one text, or one list of token ids", param="prompt")
 
 
-def _chat(body: Mapping[str, Any]) -> tuple[int, bytes, int]:
+def _chat(body: Mapping[str, object]) -> tuple[int, bytes, int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages: give a list with at least one message", param="messages")
@@ -156,7 +155,7 @@ def _chat(body: Mapping[str, Any]) -> tuple[int, bytes, int]:
     return tokens, b"".join(parts), BYTES_PER_TOKEN
 
 
-def _text(content: Any, place: int) -> bytes:
+def _text(content: object, place: int) -> bytes:
     if content is None:
         return b""
     if isinstance(content, str):

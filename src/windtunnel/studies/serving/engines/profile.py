@@ -99,10 +99,10 @@ class Profile:
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
-    # The same per sum and node beyond the first: no kernel of one node serves, and small messages wait for proxies.
-    # Read off two runs of reinforcement learning (bf16 DeepSeek-V3 over four nodes, GLM-4.5 over two), no benchmark:
-    # the band is wide there.
-    node_sum_s: float = 1.5e-4
+    # The same per sum and node beyond the first: no kernel of one node serves, small messages wait for proxies. With
+    # captured graphs: bf16 DeepSeek-V3 over four nodes of H100 under NeMo RL leaves 10 to 20 us. Without them ten times
+    # that (verl and slime, in files of their own under studies/rl/frameworks). No benchmark: the band is wide there.
+    node_sum_s: float = 1.5e-5
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
@@ -127,6 +127,7 @@ class Profile:
     prompt_token_s: float = 2.0e-6  # tokenising, of each token: half a million a second of a core
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
+    experts_fitted: bool = True  # whether these constants were held against models with routed experts
     band: float = 0.15  # log half-width of p5 to p95 of a step time
     calibrated_to: str = ""  # the listed release whose numbers these are
     notice: str = ""  # what has to be said of that choice
@@ -243,7 +244,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _profile(name: str, release: str, fields: Mapping[str, Any], path: Path) -> Profile:
+def _profile(name: str, release: str, fields: Mapping[str, object], path: Path) -> Profile:
     return Profile(engine=name, release=release, **_values(fields, path))
 
 

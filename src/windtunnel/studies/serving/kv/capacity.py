@@ -30,11 +30,13 @@ from dataclasses import dataclass
 from windtunnel.physics.cost.inference.formats import MARLIN, WEIGHT_BYTES, marlin_sizes
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Attention, Layer, Model
-from windtunnel.physics.model.mixers import Indexed
+from windtunnel.physics.model.mixers import Compressed, Indexed
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import Profile
 
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
+V4_BLOCK, V4_ALIGNED = 256, 576  # tokens of a block; bytes to which FlashMLA wants pages rounded
+V4_KEY, V4_INDEX = 584, 132  # bytes of a compressed key, and of an indexer's with its scale
 ALIGNED = 16  # tokens by which vLLM lengthens a block until a state has room in its page
 ACTIVATIONS = 10.0  # bytes per token of the budget, times the widest row: what a layer holds at once, in 2 bytes
 
@@ -105,9 +107,35 @@ def _token_bytes(attention: Attention, tp: int, kv: str) -> float:
     return scaled * (1.0 + 4.0 / 128) + 2.0 * attention.rope_head_dim
 
 
+def _compressed_cache(model: Model, pp: int) -> Cache | None:
+    """vLLM's groups of DeepSeek-V4 (v1/core/kv_cache_utils.py, models/deepseek_v4): pages in tuples.
+
+    A tuple is one page of each kind: keys of 4 tokens, of 128, and the indexer's, of 256 tokens all; as many tuples as
+    layers of the commonest kind. Beside them, in tuples as well: each layer's window of 128 tokens in pages of 64, and
+    what compressors keep: of keys of 4 tokens the last 8 in pages of 4, of 128 the last 128 in pages of 8.
+    """
+    kinds = [(one.attention, n) for one, n in model.distinct_layers() if isinstance(one.attention, Compressed)]
+    if not kinds or sum(n for _, n in kinds) != model.n_layers:
+        return None
+    counts: dict[int, float] = {}
+    for one, n in kinds:
+        counts[one.ratio] = counts.get(one.ratio, 0) + n / pp
+    pages = [V4_BLOCK // ratio * V4_KEY for ratio in counts if ratio]
+    pages += [V4_BLOCK // one.ratio * V4_INDEX for one in {one for one, _ in kinds if one.index_heads and one.ratio}][
+        :1
+    ]
+    tuples = max(n for ratio, n in counts.items() if ratio)
+    unit = tuples * sum(math.ceil(page / V4_ALIGNED) * V4_ALIGNED for page in pages)
+    windows = [(math.ceil(sum(counts.values()) / tuples - 1e-9), kinds[0][0].window or 0, 64.0)]
+    windows += [(1, ratio * (2 if ratio == 4 else 1), 4.0 if ratio == 4 else 8.0) for ratio in counts if ratio]
+    return Cache(unit, V4_BLOCK, 1, tuple(windows), 0.0)
+
+
 def cache_of(model: Model, deployment: Deployment, kv: str, profile: Profile) -> Cache:
     """How the engine lays out the cache of one GPU."""
     tp, pp = deployment.tp, deployment.pp
+    if profile.windows == "freed" and kv == "fp8" and (compressed := _compressed_cache(model, pp)) is not None:
+        return compressed
     block = deployment.block_size or profile.block_size
     full: dict[float, float] = {}  # bytes of a token -> layers
     recent: dict[tuple[int, float], float] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware.cluster import Cluster
@@ -25,7 +24,7 @@ class Placed(Answer):
     found: Placement | Grouping
     warnings: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         return self.found.to_dict()
 

@@ -58,7 +58,7 @@ class ServingPlans(Answer):
     warnings: tuple[str, ...]
 
     @property
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """What prices steps."""
         return {"step times": list(self.found.plans[0].outcome.sources)}
 
@@ -79,7 +79,7 @@ class ServingPlans(Answer):
             "proved": self.found.gap == 0.0,
         }
 
-    def _told(self, one: Ran[ServingResult]) -> dict[str, Any]:
+    def _told(self, one: Ran[ServingResult]) -> dict[str, object]:
         best, result = self.found.plans[0].plan.gpus, one.outcome
         return {
             "gpus": one.plan.gpus,

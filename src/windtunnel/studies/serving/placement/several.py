@@ -74,7 +74,7 @@ class Grouping:
     runner_up: str
     runner_up_value: float | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Ready for JSON. `runner_up_costs`: what is lost by taking it."""
         name = "attainment" if self.search == "alpaserve" else "throughput_per_s"
         other = self.runner_up_value

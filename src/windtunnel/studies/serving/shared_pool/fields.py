@@ -9,21 +9,21 @@ from windtunnel.errors import SpecError
 from windtunnel.units import parse_time
 
 
-def mapping_at(body: Any, where: str) -> Mapping[str, Any]:
+def mapping_at(body: object, where: str) -> Mapping[str, Any]:
     """A mapping with an entry at least. Raises SpecError."""
     if not isinstance(body, dict) or not body:
         raise SpecError(where, body, "give a mapping that holds at least one entry")
     return {str(key): value for key, value in body.items()}
 
 
-def known_keys(body: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
+def known_keys(body: Mapping[str, object], names: tuple[str, ...], where: str) -> None:
     """Raises SpecError for a key that is none of `names`."""
     for key in body:
         if key not in names:
             raise SpecError(f"{where}.{key}", body[key], f"unknown; known are {', '.join(names)}")
 
 
-def needed(body: Mapping[str, Any], key: str, where: str) -> str:
+def needed(body: Mapping[str, object], key: str, where: str) -> str:
     """The text of a key that has to be there. Raises SpecError."""
     if body.get(key) is None:
         raise SpecError(f"{where}.{key}", None, "is needed")

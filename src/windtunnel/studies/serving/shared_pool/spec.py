@@ -121,7 +121,7 @@ def read_pool(path: Path) -> Pool:
     return Pool(groups, tuple(_served(name, body, groups, path.parent) for name, body in models.items()))
 
 
-def _group(name: str, body: Any) -> Group:
+def _group(name: str, body: object) -> Group:
     where = f"groups.{name}"
     body = mapping_at(body, where)
     known_keys(body, GROUP, where)
@@ -139,7 +139,7 @@ def _group(name: str, body: Any) -> Group:
     return Group(name, cluster, hour, nanoseconds(body.get("notice", 0), f"{where}.notice"), gpus)
 
 
-def _served(name: str, body: Any, groups: Mapping[str, Group], folder: Path) -> Served:
+def _served(name: str, body: object, groups: Mapping[str, Group], folder: Path) -> Served:
     where = f"models.{name}"
     body = mapping_at(body, where)
     known_keys(body, (*MODEL, *sorted(DEPLOYMENT)), where)
@@ -180,7 +180,7 @@ def _served(name: str, body: Any, groups: Mapping[str, Group], folder: Path) -> 
 
 
 def _engine(
-    model: Model, cluster: Cluster, deployment: Deployment, body: Mapping[str, Any], where: str
+    model: Model, cluster: Cluster, deployment: Deployment, body: Mapping[str, object], where: str
 ) -> Engine | Pools:
     sides = (body.get("prefill"), body.get("decode"))
     if sides == (None, None):
@@ -192,7 +192,7 @@ def _engine(
     return pools_in_words(model, cluster, deployment, (words[0], words[1]), (f"{where}.prefill", f"{where}.decode"))
 
 
-def _scaling(body: Any, where: str) -> Scaling:
+def _scaling(body: object, where: str) -> Scaling:
     body = mapping_at(body, where)
     known_keys(body, SCALING, where)
     least = whole(body.get("least", 1), f"{where}.least", 0, 10_000)
@@ -204,7 +204,7 @@ def _scaling(body: Any, where: str) -> Scaling:
     return Scaling(least, most, target, every, nanoseconds(body.get("idle", "60s"), f"{where}.idle"))
 
 
-def workload_of(body: Mapping[str, Any], where: str, folder: Path) -> Workload:
+def workload_of(body: Mapping[str, object], where: str, folder: Path) -> Workload:
     """The load of a file's `workload:`. Raises SpecError, InputFileError, UserError."""
     known_keys(body, LOAD, where)
     given: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from windtunnel.physics.cost.inference import InferenceKernels
+from windtunnel.physics.cost.inference.experts import WIDE
 from windtunnel.physics.cost.inference.modules import Module, kind_of, module_of, streams_of
 from windtunnel.physics.cost.inference.surface import Surface
 from windtunnel.physics.cost.scans import mixer_s
@@ -25,7 +26,6 @@ from windtunnel.physics.model.mixers import Compressed, ExtendedBlock, Indexed, 
 from windtunnel.studies.serving.deployment import Deployment
 
 TWO_BYTES = 2.0
-WIDE = 8  # GPUs, above which experts are wide
 SMALL_KERNELS = 5  # per layer: two norms with residual, rotary and cache write, activation, and what fusion leaves
 
 
@@ -72,11 +72,13 @@ class Layers:
             seconds += self.kernels.gemm_s(tokens, block.experts, hidden, "bf16")
             if block.shared_size:
                 seconds += self._feed_forward(block.shared_size, block.gated, tokens, tp)
-        sums = 1 if layer.parallel_block else 2
+        halves = 2 if block.size else 1  # a mixer alone has one norm and one sum
+        sums = 1 if layer.parallel_block else halves
         seconds += sums * self.kernels.all_reduce_s(TWO_BYTES * tokens * hidden, tp)
         moved = TWO_BYTES * tokens * hidden * 3  # a norm with its residual: read two, write one, and the next reads it
         # Norms see every feature on every rank; what else there is, a rank's own heads and its part of the inner size.
-        return seconds + 2 * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * self.kernels.stream_s(moved / 2 / tp)
+        rest = self.kernels.stream_s(moved / 2 / tp)
+        return seconds + halves * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * rest
 
     def _module(self, layer: Layer) -> Module | None:
         """Its attention as timed whole, projections included."""
@@ -158,8 +160,8 @@ class Layers:
     def _exchange(self, tokens: float, block: FeedForward) -> float:
         """Attention ranks with tokens of their own gather them before the experts and scatter the sums after.
 
-        Over more GPUs than a node of eight, all on NVLink, engines send a token only to the ranks that hold its experts
-        (one-sided all-to-all): of R ranks R (1 - (1 - 1 / R)^k) for k experts.
+        Over more GPUs than a node of eight, all on NVLink, engines send a token straight to the ranks that hold its
+        experts and no others (one-sided all-to-all): of R ranks R (1 - (1 - 1 / R)^k) for k experts.
         """
         ranks = self.deployment.tp * self.deployment.attn_dp
         if self.deployment.attn_dp == 1:
@@ -167,6 +169,8 @@ class Layers:
         whole = TWO_BYTES * tokens * self.model.hidden_size
         if WIDE < ranks <= self.kernels.cluster.gpus_in_domain:
             whole *= 1.0 - (1.0 - 1.0 / ranks) ** block.experts_per_token
+            exchange_s = self.kernels.exchange_s
+            return exchange_s("all_to_all", whole / 2, ranks) + exchange_s("all_to_all", whole, ranks)
         gathered = self.kernels.exchange_s("all_gather", whole / 2, ranks)  # quantised on the way there
         return gathered + self.kernels.exchange_s("reduce_scatter", whole, ranks)
 
@@ -185,7 +189,7 @@ class Layers:
         """
         tp = self.deployment.tp
         parts = []
-        gpu = self.kernels.gpu
+        gpu, framework = self.kernels.gpu, self.kernels.framework
         mixers = [(one.attention, count) for one, count in self.kinds if isinstance(one.attention, Recurrent)]
         for layer, count in self.kinds:
             one = layer.attention
@@ -197,7 +201,7 @@ class Layers:
             parts.append((table, count, one, heads if module is None else 0))
 
         def seconds(sequences: float, context: float) -> float:
-            total = sum(count * queries * mixer_s(gpu, mixer, 1, sequences, tp) for mixer, count in mixers)
+            total = sum(count * queries * mixer_s(gpu, framework, mixer, 1, sequences, tp) for mixer, count in mixers)
             for table, count, one, heads in parts:
                 if not heads:  # timed whole
                     total += count * table.at(sequences * queries, context)
@@ -251,7 +255,7 @@ class Layers:
         for layer, count in self.kinds:
             one = layer.attention
             if isinstance(one, Recurrent):
-                total += count * mixer_s(self.kernels.gpu, one, chunk, 1, tp)
+                total += count * mixer_s(self.kernels.gpu, self.kernels.framework, one, chunk, 1, tp)
                 continue
             if module := self._module(layer):
                 total += count * module.prompt_s(chunk, past)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -111,7 +111,7 @@ def read_weight_pool(path: Path) -> WeightPool:
     )  # fmt: skip
 
 
-def _engine(entry: Mapping[str, Any], cluster: Cluster, where: str) -> Engine:
+def _engine(entry: Mapping[str, object], cluster: Cluster, where: str) -> Engine:
     known_keys(entry, MODEL, where)
     more = {key: str(entry[key]) for key in ("weights", "engine") if entry.get(key) is not None}
     return engine_of(load_model(needed(entry, "model", where)), cluster, Deployment(**more))  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def _compute_s(engine: Engine, prompt: int, output: int) -> float:
     return (first + others) / TICKS_PER_S
 
 
-def _systems(given: Any) -> tuple[System, ...]:
+def _systems(given: object) -> tuple[System, ...]:
     names = given if isinstance(given, list) else [given]
     found = tuple(one for one in SYSTEMS if one in names)
     if not names or any(name not in SYSTEMS for name in names):

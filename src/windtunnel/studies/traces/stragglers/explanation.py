@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
+from windtunnel.notebook import Shown
 from windtunnel.studies.traces.by_class import StepTime
 
 
@@ -42,7 +42,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Shown):
     """Times are means over the steps, in nanoseconds."""
 
     source: str
@@ -70,7 +70,7 @@ class Explanation:
     rank_steps: tuple[StepTime, ...] = ()  # each step of each rank by class of op, where the format tells
     notes: tuple[str, ...] = field(default=())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The own part of `explain --json`."""
         document = asdict(self)
         for key in ("step_slowdown", "step_measured_ns"):

@@ -37,7 +37,7 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def is_accelerate(document: Mapping[str, Any]) -> bool:
+def is_accelerate(document: Mapping[str, object]) -> bool:
     """Whether a YAML mapping is Accelerate's."""
     return any(name in document for name in MARKS)
 
@@ -49,7 +49,7 @@ def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str
     zero = plan.get("zero_stage")
     zero = (0 if plain else 3) if zero is None else zero
     precision, recompute = plan.get("precision") or "bf16", plan.get("recompute") or "none"
-    usual: dict[str, Any] = {**USUAL, "framework": plan.get("framework")}
+    usual: dict[str, object] = {**USUAL, "framework": plan.get("framework")}
     if zero < 2:
         usual |= {name: plan.get(name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
     left = with_left_out(plan, WRITTEN, usual)
@@ -102,7 +102,7 @@ def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str
     return "\n".join(lines) + "\n", tuple(left)
 
 
-def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
+def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     """The job that a config states, without batch and sequence length. Raises SpecError."""
     options = Options.of(document, where)
     kind = str(options.take("distributed_type", "NO")).upper()
@@ -148,10 +148,10 @@ def _stage(options: Options) -> int:
     return 2 if reshard is False or name == "FALSE" else 3
 
 
-def _deepspeed(options: Options, fields: dict[str, Any], n_gpus: int, where: str) -> Native:
+def _deepspeed(options: Options, fields: dict[str, object], n_gpus: int, where: str) -> Native:
     """Accelerate's own keys for DeepSpeed, as its JSON has them."""
     prefix = "deepspeed_config."
-    zero: dict[str, Any] = {"stage": options.count(f"{prefix}zero_stage", 2, least=0)}
+    zero: dict[str, object] = {"stage": options.count(f"{prefix}zero_stage", 2, least=0)}
     for name in ("optimizer", "param"):
         device = options.take(f"{prefix}offload_{name}_device", "none")
         if device not in (None, "none"):

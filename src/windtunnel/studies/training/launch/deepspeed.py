@@ -43,7 +43,7 @@ WRITTEN = {
 
 def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
     """The JSON, and the plan fields that it has no key for."""
-    usual: dict[str, Any] = dict(USUAL)
+    usual: dict[str, object] = dict(USUAL)
     pp, tp, cp = (plan.get(name) or 1 for name in ("pp", "tp", "cp"))
     if cp == 1:
         usual["cp_kind"] = plan.get("cp_kind")
@@ -57,7 +57,7 @@ def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
     if precision not in ("bf16", "fp16", "fp32"):
         left.append(f"precision {precision}")
     overlap = plan.get("overlap_grad_reduce")
-    sharding: dict[str, Any] = {
+    sharding: dict[str, object] = {
         "stage": zero,
         "overlap_comm": True if overlap is None else overlap,
         "reduce_bucket_size": plan.get("bucket_parameters") or BUCKET,
@@ -89,7 +89,7 @@ def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
     return json.dumps(document, indent=2) + "\n", tuple(left)
 
 
-def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
+def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     """The job that a config states. Values of "auto" are the script's: named, and left open. Raises SpecError."""
     options = Options.of(document, where)
     open_values = {name for name, value in options.leaves.items() if value == "auto"}
@@ -123,12 +123,12 @@ def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
     return Native("deepspeed", fields, None, (*options.unknown(), *said), where)
 
 
-def document_order(document: Mapping[str, Any], names: set[str]) -> list[str]:
+def document_order(document: Mapping[str, object], names: set[str]) -> list[str]:
     """Names of leaves in the order of the file, but for those that change no step."""
     return [name for name in Options.of(document, "").leaves if name in names and not name.startswith(NO_EFFECT)]
 
 
-def _batch(options: Options, dp: int) -> dict[str, Any]:
+def _batch(options: Options, dp: int) -> dict[str, object]:
     whole, micro = options.whole("train_batch_size"), options.whole("train_micro_batch_size_per_gpu")
     steps = options.whole("gradient_accumulation_steps")
     fields: dict[str, Any] = {}

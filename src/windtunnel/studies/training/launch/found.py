@@ -14,6 +14,7 @@ class Native:
     """A job as its framework's own file states it.
 
     `model`: a catalogue name, or keywords of `windtunnel.physics.model.transformer`; None where the file names none.
+    `sizes`: what it says of the model by those keywords, where that is not all of one.
     `unknown`: every option that was not understood, as the file writes it. What changes no step's time or memory
     (learning rates, data paths, logging) is understood and left out.
     """
@@ -23,6 +24,7 @@ class Native:
     model: str | Mapping[str, Any] | None = None
     unknown: tuple[str, ...] = ()
     where: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -34,12 +36,12 @@ class Options:
     left: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], where: str) -> Options:
+    def of(cls, document: Mapping[str, object], where: str) -> Options:
         """All leaves of a document."""
         leaves = dict(_leaves(document, ""))
         return cls(leaves, where, set(leaves))
 
-    def take(self, name: str, default: Any = None) -> Any:
+    def take(self, name: str, default: object = None) -> Any:
         """The value of a leaf, understood from now on."""
         self.left.discard(name)
         return self.leaves.get(name, default)
@@ -78,7 +80,7 @@ class Options:
         return tuple(name for name in self.leaves if name in self.left)
 
 
-def _leaves(document: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+def _leaves(document: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
     for key, value in document.items():
         name = f"{above}{key}"
         if isinstance(value, Mapping) and value:
@@ -88,14 +90,14 @@ def _leaves(document: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]
 
 
 # Fields that only Megatron-Core has options for, as they are elsewhere.
-PLAIN: Mapping[str, Any] = {
+PLAIN: Mapping[str, object] = {
     "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False,
     "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
-    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0,
+    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0, "lora_adapters": 1, "objective": "train",
 }  # fmt: skip
 
 
-def with_left_out(plan: Mapping[str, Any], written: set[str], usual: Mapping[str, Any]) -> list[str]:
+def with_left_out(plan: Mapping[str, object], written: set[str], usual: Mapping[str, object]) -> list[str]:
     """Fields of a plan that a framework has no option for and that are not as it has them anyway."""
     return [
         f"{name} {_word(value)}"

@@ -25,7 +25,7 @@ PARTS_LEFT_OUT = ("attention", "activation", "ops")
 # Always as Megatron-Core has it, whatever is asked.
 USUAL = {
     "framework": "megatron", "overlap_tp_backward": True, "attention_impl": "flash", "offload_activations": 0,
-    "fp8_activation_input": False, "lora_rank": 0, "schedule": "1f1b",
+    "fp8_activation_input": False, "lora_rank": 0, "lora_adapters": 1, "objective": "train", "schedule": "1f1b",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "cp_kind", "virtual_stages", "layers_per_stage", "account_for_embedding", "ep",
@@ -53,7 +53,7 @@ def interleaves(pp: int, overlap_p2p: bool | None) -> bool:
     return pp > 2 or overlap_p2p is not False
 
 
-def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
+def write(plan: Mapping[str, object], dp: int) -> tuple[str, tuple[str, ...]]:
     """The arguments, one or two a line, and the plan fields that have none."""
     left = left_out(plan, dp)
     lines = list(_arguments(plan, dp))
@@ -63,9 +63,9 @@ def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
     return text, tuple(left)
 
 
-def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
+def left_out(plan: Mapping[str, object], dp: int) -> list[str]:
     """Plan fields that have no argument."""
-    usual: dict[str, Any] = dict(USUAL)
+    usual: dict[str, object] = dict(USUAL)
     if (plan.get("tp") or 1) == 1:
         usual["overlap_tp_backward"] = plan.get("overlap_tp_backward")
     if plan.get("schedule") == "interleaved":
@@ -208,7 +208,7 @@ def _recomputation(text: str) -> Iterator[str]:
             yield "--recompute-granularity selective --recompute-modules " + " ".join(modules)
 
 
-def _formats(plan: Mapping[str, Any]) -> Iterator[str]:
+def _formats(plan: Mapping[str, object]) -> Iterator[str]:
     precision, gradients = plan.get("precision") or "bf16", plan.get("gradient_dtype") or "bf16"
     if precision == "fp16":
         yield "--fp16"

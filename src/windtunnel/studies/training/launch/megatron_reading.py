@@ -50,9 +50,11 @@ def read(text: str, n_gpus: int, where: str) -> Native:
     if not any(name.startswith("--") for name in found.given):
         raise InputFileError(where, "holds no --options", "give Megatron-Core arguments, or a plan in YAML")
     fields = _fields(found, n_gpus)
-    model = _model(found)
+    sizes = {name: found.number(option) for option, name in MODEL.items() if option in found.given}
+    model = _model(found, sizes)
     unknown = tuple(found.unread())
-    return Native("megatron", fields, model, unknown, where)
+    stated = {} if model else {name: size for name, size in sizes.items() if size is not None}
+    return Native("megatron", fields, model, unknown, where, stated)
 
 
 def _words(text: str, where: str) -> list[str]:
@@ -145,7 +147,7 @@ class _Arguments:
         return [" ".join([name, *self.given[name][:1]]) for name in left]
 
 
-def _fields(found: _Arguments, n_gpus: int) -> dict[str, Any]:
+def _fields(found: _Arguments, n_gpus: int) -> dict[str, object]:
     tp = found.count("--tensor-model-parallel-size", found.count("--tensor-parallel-size", 1))
     pp = found.count("--pipeline-model-parallel-size", 1)
     cp = found.count("--context-parallel-size", 1)
@@ -194,7 +196,7 @@ def _fields(found: _Arguments, n_gpus: int) -> dict[str, Any]:
     return fields | _formats(found)
 
 
-def _pipeline(found: _Arguments, pp: int) -> dict[str, Any]:
+def _pipeline(found: _Arguments, pp: int) -> dict[str, object]:
     fields: dict[str, Any] = {}
     layout = found.word("--pipeline-model-parallel-layout")
     chunks = found.number("--num-virtual-stages-per-pipeline-rank")
@@ -230,7 +232,7 @@ def _pipeline(found: _Arguments, pp: int) -> dict[str, Any]:
     return fields
 
 
-def _ends(found: _Arguments, pp: int, layers: int | None, chunks: int) -> dict[str, Any]:
+def _ends(found: _Arguments, pp: int, layers: int | None, chunks: int) -> dict[str, object]:
     """Layers of each stage where the first or the last rank has a number of its own, and the others share the rest."""
     names = [f"--decoder-{end}-pipeline-num-layers" for end in ("first", "last")]
     first, last = (found.number(name) for name in names)
@@ -262,7 +264,7 @@ def _stages(layout: str) -> tuple[int, ...] | None:
     return tuple(counts)
 
 
-def _shards(found: _Arguments, ranks: int) -> dict[str, Any]:
+def _shards(found: _Arguments, ranks: int) -> dict[str, object]:
     strategy = found.word("--data-parallel-sharding-strategy", "no_shard")
     sharded = any([found.on("--use-megatron-fsdp"), found.on("--use-custom-fsdp")])
     zero = 1 if found.on("--use-distributed-optimizer") else 0
@@ -301,7 +303,7 @@ def _recompute(found: _Arguments) -> str:
     return "selective:" + ",".join(chosen) if chosen else "none"
 
 
-def _formats(found: _Arguments) -> dict[str, Any]:
+def _formats(found: _Arguments) -> dict[str, object]:
     fields: dict[str, Any] = {"precision": "fp32", "gradient_dtype": "fp32"}
     accumulates = found.on("--accumulate-allreduce-grads-in-fp32")
     reduces = found.on("--grad-reduce-in-bf16")
@@ -339,9 +341,8 @@ def _formats(found: _Arguments) -> dict[str, Any]:
     return fields
 
 
-def _model(found: _Arguments) -> dict[str, Any] | None:
+def _model(found: _Arguments, sizes: Mapping[str, int | None]) -> dict[str, object] | None:
     """Keywords of `windtunnel.physics.model.transformer`; None where sizes are missing."""
-    sizes = {name: found.number(option) for option, name in MODEL.items() if option in found.given}
     found.asked |= {*MODEL, *MODEL_SWITCHES}
     if any(sizes.get(name) is None for name in ("layers", "hidden", "heads")):
         return None

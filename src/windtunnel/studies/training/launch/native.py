@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
@@ -29,7 +28,7 @@ def is_native(path: str | Path) -> bool:
     return suffix in SUFFIXES or (suffix in (".yaml", ".yml") and accelerate.is_accelerate(read_mapping(path, PLAN)))
 
 
-def _is_plan(document: Mapping[str, Any]) -> bool:
+def _is_plan(document: Mapping[str, object]) -> bool:
     from windtunnel.studies.training.plan import FIELDS
 
     return bool(document) and set(document) <= set(FIELDS)

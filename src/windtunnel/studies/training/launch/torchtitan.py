@@ -111,7 +111,7 @@ def write(plan: Mapping[str, Any], dp: int, model: str) -> tuple[str, tuple[str,
 
 def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
     """Plan fields that have no key, or no such value."""
-    usual: dict[str, Any] = dict(USUAL)
+    usual: dict[str, object] = dict(USUAL)
     if (plan.get("tp") or 1) == 1:
         usual |= {name: plan.get(name) for name in ("sequence_parallel", "overlap_tp_backward")}
     if (plan.get("cp") or 1) == 1:
@@ -144,7 +144,7 @@ def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
     return found
 
 
-def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
+def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     """The job that a config states. Raises SpecError on a value that cannot be."""
     options = Options.of(document, where)
     options.ignore(*NO_EFFECT)
@@ -179,10 +179,13 @@ def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
     fields["compile"] = options.flag("compile.enable", options.flag("training.compile"))
     if options.flag("training.enable_cpu_offload"):
         fields["offload_optimizer"] = 1.0
-    return Native("torchtitan", fields, _model(options), options.unknown(), where)
+    name, flavour = options.take("model.name"), options.take("model.flavor")
+    model = _model(str(name), str(flavour)) if name and flavour else None
+    unknown = options.unknown() if model or not flavour else (*options.unknown(), f"model {name} of flavor {flavour}")
+    return Native("torchtitan", fields, model, unknown, where)
 
 
-def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, Any]:
+def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, object]:
     replicas = options.count(f"{old}data_parallel_replicate_degree", 1)
     older = options.take("training.data_parallel_degree")
     shard = options.take(f"{old}data_parallel_shard_degree", older if older is not None else -1)
@@ -204,7 +207,7 @@ def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, Any]:
     return fields
 
 
-def _pipeline(options: Options, pp: int) -> dict[str, Any]:
+def _pipeline(options: Options, pp: int) -> dict[str, object]:
     name = options.take(
         "parallelism.pipeline_parallel_schedule", options.take("experimental.pipeline_parallel_schedule")
     )
@@ -223,7 +226,7 @@ def _pipeline(options: Options, pp: int) -> dict[str, Any]:
     return fields
 
 
-def _precision(options: Options) -> dict[str, Any]:
+def _precision(options: Options) -> dict[str, object]:
     param = options.take("training.mixed_precision_param", "bfloat16")
     fields: dict[str, Any] = {"precision": "fp32" if param == "float32" else "bf16"}
     names = options.take("model.converters", [])
@@ -267,15 +270,11 @@ def _recompute(options: Options) -> str:
     return "none"
 
 
-def _model(options: Options) -> str | None:
+def _model(name: str, flavour: str) -> str | None:
     """The catalogue's name of `[model] name` and `flavor`; None where it has none of them."""
     from windtunnel.physics.model import catalogue_names
 
-    name, flavour = options.take("model.name"), options.take("model.flavor")
-    if not name or not flavour:
-        return None
-    family = NAMES.get(str(name).lower(), str(name).lower())
-    wanted = f"{family}-{str(flavour).lower()}"
+    wanted = f"{NAMES.get(name.lower(), name.lower())}-{flavour.lower()}"
     wanted = FLAVOURS.get(wanted, wanted)
     if wanted in catalogue_names():
         return wanted

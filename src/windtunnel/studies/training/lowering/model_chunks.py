@@ -132,12 +132,12 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
         if (id(layer), load) not in built:
             of_layer = layer_operations if shard.fused_projections else plain_layer_operations
             ops = of_layer(layer, model, shard, load)
-            built[id(layer), load] = ops if not rank else with_adapters(ops, shard, rank, layout.plan.lora_targets)
+            built[id(layer), load] = ops if not rank else _with_adapters(ops, shard, layout.plan, layer)
         return built[id(layer), load]
 
     for stage, numbers in enumerate(layout.virtual_layers):
         if stage == last:
-            numbers = (*numbers, *[model.n_layers - 1] * layout.predicts_ahead)
+            numbers = (*numbers, *[model.ahead] * layout.predicts_ahead)
         away = tuple(number < offloaded for number in numbers)
         kinds = tuple(identities[id(model.layers[number])] for number in numbers)
         key = (kinds, stage == 0, stage == last, away, tuple((loads.hottest[n], loads.fullest[n]) for n in numbers))
@@ -235,10 +235,18 @@ def _piece(
     )
 
 
+def _with_adapters(
+    operations: Sequence[Operation], shard: Shard, plan: Plan, layer: Layer
+) -> tuple[Operation, ...]:  # fmt: skip
+    heads, pairs = layer.attention.heads, 2 * layer.attention.kv_heads
+    share = heads / (heads + pairs)
+    return with_adapters(operations, shard, plan.lora_rank, plan.lora_targets, plan.lora_adapters, share)
+
+
 def _adapted(block: Block, shard: Shard, plan: Plan) -> Block:
     """A block whose own weights are frozen; layers have their adapters already, embedding and head have none."""
     if block.is_end:
-        frozen = with_adapters(block.operations, shard, plan.lora_rank, plan.lora_targets)
+        frozen = with_adapters(block.operations, shard, plan.lora_rank, "all")
         return replace(block, operations=frozen, adapters=0.0)
     return replace(block, adapters=learning(block.operations))
 

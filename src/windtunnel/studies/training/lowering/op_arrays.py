@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ class OpArrays:
         self._dep_on: list[NDArray[np.int64]] = []
         self._single_deps: list[tuple[int, int]] = []
 
-    def add(self, count: int, columns: Mapping[str, Any], bytes_total: float = 0.0) -> int:
+    def add(self, count: int, columns: Mapping[str, object], bytes_total: float = 0.0) -> int:
         """Append `count` ops, scalars broadcast; returns the index of the first."""
         self._flush()
         first = self.n

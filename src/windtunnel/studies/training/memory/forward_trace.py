@@ -309,9 +309,10 @@ class ForwardTape:
             out = w.new(
                 op.output_bytes if op.part == "mla_up_proj" else size
             )  # the one rotary key becomes every head's
+            held = self._keep_new(op.saved_bytes) if op.saved_bytes and not dropped else []  # before their norms
             w.drop(*self.branches)
             self.branches = [out]
-            self._step(op, size, [])
+            self._step(op, size, held, op.saved_bytes if dropped else 0.0)
             return
         source = self._read(op)
         size = w.size[source]

@@ -33,14 +33,33 @@ class State:
     optimizer: float
 
 
+REFERENCE_BYTES = 2.0  # of a reference policy's parameter, loaded in 16 bits
+
+
 def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | None = None) -> State:
     """State of a rank that holds so many dense and expert parameters before sharding.
 
-    `adapters`: those that learn beside them, where all others are frozen.
+    `adapters`: those that learn beside them, where all others are frozen; without them these are the reference policy.
     """
+    objective = layout.plan.objective
+    if objective == "forward":
+        return State(_frozen_bytes(layout, dense, expert) + 2.0 * (adapters or 0.0), 0.0, 0.0)
+    state = _learning_bytes(layout, dense, expert, adapters)
+    if objective == "train" or adapters is not None:
+        return state
+    return replace(state, parameters=state.parameters + REFERENCE_BYTES * _held(layout, dense, expert))
+
+
+def _held(layout: Layout, dense: float, expert: float) -> float:
+    """Parameters on a rank, sharded where those that learn are."""
+    sharded = (layout.plan.zero_stage or 0) >= 3
+    return dense / (layout.shard_group if sharded else 1) + expert / (layout.group("edp").size if sharded else 1)
+
+
+def _learning_bytes(layout: Layout, dense: float, expert: float, adapters: float | None) -> State:
     plan, stage = layout.plan, layout.plan.zero_stage or 0
     if adapters is not None:
-        trained = state_bytes(layout, adapters, 0.0)
+        trained = _learning_bytes(layout, adapters, 0.0, None)
         return replace(trained, parameters=trained.parameters + _frozen_bytes(layout, dense, expert))
     shards = {"dense": layout.shard_group, "expert": layout.group("edp").size}
     total = State(0.0, 0.0, 0.0)
@@ -78,9 +97,7 @@ def _frozen_bytes(layout: Layout, dense: float, expert: float) -> float:
     Of those in fp8 the transposed copy that Hopper's backward GEMMs read is made when it is read: 70 B parameters and
     their transposes would not fit where MLPerf's runs fit.
     """
-    stage = layout.plan.zero_stage or 0
-    held = dense / (layout.shard_group if stage >= 3 else 1)
-    held += expert / (layout.group("edp").size if stage >= 3 else 1)
+    held = _held(layout, dense, expert)
     if layout.plan.frozen_dtype != "bf16":
         return FROZEN_BYTES[layout.plan.frozen_dtype] * held
     if layout.plan.precision not in CAST_BYTES:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -91,7 +91,7 @@ def memory_of(
                 peak_reserved_bytes=reserved[rank],
                 device_bytes=device[rank],
                 peak_time_ns=int(times[walk.at]),
-                timeline=_thinned(times, walk.levels + (allocated - walk.peak)),
+                timeline=partial(_thinned, times, walk.levels + (allocated - walk.peak)),  # type: ignore[arg-type]
                 gives_back=full,
             )
         )
@@ -159,7 +159,7 @@ class _Ranks:
     def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> None:
         self.layout, self.pieces, self.schedule = layout, pieces, schedule
         self.keep, self.slack = keeping(layout.plan.framework), memory_document()["slack"]
-        self.width = layout.gradient_bytes
+        self.width, self.forward_only = layout.gradient_bytes, layout.plan.objective == "forward"
         self.held = [[pieces[v] for v in row] for row in schedule.virtual_stage]
         loads = self._loads()
         self.drafts = [self._draft(rank, loads) for rank in range(schedule.stages)]
@@ -184,7 +184,7 @@ class _Ranks:
 
     def get_through(self, here: Sequence[int]) -> bool:
         """Whether all requests of these ranks find place, with headroom, once what is only cached was given back."""
-        if _exact(self.layout) or self.keep.expandable:
+        if _exact(self.layout) or self.keep.expandable or self.forward_only:
             return False
         usable = self.layout.cluster.gpu.usable_memory_bytes
         most = (usable - outside_bytes(self.layout)) / (1.0 + _headroom(self.layout))
@@ -249,6 +249,9 @@ class _Ranks:
         backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
         makes[backward[np.unique(stage[backward], return_index=True)[1]]] = True
         adds, most, learned, learns = loads[np.where(makes, 0, 1), kind, stage].astype(np.float64).T
+        if self.forward_only:  # nothing stays for a backward pass, and there is none
+            most = np.where(kind == Kind.FORWARD, most, 0.0)
+            adds, learned, learns = (np.zeros(len(kind)) for _ in range(3))
         before = np.cumsum(adds) - adds
         gradients = np.cumsum(learns) - learns
         parameters = np.zeros(len(kind))
@@ -282,7 +285,7 @@ class _Ranks:
     @cached_property
     def reserved(self) -> list[int]:
         """Reserved bytes of every rank class."""
-        if _exact(self.layout) or (self.keep.expandable and not self.keep.fsdp2):
+        if _exact(self.layout) or (self.keep.expandable and not self.keep.fsdp2) or self.forward_only:
             return self._with_slack(self.allocated)  # one stream, and pages that can be anywhere
         capacity = self.layout.cluster.gpu.usable_memory_bytes - outside_bytes(self.layout)
         shown = self._shown(range(self.schedule.stages))
@@ -375,7 +378,7 @@ class _Ranks:
     def _buckets(self, held: list[Piece]) -> list[int]:
         """Flat gradient buckets of DistributedDataParallel."""
         layout = self.layout
-        if not self.keep.buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
+        if self.forward_only or not self.keep.buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
             return []
         size = (self.width if layout.habits.pure_precision else 2) * sum(sum(piece.learning) for piece in held)
         return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
@@ -387,6 +390,8 @@ class _Ranks:
         tensor, roots and divisor of one tensor while the divisor of the one before is still there.
         """
         layout = self.layout
+        if self.forward_only:
+            return []
         if layout.habits.pure_precision and layout.plan.optimizer == "adam":
             sizes = [int(self.width * one) for one in tensors_of(held)]
             if not _exact(layout):

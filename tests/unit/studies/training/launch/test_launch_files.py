@@ -250,14 +250,54 @@ def test_nanotron_says_what_it_has_no_key_for(fields: dict[str, Any], wanted: st
     assert found == left
 
 
+LLAMA_8B = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention"
+    " --num-query-groups 8 --swiglu --untie-embeddings-and-output-weights --vocab-size 128256"
+)
+
+
+@pytest.mark.parametrize(
+    ("was", "instead", "words"),
+    [
+        ("--num-layers 32", "--num-layers 40", "layers 40 in the file, 32 in the model"),
+        ("--hidden-size 4096", "--hidden-size 5120", "hidden 5,120 in the file"),
+        ("--ffn-hidden-size 14336", "--ffn-hidden-size 11008", "ffn 11,008 in the file"),
+        ("--num-attention-heads 32", "--num-attention-heads 16", "heads 16 in the file"),
+        ("--num-query-groups 8", "--num-query-groups 4", "kv_heads 4 in the file"),
+        ("--group-query-attention --num-query-groups 8", "", "kv_heads 32 in the file, 8 in the model"),
+        ("--swiglu", "", "gated no in the file, yes in the model"),
+        ("--untie-embeddings-and-output-weights", "", "tied_embeddings yes in the file, no in the model"),
+        ("--vocab-size 128256", "--vocab-size 32000", "vocab 32,000 in the file"),
+        ("--swiglu", "--swiglu --num-experts 8", "experts 8 in the file, 0 in the model"),
+        ("--swiglu", "--swiglu --qk-layernorm", "qk_norm yes in the file, no in the model"),
+        ("--swiglu", "--swiglu --kv-channels 64", "head_dim 64 in the file, 128 in the model"),
+        (LLAMA_8B, "--num-layers 40", "layers 40 in the file, 32 in the model"),  # all that it says of the model
+    ],
+)
+def test_a_script_that_contradicts_the_model_in_one_field_is_one_error(
+    tmp_path: Path, was: str, instead: str, words: str
+) -> None:
+    script = tmp_path / "train.sh"
+    rest = "--seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --bf16\n"
+    script.write_text(f"torchrun pretrain.py {LLAMA_8B} {rest}")
+    asked("llama-3-8b", script)
+    script.write_text(f"torchrun pretrain.py {LLAMA_8B.replace(was, instead)} {rest}")
+    with pytest.raises(UserError, match=words):
+        asked("llama-3-8b", script)
+
+
+def test_a_flavour_that_the_catalogue_has_not_is_said(tmp_path: Path) -> None:
+    toml = tmp_path / "train.toml"
+    toml.write_text('[model]\nname = "llama3"\nflavor = "debugmodel"\n[training]\nseq_len = 4096\n')
+    assert "model llama3 of flavor debugmodel" in read_native(toml, 8).unknown
+
+
 def test_a_plan_file_of_another_model_is_one_error(tmp_path: Path) -> None:
     toml = tmp_path / "train.toml"
     toml.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n')
     script = tmp_path / "train.sh"
     script.write_text(
-        "torchrun pretrain.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32"
-        " --seq-length 4096"
-        " --micro-batch-size 1 --global-batch-size 64 --swiglu --bf16\n"
+        f"torchrun pretrain.py {LLAMA_8B} --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --bf16\n"
     )
     for path in (toml, script):
         asked("llama-3-8b", path)

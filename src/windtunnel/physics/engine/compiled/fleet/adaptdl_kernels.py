@@ -7,16 +7,15 @@ hangs on their number. The rules are those of `fleet/measured/application.py`, `
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 from windtunnel.physics.engine.compiled.fleet.goodput_kernels import ROUNDING, SIZES, best, fit, splits
 from windtunnel.physics.engine.compiled.fleet.simplex_kernels import Surfaces, interpolate
 
-Array: TypeAlias = NDArray[Any]
 MOST_GPUS = 64  # of one job, as published
 MOST_NODES = 16  # of the scalability runs; more nodes are read as this many
 PLACES = 16  # nodes and GPUs on each of a measured placement: four bits each in its key
@@ -62,7 +61,7 @@ class State(NamedTuple):
 
 
 @njit(cache=True)
-def key_of(counts: Array, on: int) -> Any:
+def key_of(counts: Array, on: int) -> np.uint64:
     """A placement by its lexicographically smallest rotation; 0 where none of its kind is in tables."""
     if on == 0 or on > PLACES or counts[:on].max() >= PLACES:
         return np.uint64(0)
@@ -77,7 +76,7 @@ def key_of(counts: Array, on: int) -> Any:
 
 
 @njit(cache=True)
-def step_times(m: Measured, which: int, key: Any, on: int, gpus: int, local: int) -> tuple[float, float]:
+def step_times(m: Measured, which: int, key: np.uint64, on: int, gpus: int, local: int) -> tuple[float, float]:
     """(step, synchronisation in it) in seconds; not a number where the tables do not reach."""
     app = m.apps[which]
     low, high = app["keys"], app["keys_end"]
@@ -132,13 +131,14 @@ def _gradient(m: Measured, which: int, batch: int, epoch: int) -> tuple[float, f
 
 
 @njit(cache=True)
-def most_gpus(m: Measured, state: State, row: int) -> Any:
+def most_gpus(m: Measured, state: State, row: int) -> int:
     """At most twice as many as were ever tried."""
     job = state.jobs[row]
     app = m.apps[job["app"]]
     if app["one_gpu"]:
         return 1
-    return min(max(2 * job["tried"], 1), MOST_GPUS, int(app["largest"] // app["smallest_local"]))
+    tried: int = job["tried"]
+    return min(max(2 * tried, 1), MOST_GPUS, int(app["largest"] // app["smallest_local"]))
 
 
 @njit(cache=True)
@@ -189,11 +189,12 @@ def limits_of(m: Measured, which: int) -> Array:
 
 
 @njit(cache=True)
-def rate(m: Measured, state: State, row: int) -> Any:
+def rate(m: Measured, state: State, row: int) -> float:
     """Progress per second, from which the job learns at once; not a number where the tables do not reach."""
     job = state.jobs[row]
+    known_rate: float = job["rate"]
     if job["rated"]:
-        return job["rate"]
+        return known_rate
     which, gpus, atomic, times = job["app"], job["gpus"], job["atomic"], job["accumulations"]
     batch = gpus * atomic * (times + 1)
     sqr, var = _gradient(m, which, batch, job["epoch"])
@@ -219,8 +220,9 @@ def rate(m: Measured, state: State, row: int) -> Any:
         job["seen"], job["fitted"], job["chosen"], job["tabled"] = count + 1, 1, 0, 0
         job["tried"] = max(job["tried"], gpus)
     gain = (var + sqr) / (var / (batch / m.apps[which]["initial"]) + sqr)
-    job["rate"], job["rated"] = gain / (step + (step - sync) * times), 1
-    return gain / (step + (step - sync) * times)
+    rated: float = gain / (step + (step - sync) * times)
+    job["rate"], job["rated"] = rated, 1
+    return rated
 
 
 @njit(cache=True)

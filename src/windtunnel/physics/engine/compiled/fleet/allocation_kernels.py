@@ -11,14 +11,11 @@ Each function's `.py_func` is the same code uncompiled.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
-Array: TypeAlias = NDArray[Any]
 TINY = 1e-3  # added to each scaled speed-up before the mean
 LEAST = 1e-9  # relative: a smaller improvement is none
 
@@ -79,13 +76,13 @@ def _step(
     room: Array,
     spans: Array,
     rows: Array,
-) -> Any:
+) -> float:
     """Price of both jobs after `other` (-1: none) is placed anew on `gpus` and `job` as is best for it; `rows`: where.
 
     `room` and `spans` are of the nodes before the step, and become those after it. Infinite where it cannot be.
     """
     nodes = len(room)
-    total = 0.0
+    total: float = 0.0
     _without(job, x, room, spans)
     if other >= 0:
         _without(other, x, room, spans)
@@ -101,7 +98,7 @@ def _step(
     for node in range(nodes):
         back &= base[job, node] <= room[node] and (on < 2 or base[job, node] == 0 or spans[node] == 0)
     one, many = best[job, 0, min(alone, most[job])], best[job, 1, min(across, most[job])]
-    least = price[job, 0, one]
+    least: float = price[job, 0, one]
     if many > alone and price[job, 1, many] < least:
         one, least = many, price[job, 1, many]
     if back and stay[job] <= least:
@@ -109,7 +106,8 @@ def _step(
         for node in range(nodes):
             room[node] -= base[job, node]
             spans[node] += on > 1 and base[job, node] > 0
-        return total + stay[job]
+        total += stay[job]
+        return total
     _placed(one, room, spans, rows[1])
     return total + least
 

@@ -15,14 +15,13 @@ Each function's `.py_func` is the same code uncompiled.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
-Array: TypeAlias = NDArray[Any]
 SURELY = 1 + 1e-9  # more than what rounding does to a sum of work
 
 

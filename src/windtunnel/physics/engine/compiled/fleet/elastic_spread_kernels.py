@@ -6,19 +6,19 @@ Each function's `.py_func` is the same code uncompiled.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 from windtunnel.physics.engine.compiled.fleet.elastic_plan_kernels import Jobs, Line, Plan, level_up, level_within, plan
 
-Array: TypeAlias = NDArray[Any]
+Kept: TypeAlias = tuple[Array, Array, Array]  # of [jobs, ..]: times, GPUs; and how many of each job
 
 
 @njit(cache=True)
-def plan_all(jobs: Jobs, out: Plan, free: Line, kept: Any, end: Array) -> bool:
+def plan_all(jobs: Jobs, out: Plan, free: Line, kept: Kept, end: Array) -> bool:
     """Plan all jobs in order; whether all are in time. Into `free` what is left, `kept` (time, gpus, count) [jobs, ..]
     what each gets, `end` f64[jobs, 2] when it ends."""
     free.time[0], free.gpus[0], free.used[0] = jobs.now, jobs.cluster, 1
@@ -33,7 +33,7 @@ def plan_all(jobs: Jobs, out: Plan, free: Line, kept: Any, end: Array) -> bool:
 
 
 @njit(cache=True)
-def _keep(kept: Any, job: int, out: Plan) -> None:
+def _keep(kept: Kept, job: int, out: Plan) -> None:
     kept[2][job] = out.allocations.used[0]
     for at in range(out.allocations.used[0]):
         kept[0][job, at], kept[1][job, at] = out.allocations.time[at], out.allocations.gpus[at]
@@ -47,7 +47,7 @@ def _copy(source: Line, target: Line) -> None:
 
 
 @njit(cache=True)
-def _given_back(kept: Any, job: int, end: float, free: Line, cluster: int, wide: Line) -> None:
+def _given_back(kept: Kept, job: int, end: float, free: Line, cluster: int, wide: Line) -> None:
     """The timeline as if a job had nothing: both step functions in one pass, without times at which nothing changes."""
     count, n = kept[2][job], free.used[0]
     at, mark, used = 0, 0, 0
@@ -89,7 +89,7 @@ def _consider(
     end: float,
     spare: int,
     free: Line,
-    kept: Any,
+    kept: Kept,
     held_gpu_s: float,
     whole: bool,
     wide: Line,
@@ -109,7 +109,7 @@ def _consider(
 
 @njit(cache=True)
 def spread_gpus(
-    jobs: Jobs, order: Array, held: Array, end: Array, free: Line, kept: Any, wide: Line, out: Plan
+    jobs: Jobs, order: Array, held: Array, end: Array, free: Line, kept: Kept, wide: Line, out: Plan
 ) -> None:
     """Give spare GPUs, one level at a time, to the job that gains most.
 

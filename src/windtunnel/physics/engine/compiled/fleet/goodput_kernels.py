@@ -7,14 +7,11 @@ fit before where there was one. Each function's `.py_func` is the same code unco
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
-Array: TypeAlias = NDArray[Any]
 ITERATIONS = 200
 SIZES = 50  # batch sizes tried, in geometric steps
 GRADIENT, DECREASE = 1e-5, 1e-6  # largest slope, and relative decrease twice in a row, at which the search ends

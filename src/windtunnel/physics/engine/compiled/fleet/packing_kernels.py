@@ -7,14 +7,13 @@ Each function's `.py_func` is the same code uncompiled.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
-Array: TypeAlias = NDArray[Any]
 RANDOM, BEST_FIT, DOT_PRODUCT, GPU_PACKING, GPU_CLUSTERING, FGD = range(6)
 WHOLE = 1000  # milli-GPUs
 MOST_CPU, MOST_GPU = 128_000.0, 8_000.0  # by which scores are normalised, as published

@@ -16,14 +16,13 @@ as a small gang on another node; ties to the lowest index. Each function's `.py_
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
-Array: TypeAlias = NDArray[Any]
 NEVER = np.iinfo(np.int64).max
 BLOCK, SKIP, EASY = 0, 1, 2
 WORD = 64
@@ -80,7 +79,7 @@ def _leave(nodes: Nodes, node: int) -> None:
 
 
 @njit(cache=True)
-def _lowest_bit(word: Any) -> int:
+def _lowest_bit(word: np.uint64) -> int:
     at = 0
     for width in (32, 16, 8, 4, 2, 1):
         if word & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) == 0:

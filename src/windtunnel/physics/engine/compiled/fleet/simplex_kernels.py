@@ -6,14 +6,13 @@ of them is nearly flat. Source: scipy, spatial/_qhull.pyx `_find_simplex` (BSD),
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
 
-Array: TypeAlias = NDArray[Any]
 INSIDE, NEARLY = 100 * 2.220446049250313e-16, 1.4901161193847656e-08  # of a simplex, or of one beside a flat one
 D = 3
 
@@ -53,7 +52,7 @@ def _holds(s: Surfaces, at: int, beside: int, x: Array, c: Array) -> bool:
 
 
 @njit(cache=True)
-def _search(s: Surfaces, which: int, x: Array, c: Array) -> Any:
+def _search(s: Surfaces, which: int, x: Array, c: Array) -> int:
     """Try all simplices, and in a flat one's place those beside it."""
     for at in range(s.begins[which], s.begins[which + 1]):
         if not np.isnan(s.transforms[at, 0, 0]):
@@ -61,23 +60,24 @@ def _search(s: Surfaces, which: int, x: Array, c: Array) -> Any:
                 return at
             continue
         for k in range(D + 1):
-            near = s.neighbours[at, k]
+            near: int = s.neighbours[at, k]
             if near >= 0 and not np.isnan(s.transforms[near, 0, 0]) and _holds(s, near, at, x, c):
                 return near
     return -1
 
 
 @njit(cache=True)
-def _height(s: Surfaces, at: int, x: Array, lifted: float) -> Any:
+def _height(s: Surfaces, at: int, x: Array, lifted: float) -> float:
     """Of a point of the paraboloid over the plane of a simplex."""
-    height = s.planes[at, D + 1]
+    height: float = s.planes[at, D + 1]
     for axis in range(D):
         height += s.planes[at, axis] * x[axis]
-    return height + s.planes[at, D] * lifted
+    height += s.planes[at, D] * lifted
+    return height
 
 
 @njit(cache=True)
-def _find(s: Surfaces, which: int, x: Array, c: Array) -> Any:
+def _find(s: Surfaces, which: int, x: Array, c: Array) -> int:
     """The simplex that holds a point, -1 where there is none; its weights go into `c`."""
     at, end = s.begins[which], s.begins[which + 1]
     lifted = (x * x).sum() * s.lifts[which, 0] + s.lifts[which, 1]

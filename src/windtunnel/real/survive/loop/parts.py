@@ -1,0 +1,155 @@
+"""The state of a loop in parts: what a step changes, kept before it, put back after a failed one, handed to another.
+
+A part is one thing whose copies are alike or not: the parameters of a model, its buffers, its gradients, an optimizer,
+whatever else has `state_dict` and `load_state_dict`, and the random numbers. Tensors are taken as this rank holds them:
+the local part of a DTensor. Digests tell which ranks hold the same: replicas of data parallelism do, shards do not.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from windtunnel.errors import SpecError
+
+MASK = (1 << 62) - 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: how it is read as a tree of dicts, lists, tensors and plain values, and how a tree is put back."""
+
+    name: str
+    read: Callable[[], object]
+    write: Callable[[object], None]
+
+    def copied(self) -> object:
+        """A copy that no step changes."""
+        return _mapped(self.read(), lambda tensor: local(tensor).detach().clone())
+
+    def put(self, tree: object) -> None:
+        """Write a copy back, into the tensors that are there where they fit."""
+        self.write(_into(self.read(), tree))
+
+
+def parts_of(things: Mapping[str, object]) -> list[Part]:
+    """The parts of what a loop holds. Raises SpecError for what has no state that could be read and set."""
+    found: list[Part] = []
+    for name, thing in things.items():
+        if isinstance(thing, nn.Module):
+            found += _of_module(name, thing)
+        elif hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+            found.append(Part(name, thing.state_dict, thing.load_state_dict))
+        else:
+            remedy = "give what has state_dict and load_state_dict: a model, an optimizer, a scheduler, a scaler"
+            raise SpecError(f"standby: {name}", type(thing).__name__, remedy)
+    return [*found, Part("random numbers", random_numbers, set_random_numbers)]
+
+
+def _of_module(name: str, module: nn.Module) -> list[Part]:
+    def parameters() -> dict[str, object]:
+        return dict(module.named_parameters())
+
+    def buffers() -> dict[str, object]:
+        return dict(module.named_buffers())
+
+    def gradients() -> dict[str, object]:
+        return {key: one.grad for key, one in module.named_parameters() if one.grad is not None}
+
+    def set_gradients(tree: object) -> None:
+        for key, one in module.named_parameters():
+            value = tree.get(key)
+            if value is not None and hasattr(one, "device_mesh") and not hasattr(value, "device_mesh"):
+                from torch.distributed.tensor import DTensor
+
+                value = DTensor.from_local(value, one.device_mesh, one.placements, run_check=False)
+            one.grad = value
+
+    return [
+        Part(f"{name}: parameters", parameters, _nothing),  # `put` has filled them in place
+        Part(f"{name}: buffers", buffers, _nothing),
+        Part(f"{name}: gradients", gradients, set_gradients),
+    ]
+
+
+def _nothing(tree: object) -> None:
+    pass
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
+def _mapped(tree: object, change: Callable[[torch.Tensor], object]) -> object:
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {key: _mapped(one, change) for key, one in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_mapped(one, change) for one in tree) if type(tree) in (list, tuple) else tree
+    return tree
+
+
+def _into(now: object, tree: object) -> object:
+    """`tree` with the tensors of `now`, filled with its values, wherever they fit."""
+    if isinstance(tree, torch.Tensor):
+        if isinstance(now, torch.Tensor) and local(now).shape == tree.shape and now.dtype == tree.dtype:
+            with torch.no_grad():
+                local(now).copy_(tree)
+            return now
+        return tree.clone()
+    if isinstance(tree, Mapping):
+        before = now if isinstance(now, Mapping) else {}
+        return {key: _into(before.get(key), one) for key, one in tree.items()}
+    if type(tree) in (list, tuple):
+        same = type(now) is type(tree) and len(now) == len(tree)
+        return type(tree)(_into(now[at] if same else None, one) for at, one in enumerate(tree))
+    return tree
+
+
+def digest(tree: object) -> int:
+    """A number that replicas agree in; different states may agree by chance only."""
+    if isinstance(tree, torch.Tensor):
+        flat = local(tree).detach().contiguous().reshape(-1).view(torch.uint8)
+        whole = flat[: flat.numel() // 4 * 4].view(torch.int32)
+        mixed = int(whole.sum(dtype=torch.int64)) * 31 + int(whole[::7].sum(dtype=torch.int64))
+        return (mixed * 1_000_003 + int(flat[whole.numel() * 4 :].sum(dtype=torch.int64)) + flat.numel()) & MASK
+    if isinstance(tree, Mapping):
+        return _joined([zlib.crc32(repr(key).encode()) ^ digest(one) for key, one in tree.items()])
+    if type(tree) in (list, tuple):
+        return _joined([digest(one) for one in tree])
+    return zlib.crc32(repr(tree).encode())
+
+
+def _joined(numbers: list[int]) -> int:
+    value = len(numbers)
+    for one in numbers:
+        value = (value * 1_000_003 + one) & MASK
+    return value
+
+
+def random_numbers() -> dict[str, object]:
+    """The states of the generators that scripts share."""
+    states: dict[str, object] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_random_numbers(states: object) -> None:
+    """Go on from these states."""
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])

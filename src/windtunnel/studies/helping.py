@@ -1,0 +1,49 @@
+"""The answer to `techniques`: what there is; with `--for`, what each brings to a launch file's job, and its line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.questions.asked.parts import ClusterPart, ModelPart
+from windtunnel.questions.asked.sweep import Techniques
+from windtunnel.studies import predict
+from windtunnel.studies.techniques import named
+
+LINES = {  # in a script with a model, an optimizer and, for hooks, `ddp = DistributedDataParallel(model)`
+    "megascale": "windtunnel.real.techniques.megascale.make_groups(...), and the overlap flags of the framework",
+    "collective_partitioning": "ddp.register_comm_hook(partitioning.Partitioned.of(PartitionPlan(group=True), local=8),"
+    " partitioning.partitioned_hook)",
+    "prioritised_all_to_all": "with prioritised_all_to_all.Communicator() as lane: lane.all_to_all(received, sent)",
+    "sparse_gradients": "ddp.register_comm_hook(sparse_gradients.State(model, ratio=0.05), sparse_gradients.hook)",
+    "offload": 'windowed = offload.apply(model, make_optimizer, window="auto", process_group=dist.group.WORLD)',
+    "local_sgd": "rounds = local_sgd.LocalSGD(model, rates), and rounds.after_step() after optimizer.step()",
+}
+
+
+def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
+    """All techniques, or the one that is named; for a job the best first. Raises UserError."""
+    listed: list[dict[str, object]] = [dict(one) for one in named.answer(question)["techniques"]]
+    if question.launch is None:
+        if question.cluster is not None:
+            raise SpecError("--cluster", question.cluster, "it goes with --for: name the launch file too")
+        return {"techniques": listed}
+    if question.cluster is None:
+        raise SpecError("--cluster", None, "give the GPUs of the launch file's job, e.g. h100-sxm:64")
+    asked = predict.of_launch_file(ModelPart(base=question.launch), ClusterPart(base=question.cluster), {})
+    without_s = predict.answer(asked).step_time_s
+    for one in listed:
+        name = str(one["name"])
+        one |= {"step_time_without_s": without_s, "line": LINES[name]}
+        try:
+            with_s = predict.answer(replace(asked, technique=(name,))).step_time_s
+        except UserError as error:
+            one["cannot"] = str(error)
+        else:
+            one |= {"step_time_s": with_s, "gain": without_s / with_s}
+    return {"techniques": sorted(listed, key=_gain, reverse=True)}
+
+
+def _gain(one: dict[str, object]) -> float:
+    gain = one.get("gain")
+    return gain if isinstance(gain, float) else 0.0

@@ -1,0 +1,149 @@
+"""The split of a data path between host and NIC that leaves the host least to do. In the manner of Cora (2410.22229).
+
+Traffic is of two classes: flows whose state has a place on the NIC (the ones that send most), and the rest. A packet of
+the first may meet any operation on the NIC, one of the rest only those without state. A plan gives each class a set of
+operations on the NIC, or mixes two such pairs over traffic. Host work of a packet is the cycles of what stays on the
+host, and a crossing for each edge that leads over; the NIC's cores bound what it takes:
+
+    min  sum_c share_c host(S_c)    subject to    rate sum_c share_c nic(S_c) <= cores x clock
+
+For a price of NIC cycles the best set of a class is a minimum cut, one each. The price is found on the lower envelope
+of the two costs, and at it two neighbouring plans are mixed so that the NIC is just full: that is the optimum of the
+linear program over all pairs of sets, which tests enumerate.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from windtunnel.studies.nic.path import DataPath, Nic
+
+Choice = frozenset[int]  # numbers of the nodes that are on the NIC
+EPS = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Cycles of a packet, node by node: on the host, on the NIC, and of each edge that leads over."""
+
+    host: tuple[float, ...]
+    nic: tuple[float, ...]
+    crossings: Mapping[tuple[int, int], float]
+
+    def host_cycles(self, chosen: Choice) -> float:
+        """What is left to the host."""
+        stays = sum(cycles for at, cycles in enumerate(self.host) if at not in chosen)
+        return stays + sum(cycles for (a, b), cycles in self.crossings.items() if (a in chosen) != (b in chosen))
+
+    def nic_cycles(self, chosen: Collection[int]) -> float:
+        """What the NIC does."""
+        return sum(self.nic[at] for at in chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """A part of the traffic, and what the NIC may do of it."""
+
+    name: str
+    share: float
+    allowed: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sets on the NIC by class, in the classes' order, and the share of traffic that goes by them."""
+
+    weight: float
+    chosen: tuple[Choice, ...]
+
+
+def costs_of(path: DataPath, nic: Nic, flows: float) -> Costs:
+    """Of a packet, where so many flows have their state on the NIC."""
+    reached = path.reached()
+    crossings: dict[tuple[int, int], float] = {}
+    for edge in path.edges:
+        key = (edge.start, edge.end)
+        crossings[key] = crossings.get(key, 0.0) + edge.share * path.crossing_cycles
+    return Costs(
+        tuple(node.host_cycles * share for node, share in zip(path.nodes, reached, strict=True)),
+        tuple(nic.cycles(node, flows) * share for node, share in zip(path.nodes, reached, strict=True)),
+        crossings,
+    )
+
+
+def split(costs: Costs, classes: tuple[Class, ...], nic_cycles_most: float) -> tuple[Plan, ...]:
+    """The plans that leave the host least to do; the NIC may spend so many cycles a packet on average."""
+
+    def best(price: float) -> tuple[Choice, ...]:
+        return tuple(cheapest(costs, one.allowed, price) for one in classes)
+
+    def both(chosen: tuple[Choice, ...]) -> tuple[float, float]:
+        host = sum(one.share * costs.host_cycles(each) for one, each in zip(classes, chosen, strict=True))
+        return host, sum(one.share * costs.nic_cycles(each) for one, each in zip(classes, chosen, strict=True))
+
+    return mixed(best, both, tuple(Choice() for _ in classes), nic_cycles_most)
+
+
+def mixed(
+    best: Callable[[float], tuple[Choice, ...]],
+    both: Callable[[tuple[Choice, ...]], tuple[float, float]],
+    nothing: tuple[Choice, ...],
+    most: float,
+) -> tuple[Plan, ...]:
+    """Walk the lower envelope of (NIC cycles, host cycles) to where the NIC is just full."""
+    full, idle = best(0.0), nothing
+    if both(full)[1] <= most * (1 + EPS):
+        return (Plan(1.0, full),)
+    while True:
+        (host_full, nic_full), (host_idle, nic_idle) = both(full), both(idle)
+        price = (host_idle - host_full) / (nic_full - nic_idle)
+        found = best(price)
+        host, nic = both(found)
+        if host + price * nic >= host_full + price * nic_full - EPS * (1 + host_idle):
+            weight = (most - nic_idle) / (nic_full - nic_idle)
+            return (Plan(weight, full), Plan(1 - weight, idle)) if weight > EPS else (Plan(1.0, idle),)
+        if nic > most:
+            full = found
+        else:
+            idle = found
+
+
+def cheapest(costs: Costs, allowed: Choice, price: float) -> Choice:
+    """The set of least host work and price times NIC work; of equal ones the smallest. A minimum cut."""
+    source, sink, count = len(costs.host), len(costs.host) + 1, len(costs.host) + 2
+    room: list[dict[int, float]] = [{} for _ in range(count)]
+
+    def pipe(a: int, b: int, forth: float, back: float = 0.0) -> None:
+        room[a][b] = room[a].get(b, 0.0) + forth
+        room[b][a] = room[b].get(a, 0.0) + back
+
+    for at, host in enumerate(costs.host):  # the side of the source is the NIC
+        pipe(source, at, host)
+        pipe(at, sink, price * costs.nic[at] if at in allowed else float("inf"))
+    for (a, b), cycles in costs.crossings.items():
+        pipe(a, b, cycles, cycles)
+    while True:
+        came = _reached(room, source)
+        if sink not in came:
+            return Choice(at for at in came if at < source)
+        at, amount = sink, float("inf")
+        while at != source:
+            amount, at = min(amount, room[came[at]][at]), came[at]
+        at = sink
+        while at != source:
+            room[came[at]][at] -= amount
+            room[at][came[at]] += amount
+            at = came[at]
+
+
+def _reached(room: list[dict[int, float]], source: int) -> dict[int, int]:
+    came, queue = {source: source}, deque([source])
+    while queue:
+        at = queue.popleft()
+        for to, left in room[at].items():
+            if left > EPS and to not in came:
+                came[to] = at
+                queue.append(to)
+    return came

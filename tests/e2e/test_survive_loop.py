@@ -1,0 +1,42 @@
+"""A stranger's loop (FSDP2, whose shards nobody else has) with a rank that is killed: the same bits as without."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from windtunnel.real.survive import launch
+
+pytestmark = [pytest.mark.extras, pytest.mark.long]
+SCRIPT = Path(__file__).parents[2] / "validation" / "resilience" / "loops" / "fsdp2.py"
+
+
+def results(folder: Path, pause: float, killed: bool, hosts: int = 0) -> list[str]:
+    folder.mkdir()
+    began: list[float] = []
+
+    def kill(pids: dict[str, int], members: tuple[str, ...], warm: tuple[str, ...]) -> None:
+        if killed and warm and members and all(name in pids for name in members) and len(began) < 2:
+            if not began:
+                began.append(time.time())
+            elif time.time() > began[0] + 3.0:
+                began.append(time.time())
+                os.kill(pids["host 1"] if hosts else pids[members[0]], signal.SIGKILL)
+
+    words = [sys.executable, str(SCRIPT), "--out", str(folder), "--steps", "40", "--pause", str(pause)]
+    told = launch(words, 2, 1, watching=kill, hosts=[""] * hosts)
+    assert told.status == 0, told.reason
+    assert len(told.replacements) == int(killed)
+    return [(folder / f"{rank}.json").read_text() for rank in range(2)]
+
+
+def test_a_rank_and_a_host_that_are_killed_change_no_bit(tmp_path: Path) -> None:
+    expected = results(tmp_path / "calm", 0.0, killed=False)
+    assert results(tmp_path / "killed", 0.15, killed=True) == expected
+    assert results(tmp_path / "host", 0.15, killed=True, hosts=2) == expected

@@ -1,0 +1,62 @@
+"""Scans of mixers with a fixed state: along a sequence, side by side over sequences, and where no table has them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from windtunnel.physics.cost.price import Source
+from windtunnel.physics.cost.scans import mixer_s, scan_price, scan_s
+from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.physics.model import load_model
+from windtunnel.physics.model.layer_operations import layer_operations
+from windtunnel.physics.model.mixers import Recurrent
+from windtunnel.physics.model.operations import Shard
+
+B200 = parse_cluster("b200-sxm:8").gpu
+tables = pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="the package with the tables is missing")
+
+
+@tables
+def test_one_long_prompt_of_few_heads_takes_longer_than_as_many_tokens_of_short_ones() -> None:
+    """FlashInfer's kernel works on heads and sequences side by side, and walks along each."""
+    alone = scan_s(B200, "vllm", "gdn", 8, 128, 128, 8192, 1)
+    many = scan_s(B200, "vllm", "gdn", 8, 128, 128, 1024, 8)
+    assert alone is not None
+    assert many is not None
+    assert alone > 3 * many
+
+
+@tables
+def test_more_tokens_and_more_sequences_never_take_less() -> None:
+    for framework in ("vllm", "sglang"):
+        longer = [scan_s(B200, framework, "gdn", 16, 128, 128, 2.0**n, 1) or 0.0 for n in range(6, 18)]
+        more = [scan_s(B200, framework, "gdn", 16, 128, 128, 512, n) or 0.0 for n in (1, 2, 3, 8, 40, 100)]
+        assert longer[0] > 0.0
+        assert longer == sorted(longer)
+        assert more == sorted(more)
+
+
+def test_a_scan_without_a_table_takes_its_bytes_and_its_products() -> None:
+    model = load_model("nemotron-3-nano")
+    layer = next(one for one, _ in model.distinct_layers() if isinstance(one.attention, Recurrent))
+    seconds = []
+    for length in (4096, 8192):
+        ops = layer_operations(layer, model, Shard(batch=1, seq_len=length), 1.0)
+        op = next(op for op in ops if op.kind == "scan")
+        forward, backward = (scan_price(B200, op, backward=way) for way in (False, True))
+        assert forward.source is Source.ROOFLINE
+        assert forward.p5 < forward.seconds < forward.p95
+        assert forward.seconds > op.forward_bytes / B200.memory_bandwidth_bytes_per_s
+        assert backward.seconds > 2 * forward.seconds
+        seconds.append(forward.seconds)
+    assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.05)
+
+
+def test_decoding_reads_and_writes_the_state() -> None:
+    model = load_model("nemotron-3-nano")
+    mixer = next(one.attention for one, _ in model.distinct_layers() if isinstance(one.attention, Recurrent))
+    assert isinstance(mixer, Recurrent)
+    spent = mixer_s(B200, "vllm", mixer, 1, 512, 1)
+    assert spent > 512 * 2 * mixer.state_bytes() / B200.memory_bandwidth_bytes_per_s

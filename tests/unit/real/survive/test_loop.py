@@ -1,0 +1,133 @@
+"""What a loop's state is made of, how it is put back, and what a rank alone is answered. No process is started."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+import torch.distributed as dist
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.real.survive.loop import groups
+from windtunnel.real.survive.loop.groups import GROUPS, Replaceable, Tape, is_lost_connection
+from windtunnel.real.survive.loop.parts import digest, parts_of
+from windtunnel.survive import standby
+
+pytestmark = pytest.mark.extras
+
+
+def loop() -> tuple[Any, Any, Any, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).square().mean() * (1 + random.random())
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return float(loss)
+
+    return model, optimizer, scheduler, step
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_steps_that_are_put_back_are_done_again_to_the_same_bits(before: int) -> None:
+    model, optimizer, scheduler, step = loop()
+    for _ in range(before):
+        step()
+    parts = parts_of({"model": model, "optimizer": optimizer, "scheduler": scheduler})
+    copies = [part.copied() for part in parts]
+    digests = [digest(part.read()) for part in parts]
+    first = [step() for _ in range(3)]
+    assert [digest(part.read()) for part in parts] != digests
+    for part, tree in zip(parts, copies, strict=True):
+        part.put(tree)
+    assert [digest(part.read()) for part in parts] == digests
+    assert [step() for _ in range(3)] == first
+
+
+def test_another_process_takes_the_state_of_a_loop() -> None:
+    *one, step = loop()
+    other_model, *others, other_step = loop()
+    for _ in range(5):
+        step()
+    for _ in range(2):
+        other_step()
+    mine, theirs = (
+        parts_of({str(at): each for at, each in enumerate(things)}) for things in (one, (other_model, *others))
+    )
+    for source, target in zip(mine, theirs, strict=True):
+        target.put(source.copied())
+    random_numbers = mine[-1].copied()
+    expected = [step() for _ in range(3)]
+    theirs[-1].put(random_numbers)
+    assert [other_step() for _ in range(3)] == expected
+
+
+def test_digests_differ_where_one_value_of_a_tensor_does() -> None:
+    tensor = torch.randn(1001)
+    changed = tensor.clone()
+    changed[-1] += 1e-6
+    assert digest({"a": tensor}) == digest({"a": tensor.clone()})
+    assert digest({"a": tensor}) != digest({"a": changed})
+    assert digest({"a": tensor}) != digest({"b": tensor})
+    assert digest([1, 2]) != digest([2, 1])
+
+
+def test_what_has_no_state_is_one_error() -> None:
+    with pytest.raises(SpecError, match="ema"):
+        parts_of({"ema": 3})
+
+
+def test_without_the_launcher_the_step_is_the_step_itself() -> None:
+    *things, step = loop()
+    assert standby(step, *things) is step
+
+
+def test_an_error_of_the_script_is_none_of_a_lost_peer() -> None:
+    assert not is_lost_connection(RuntimeError("shapes do not match"))
+    outer = RuntimeError("Failed to run stage backward")
+    outer.__cause__ = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    assert is_lost_connection(outer)
+    assert not is_lost_connection(UserError("gloo"))
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Replaceable:
+    monkeypatch.setattr(GROUPS, "alone", True)
+    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "tape", None)
+    return Replaceable(dist.HashStore(), 1, 3, groups.timedelta(seconds=1))
+
+
+def test_a_rank_alone_is_answered_as_if_all_held_what_it_holds(alone: Replaceable) -> None:
+    mine, whole = torch.arange(2.0), torch.arange(6.0)
+    parts = [torch.zeros(2) for _ in range(3)]
+    alone.allgather([parts], [mine]).wait()
+    assert all(torch.equal(one, mine) for one in parts)
+    gathered, chunk = torch.zeros(6), torch.zeros(2)
+    alone._allgather_base(gathered, mine).wait()
+    assert torch.equal(gathered, mine.repeat(3))
+    alone._reduce_scatter_base(chunk, whole).wait()
+    assert torch.equal(chunk, whole[2:4])
+    alone.barrier().wait()
+    alone.send([mine], 0, 0).wait()
+
+
+def test_small_answers_come_from_the_tape_in_their_order(alone: Replaceable, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    tape = Tape(store, "tape")
+    for value in (torch.tensor([7.0]), torch.zeros(groups.KEPT_BYTES), torch.tensor([8.0])):
+        tape.keep(tape.next_number(), [value])
+    monkeypatch.setattr(GROUPS, "tape", Tape(store, "tape"))
+    seeds = [torch.tensor([0.0]), torch.full((groups.KEPT_BYTES,), 3.0), torch.tensor([0.0])]
+    for one in seeds:
+        alone.broadcast([one]).wait()
+    assert [float(one[0]) for one in seeds] == [7.0, 3.0, 8.0]

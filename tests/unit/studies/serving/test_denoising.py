@@ -1,0 +1,45 @@
+"""Images by a diffusion transformer: steps are alike, guidance doubles them, more patches take longer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from windtunnel import ask
+from windtunnel.physics.model.catalogue import FOLDER
+
+
+def step_s(tmp_path: Path, steps: int = 8, **changes: object) -> float:
+    config = json.loads((FOLDER / "sd3.5-large.json").read_text()) | {"num_layers": 4} | changes
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    answer = ask(
+        {
+            "question": "serve",
+            "model": str(path),
+            "cluster": "h100-sxm:1",
+            "engine": {"engine": "sglang", "weights": "bf16"},
+            "replicas": {"kind": "together", "tp": 1},
+            "load": {"kind": "closed", "concurrency": 1},
+            "requests": {"kind": "lengths", "prompt": 1, "output": steps, "requests": 4},
+        }
+    )
+    return float(answer.to_dict()["tpot_s"]["mean"])
+
+
+def test_a_step_takes_the_same_however_many_there_are(tmp_path: Path) -> None:
+    assert step_s(tmp_path, 4) == pytest.approx(step_s(tmp_path, 40), rel=0.02)
+
+
+def test_guidance_is_a_second_pass_and_a_larger_image_takes_longer(tmp_path: Path) -> None:
+    one, two = (step_s(tmp_path, guidance=passes) for passes in (1, 2))
+    assert 1.6 * one < two < 2.1 * one
+    assert step_s(tmp_path, sample_size=256) > 4 * two  # four times the patches, and attention of each over all
+
+
+def test_no_step_is_faster_than_its_products(tmp_path: Path) -> None:
+    tokens, hidden, layers = 2 * 4429, 2432, 4
+    flops = tokens * layers * (24 * hidden * hidden + 4 * 4429 * hidden)
+    assert step_s(tmp_path) > flops / 989e12

@@ -1,0 +1,117 @@
+"""Eleven loops of the kind that people have, under `windtunnel.survive.standby`: killed, are they the same bits?
+
+    python validation/resilience/loops.py --ranks 4 --kills 2 [ddp fsdp2 ...]
+
+Each script of `loops/` runs plainly under torchrun, then under the launcher while ranks are killed at random moments
+from the start of the processes on, standbys and the fork server among them. Losses and weights of all ranks are held
+bit by bit against the plain run. A relaunch is the first of the scripts under torchrun for one step, with its start and
+end. Needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+HERE = Path(__file__).with_name("loops")
+NAMES = "ddp fsdp2 tp_dp pp compiled amp clip ema lora accumulation two_loaders"
+
+
+class Killer:
+    """Kills members, standbys and the server, once at random moments."""
+
+    def __init__(self, seed: int, kills: int, mean_s: float, first_s: float) -> None:
+        self.random, self.left, self.mean_s = random.Random(seed), kills, mean_s
+        self.at, self.seen, self.killed = time.time() + self.random.uniform(0.0, first_s), set(), []
+
+    def __call__(self, pids: dict[str, int], members: tuple[str, ...], warm: tuple[str, ...]) -> None:
+        self.seen |= set(pids.values())
+        if time.time() < self.at or self.left <= 0 or not pids:
+            return
+        if any(name.startswith("host") for name in self.killed):  # one host has to be left
+            pids = {name: pid for name, pid in pids.items() if not name.startswith("host")}
+        playing = [name for name in members if name in pids]
+        name = self.random.choice(playing) if playing and self.random.random() < 0.8 else self.random.choice(list(pids))
+        with suppress(ProcessLookupError):
+            os.kill(pids[name], signal.SIGKILL)
+            self.killed.append(name)
+            self.left -= 1
+        self.at = time.time() + self.random.expovariate(1 / self.mean_s)
+
+
+def results(folder: Path, ranks: int) -> list[object]:
+    paths = [folder / f"{rank}.json" for rank in range(ranks)]
+    return [json.loads(path.read_text()) if path.exists() else None for path in paths]
+
+
+def plain(name: str, ranks: int, steps: int, folder: Path) -> float:
+    folder.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    began = time.time()
+    command += [str(HERE / f"{name}.py"), "--steps", str(steps), "--out", str(folder)]
+    subprocess.run(command, env={**os.environ, "PLAIN": "1"}, check=True, stderr=subprocess.DEVNULL)
+    return time.time() - began
+
+
+def main() -> int:
+    from windtunnel.real.survive import launch
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=NAMES.split())
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--standbys", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--pause", type=float, default=0.05)
+    parser.add_argument("--mean", type=float, default=1.5)
+    parser.add_argument("--first", type=float, default=6.0)
+    parser.add_argument("--hosts", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    wrong = kills = 0
+    ratios: list[float] = []
+    relaunch_s = 0.0
+    for name in asked.names:
+        with tempfile.TemporaryDirectory() as folder:
+            relaunch_s = relaunch_s or plain(name, asked.ranks, 1, Path(folder) / "one")
+            plain(name, asked.ranks, asked.steps, Path(folder) / "plain")
+            expected = results(Path(folder) / "plain", asked.ranks)
+            for turn in range(asked.repeat):
+                out = Path(folder) / f"killed{turn}"
+                out.mkdir()
+                killer = Killer(asked.seed + turn, asked.kills, asked.mean, asked.first)
+                words = ["--steps", str(asked.steps), "--pause", str(asked.pause), "--out", str(out)]
+                command = [sys.executable, str(HERE / f"{name}.py"), *words]
+                hosts = [""] * (asked.hosts if asked.hosts > 1 else 0)
+                told = launch(command, asked.ranks, asked.standbys, hosts=hosts, watching=killer)
+                time.sleep(0.2)
+                left = [pid for pid in killer.seen if Path(f"/proc/{pid}").exists()]
+                same = results(out, asked.ranks) == expected
+                times = [one.downtime_s for one in told.replacements if one.downtime_s is not None]
+                ratios += [one / relaunch_s for one in times]
+                kills += len(killer.killed)
+                wrong += not same or bool(left) or told.status != 0
+                waits = " ".join(f"{one:.2f}" for one in times)
+                print(
+                    f"{name}: killed {' '.join(killer.killed)}: status {told.status} {told.reason}, same bits {same},"
+                    f" orphans {len(left)}, downtimes {waits} s of a relaunch of {relaunch_s:.2f} s",
+                    flush=True,
+                )
+    median = f"{statistics.median(ratios):.3f}" if ratios else "none"
+    print(f"{kills} kills, {wrong} jobs wrong; downtime over relaunch: median {median}, {len(ratios)} of them")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
