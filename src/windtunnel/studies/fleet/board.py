@@ -163,7 +163,10 @@ class Lines:
     def decide(self, snapshot: Snapshot) -> Decision:
         """The same as an answer to a snapshot; its memory: the ranks of jobs, and its own."""
         moment = Moment(round(snapshot.now_s * NS))
-        ranks, own = snapshot.memory or ({}, None)
+        ranks: dict[int, Rank] = {}
+        own: Any = None
+        if snapshot.memory is not None:
+            ranks, own = snapshot.memory
         board = Board(snapshot.nodes, moment)
         jobs = [_job_of(job, moment) for job in snapshot.jobs]
         for job in jobs:

@@ -261,6 +261,7 @@ def _restore(stopped: Sequence[Running], books: Books) -> None:
 POLICY = Traits(
     name="kueue",
     asks="lines",
+    priorities=True,
     make=lambda site, options: Kueue(
         0 if options.pool else site.per_node, {quota.name: quota for quota in options.quotas}
     ),

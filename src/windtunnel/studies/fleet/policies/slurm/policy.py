@@ -558,6 +558,7 @@ def _make(site: Site, options: Options) -> Slurm:
 POLICY = Traits(
     name="slurm",
     asks="lines",
+    priorities=True,
     make=_make,
     capacity=FAILING,
     source="Slurm 22.05, slurm.conf(5)",
