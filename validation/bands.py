@@ -1,6 +1,6 @@
 """Bands judged by sources that made none of them.
 
-    python validation/bands.py TABLE.csv ... [--every N]
+    python validation/bands.py TABLE.csv ... [--source TEXT] [--every N]
 
 For each source of the tables: `seen.yaml` is made again from all rows of `left_out_rows.csv` but its own, its rows are
 predicted, and held against the band is the error that `left_out_rows.csv` has for them with the source left out of the
@@ -62,13 +62,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--source", default="", help="only those whose name contains this")
     asked = parser.parse_args()
     own = [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)]
     rows = known_rows(list(dict.fromkeys([*own, *asked.tables])))
     named = {row.id: row.source for path in asked.tables for row in read_table(path) if row.id in rows}
     inside: dict[str, list[bool]] = defaultdict(list)
     widths: dict[str, list[float]] = defaultdict(list)
-    for source in sorted(set(named.values())):
+    for source in sorted(one for one in set(named.values()) if asked.source in one):
         for off, low, high in judged(rows, source, asked.every):
             inside[source].append(low <= off <= high)
             widths[source].append(high - low)

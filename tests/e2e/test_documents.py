@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -98,6 +99,21 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in target:
             assert (page.parent / target.split("#")[0]).exists(), target
+
+
+def test_names_of_the_reference_exist() -> None:
+    named = re.findall(
+        r"^::: ([\w.]+)\.(\w+)$", (DOCS / "reference" / "python.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(named) > 20
+    for module, name in named:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+def test_every_page_is_on_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in DOCS.glob("*.md"):
+        assert page.name in site, f"{page.name} is not in mkdocs.yml"
 
 
 def test_indexes_are_complete() -> None:

@@ -145,8 +145,10 @@ def decisions(load: dict[str, Any]) -> list[dict[str, Any]]:
             [] if known[name].num_computed_tokens < known[name].num_tokens else [7]
             for name in names  # computed counts what this step adds
         ]
-        found.append({"tokens": dict(step.num_scheduled_tokens), "preempted": sorted(step.preempted_req_ids or ())})
-        clock += 1
+        if names:  # else it only tells workers who has gone
+            clock += 1
+            preempted = sorted(step.preempted_req_ids or ())
+            found.append({"tokens": dict(step.num_scheduled_tokens), "preempted": preempted})
         scheduler.update_from_output(
             step,
             ModelRunnerOutput(

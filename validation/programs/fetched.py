@@ -303,7 +303,7 @@ PROGRAMS = (
         "5a296af",
         (
             *("main_training_llama.py", "--use_dummy_dataset=True", "--model_variant=llama3_194m_4k"),
-            *("--num_steps=10", "--report_interval=5", "--sharding_strategy=fsdp", "--seq_length=512"),
+            *("--num_steps=40", "--report_interval=5", "--sharding_strategy=fsdp", "--seq_length=512"),
             *("--ckpt_save_path={inputs}/out", "--ckpt_load_path={inputs}/out", "--use_torch_compile=False"),
         ),
         path=".",

@@ -2,8 +2,9 @@
 
     python validation/serving/fit_engines.py TABLE... --engine sglang [--gpu mi300x] [--mode agg] [--rows 14]
 
-A cell is (engine, release as its profile reads it, GPU); a family of it (model, mode, precision, layout, lengths).
-Runs of one deployment on many days count once, by their median. Constants, all beside the priced kernels:
+A cell is (engine, release as its profile reads it, GPU); a family of it (model, mode, precision, layout), as tables
+keep together that are split for judging. Runs of one deployment on many days count once, by their median. Constants,
+all beside the priced kernels:
 
     decode_factor    dense products and small kernels of decode steps
     expert_factor    routed experts of decode steps
@@ -12,7 +13,8 @@ Runs of one deployment on many days count once, by their median. Constants, all 
     first_token_s    from the client to the queue and back
 
 Gauss-Newton on log(predicted / measured) of TPOT and TTFT, Huber weights, a prior at what the profile has. A family is
-left out on the linear form of the last round. Prints what to write under `by_gpu` of the release.
+left out on the linear form of the last round. Prints how far off it is then, how much of it lies in the profile's band,
+and what to write under `by_gpu` of the release.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def _cells(rows: list[ServingRow], asked: argparse.Namespace) -> dict[tuple[str,
         release = load_engine(engine_named(row)).calibrated_to
         if asked.release and release != asked.release:
             continue
-        point = (*_family(row), row.text("concurrency"))
+        point = (*_family(row), *(row.text(name) for name in ("isl", "osl", "concurrency")))
         found.setdefault((release, row.text("gpu")), {}).setdefault(point, []).append(row)
     draw = np.random.default_rng(0)
     cells = {}
@@ -87,7 +89,7 @@ def _cells(rows: list[ServingRow], asked: argparse.Namespace) -> dict[tuple[str,
 
 def _family(row: ServingRow) -> tuple[str, ...]:
     sizes = [row.text(name) for name in row.fields if name.endswith(("tp", "attn_dp", "moe_ep", "num_workers"))]
-    return (row.text("model_family"), row.text("mode"), row.text("precision"), *sizes, row.text("isl"), row.text("osl"))
+    return (row.text("model_family"), row.text("mode"), row.text("precision"), *sizes)
 
 
 def _middle(same: list[ServingRow]) -> ServingRow:
@@ -146,9 +148,12 @@ def _fit(name: str, rows: list[ServingRow], rounds: int) -> None:
         left[own] = (errors + slopes @ (without - before))[own]
     tpot, ttft = kind == 0, kind == 1
     off = np.abs(np.expm1(left[tpot] * SIGMA[0])).mean(), np.median(np.abs(np.expm1(left[ttft] * SIGMA[1])))
+    band = load_engine(engine_named(rows[0])).on(gpu_of(rows[0].text("gpu"), 1).gpu).band
+    held = np.mean(np.abs(left[tpot]) * SIGMA[0] <= band)
     print(
         f"{name}: {len(rows)} rows, {len(set(families))} families; fitted TPOT"
-        f" {np.abs(np.expm1(after[tpot] * SIGMA[0])).mean():.1%}; left out TPOT {off[0]:.1%}, TTFT median {off[1]:.1%}"
+        f" {np.abs(np.expm1(after[tpot] * SIGMA[0])).mean():.1%}; left out TPOT {off[0]:.1%}, TTFT median {off[1]:.1%};"
+        f" in the band {held:.0%}"
     )
     print("    " + _written(rows[0], values), flush=True)
 

@@ -35,7 +35,7 @@ def descriptions() -> list[dict[str, Any]]:
     return found
 
 
-def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str, object]:
+def answered(name: str, arguments: Mapping[str, object], folder: Path) -> dict[str, object]:
     """The answer of a tool; files are those of a folder. Raises UserError."""
     if name not in TOOLS:
         raise SpecError("tool", name, f"use one of {', '.join(TOOLS)}")
@@ -53,7 +53,7 @@ def answered(name: str, arguments: Mapping[str, Any], folder: Path) -> dict[str,
     return {"question": plain(question), "hash": digest(question), "answer": document}
 
 
-def _document(question: Question) -> dict[str, Any]:
+def _document(question: Question) -> Mapping[str, object]:
     """The answer as the command line's JSON has it."""
     from windtunnel.questions.asked.predict import Predict
 
@@ -63,11 +63,11 @@ def _document(question: Question) -> dict[str, Any]:
 
         return to_document(answer_at_first(question)[1]())
     found = run(question)
-    document: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+    document: Mapping[str, object] = found if isinstance(found, dict) else found.to_dict()
     return document
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -11,10 +11,14 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import READABLE, TEXT_BYTES_MOST, path_of, read_text
+
+if TYPE_CHECKING:
+    import yaml
+
 
 VALUES_MOST, DEPTH_MOST, DIGITS_MOST = 1_000_000, 64, 400
 LONG_TEXT = 64 * 1024  # from here on the parser in C, whose messages are shorter, saves seconds
@@ -234,7 +238,7 @@ def _require_bounded(text: str, path: str | os.PathLike[str], loader: Any) -> No
             raise InputFileError(path, f"is nested deeper than {DEPTH_MOST}", "write it flatter")
 
 
-def _nodes(loader: Any) -> Iterator[object]:
+def _nodes(loader: Any) -> Iterator[yaml.Node]:
     while loader.check_node():
         yield loader.get_node()
 
@@ -246,10 +250,10 @@ class _Checked:
         self.path, self.as_text = path, as_text
         self.counts: dict[int, int | None] = {}  # None: of a node that is not done
 
-    def refuse(self, node: Any, problem: str, remedy: str) -> NoReturn:
+    def refuse(self, node: yaml.Node, problem: str, remedy: str) -> NoReturn:
         raise InputFileError(self.path, f"line {node.start_mark.line + 1}: {problem}", remedy)
 
-    def count(self, node: Any, depth: int) -> int:
+    def count(self, node: yaml.Node, depth: int) -> int:
         """Raises InputFileError for what is no plain data."""
         if id(node) in self.counts:
             known = self.counts[id(node)]
@@ -273,7 +277,7 @@ class _Checked:
         self.counts[id(node)] = total
         return total
 
-    def _scalar(self, node: Any) -> None:
+    def _scalar(self, node: yaml.Node) -> None:
         if node.tag == DATE:
             node.tag = "tag:yaml.org,2002:str"
         elif node.tag not in PLAIN_TAGS and node.tag != MERGE:
@@ -287,7 +291,7 @@ class _Checked:
             ):
                 self.refuse(node, f"{node.value} is no number", "give a finite one")
 
-    def _keys(self, node: Any) -> None:
+    def _keys(self, node: yaml.Node) -> None:
         seen = set()
         for key, _ in node.value:
             if not isinstance(key.value, str) or (self.as_text and key.value == "<<"):

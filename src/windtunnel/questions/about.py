@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from windtunnel import units
 from windtunnel.errors import SpecError
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
 
 STRICT: Mapping[str, str] = {"extra": "forbid"}  # `__pydantic_config__` of every part
 
@@ -31,7 +37,7 @@ class About:
     inside: bool = False  # the part's own fields are flags
     rare: bool = False  # listed by `--help-all` only
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> object:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
 
         inner = handler(source)
@@ -41,8 +47,8 @@ class About:
             return inner
         return core_schema.no_info_after_validator_function(self.within_limits, inner)
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Any]) -> dict[str, object]:
-        described: dict[str, Any] = handler(schema)
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        described = handler(schema)
         for number in described.get("anyOf", [described]):
             if number.get("type") in ("integer", "number"):
                 limits = {"minimum": self.least, "maximum": self.most}
@@ -53,7 +59,7 @@ class About:
             described = {**described, "anyOf": [text, *kinds]}
         return {**described, "description": self.text} if self.text else described
 
-    def in_base_unit(self, value: Any) -> object:
+    def in_base_unit(self, value: object) -> object:
         """A text with a unit as its number; of a mapping each value. Raises ValueError with the remedy."""
         if isinstance(value, Mapping):
             return {key: self.in_base_unit(inner) for key, inner in value.items()}
@@ -64,7 +70,7 @@ class About:
         except SpecError as error:
             raise ValueError(error.remedy) from None
 
-    def within_limits(self, value: Any) -> object:
+    def within_limits(self, value: object) -> object:
         """The value. Raises ValueError with the remedy where it is below `least` or above `most`."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             if self.least is not None and not value >= self.least:
@@ -103,7 +109,7 @@ class OneOf:
     A member has `kind` and `phrase`, what errors call it.
     """
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> object:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
 
         # `read` writes `{kind: part}`: a validator ahead of a part would turn JSON, whose lists are tuples, to Python.
@@ -113,7 +119,7 @@ class OneOf:
         inner = core_schema.typed_dict_schema(members, extra_behavior="forbid")
         return core_schema.no_info_after_validator_function(lambda value: next(iter(value.values())), inner)
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, object]:
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         members = {kind: handler(member["schema"]) for kind, member in schema["schema"]["fields"].items()}
         for kind, described in members.items():
             part = handler.resolve_ref_schema(described)

@@ -7,12 +7,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, remedy_of
 from windtunnel.questions.about import kind_of, phrase_of, word_of
 from windtunnel.questions.fields import Field, Part, fields_of, key_names, pick, unknown, walk
 from windtunnel.questions.registry import QUESTIONS, Question, question_class
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 
 def plain(question: Question) -> dict[str, Any]:
@@ -55,12 +58,14 @@ def digest(question: Question) -> str:
     return hashlib.sha256(canonical(question).encode()).hexdigest()[:12]
 
 
-def _adapter(kind: type) -> Any:
-    return _adapters(kind)
+def _adapter(kind: type[Part]) -> TypeAdapter[Part]:
+    plain_kind: type = kind
+    adapter: TypeAdapter[Part] = _adapters(plain_kind)
+    return adapter
 
 
 @cache
-def _adapters(kind: type) -> object:
+def _adapters(kind: type) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -89,7 +94,7 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     try:
         settled = _settled(kind, data, field)
         text = json.dumps(settled, allow_nan=False)
-        part: Part = _adapter(kind).validate_json(text, strict=True)
+        part = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise _spec_error(error, kind, where) from None
     except SpecError as error:
@@ -100,7 +105,7 @@ def read_part(kind: type[Part], data: object, where: str | None = None, field: s
     return part
 
 
-def _settled(part: type, data: object, path: str) -> dict[str, Any]:
+def _settled(part: type, data: object, path: str) -> dict[str, object]:
     """Plain data with the words of parts spelled out, their fields by their own names and the members of unions named.
 
     Raises SpecError for a key that is not known.
@@ -134,7 +139,7 @@ def _settled(part: type, data: object, path: str) -> dict[str, Any]:
     return settled
 
 
-def _spec_error(error: Any, kind: type, where: str | None) -> SpecError:
+def _spec_error(error: ValidationError, kind: type, where: str | None) -> SpecError:
     first = error.errors(include_url=False)[0]
     path = _path(kind, first["loc"])
     cause = (first.get("ctx") or {}).get("error")
@@ -159,7 +164,7 @@ def _path(part: type, place: tuple[int | str, ...]) -> str:
     return ".".join([*path, *(str(word) for word in rest if isinstance(word, int) or word.isidentifier())])
 
 
-def _unwritable(value: Any, path: str = "") -> tuple[str, object]:
+def _unwritable(value: object, path: str = "") -> tuple[str, object]:
     """Where the first value is that JSON does not know, and the value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, inner in inside:
@@ -172,7 +177,7 @@ def _unwritable(value: Any, path: str = "") -> tuple[str, object]:
 
 def schema(verb: str) -> dict[str, Any]:
     """JSON schema of a verb's question, as `read` takes it."""
-    found: dict[str, Any] = _adapter(question_class(verb)).json_schema()
+    found = _adapter(question_class(verb)).json_schema()
     for part in (part for field in walk(question_class(verb)) for part in field.parts if word_of(part)):
         inner = found["$defs"][part.__name__]
         if "anyOf" not in inner:

@@ -55,15 +55,16 @@ def gain_rows(gain: TechniqueGain) -> list[tuple[str, str]]:
     return chosen + _named("behind it", gain.details, _measured)
 
 
-def _named(title: str, values: Mapping[str, Any], words: Callable[[str, Any], str]) -> list[tuple[str, str]]:
+def _named(title: str, values: Mapping[str, object], words: Callable[[str, object], str]) -> list[tuple[str, str]]:
     if not values:
         return []
-    if all(isinstance(value, Mapping) for value in values.values()):
-        return [row for name, inner in values.items() for row in _named(f"{title}, {name}", inner, words)]
+    parts = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    if len(parts) == len(values):
+        return [row for name, inner in parts.items() for row in _named(f"{title}, {name}", inner, words)]
     return [(title, ", ".join(words(name, value) for name, value in values.items()))]
 
 
-def _measured(name: str, value: Any) -> str:
+def _measured(name: str, value: object) -> str:
     """`stall_s` 0.52 as `stall 520 ms`: the unit that ends a name is the value's."""
     words = name.split("_")
     for unit, written in (("s", format_time), ("bytes", format_bytes)):
@@ -73,5 +74,5 @@ def _measured(name: str, value: Any) -> str:
     return f"{' '.join(words)} {_shown(value)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

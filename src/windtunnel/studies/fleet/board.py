@@ -1,7 +1,7 @@
 """What a policy of lines sees: jobs that wait, in a line for each size, those that run, and free GPUs by their number.
 
     policy.rank(job)       where a job stands that comes to wait; the same while it waits
-    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it, (job, ()) to turn it away:
+    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it, (job, ()) to turn it away, or end it:
                            each is carried out before the next is asked for. `board.wake_ns`: when to ask again
 
 So a decision costs what it changes, not what there is. Such a policy answers to a snapshot too (`Lines.decide`).
@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Generator, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
+from typing import Any
 
 from windtunnel.studies.fleet.decision import EMPTY, Decision, JobState, Placement, Snapshot
 from windtunnel.studies.fleet.running import NS, Moment, Rank, Running
@@ -37,6 +38,10 @@ class Board:
         self.waiting = 0
         self.running: dict[int, Running] = {}
         self.wake_ns: int | None = None
+        self.whole_gpus = self.capacity
+        self.memory: Any = None  # of its policy
+        self.given: list[tuple[Running, Placement]] = []  # by jobs that ended or stopped, for a policy that clears it
+        self.touched: set[int] = set()  # nodes whose free GPUs changed, for a policy that clears it
 
     def wait(self, job: Running) -> None:
         """A job with its rank joins the line of its size."""
@@ -58,6 +63,7 @@ class Board:
         """A job's GPUs are free again."""
         self._hold(placement, 1)
         del self.running[job.index]
+        self.given.append((job, placement))
 
     def resize(self, node: int, before: int, gpus: int) -> None:
         """A node has another number of GPUs, and what is gone was free."""
@@ -68,6 +74,7 @@ class Board:
 
     def _hold(self, placement: Placement, sign: int) -> None:
         for node, count in placement:
+            self.touched.add(node)
             before = self.free[node]
             nodes = self.by_free[before]
             del nodes[bisect_left(nodes, node)]
@@ -145,10 +152,18 @@ class Lines:
         """What starts and stops now."""
         raise NotImplementedError
 
+    def keeps_progress(self, job: Running) -> bool:
+        """Whether a job that it stops goes on where it was."""
+        return True
+
+    def restore(self, board: Board, memory: Any) -> None:
+        """What it remembers, at another snapshot."""
+
     def decide(self, snapshot: Snapshot) -> Decision:
-        """The same as an answer to a snapshot; its memory: the ranks of jobs."""
+        """The same as an answer to a snapshot; its memory: the ranks of jobs, and its own."""
         moment = Moment(round(snapshot.now_s * NS))
-        board, ranks = Board(snapshot.nodes, moment), dict(snapshot.memory or {})
+        ranks, own = snapshot.memory or ({}, None)
+        board = Board(snapshot.nodes, moment)
         jobs = [_job_of(job, moment) for job in snapshot.jobs]
         for job in jobs:
             job.rank = ranks[job.index] if job.index in ranks else self.rank(job)
@@ -156,6 +171,8 @@ class Lines:
                 board.take(job, job.placement)
             else:
                 board.wait(job)
+        if own is not None:
+            self.restore(board, own)
         rejected = []
         for job, placement in self.choose(board):
             carry_out(board, job, placement)
@@ -169,7 +186,7 @@ class Lines:
             {job.index: job.placement for job in running},
             reject=tuple(rejected),
             wake_s=None if board.wake_ns is None else board.wake_ns / NS,
-            memory={job.index: job.rank for job in jobs},
+            memory=({job.index: job.rank for job in jobs}, board.memory),
         )
 
 
@@ -178,6 +195,9 @@ def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
     if placement is None:
         board.give(job, job.placement)
         board.wait(job)
+        return
+    if not placement and job.placement:
+        board.give(job, job.placement)
         return
     board.leave(job)
     if placement:
@@ -190,7 +210,7 @@ def _job_of(seen: JobState, moment: Moment) -> Running:
     left_ns = round((seen.remaining_s or 0.0) * NS)
     job = Running(seen.index, round(seen.submit_s * NS), seen.gpus, Rigid(left_ns / NS) if known else Unknown())
     job.moment = moment
-    job.limit_s, job.priority, job.queue = seen.limit_s, seen.priority, seen.queue
+    job.limit_s, job.priority, job.queue, job.owner = seen.limit_s, seen.priority, seen.queue, seen.owner
     job.placement, job.counts = seen.placement, tuple(count for _, count in seen.placement)
     job.held_ns, job.gpu_ns = round(seen.executed_s * NS), round(seen.gpu_seconds * NS)
     job.held_since_ns = job.since_ns = moment.ns

@@ -288,11 +288,17 @@ class Clock:
     def _choose(self, policy: Lines, now_ns: int) -> None:
         board = self.board
         for job, placement in policy.choose(board):
+            running = job.placement
             carry_out(board, job, placement)
             if placement == EMPTY:
                 self._reject(job, now_ns)
-            else:
-                self._move(job, placement or EMPTY, now_ns)
+                if running:
+                    job.rejected, job.cancelled, job.end_ns = False, True, now_ns
+                continue
+            self._move(job, placement or EMPTY, now_ns)
+            if placement is None and not policy.keeps_progress(job):
+                job.lost_units += job.units
+                job.units, job.phase = 0.0, 0
         if board.wake_ns is not None:
             self._wake_at(max(board.wake_ns, now_ns + 1))
 

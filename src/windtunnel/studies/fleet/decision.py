@@ -16,6 +16,20 @@ Placement = tuple[tuple[int, int], ...]  # (node, GPUs on it), in the order in w
 EMPTY: Placement = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a job is, and what else its scheduler counts of it."""
+
+    user: str = ""
+    account: str = ""
+    qos: str = ""
+    billing: float = 0.0  # what it is charged a second: GPUs where the log does not say
+    cpus: int = 0
+
+
+NOBODY = Owner()
+
+
 class JobState(Protocol):
     """What a policy may read of a job that is neither done nor rejected; the fields are those of `JobView`.
 
@@ -47,6 +61,8 @@ class JobState(Protocol):
     @property
     def queue(self) -> str: ...  # noqa: D102
     @property
+    def owner(self) -> Owner: ...  # noqa: D102
+    @property
     def work(self) -> Any: ...  # noqa: D102
     @property
     def progress(self) -> Any: ...  # noqa: D102
@@ -70,6 +86,7 @@ class JobView:
     limit_s: float | None = None  # that it asked for
     priority: float = 0.0  # as a log tells it, higher is first
     queue: str = ""
+    owner: Owner = NOBODY
     work: Any = None  # the job's model of its own speed, for policies that size jobs
     progress: Any = None  # how far that work is
 

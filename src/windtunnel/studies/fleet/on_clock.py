@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.decision import NOBODY, Owner
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.kinds.run import learns, typed_works
 from windtunnel.studies.fleet.measured.jobs import works
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
+from windtunnel.studies.fleet.outcome import CANCELLED, COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.scaling import scaling_of
 from windtunnel.studies.fleet.site import Site
@@ -95,7 +96,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
     else:
         work = exact_works(jobs, site, traits, options)
     limits, priorities = jobs.further("limit_s"), np.nan_to_num(jobs.further("priority"))
-    queues = queues_of(jobs)
+    queues, owners = queues_of(jobs), owners_of(jobs)
     if not np.isnan(limits).all():
         limits = np.where(np.isnan(limits), math.inf, limits)
     running = [
@@ -108,6 +109,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
             _known(limits[index]),
             float(priorities[index]),
             queues[index],
+            owners[index],
         )
         for index in range(len(jobs))
     ]
@@ -125,13 +127,34 @@ def queues_of(jobs: Jobs) -> list[str]:
     return [cluster or queue for cluster, queue in zip(behind, local, strict=True)]
 
 
+def owners_of(jobs: Jobs) -> list[Owner]:
+    """Whose each job is."""
+    account, qos = (jobs.columns.get(name, [""] * len(jobs)) for name in ("account", "qos"))
+    billing, cpus = jobs.further("billing"), np.nan_to_num(jobs.further("cpus"))
+    charged = np.where(np.isnan(billing), jobs.gpus, billing)
+    if not (any(account) or any(qos) or any(jobs.user)):
+        return [NOBODY] * len(jobs)
+    return [
+        Owner(*each) for each in zip(jobs.user, account, qos, charged.tolist(), cpus.astype(int).tolist(), strict=True)
+    ]
+
+
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
 def outcome_of(jobs: Jobs, policy: str, running: list[Running]) -> Outcome:
     """The table of a run."""
-    states = [COMPLETED if job.end_ns is not None else REJECTED if job.rejected else UNFINISHED for job in running]
+    states = [
+        CANCELLED
+        if job.cancelled
+        else COMPLETED
+        if job.end_ns is not None
+        else REJECTED
+        if job.rejected
+        else UNFINISHED
+        for job in running
+    ]
     return outcome_of_runs(jobs, policy, running, states)
 
 

@@ -18,12 +18,16 @@ import enum
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.studies.fleet.jobs.trace import Jobs
+
+if TYPE_CHECKING:
+    import os
+
 
 Floats = NDArray[np.float64]
 COMPLETED, REJECTED, UNFINISHED, IMPOSSIBLE, DROPPED = "completed", "rejected", "unfinished", "impossible", "dropped"
@@ -221,7 +225,7 @@ def _rounded(value: float) -> float:
     return round(value, 6)
 
 
-def write_jobs(outcomes: list[Outcome], path: Any) -> None:
+def write_jobs(outcomes: list[Outcome], path: str | os.PathLike[str]) -> None:
     """`job,queue,priority,gpus,submit_s,start_s,end_s,jct_s,restarts,gpu_seconds,state`, `policy` first if several.
 
     CSV, or Parquet by its suffix. What happened (`current`) has the log's own word for the state where it has one.

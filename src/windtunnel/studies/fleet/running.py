@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from windtunnel.studies.fleet.decision import EMPTY, Placement
+from windtunnel.studies.fleet.decision import EMPTY, NOBODY, Owner, Placement
 from windtunnel.studies.fleet.work import Work
 
 NS = 1_000_000_000
@@ -30,6 +30,7 @@ class Running:
     limit_s: float | None = None  # that it asked for; it ends by itself before, or is ended then
     priority: float = 0.0  # as a log tells it, higher is first
     queue: str = ""
+    owner: Owner = NOBODY
     moment: Moment = field(default_factory=Moment, repr=False)
     placement: Placement = EMPTY  # held now
     counts: tuple[int, ...] = ()
@@ -54,6 +55,7 @@ class Running:
     restart_gpu_ns: int = 0
     recovery_gpu_ns: int = 0
     rejected: bool = False
+    cancelled: bool = False  # it was ended while it ran
     ticket: int | None = None
     rank: Rank = (0.0, 0.0, 0)  # as its policy ordered it last
     turn_ns: int = 0  # when that changes though nothing happens

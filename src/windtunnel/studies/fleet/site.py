@@ -4,6 +4,7 @@ t4:64              64 GPUs of a kind, on nodes as that kind usually comes
 t4:16x4            16 nodes of 4 GPUs
 v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
+slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too
 site.yaml          gpu, gpus, gpus_per_node; and clouds beside them (`hybrid/clouds.py`)
 """
 
@@ -33,6 +34,7 @@ class Site:
     text: str
     file: Path | None = None  # where the site came from
     kinds: tuple[tuple[str, int], ...] = ()  # (GPU, nodes), where there are several
+    slurm: tuple[Path, ...] = ()  # Slurm's own files of it
 
     @property
     def gpus(self) -> int:
@@ -49,6 +51,8 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
     """A site from what the user says. Raises SpecError."""
     if text.lower().endswith((".yaml", ".yml")):
         return _from_yaml(Path(text))
+    if text.lower().endswith(".conf"):
+        return _of_slurm((Path(text),), text)
     if "+" in text:
         return _of_kinds(text, per_node)
     if per_node is not None and per_node < 1:
@@ -99,9 +103,23 @@ def _usual(gpu: str, text: str) -> int:
         raise SpecError("--cluster", text, remedy) from None
 
 
+def _of_slurm(files: tuple[Path, ...], text: str) -> Site:
+    """The nodes of a slurm.conf, which comes first or not, and what else Slurm says of them."""
+    from windtunnel.studies.fleet.policies.slurm.files import read_cluster
+
+    cluster = read_cluster(files)
+    if not cluster.nodes:
+        raise SpecError("slurm", text, "give the path of slurm.conf too")
+    return _checked(Site("gpu", cluster.nodes, cluster.per_node, text, slurm=files))
+
+
 def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
-    known = {"gpu", "gpus", "gpus_per_node", *CLOUDS}
+    known = {"gpu", "gpus", "gpus_per_node", "slurm", *CLOUDS}
+    if "slurm" in data:
+        known_keys(data, {"slurm"}, str(path))
+        names = data["slurm"] if isinstance(data["slurm"], list) else [data["slurm"]]
+        return replace(_of_slurm(tuple(path.parent / str(name) for name in names), str(path)), file=path)
     if not isinstance(data.get("gpus"), int):
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
     known_keys(data, known, str(path))

@@ -226,10 +226,11 @@ def cost_class(layout: Layout, recompute: str) -> Class:
 
 
 class Bounds:
-    """Bounds of the plans of one model on one cluster. What plans share is priced once."""
+    """Bounds of the plans of one model, length and cluster. What plans share is priced once."""
 
-    def __init__(self, straggling: float) -> None:
+    def __init__(self, straggling: float, document_tokens: int | None = None) -> None:
         self.straggling = straggling  # waiting for the slowest of all ranks, in parts of the step
+        self.document_tokens = document_tokens  # of rows that are packed
         self._blocks: dict[Class, dict[int, Block]] = {}
         self._pricers: dict[Class, Pricer] = {}
         self._work: dict[Class, Chain] = {}
@@ -253,8 +254,14 @@ class Bounds:
         key = work_class(layout)
         if key not in self._pricers:
             known = next(iter(self._pricers.values()), None)
-            self._pricers[key] = Pricer(layout) if known is None else known.like(layout, same_ops=False)
-        return self._pricers[key].like(layout, same_ops=True)
+            self._pricers[key] = self._of_documents(
+                Pricer(layout) if known is None else known.like(layout, same_ops=False)
+            )
+        return self._of_documents(self._pricers[key].like(layout, same_ops=True))
+
+    def _of_documents(self, pricer: Pricer) -> Pricer:
+        pricer.document_length = self.document_tokens
+        return pricer
 
     def work_ns(self, layout: Layout) -> float:
         """By kernels alone: no transfer, no launch, nothing recomputed."""

@@ -29,6 +29,7 @@ class Habits:
     trainer: str  # framework of a training plan
     assignment: Literal["chunks", "least-loaded"]  # of a batch to generators: in order, or to the least busy
     gpu_memory_utilization: float
+    gpu_memory_utilization_apart: float | None = None  # where generators have GPUs of their own
     old_logprob: Literal["always", "unless-on-policy", "never"]
     reference: bool  # log-probs of a reference model
     partial: bool  # answers under way survive a weight update

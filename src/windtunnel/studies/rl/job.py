@@ -65,6 +65,10 @@ class Job:
         """GPUs that generate."""
         return self.engine.gpus * self.replicas
 
+    def passes_s(self, tokens: NDArray[np.int64]) -> float:
+        """Seconds of the learner for samples of these tokens."""
+        return self.trainer.passes(tokens, self.train_batch).total_s
+
     def lengths(self, batch: int) -> NDArray[np.int64]:
         """Answers of a batch."""
         return self.answers.batch(self.rules.groups, self.rules.samples, self.question.seed * 100_003 + batch)
@@ -95,8 +99,20 @@ def with_config(question: Rl) -> tuple[Rl, Imported | None]:
     return read(data), found
 
 
-def settled(question: Rl, trainer: Trainer | None = None) -> Job:
-    """Everything that the question leaves open; `trainer`: settled already. Raises UserError where nothing fits."""
+def settled(question: Rl) -> Job:
+    """Everything that the question leaves open. Raises UserError where nothing fits."""
+    draft = drafted(question)
+    return with_trainer(draft, trainer_of(draft))
+
+
+def with_trainer(draft: Job, trainer: Trainer) -> Job:
+    """A draft with its trainer laid out, and what a step waits for beside. Raises UserError."""
+    job = replace(draft, trainer=trainer)
+    return replace(job, times=times_of(job))
+
+
+def drafted(question: Rl) -> Job:
+    """All but the layout of the trainer and the seconds that follow from it. Raises UserError where nothing fits."""
     question, imported = with_config(question)
     assert question.model is not None
     assert question.prompts is not None
@@ -126,7 +142,7 @@ def settled(question: Rl, trainer: Trainer | None = None) -> Job:
     )
     batch = question.prompts * samples
     train_batch = min(question.learner.train_batch or batch, batch)
-    trainer = trainer or trainer_of(question, habits, model, sub(machine, train_gpus), answers, rules, train_batch)
+    trainer = _no_layout(question, habits, model, sub(machine, train_gpus), answers, rules, train_batch)
     draft = Job(
         question, model, habits, answers, rules,
         engine=None, replicas=0, trainer=trainer, train_batch=train_batch, times=Times(0.0),  # type: ignore[arg-type]
@@ -144,7 +160,7 @@ def settled(question: Rl, trainer: Trainer | None = None) -> Job:
         if judge is None:
             raise SpecError("judge", beside.judge, f"does not fit on {beside.judge_gpus} GPUs: give --judge-gpus more")
         judges = (judge, beside.judge_gpus // judge.gpus)
-    return replace(job, times=times_of(job), judges=judges)
+    return replace(job, times=Times(refit_of(job)), judges=judges)
 
 
 def sub(machine: Cluster, gpus: int) -> Cluster:
@@ -152,10 +168,21 @@ def sub(machine: Cluster, gpus: int) -> Cluster:
     return machine if gpus == machine.n_gpus else cluster_with(machine, n_gpus=gpus)
 
 
-def trainer_of(
+def trainer_of(draft: Job) -> Trainer:
+    """The trainer with the layout that is given, or the fastest that fits."""
+    asked, trainer = draft.question.learner, draft.trainer
+    given = {name: getattr(asked, name) for name in ("tp", "pp", "cp", "ep", "recompute")}
+    tokens = draft.sample_tokens()
+    sizes = {name: size for name, size in given.items() if name != "recompute" and size is not None}
+    if not sizes:
+        return best_trainer(trainer, tokens, draft.train_batch, given)
+    layout = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, **sizes}
+    return fitting(replace(trainer, fields={**trainer.fields, **layout}), tokens, draft.train_batch, given | layout)
+
+
+def _no_layout(
     question: Rl, habits: Habits, model: Model, cluster: Cluster, answers: Answers, rules: Rules, train_batch: int
 ) -> Trainer:
-    """The trainer, with the layout that is given or the fastest that fits."""
     asked = question.learner
     steps = -(-rules.groups * rules.samples // train_batch)
     off_policy = habits.old_logprob == "always" or (habits.old_logprob == "unless-on-policy" and steps > 1)
@@ -167,16 +194,9 @@ def trainer_of(
         fields["loss"] = habits.loss
     if asked.offload_optimizer:
         fields["offload_optimizer"] = asked.offload_optimizer
-    given = {name: getattr(asked, name) for name in ("tp", "pp", "cp", "ep", "recompute")}
     rows = asked.row_tokens or answers.cap + extra
     factor = habits.experts_factor if _has_experts(model) else habits.learner_factor
-    trainer = Trainer(model, cluster, fields, rows, old, reference, factor)
-    tokens = answers.batch(rules.groups, rules.samples, question.seed * 100_003) + extra
-    sizes = {name: size for name, size in given.items() if name != "recompute" and size is not None}
-    if not sizes:
-        return best_trainer(trainer, tokens, train_batch, given)
-    layout = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, **sizes}
-    return fitting(replace(trainer, fields={**fields, **layout}), tokens, train_batch, given | layout)
+    return Trainer(model, cluster, fields, rows, old, reference, factor)
 
 
 def _has_experts(model: Model) -> bool:
@@ -222,13 +242,14 @@ def generator_engine(job: Job, cluster: Cluster, tp: int) -> Engine:
 def deployment(job: Job, tp: int) -> Deployment:
     """A generator of this tensor parallelism."""
     asked, habits = job.question.rollout, job.habits
+    apart = None if job.colocated else habits.gpu_memory_utilization_apart
     return Deployment(
         engine=asked.engine or habits.engine,
         tp=tp,
         pp=asked.gen_pp,
         moe_ep=asked.gen_ep,
         weights=asked.weights,
-        gpu_memory_utilization=asked.gpu_memory_utilization or habits.gpu_memory_utilization,
+        gpu_memory_utilization=asked.gpu_memory_utilization or apart or habits.gpu_memory_utilization,
         max_num_seqs=asked.max_num_seqs,
         speculative_tokens=asked.speculative_tokens,
         acceptance=asked.acceptance,
@@ -263,12 +284,17 @@ def alone_s(job: Job, tokens: int) -> float:
     return job.habits.generation_factor * max(0, tokens - 1) * ticks / TICKS_PER_S
 
 
+def refit_of(job: Job) -> float:
+    """Seconds of a weight update."""
+    habits = job.habits
+    habit = habits.refit_colocated_bytes_per_s if job.colocated else habits.refit_apart_bytes_per_s
+    width = 1 if job.question.rollout.weights in ("fp8", "fp8_block") else 2
+    return habits.refit_s + width * job.model.parameters / (job.question.beside.refit_rate or habit)
+
+
 def times_of(job: Job) -> Times:
     """Seconds of what is neither generated nor trained."""
     habits, beside = job.habits, job.question.beside
-    habit = habits.refit_colocated_bytes_per_s if job.colocated else habits.refit_apart_bytes_per_s
-    width = 1 if job.question.rollout.weights in ("fp8", "fp8_block") else 2
-    refit_s = habits.refit_s + width * job.model.parameters / (beside.refit_rate or habit)
     between_s = habits.between_s
     if job.colocated:
         stage = fullest(job.trainer, job.sample_tokens(), job.train_batch)
@@ -280,7 +306,7 @@ def times_of(job: Job) -> Times:
         rules = replace(job.rules, groups=beside.validate_samples, samples=1, async_steps=0)
         one = run_of(job, job.engine, job.replicas, rules, Times(0.0), 1, idle=True).steps[0].complete_s
         between_s += one / beside.validate_every
-    return Times(refit_s, between_s, job.question.rollout.tool_wait, beside.reward, beside.reward_workers)
+    return Times(refit_of(job), between_s, job.question.rollout.tool_wait, beside.reward, beside.reward_workers)
 
 
 def run_of(job: Job, engine: Engine, replicas: int, rules: Rules, times: Times, steps: int, idle: bool = False) -> Run:

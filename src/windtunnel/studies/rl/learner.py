@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import ceil, lcm
 from typing import Any
 
@@ -20,12 +21,13 @@ from windtunnel.errors import LayoutError, UserError
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Layer, Model
 from windtunnel.physics.step.result import StageMemory
+from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.training.forward_only import forward_ns
-from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.model_chunks import pieces_of
 from windtunnel.studies.training.lowering.simulated import simulate
 from windtunnel.studies.training.memory.peak import memory_of
-from windtunnel.studies.training.plan import read_plan
+from windtunnel.studies.training.plan import PEAK_DTYPE, read_plan
 from windtunnel.studies.training.pricing import Pricer
 
 SHARDED = ("fsdp", "deepspeed", "torchtitan")
@@ -59,14 +61,8 @@ class Passes:
 
 def packed(tokens: NDArray[np.int64], capacity: int, dp: int, quantum: int) -> Packed:
     """Samples of these tokens in rows of `capacity`, dealt to `dp` ranks; lengths are multiples of `quantum`."""
-    longest_first = np.sort(tokens)[::-1]
-    room = np.full(len(tokens), capacity, np.int64)
-    used = 0
-    for size in longest_first:
-        place = int(np.argmax(room[: used + 1] >= size))
-        room[place] -= size
-        used = max(used, place + 1)
-    loads = np.sort(capacity - room[:used])[::-1]
+    loads = np.array(_loads(tokens.tobytes(), capacity), np.int64)
+    used = len(loads)
     micro_batches = ceil(used / dp)
     dealt = np.zeros(micro_batches * dp, np.int64)
     dealt[:used] = loads
@@ -80,6 +76,19 @@ def packed(tokens: NDArray[np.int64], capacity: int, dp: int, quantum: int) -> P
     document = min(row, ceil(document / ROW_STEP) * ROW_STEP)
     mean = float(tokens.sum()) / dp
     return Packed(micro_batches, row, int(document), float(tokens.sum()) / (used * capacity), fullest / mean)
+
+
+@lru_cache(maxsize=64)
+def _loads(tokens: bytes, capacity: int) -> tuple[int, ...]:
+    """Tokens of each row, fullest first: samples by first fit, longest first."""
+    lengths = np.sort(np.frombuffer(tokens, np.int64))[::-1]
+    room = np.full(len(lengths), capacity, np.int64)
+    used = 0
+    for size in lengths:
+        place = int(np.argmax(room[: used + 1] >= size))
+        room[place] -= size
+        used = max(used, place + 1)
+    return tuple(np.sort(capacity - room[:used])[::-1].tolist())
 
 
 @dataclass(eq=False)
@@ -122,6 +131,13 @@ class Trainer:
         factor = self.factor
         return Passes(factor * forward * self.old_logprob, factor * forward * self.reference, factor * training)
 
+    def peak_s(self, tokens: NDArray[np.int64]) -> float:
+        """Seconds that no layout is below: the products at the peak rate of all GPUs."""
+        precision = str(self.fields.get("precision", "bf16"))
+        rate = self.cluster.n_gpus * self.cluster.gpu.peak_flops(PEAK_DTYPE.get(precision, precision))
+        passes = 3 + int(self.old_logprob) + int(self.reference)
+        return self.factor * passes * float(tokens.sum()) * self.model.forward_flops_per_token(1) / rate
+
     def priced(self, rows: Packed) -> _Priced:
         """One optimizer step of these rows, and a forward pass over them. Raises LayoutError, SpecError."""
         key = (rows.micro_batches, rows.row_tokens, rows.document_tokens)
@@ -144,10 +160,7 @@ class _Priced:
 
 def _price(model: Model, cluster: Cluster, fields: Mapping[str, Any], key: tuple[int, int, int], dp: int) -> _Priced:
     micro_batches, row, document = key
-    # NeMo RL, verl, slime and Megatron-Bridge recipes split no expert: expert_tensor_parallel_size 1.
-    experts = {"etp": 1} if int(fields.get("ep", 1)) > 1 else {}
-    plan = read_plan({**fields, **experts, "global_batch": micro_batches * dp, "seq_len": row, "micro_batch": 1})
-    layout = resolve(model, cluster, plan)
+    layout = _laid_out(model, cluster, fields, micro_batches * dp, row)
     pricer = Pricer(layout)
     if document < row:
         pricer = pricer.with_documents(document)
@@ -165,16 +178,34 @@ def _price(model: Model, cluster: Cluster, fields: Mapping[str, Any], key: tuple
     )
 
 
+def _laid_out(model: Model, cluster: Cluster, fields: Mapping[str, Any], rows: int, row_tokens: int) -> Layout:
+    """A plan of so many rows on its ranks. Raises LayoutError, SpecError."""
+    # NeMo RL, verl, slime and Megatron-Bridge recipes split no expert: expert_tensor_parallel_size 1.
+    experts = {"etp": 1} if int(fields.get("ep", 1)) > 1 else {}
+    plan = read_plan({**fields, **experts, "global_batch": rows, "seq_len": row_tokens, "micro_batch": 1})
+    return resolve(model, cluster, plan)
+
+
 def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, Any]) -> Trainer:
     """The layout that is fastest among those that fit, where `given` leaves one open. Raises UserError where none is.
 
-    Of recomputation: none where that fits, else full.
+    Of recomputation: none where that fits, else full. Layouts are priced in the order of lower bounds until no other
+    can be faster; one that needs too much memory at the least is not priced.
     """
     best: tuple[float, Trainer] | None = None
     reason: UserError | None = None
+    least, known = [], dict[tuple[int, int], Bounds]()
     for layout in layouts(trainer.model, trainer.cluster, given, str(trainer.fields["framework"])):
+        able = replace(trainer, fields={**trainer.fields, **layout}, _known={})
         try:
-            able = fitting(replace(trainer, fields={**trainer.fields, **layout}, _known={}), tokens, train_batch, given)
+            least.append((least_s(able, tokens, train_batch, given, known), len(least), able))
+        except (LayoutError, UserError) as error:
+            reason = error
+    for bound_s, _, able in sorted(least, key=lambda one: one[:2]):
+        if best is not None and bound_s >= best[0]:
+            break
+        try:
+            able = fitting(able, tokens, train_batch, given)
             seconds = able.passes(tokens, train_batch).total_s
         except (LayoutError, UserError) as error:
             reason = error
@@ -184,6 +215,41 @@ def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, 
     if best is None:
         raise reason or LayoutError("no layout of the trainer is possible", "give more GPUs to --train")
     return best[1]
+
+
+def least_s(
+    trainer: Trainer,
+    tokens: NDArray[np.int64],
+    train_batch: int,
+    given: Mapping[str, Any],
+    known: dict[tuple[int, int], Bounds],
+) -> float:
+    """Seconds that the passes take at the least; `known`: bounds by tokens of a row and of a document.
+
+    Raises LayoutError where it does not fit, whatever is recomputed.
+    """
+    capacity = max(trainer.row_tokens, int(tokens.max()))
+    starts = range(0, len(tokens), train_batch)
+    steps = [packed(tokens[at : at + train_batch], capacity, trainer.dp, trainer.quantum) for at in starts]
+    micro_batches, row = min(one.micro_batches for one in steps), min(one.row_tokens for one in steps)
+    document = min(row, *(one.document_tokens for one in steps))
+    bounds = known.setdefault((row, document), Bounds(0.0, document if document < row else None))
+    capacity_bytes = trainer.cluster.gpu.usable_memory_bytes
+    layout = _laid_out(trainer.model, trainer.cluster, trainer.fields, micro_batches * trainer.dp, row)
+    for word in _savings(given):
+        layout = replace(layout, plan=layout.plan.with_fields({"recompute": word}))
+        needed = bounds.memory_bytes(layout)
+        if needed <= capacity_bytes:
+            break
+    else:
+        if not (given.get("recompute") or given.get("tp")):
+            size = needed / 2**30
+            raise LayoutError(f"the trainer needs {size:.1f} GiB of a GPU", "use more GPUs, or larger --pp or --ep")
+    ahead, _ = bounds.passes(layout)
+    stages = ahead.reshape(-1, layout.plan.pp).sum(axis=0)
+    forward_ns = stages.sum() + (micro_batches - 1) * stages.max()
+    passes = int(trainer.old_logprob) + int(trainer.reference)
+    return trainer.factor * len(steps) * 1e-9 * (bounds.step_ns(layout) + passes * float(forward_ns))
 
 
 def layouts(model: Model, cluster: Cluster, given: Mapping[str, Any], framework: str) -> list[dict[str, int]]:
@@ -219,10 +285,14 @@ def _expert_parameters(model: Model, layer: Layer) -> int:
     return block.experts * block.matrices * block.size * model.hidden_size if block.kind == "moe" else 0
 
 
+def _savings(given: Mapping[str, Any]) -> list[str]:
+    """What is recomputed, as given; else what is tried in turn."""
+    return [given["recompute"]] if given.get("recompute") else ["none", "full"]
+
+
 def fitting(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, Any]) -> Trainer:
     """The same with recomputation where none is given: none where that fits, else full. Raises LayoutError."""
-    choices = [given["recompute"]] if given.get("recompute") else ["none", "full"]
-    for word in choices:
+    for word in _savings(given):
         able = replace(trainer, fields={**trainer.fields, "recompute": word}, _known={})
         most = fullest(able, tokens, train_batch)
         if most.device_bytes <= able.cluster.gpu.usable_memory_bytes:

@@ -7,21 +7,26 @@ shorter, so no other can be better. Each candidate has a lower bound,
     in turn      update + between + passes + max(longest answer alone, tokens / highest rate)
     ahead        max(between + passes, tokens / highest rate) + update
 
-with the highest rate that any batch of generators reaches at the shortest context. Candidates are simulated in the
-order of their bounds until the next bound is not below the best step: that proves that no other is better.
+with the highest rate that any batch of generators reaches at the shortest context, and the passes at the peak rate of
+the GPUs until a trainer's layout is sought. Candidates are simulated in the order of their bounds until the next bound
+is not below the best step: that proves that no other is better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from heapq import heapify, heappop, heappush
 from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.questions.asked.rl import Rl, RlPlan
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.studies.rl.job import Job, alone_s, settled
+from windtunnel.studies.rl.job import Job, alone_s, drafted, trainer_of, with_trainer
 from windtunnel.studies.rl.learner import Trainer
 from windtunnel.studies.rl.result import RlResult
 from windtunnel.studies.rl.study import answered, window
@@ -96,27 +101,38 @@ def answer(question: RlPlan) -> RlPlanned:
 
 def search(question: RlPlan, *, prove: bool) -> RlPlanned:
     """The best candidate; without `prove` all are simulated."""
-    jobs: list[tuple[float, int, Job]] = []
+    heap: list[tuple[float, int, bool, Job]] = []  # bound, number, whether the trainer has its layout
     refused, reason = 0, None
     trainers: dict[int | None, Trainer] = {}
     for asked in candidates(question):
         try:
-            job = settled(asked, trainers.get(asked.train))
-            trainers[asked.train] = job.trainer
-            jobs.append((bound_s(job), len(jobs), job))
+            draft = drafted(asked)
+            heap.append((bound_s(draft, draft.trainer.peak_s), len(heap), False, draft))
         except (LayoutError, SpecError) as error:
             refused, reason = refused + 1, error
+    heapify(heap)
     best: tuple[float, RlResult] | None = None
     tried: list[Tried] = []
-    for bound, _, job in sorted(jobs, key=lambda one: one[:2]):
-        found = None
-        if not prove or best is None or bound < best[0]:
-            found = answered(job)
-            if not found.feasible:
-                refused, reason = refused + 1, LayoutError(found.reason, "give more GPUs")
-                continue
-            if best is None or found.step_time_s < best[0]:
-                best = (found.step_time_s, found)
+    while heap:
+        bound, number, laid_out, job = heappop(heap)
+        if prove and best is not None and bound >= best[0]:
+            tried.append(_tried(job, bound, None))
+            continue
+        if not laid_out:
+            try:
+                trainer = trainers.get(job.question.train) or trainer_of(job)
+                trainers[job.question.train] = trainer
+                job = with_trainer(job, trainer)
+                heappush(heap, (max(bound, bound_s(job, job.passes_s)), number, True, job))
+            except (LayoutError, SpecError) as error:
+                refused, reason = refused + 1, error
+            continue
+        found = answered(job)
+        if not found.feasible:
+            refused, reason = refused + 1, LayoutError(found.reason, "give more GPUs")
+            continue
+        if best is None or found.step_time_s < best[0]:
+            best = (found.step_time_s, found)
         tried.append(_tried(job, bound, found))
     if best is None:
         raise reason or UserError("no division of the cluster is possible")
@@ -148,8 +164,11 @@ def candidates(question: RlPlan) -> Iterator[Rl]:
                 yield Rl(**{**base, "rollout": rollout, "hybrid": False, **pools})
 
 
-def bound_s(job: Job) -> float:
-    """A lower bound of the step: the mean over the very batches that are simulated."""
+def bound_s(job: Job, learner_s: Callable[[NDArray[np.int64]], float]) -> float:
+    """A lower bound of the step: the mean over the very batches that are simulated.
+
+    `learner_s`: what the passes over samples of these tokens take at the least.
+    """
     times, rules = job.times, job.rules
     warm, measured = window(job)
     extra = rules.prompt_tokens + (rules.turns - 1) * rules.tool_tokens
@@ -160,7 +179,7 @@ def bound_s(job: Job) -> float:
     generation: list[float] = []
     for number in range(warm, warm + measured):
         batch = job.lengths(number)
-        learner.append(times.between_s + job.trainer.passes(batch + extra, job.train_batch).total_s)
+        learner.append(times.between_s + learner_s(batch + extra))
         alone = 0.0 if rules.async_steps else alone_s(job, int(batch.max()))
         generation.append(max(alone, float(batch.sum()) / rate))
     if not rules.async_steps:

@@ -197,7 +197,8 @@ def simulate(
         sent.append(one)
         return one
 
-    if workload.concurrency is None and (len(servers) == 1 or getattr(router, "in_turn", False)):
+    known = workload.concurrency is None and workload.turns is None  # when requests arrive
+    if known and (len(servers) == 1 or getattr(router, "in_turn", False)):
         taken = [one for now_ns, index in client.start() if (one := request(index, now_ns)) is not None]
         sent.clear()
         for place, server in enumerate(servers):  # what one of them gets depends on no other
@@ -227,7 +228,7 @@ def simulate(
 
     only = len(servers) == 1
     later = client.start()[::-1]
-    loop = Loop(None if workload.concurrency is None else answered, arrive)
+    loop = Loop(None if known else answered, arrive)
     for place, server in enumerate(servers):
         loop.add(server, place)
     first, after = len(servers), len(servers) + 1

@@ -9,6 +9,7 @@ from math import hypot, inf
 import numpy as np
 
 from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.physics.cost.inference.experts import WIDE
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
@@ -31,7 +32,6 @@ from windtunnel.studies.serving.result import (
     refused_words,
 )
 from windtunnel.studies.serving.routing import ROUTERS
-from windtunnel.studies.serving.step_time.layers import WIDE
 from windtunnel.studies.serving.step_time.times import EXPERT_KNEE, TICKS_PER_S, Prices
 from windtunnel.studies.serving.workload.requests import Workload
 

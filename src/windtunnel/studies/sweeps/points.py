@@ -45,7 +45,7 @@ class Point:
     """One run: its key and its inputs, by dotted name."""
 
     key: str
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Study:
 
     verb: str
     points: tuple[Point, ...]  # known beforehand
-    fixed: Mapping[str, Any]
+    fixed: Mapping[str, object]
     optuna: Mapping[str, Any] | None = None
     version: str = ""
 
@@ -114,7 +114,7 @@ def _digest_of_folder(path: str) -> str:
     return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
 
 
-def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
+def read_study(spec: str | Path | Mapping[str, object], version: str) -> Study:
     """A study from a mapping or a YAML file. Raises InputFileError or SpecError."""
     if not isinstance(spec, Mapping):
         with about_file(spec):
@@ -127,10 +127,10 @@ def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
     for inputs in _inputs(spec):
         point = point_of(verb, {**fixed, **inputs}, version)
         found.setdefault(point.key, point)
-    optuna = spec.get("optuna")
+    optuna = None if spec.get("optuna") is None else _mapping("optuna", spec["optuna"])
     if optuna is not None:
         for name in ("trials", "seed"):
-            _whole(f"optuna.{name}", _mapping("optuna", optuna).get(name, 0))
+            _whole(f"optuna.{name}", optuna.get(name, 0))
         for name, values in _mapping("optuna.over", optuna.get("over")).items():
             _require_range(f"optuna.over.{name}", values)
     if not found and optuna is None:

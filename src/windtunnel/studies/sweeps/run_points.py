@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import UserError
 from windtunnel.files.document import read_mapping
@@ -15,6 +15,10 @@ from windtunnel.questions import question_class, read, run
 from windtunnel.questions.changing import set_paths
 from windtunnel.questions.words import parts_from_files
 from windtunnel.studies.sweeps.points import nest_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 QUESTION = "question"  # in place of a module
 Row = dict[str, Any]  # status, reason, outputs
@@ -29,12 +33,13 @@ def run_points(function: str, points: Sequence[Mapping[str, object]]) -> list[Ro
     return [_row(partial(_call, called), inputs) for inputs in points]
 
 
-def _answer(verb: str, inputs: Mapping[str, Any]) -> object:
+def _answer(verb: str, inputs: Mapping[str, object]) -> object:
     """The answer to the question that inputs ask; a part may be the name of its file. Raises UserError."""
     data: dict[str, Any] = {}
     for field in parts_from_files(question_class(verb)):
-        if isinstance(inputs.get(field.path), str):
-            data[field.path] = dict(read_mapping(inputs[field.path], f"it holds the fields of {field.path}"))
+        file = inputs.get(field.path)
+        if isinstance(file, str):
+            data[field.path] = dict(read_mapping(file, f"it holds the fields of {field.path}"))
     others = {name: value for name, value in inputs.items() if name not in data}
     set_paths(data, question_class(verb), others)
     return run(read({"question": verb, **data}))
@@ -61,7 +66,7 @@ def _row(answered: Callable[[Mapping[str, object]], object], inputs: Mapping[str
     return {"status": str(outputs.pop("status", "ok")), "reason": reason, "outputs": outputs}
 
 
-def _unmet(called: Any, asked: Mapping[str, object]) -> str:
+def _unmet(called: Callable[..., object], asked: Mapping[str, object]) -> str:
     """What is wrong with the names of the inputs; empty if nothing, or if the function does not say what it takes."""
     try:
         takes = signature(called)

@@ -27,7 +27,7 @@ from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
 from windtunnel.studies.sweeps.points import NO_INPUTS, Point, Study, read_study
 from windtunnel.studies.sweeps.ray_cluster import wait_for_ends
-from windtunnel.studies.sweeps.run_points import QUESTION
+from windtunnel.studies.sweeps.run_points import QUESTION, Row
 from windtunnel.studies.sweeps.table import read_rows, write_table
 
 Progress = Callable[[int, int], None]
@@ -41,7 +41,7 @@ class SweepOutcome(Shown):
     points: int
     ran: int
     by_status: Mapping[str, int]
-    best: Mapping[str, Any] | None = None  # inputs of the best trial, where an optimiser asked
+    best: Mapping[str, object] | None = None  # inputs of the best trial, where an optimiser asked
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the first point of each status that has one
 
     def to_dict(self) -> dict[str, object]:
@@ -207,7 +207,7 @@ def _run(
 def _trials(
     study: Study,
     points: list[Point],
-    rows: dict[str, dict[str, Any]],
+    rows: dict[str, Row],
     log: Journal | None,
     called: str,
     progress: Progress | None,

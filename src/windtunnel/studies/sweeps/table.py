@@ -6,16 +6,20 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.questions.asked.sweep import SweepTable
 from windtunnel.studies.sweeps.points import Point
 
+if TYPE_CHECKING:
+    from windtunnel.studies.sweeps.run_points import Row
+
+
 INPUTS = b"windtunnel.inputs"  # of the file's metadata: the names of the inputs, as JSON
 
 
-def write_table(points: Sequence[Point], rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+def write_table(points: Sequence[Point], rows: Mapping[str, Row], path: Path) -> None:
     """Columns key, status, reason, the inputs, the outputs (with a leading `out.` where an input has the name)."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from dataclasses import dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.questions.asked.sweep import Techniques
@@ -16,6 +16,10 @@ from windtunnel.studies.techniques.offload.parameters import OffloadPlan
 from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
 from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
 from windtunnel.units import parse_bytes, parse_count, parse_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 AUTO = ("auto", "none", "")
 TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
@@ -126,7 +130,7 @@ def with_values(technique: Named, given: dict[str, str]) -> object:
     return technique.takes(**values)
 
 
-def _value(technique: str, name: str, word: str, hint: object, metadata: Any) -> object:
+def _value(technique: str, name: str, word: str, hint: object, metadata: Mapping[str, Any]) -> object:
     shown = f"{technique}:{name}"
     optional = get_origin(hint) in (Union, types.UnionType)
     kinds = [one for one in get_args(hint) if one is not type(None)] if optional else [hint]
@@ -159,15 +163,15 @@ def legal(techniques: list[Named]) -> None:
                                 "same state or traffic; leave one of them out")  # fmt: skip
 
 
-def answer(question: Techniques) -> dict[str, list[dict[str, Any]]]:
+def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
     """All techniques, or the one that is named. Raises UnknownNameError."""
     named = None if question.name is None else find_technique(question.name).name
     return {"techniques": [one for one in list_techniques() if named in (None, one["name"])]}
 
 
-def list_techniques() -> list[dict[str, Any]]:
+def list_techniques() -> list[dict[str, object]]:
     """All techniques as plain data: what `windtunnel techniques` shows."""
-    found = []
+    found: list[dict[str, object]] = []
     for one in TECHNIQUES:
         parameters = [
             {

@@ -108,6 +108,18 @@ def test_addresses_tell_storages_and_places_in_them_apart() -> None:
 
 
 @needs_no_gpu
+def test_the_state_of_a_generator_may_be_one_that_was_sent_round() -> None:
+    before = torch.Generator
+    with fake_tensors("cuda", gpus=1):
+        mine = torch.Generator()
+        sent = mine.get_state().cuda()
+        mine.set_state(sent.cpu())
+        torch.set_rng_state(torch.get_rng_state())
+        assert isinstance(torch.default_generator, torch.Generator)
+        assert torch.randperm(4, generator=mine).shape == (4,)
+    assert torch.Generator is before
+
+
 def test_a_loaded_parameter_that_was_moved_has_an_address_too() -> None:
     loaded = nn.Parameter(torch.ones(3))
     before = loaded.data_ptr()

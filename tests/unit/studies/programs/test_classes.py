@@ -45,6 +45,30 @@ def call_changed(base: RankProgram, at: int, **fields: object) -> RankProgram:
     return changed(base, at, communication=replace(call, **fields))  # type: ignore[arg-type]
 
 
+def with_batch(base: RankProgram, rows: tuple[int, ...], **fields: object) -> RankProgram:
+    """The host of a GPU puts a batch together first, of documents that are so long."""
+    made = []
+    for length in rows:
+        spec = TensorSpec((length,), "int64", "host")
+        made.append(replace(Op("aten.copy_", "compute", (spec, spec)), **fields))  # type: ignore[arg-type]
+    ops = [replace(op, after=tuple(at + len(made) for at in op.after)) for op in base.ops]
+    return replace(base, ops=(*made, *ops))
+
+
+def test_how_a_batch_is_put_together_makes_no_class_and_what_a_model_does_on_the_host_does() -> None:
+    one, other = (with_batch(changed(program(0), 1, after=(0,)), rows) for rows in ((3, 5), (8,)))
+    assert digest(one) == digest(other) == digest(changed(program(0), 1, after=(0,)))
+    assert kind(one) == kind(other)
+    assert first_difference(one, other) is None
+    later = first_difference(one, changed(other, 2, flops=1.0, after=()))
+    assert later is not None
+    assert later.op == 3  # as it is counted in the whole program
+    for fields in ({"phase": "optimizer"}, {"module": "experts.0"}):
+        mine, its = (with_batch(program(0), rows, **fields) for rows in ((3, 5), (3, 6)))
+        assert digest(mine) != digest(its)
+        assert first_difference(mine, its) is not None
+
+
 def test_ranks_that_differ_in_where_they_are_only_are_one_class() -> None:
     digests = {digest(program(rank)) for rank in range(STAGES * REPLICAS)}
     assert len(digests) == 1

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from windtunnel.errors import LayoutError, SpecError, UnknownNameError
+from windtunnel.errors import LayoutError, SpecError, UnknownNameError, UserError
 from windtunnel.faces.cli.app import main
 from windtunnel.questions.asked.rl import Rl, RlPlan
 from windtunnel.questions.reading import read, read_part
+from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.rl.habits import framework_names, load_habits
-from windtunnel.studies.rl.learner import packed
+from windtunnel.studies.rl.job import drafted
+from windtunnel.studies.rl.learner import best_trainer, fitting, layouts, least_s, packed
 from windtunnel.studies.rl.lengths import answers_of
 from windtunnel.studies.rl.plan import search
 from windtunnel.studies.rl.result import RlResult
@@ -23,7 +26,7 @@ from windtunnel.studies.rl.study import answer
 SMALL: dict[str, Any] = {
     "model": "llama-3.2-1b",
     "cluster": "h100-sxm:8",
-    "framework": "nemo-rl-0.6",
+    "framework": "nemo-rl-0.7",
     "prompts": 16,
     "samples": 4,
     "lengths": "mean=200,cap=600",
@@ -152,6 +155,35 @@ def test_the_plan_is_what_trying_everything_finds(seed: int) -> None:
     assert all(one.step_s is None or one.bound_s <= one.step_s for one in everything.tried)
     assert len(proved.tried) + proved.refused == len(everything.tried) + everything.refused
     assert "simulated" in proved.proof
+
+
+def test_the_layout_of_a_trainer_is_what_pricing_everything_finds() -> None:
+    """Bounds leave no layout out that is faster, and none of them is above what they bound."""
+    large = {"model": "qwen3-30b-a3b", "cluster": "h100-sxm:16", "learner": {"ep": 8}, "rollout": {"gen_tp": 4}}
+    draft = drafted(read_part(Rl, SMALL | large))
+    tokens, given = draft.sample_tokens(), {"tp": None, "pp": None, "cp": None, "ep": 8, "recompute": None}
+    found = best_trainer(draft.trainer, tokens, draft.train_batch, given)
+    every: list[float] = []
+    known: dict[tuple[int, int], Bounds] = {}
+    for layout in layouts(draft.model, draft.trainer.cluster, given, "megatron"):
+        able = replace(draft.trainer, fields={**draft.trainer.fields, **layout}, _known={})
+        try:
+            seconds = fitting(able, tokens, draft.train_batch, given).passes(tokens, draft.train_batch).total_s
+        except UserError:
+            continue
+        assert least_s(able, tokens, draft.train_batch, given, known) <= seconds
+        assert able.peak_s(tokens) < seconds
+        every.append(seconds)
+    assert len(every) > 3
+    assert found.passes(tokens, draft.train_batch).total_s == min(every)
+
+
+def test_generators_with_gpus_of_their_own_take_more_of_the_memory() -> None:
+    """As every asynchronous recipe of NeMo RL has it."""
+    together, apart = drafted(read_part(Rl, SMALL)), drafted(read_part(Rl, SMALL | {"generate": 4, "train": 4}))
+    assert apart.engine.deployment.gpu_memory_utilization > together.engine.deployment.gpu_memory_utilization
+    given = SMALL | {"generate": 4, "train": 4, "rollout": {"gen_tp": 1, "gpu_memory_utilization": 0.3}}
+    assert drafted(read_part(Rl, given)).engine.deployment.gpu_memory_utilization == 0.3
 
 
 def test_the_commands_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def serving_document(result: ServingResult, points: Sequence[Answer] = ()) -> Do
     spec, load = answer["spec"], answer["spec"]["workload"]
     rate = f", {_rate(load['rate_per_s'])} requests/s" if load.get("rate_per_s") else ""
     rate = f", {load['concurrency']} in flight" if load.get("concurrency") else rate
+    rate += f" of {load['sessions']} sessions" if load.get("sessions") else ""
     there = spec["cluster_gpus"]
     unused = f" · uses {result.gpus} of the cluster's {there} GPUs" if result.gpus < there else ""
     under = (

@@ -76,6 +76,8 @@ class InferenceKernels:
         return quantised_grids(tables).get(dtype) if tables and dtype in DTYPES else None
 
     def _multiplied(self, dtype: str) -> str:
+        if self.gpu.supports(dtype):  # matrix units of CDNA4 multiply MXFP4 as it is
+            return dtype
         multiplied = GEMM_DTYPE.get(dtype, dtype)
         return multiplied if self.gpu.supports(multiplied) else "bf16"
 

@@ -60,6 +60,7 @@ def fake_tensors(
                 gaps.one_cpu,
                 gaps.addresses_looked_at,
                 gaps.random_dtensors,
+                gaps.random_states,
             ),
         ):
             stack.enter_context(prepared())

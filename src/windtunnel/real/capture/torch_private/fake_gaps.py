@@ -11,6 +11,7 @@
 - `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers):
   the address of the storage's description stands in for that of its data.
 - DTensor reads and sets the state of the random numbers around each op that draws some.
+- `generator.set_state(tensor)` reads bytes in C++, which a state that was sent round has not: it stays as it is.
 - `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices
   that way.
 - `f"{loss:.3f}"` asks plain tensors only for their value.
@@ -240,6 +241,32 @@ def addresses_looked_at() -> Replacements:
         (dist.Reducer, "__init__", reducer),
         (_flat_param, "_same_storage", same_storage),
         (torch.Tensor, "data_ptr", address),
+    )
+
+
+def random_states() -> Replacements:
+    """The state of a generator is not set to a tensor without data: nobody sees the numbers."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    class AsBefore(type(torch.Generator)):  # type: ignore[misc]
+        def __instancecheck__(cls, thing: object) -> bool:
+            return isinstance(thing, torch._C.Generator)
+
+    class Generator(torch.Generator, metaclass=AsBefore):  # type: ignore[misc]
+        def set_state(self, state: torch.Tensor) -> torch.Generator:
+            return self if isinstance(state, FakeTensor) else super().set_state(state)
+
+    set_for_all = torch.set_rng_state
+
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        if not isinstance(new_state, FakeTensor):
+            set_for_all(new_state)
+
+    return Replacements(
+        (torch, "Generator", Generator),
+        (torch, "set_rng_state", set_rng_state),
+        (torch.random, "set_rng_state", set_rng_state),
     )
 
 

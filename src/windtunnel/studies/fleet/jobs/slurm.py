@@ -186,10 +186,18 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         "qos": last.cells["QOS"],
         "priority": last.cells["Priority"],
         "account": last.cells["Account"],
+        "billing": _tres(last, "billing"),
+        "cpus": _tres(last, "cpu"),
         "log_state": state,
         "log_restarts": restarts,
         "log_gpu_seconds": repr(sum(held)) if started is not None else None,
     }
+
+
+def _tres(attempt: Attempt, name: str) -> str | None:
+    """The count of a resource that is neither GPU nor node."""
+    found = re.search(rf"(?:^|,){name}=(\d+)", attempt.cells["AllocTRES"] or attempt.cells["ReqTRES"])
+    return found.group(1) if found else None
 
 
 def _limit(attempt: Attempt, notes: Notes) -> float | None:

@@ -23,7 +23,14 @@ from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.studies.fleet.site import Site
 
-GIVEN = ("kinds", "nodes", "per_node", "seed", "sample")  # fields that follow from the site, --seed or the trace
+GIVEN = (
+    "kinds",
+    "nodes",
+    "per_node",
+    "seed",
+    "sample",
+    "cluster",
+)  # fields that follow from the site, --seed or the trace
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ def _as(example: object, value: object, key: str) -> Any:
         raise SpecError(key, value, "give a list of numbers")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise SpecError(key, value, "give a number from 0 on")
-    if key.endswith("_s") and value < 1:  # at 0 it is asked without end
+    if key.endswith("_s") and example and value < 1:  # at 0 it is asked without end
         raise SpecError(key, value, "give 1 or more")
     if isinstance(example, int):
         if isinstance(value, int):

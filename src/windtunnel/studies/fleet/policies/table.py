@@ -20,11 +20,11 @@ from windtunnel.studies.fleet.policies import (
     pollux,
     queues,
     sia,
-    slurm,
     srtf,
     themis,
     tiresias,
 )
+from windtunnel.studies.fleet.policies.slurm import policy as slurm
 from windtunnel.studies.fleet.traits import Traits
 
 POLICIES: Mapping[str, Traits] = {

@@ -6,7 +6,8 @@ gather or scatter is its place in the group. A number in the name of a module (`
 the rank comes to: ranks that hold different experts do the same. What op i is, what it depends on, where it runs, its
 shapes and bytes: all as recorded. But of a kernel that goes over lists of tensors (`_foreach_add_`) only the elements
 count, not how they are cut: FSDP 1 cuts flat shards anywhere, and each rank holds other pieces of parameters. Memory is
-compared by what matters of it: what is resident in each category, and the peak.
+compared by what matters of it: what is resident in each category, and the peak. What the host of a GPU does to its own
+tensors beside the model is a batch being put together: how long documents are differs by rank, and is not compared.
 
 Roles are invariant when a group is moved: two ranks at the same places of their own groups have equal programs.
 """
@@ -48,22 +49,23 @@ def digest(program: RankProgram) -> str:
 
 def first_difference(one: RankProgram, other: RankProgram) -> Difference | None:
     """The first op, in order of issue, that differs; or the memory, where all ops are equal; or None."""
-    pairs = zip(_roles(one), _roles(other), strict=False)
-    for index, (mine, its) in enumerate(pairs):
+    ours, theirs = ([at for at, op in enumerate(of.ops) if not is_batch_making(op)] for of in (one, other))
+    pairs = zip(ours, theirs, _roles(one), _roles(other), strict=False)
+    for index, its_index, mine, its in pairs:
         if mine == its:
             continue
-        for name, ours, theirs in zip(_FIELDS, mine, its, strict=True):
-            if ours != theirs:
+        for name, left, right in zip(_FIELDS, mine, its, strict=True):
+            if left != right:
                 op = one.ops[index]
-                left, right = _shown(name, one.ops[index], ours), _shown(name, other.ops[index], theirs)
+                left, right = _shown(name, op, left), _shown(name, other.ops[its_index], right)
                 what = f"{name.replace('_', ' ')}: {left} on rank {one.rank}, {right} on rank {other.rank}"
                 return Difference(index, f"op {index} ({_place(op)}): {what}")
-    if len(one.ops) != len(other.ops):
-        longer = one if len(one.ops) > len(other.ops) else other
-        shorter = other if longer is one else one
-        at = len(shorter.ops)
+    if len(ours) != len(theirs):
+        longer, kept = (one, ours) if len(ours) > len(theirs) else (other, theirs)
+        shorter, count = (other, len(theirs)) if longer is one else (one, len(ours))
+        at = kept[count]
         text = f"op {at} ({_place(longer.ops[at])}): only rank {longer.rank} has it"
-        return Difference(at, f"{text}, rank {shorter.rank} ends after {at} ops")
+        return Difference(at, f"{text}, rank {shorter.rank} ends after {len(shorter.ops)} ops")
     mine_memory, its_memory = memory_facts(one), memory_facts(other)
     for name in sorted(mine_memory.keys() | its_memory.keys()):
         left, right = str(mine_memory.get(name, 0)), str(its_memory.get(name, 0))
@@ -107,6 +109,7 @@ def kind(program: RankProgram) -> str:
     ops = {
         (op.name, op.inputs, op.outputs, None if (call := op.communication) is None else (call.kind, call.bytes))
         for op in program.ops
+        if not is_batch_making(op)
     }
     text = hashlib.blake2b(digest_size=16)
     for line in sorted(map(repr, ops)):
@@ -126,7 +129,11 @@ def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
             texts[key] = repr(_totals(specs) if many else tuple(map(tuple, specs)))
         return texts[key]
 
-    for op in program.ops:
+    turn_of: dict[int, int] = {}  # of an op, among those that are compared
+    for index, op in enumerate(program.ops):
+        if is_batch_making(op):
+            continue
+        turn_of[index] = len(turn_of)
         call = op.communication
         many = is_multi_tensor(op)
         yield (
@@ -144,8 +151,16 @@ def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
             float(op.flops),
             0.0 if many else float(op.bytes_read),  # they follow from the tensors
             0.0 if many else float(op.bytes_written),
-            op.after,
+            tuple(turn_of[earlier] for earlier in op.after if earlier in turn_of),
         )
+
+
+def is_batch_making(op: Op) -> bool:
+    """Whether the host works on its own tensors alone, in no module and no pass."""
+    if op.kind != "compute" or op.phase != "other" or op.module:
+        return False
+    specs = (*op.inputs, *op.outputs)
+    return bool(specs) and all(spec.device == "host" for spec in specs)
 
 
 def is_multi_tensor(op: Op) -> bool:

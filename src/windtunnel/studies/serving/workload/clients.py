@@ -2,6 +2,7 @@
 
 open loop      arrivals ignore completions
 closed loop    `concurrency` requests in flight; all slots send at the start, each completion sends the next
+sessions       an answer brings the session's next turn, after what its user or tool takes
 """
 
 from __future__ import annotations
@@ -60,6 +61,40 @@ class ClosedLoop:
         return [(now_ns, self._next - 1)]
 
 
+@final
+class Sessions:
+    """Turn after turn of each session; sessions begin at their times, or as many at once as there are lanes."""
+
+    def __init__(self, workload: Workload) -> None:
+        assert workload.turns is not None
+        self._following = workload.turns.following.tolist()
+        self._delays = workload.turns.delay_ns.tolist()
+        firsts = workload.turns.firsts
+        if workload.arrival_ns is not None:
+            times = workload.arrival_ns.tolist()
+            self._start, self._later = sorted((times[one], one) for one in firsts), []
+        else:
+            lanes = workload.concurrency or 1
+            self._start = [(self._delays[one], one) for one in firsts[:lanes]]
+            self._start.sort()
+            self._later = firsts[lanes:][::-1]
+
+    def start(self) -> list[tuple[int, int]]:
+        """First turns."""
+        return list(self._start)
+
+    def answered(self, index: int, now_ns: int) -> list[tuple[int, int]]:
+        """The session's next turn; after its last, the lane's next session."""
+        following = self._following[index]
+        if following < 0:
+            if not self._later:
+                return []
+            following = self._later.pop()
+        return [(now_ns + self._delays[following], following)]
+
+
 def client_of(workload: Workload) -> Client:
     """The client that a workload asks for."""
+    if workload.turns is not None:
+        return Sessions(workload)
     return OpenLoop(workload) if workload.concurrency is None else ClosedLoop(workload)

@@ -4,15 +4,21 @@
                                       Request tokens, Response tokens (BurstGPT)
     arrival_s, arrival_ms, arrival_ns TIMESTAMP (Azure); timestamp in ms (Mooncake); Timestamp in s (BurstGPT)
     prefix_block_ids                  blocks of 16 tokens; block512_ids, hash_ids: of 512 (Mooncake)
+    session_id                        rows of one session are its turns in their order: each is sent after the answer to
+                                      the one before. Without prefix blocks its prompt begins with the one before
+    delay_s, delay (ms, AIPerf)       what the user or a tool takes before a turn
+    shared_tokens                     tokens that the prompts of all sessions begin with: instructions, tools
 
-Without arrivals a rate has to be given. Rows are sent in the order of arrival. Times are from the start of the run;
-those of a calendar (dates, or seconds since 1970) are moved, so that the first request comes at 0.
+Without arrivals a rate has to be given; with sessions, arrivals, rates and concurrencies are those of sessions. Rows
+are sent in the order of arrival. Times are from the start of the run; those of a calendar (dates, or seconds since
+1970) are moved, so that the first request comes at 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +28,7 @@ import numpy as np
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.table import read_table
 from windtunnel.studies.serving.workload.lengths import arrivals, check_rate, check_span
-from windtunnel.studies.serving.workload.requests import LONGEST_S, Workload
+from windtunnel.studies.serving.workload.requests import LONGEST_S, Turns, Workload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +47,8 @@ ARRIVALS = (
 )
 MOST_TOKENS = 10**9
 CALENDAR_S = 1e8  # three years: whoever counts more seconds than that reads a calendar
+DELAYS = (("delay_s", 1e9), ("delay", 1e6))
+SESSION_BLOCK = 16  # tokens of a block of a session's history
 PREFIXES = (("prefix_block_ids", 16), ("block512_ids", 512), ("hash_ids", 512))
 
 
@@ -73,8 +81,15 @@ def read_workload(
     prefix = next(((name, size) for name, size in PREFIXES if name in first), None)
     names = None if prefix is None else [_names(path, n, row[prefix[0]]) for n, row in rows]
     block = 16 if prefix is None else prefix[1]
+    turns = _turns(path, rows) if "session_id" in first else None
+    if turns is not None and names is None:
+        names, block = _histories(path, rows, prompts.tolist()), SESSION_BLOCK
     if concurrency is not None:
-        return Workload(prompts, outputs, None, concurrency, names, block, path.stem)
+        return Workload(prompts, outputs, None, concurrency, names, block, path.stem, turns=turns)
+    if turns is not None:
+        return _sessions_begin(
+            path, rows, turns, Workload(prompts, outputs, None, 1, names, block, path.stem), rate_per_s, cv, seed
+        )
     found = next(((name, scale) for name, scale in ARRIVALS if name in first), None)
     if found is None:
         if rate_per_s is None:
@@ -93,6 +108,69 @@ def read_workload(
     order = np.argsort(times, kind="stable")
     ordered = None if names is None else [names[place] for place in order.tolist()]
     return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem, order)
+
+
+def _turns(path: Path, rows: list[tuple[int, dict[str, str]]]) -> Turns:
+    """The turns of each session. Raises InputFileError."""
+    delay = next(((name, scale) for name, scale in DELAYS if name in rows[0][1]), None)
+    following = np.full(len(rows), -1, dtype=np.int64)
+    delays = np.zeros(len(rows), dtype=np.int64)
+    last: dict[str, int] = {}
+    for place, (line, row) in enumerate(rows):
+        session = row.get("session_id") or ""
+        if not session:
+            raise InputFileError(path, f"line {line}: session_id is empty", "name the session of every row")
+        if session in last:
+            following[last[session]] = place
+        last[session] = place
+        if delay is not None and (text := row.get(delay[0]) or ""):
+            delays[place] = _delay_ns(path, line, delay[0], text, delay[1])
+    return Turns(following, delays)
+
+
+def _delay_ns(path: Path, line: int, name: str, text: str, scale: float) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value * scale <= 1e9 * LONGEST_S:
+        raise InputFileError(path, f"line {line}: {name} = {text!r} is no delay", "give a time of at least zero")
+    return round(value * scale)
+
+
+def _histories(path: Path, rows: list[tuple[int, dict[str, str]]], prompts: list[int]) -> list[tuple[int, ...]]:
+    """Names of the prompts' blocks: a turn begins with the prompt before it, all with what sessions share."""
+    numbers: dict[str, int] = {}
+    found = []
+    for (line, row), prompt in zip(rows, prompts, strict=True):
+        session = numbers.setdefault(row["session_id"], len(numbers) + 1)
+        shared = _whole(path, line, row, "shared_tokens") if row.get("shared_tokens") not in (None, "", "0") else 0
+        blocks, common = prompt // SESSION_BLOCK, min(shared, prompt) // SESSION_BLOCK
+        own = session * MOST_TOKENS
+        found.append((*range(common), *range(own + common, own + blocks)))
+    return found
+
+
+def _sessions_begin(
+    path: Path,
+    rows: list[tuple[int, dict[str, str]]],
+    turns: Turns,
+    load: Workload,
+    rate_per_s: float | None,
+    cv: float,
+    seed: int,
+) -> Workload:
+    """The same as an open loop of sessions: they begin at the arrivals of their first rows, or at a rate."""
+    firsts = turns.firsts
+    begin = np.zeros(len(rows), dtype=np.int64)
+    found = next(((name, scale) for name, scale in ARRIVALS if name in rows[0][1]), None)
+    if rate_per_s is not None:
+        begin[firsts] = arrivals(len(firsts), rate_per_s, cv, seed)
+    elif found is not None:
+        begin[firsts] = _times(path, [rows[place] for place in firsts], *found)
+    else:
+        raise InputFileError(path, "has no arrivals", "add a column arrival_s, or give --rate or --concurrency")
+    return replace(load, arrival_ns=begin, concurrency=None, turns=turns)
 
 
 def _whole(path: Path, line: int, row: Mapping[str, str], name: str) -> int:

@@ -18,7 +18,7 @@ LONGEST_S = 3e8  # ten years, between the first and the last arrival: clocks of 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A workload in a few numbers: a closed loop has a concurrency, an open one a rate."""
+    """A workload in a few numbers: a closed loop has a concurrency, an open one a rate; both count sessions if any."""
 
     name: str
     requests: int
@@ -26,11 +26,14 @@ class Load:
     output_tokens_mean: float
     concurrency: int | None
     rate_per_s: float | None  # None, too, where all arrive at once
+    sessions: int | None = None
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON: of the last two the one that is meant."""
         found = plain_fields(self)
         del found["concurrency" if self.concurrency is None else "rate_per_s"]
+        if self.sessions is None:
+            del found["sessions"]
         return found
 
 
@@ -43,11 +46,29 @@ def _whole(what: str, values: object) -> Ints:
 
 
 @dataclass(frozen=True, eq=False)
+class Turns:
+    """Requests that belong to sessions: a turn is sent so long after the answer to the one before it.
+
+    `following`: the session's next turn, -1 at its end; `delay_ns`: what its user or tool takes before this turn.
+    """
+
+    following: Ints
+    delay_ns: Ints
+
+    @property
+    def firsts(self) -> list[int]:
+        """Requests that begin a session."""
+        later = set(self.following.tolist())
+        return [place for place in range(len(self.following)) if place not in later]
+
+
+@dataclass(frozen=True, eq=False)
 class Workload:
     """Requests in the order in which they are sent. Times in ns from the start; closed loops have none of their own.
 
     `prefix_names`: for each request, ids of its full prompt blocks of `prefix_block` tokens, equal id = equal prefix.
     `concurrency`: so many in flight, the next sent when one ends; None = an open loop at `arrival_ns`.
+    `turns`: of sessions; arrivals are then those of their first turns, and a concurrency counts sessions.
     """
 
     input_tokens: Ints  # or a list
@@ -58,6 +79,7 @@ class Workload:
     prefix_block: int = 16
     name: str = "requests"
     rows: Ints | None = None  # where each stood in the file, if not in the order in which they are sent
+    turns: Turns | None = None
 
     def __post_init__(self) -> None:
         for what in ("input_tokens", "output_tokens", "arrival_ns", "rows"):
@@ -101,7 +123,9 @@ class Workload:
         """What it is, in a few numbers."""
         rate = None
         if self.arrival_ns is not None:
-            span = float(self.arrival_ns[-1] - self.arrival_ns[0]) * 1e-9
-            rate = (len(self) - 1) / span if span > 0 else None
+            began = self.arrival_ns if self.turns is None else np.sort(self.arrival_ns[self.turns.firsts])
+            span = float(began[-1] - began[0]) * 1e-9
+            rate = (len(began) - 1) / span if span > 0 else None
         means = float(self.input_tokens.mean()), float(self.output_tokens.mean())
-        return Load(self.name, len(self), *means, self.concurrency, rate)
+        sessions = None if self.turns is None else len(self.turns.firsts)
+        return Load(self.name, len(self), *means, self.concurrency, rate, sessions)

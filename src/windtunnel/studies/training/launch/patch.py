@@ -27,6 +27,11 @@ ANCHORS = ("--micro-batch-size", "--global-batch-size", "--seq-length", "--tenso
 VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s\\)\"']+)"
 RESHARDS, OLDER = "fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_sharding_strategy"
 AUTO = {"parallelism.data_parallel_shard_degree": -1}
+# Keys whose defaults follow from others: said where the file leaves them open and one of the others changes.
+FOLLOWS = {
+    "training.global_batch_size": ("training.local_batch_size", "parallelism."),
+    "zero_optimization.overlap_comm": ("zero_optimization.stage",),
+}
 
 Plan = Mapping[str, Any]
 
@@ -55,9 +60,14 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
         return ""
     old, new = (_document(text_of, kind) for text_of, _ in written)
     own = dict(_leaves(_document(text, kind), ""))
-    for name in sorted({*old, *new}):
-        is_automatic = name in AUTO and own.get(name) == AUTO[name]
-        if old.get(name) != new.get(name) and not is_automatic:
+    changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
+    changed |= {
+        name
+        for name, others in FOLLOWS.items()
+        if name in new and own.get(name, -1) == -1 and any(one.startswith(others) for one in changed)
+    }
+    for name in sorted(changed):
+        if name not in AUTO or own.get(name) != AUTO[name]:
             text = edit(text, name, new.get(name), own)
     return text
 
@@ -66,7 +76,8 @@ def diff(path: str, patched: str) -> str:
     """The unified diff of a file and what it is to be, as `patch -p1` takes it; empty where they are the same."""
     before, after = (text.splitlines(keepends=True) for text in (read_text(path, PLAN), patched))
     name = path.lstrip("/")
-    return "".join(unified_diff(before, after, f"a/{name}", f"b/{name}"))
+    lines = unified_diff(before, after, f"a/{name}", f"b/{name}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def read_again(path: str, patched: str, n_gpus: int) -> Native:

@@ -162,3 +162,37 @@ def test_what_a_format_has_no_option_for_is_no_patch(tmp_path: Path) -> None:
     own = dict(read_native(path, 64).fields)
     after = {**own, "recompute": "selective:core_attention"}
     assert patch(str(path), (own, 16), (after, 16), 64, "m") == ""
+
+
+def test_a_file_without_a_last_line_break_gives_a_patch_that_applies(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("a = 1\nb = 2")
+    text = diff(str(path), "a = 1\nb = 3\n")
+    assert text.endswith("-b = 2\n\\ No newline at end of file\n+b = 3\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changes", "said"),
+    [
+        (  # torchtitan's global batch follows from the ranks
+            "a.toml", "[training]\nlocal_batch_size = 2\nseq_len = 4096\n[parallelism]\ntensor_parallel_degree = 1\n",
+            {"tp": 2}, "global_batch_size = 16",
+        ),
+        (  # DeepSpeed overlaps by itself with stage 3 only
+            "a.json",
+            '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}',
+            {"zero_stage": 3}, '"overlap_comm": false',
+        ),
+    ],
+)  # fmt: skip
+def test_what_follows_from_a_change_is_said(
+    tmp_path: Path, name: str, text: str, changes: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    fields = {"seq_len": 4096, **read_native(path, 8).fields}
+    after = {**fields, **changes}
+    patched = patch(str(path), (fields, 8), (after, 8 // after.get("tp", 1)), 8, "llama-3-8b")
+    assert said in patched
+    again = read_again(str(path), patched, 8).fields
+    assert {one: again.get(one, value) for one, value in after.items()} == after

@@ -1,0 +1,109 @@
+"""What a Slurm cluster is told: partitions, QOS, associations, weights of priority, and how it schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PREEMPT_OFF, REQUEUE, CANCEL, SUSPEND = "OFF", "REQUEUE", "CANCEL", "SUSPEND"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """GPUs and jobs that may run at once; None: no limit. Of all, of each user, of each account, of a job."""
+
+    gpus: int | None = None
+    jobs: int | None = None
+    user_gpus: int | None = None
+    user_jobs: int | None = None
+    account_gpus: int | None = None
+    account_jobs: int | None = None
+    job_gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Nodes that jobs may ask for together; partitions may share nodes."""
+
+    name: str
+    nodes: int  # as bits
+    tier: int = 1
+    factor: int = 1  # PriorityJobFactor
+    most_s: float | None = None  # MaxTime
+    limit_s: float | None = None  # DefaultTime
+    qos: str = ""  # whose limits hold for all its jobs
+    preempt: str = ""  # PreemptMode; empty: the cluster's
+
+
+@dataclass(frozen=True, slots=True)
+class Qos:
+    """A quality of service."""
+
+    name: str
+    priority: int = 0
+    limits: Limits = Limits()
+    stops: frozenset[str] = frozenset()  # QOS whose jobs it may preempt
+    preempt: str = ""  # PreemptMode of its jobs; empty: the cluster's
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Association:
+    """An account, or a user in one."""
+
+    account: str
+    user: str = ""
+    parent: str = ""
+    share: int = 1
+    priority: int = 0
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of the factors of priority/multifactor, each of which is from 0 to 1."""
+
+    age: float = 0.0
+    fairshare: float = 0.0
+    size: float = 0.0
+    partition: float = 0.0
+    qos: float = 0.0
+    association: float = 0.0
+    gpus: float = 0.0  # PriorityWeightTRES of gres/gpu
+
+    @property
+    def change(self) -> bool:
+        """Whether priorities change while jobs wait."""
+        return bool(self.age or self.fairshare)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All of it. `multifactor`: priorities are worked out; else they are the log's, then by submission."""
+
+    nodes: int = 0
+    per_node: int = 0
+    cpus: int = 0  # of all nodes
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    default_partition: str = ""
+    qos: Mapping[str, Qos] = field(default_factory=dict)
+    associations: tuple[Association, ...] = ()
+    multifactor: bool = False
+    weights: Weights = Weights()
+    most_age_s: float = 7 * 86_400.0
+    half_life_s: float = 7 * 86_400.0  # 0: usage does not decay
+    calculated_every_s: float = 300.0
+    favours_small: bool = False
+    limits_hold: bool = True  # AccountingStorageEnforce has limits
+    preempts_by: str = ""  # qos, partition
+    preempt: str = PREEMPT_OFF
+    youngest_first: bool = False
+    exempt_s: float = 0.0
+    settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
+
+    def partition(self, asked: str) -> Partition | None:
+        """The partition of a job's log: the first that is known of several; None where there is none."""
+        for name in asked.split(","):
+            if name in self.partitions:
+                return self.partitions[name]
+        return self.partitions.get(self.default_partition)

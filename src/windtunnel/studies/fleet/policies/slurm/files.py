@@ -1,0 +1,265 @@
+"""Slurm's own files: slurm.conf, and what `sacctmgr -P show qos` and `sacctmgr -P show assoc` print.
+
+Files are told apart by what is in them. Units: times are Slurm's ([days-]HH:MM:SS, minutes, or seconds where its page
+says so), TRES are `gres/gpu=8` (other resources set no limit here, and are named by nobody). Nodes without GPUs are
+left out. Source: slurm.conf(5), sacctmgr(1) of 22.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from windtunnel.errors import InputFileError
+from windtunnel.files.bytes import read_text
+from windtunnel.files.table import read_table
+from windtunnel.studies.fleet.policies.slurm.cluster import (
+    CANCEL,
+    PREEMPT_OFF,
+    REQUEUE,
+    SUSPEND,
+    Association,
+    Cluster,
+    Limits,
+    Partition,
+    Qos,
+    Weights,
+)
+
+SETTING = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
+GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[^=:,(]+)?[:=](\d+)")
+RANGE = re.compile(r"([^\[\],]*)\[([\d,-]+)\]([^\[\],]*)")
+SPAN = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+MODES = (REQUEUE, CANCEL, SUSPEND)
+NODES_MOST = 100_000
+PARAMETERS = {
+    "bf_interval": ("backfill_interval_s", 1.0),
+    "bf_resolution": ("resolution_s", 1.0),
+    "bf_window": ("window_s", 60.0),
+    "bf_max_job_test": ("depth", 1.0),
+    "bf_max_job_user": ("depth_user", 1.0),
+    "bf_max_job_part": ("depth_partition", 1.0),
+    "bf_min_age_reserve": ("reserved_after_s", 1.0),
+    "default_queue_depth": ("main_depth", 1.0),
+}
+FLAGS = {"defer": "deferred", "bf_one_resv_per_job": ""}
+
+
+def read_cluster(paths: Sequence[Path]) -> Cluster:
+    """A cluster from its files: slurm.conf, and what sacctmgr shows. Raises InputFileError."""
+    cluster = Cluster()
+    for path in sorted(paths, key=lambda path: _is_table(path)):
+        if not _is_table(path):
+            cluster = read_conf(path)
+            continue
+        table = read_table(path, delimiter="|")
+        rows = [row for _, row in table.rows()]
+        if table.has("Share") and table.has("Account"):
+            cluster = replace(cluster, associations=tuple(_association(row) for row in rows))
+        elif table.has("Name"):
+            cluster = replace(cluster, qos={row["Name"]: _qos(row) for row in rows})
+        else:
+            remedy = "give slurm.conf, or `sacctmgr -P show qos` or `sacctmgr -P show assoc format=Account,...,Share`"
+            raise InputFileError(path, "is neither slurm.conf nor sacctmgr's QOS or associations", remedy)
+    return cluster
+
+
+def _is_table(path: Path) -> bool:
+    first = next((line for line in read_text(path).splitlines() if line.strip()), "")
+    return "|" in first and "=" not in first
+
+
+def read_conf(path: Path) -> Cluster:
+    """A cluster from slurm.conf. Raises InputFileError for one without nodes of GPUs, or of unlike ones."""
+    settings: dict[str, str] = {}
+    nodes: dict[str, tuple[int, int]] = {}  # GPUs and CPUs
+    partitions: list[dict[str, str]] = []
+    usual: dict[str, dict[str, str]] = {"nodename": {}, "partitionname": {}}
+    for words in _lines(path):
+        kind = next(iter(words))
+        if kind not in usual:
+            settings |= words
+        elif words[kind] == "DEFAULT":
+            usual[kind] |= words
+        elif kind == "nodename":
+            said = usual[kind] | words
+            each = sum(int(count) for count in GPUS.findall(said.get("gres", ""))), _cpus(said)
+            nodes |= dict.fromkeys(hosts(said[kind]), each)
+            if len(nodes) > NODES_MOST:
+                raise InputFileError(path, f"names more than {NODES_MOST:,} nodes", "mend the ranges of NodeName")
+        else:
+            partitions.append(usual[kind] | words)
+    names = [name for name, (gpus, _) in nodes.items() if gpus]
+    sizes = {nodes[name][0] for name in names}
+    if len(sizes) != 1:
+        counts = ", ".join(map(str, sorted(sizes)))
+        wrong = f"has nodes of {counts} GPUs" if sizes else "names no node with Gres=gpu:N"
+        raise InputFileError(path, wrong, "give a slurm.conf whose nodes with GPUs have as many each")
+    bit = {name: 1 << at for at, name in enumerate(names)}
+    made = [_partition(words, bit) for words in partitions]
+    default = next((words["partitionname"] for words in partitions if words.get("default", "").upper() == "YES"), "")
+    parameters = dict(re.findall(r"(\w+)(?:=([^,]*))?", settings.get("schedulerparameters", "")))
+    every = _time_s(settings.get("prioritycalcperiod", ""))
+    age, half = (_time_s(settings.get(key, "")) for key in ("prioritymaxage", "prioritydecayhalflife"))
+    kind = settings.get("preempttype", "").lower()
+    return Cluster(
+        nodes=len(names),
+        per_node=sizes.pop(),
+        cpus=sum(nodes[name][1] for name in names),
+        partitions={each.name: each for each in made},
+        default_partition=default or (made[0].name if made else ""),
+        multifactor="multifactor" in settings.get("prioritytype", "basic"),
+        weights=_weights(settings),
+        most_age_s=Cluster.most_age_s if age is None else age,
+        half_life_s=Cluster.half_life_s if half is None else half,
+        calculated_every_s=Cluster.calculated_every_s if every is None else every,
+        favours_small=settings.get("priorityfavorsmall", "").upper() == "YES",
+        limits_hold=any(word in settings.get("accountingstorageenforce", "") for word in ("limits", "safe", "all")),
+        preempts_by="qos" if "qos" in kind else "partition" if "partition" in kind else "",
+        preempt=_mode(settings.get("preemptmode", "")) or PREEMPT_OFF,
+        youngest_first="preempt_youngest_first" in parameters,
+        exempt_s=_time_s(settings.get("preemptexempttime", "")) or 0.0,
+        settings=_parameters(parameters),
+    )
+
+
+def hosts(text: str) -> list[str]:
+    """`n[1-3,7],x` as n1, n2, n3, n7, x."""
+    names: list[str] = []
+    for part in re.findall(r"[^\[,]*\[[^\]]*\][^,]*|[^,]+", text):
+        found = RANGE.fullmatch(part)
+        if found is None:
+            names.append(part)
+            continue
+        before, ranges, after = found.groups()
+        for each in ranges.split(","):
+            first, _, last = each.partition("-")
+            most = min(int(last or first), int(first or 0) + NODES_MOST)
+            names += [f"{before}{number:0{len(first)}d}{after}" for number in range(int(first), most + 1)]
+    return names
+
+
+def _lines(path: Path) -> Iterator[dict[str, str]]:
+    """Settings of each line, by their names in small letters."""
+    for line in read_text(path).replace("\\\n", " ").splitlines():
+        found = SETTING.findall(line.split("#")[0])
+        if found:
+            yield {key.lower(): value.strip('"') for key, value in found}
+
+
+def _partition(words: Mapping[str, str], bit: Mapping[str, int]) -> Partition:
+    told = words.get("nodes", "ALL")
+    names = bit if told.upper() == "ALL" else hosts(told)
+    return Partition(
+        words["partitionname"],
+        sum(bit[name] for name in dict.fromkeys(names) if name in bit),
+        tier=_whole(words.get("prioritytier", "1"), 1),
+        factor=_whole(words.get("priorityjobfactor", "1"), 1),
+        most_s=_time_s(words.get("maxtime", "")),
+        limit_s=_time_s(words.get("defaulttime", "")),
+        qos=words.get("qos", ""),
+        preempt=_mode(words.get("preemptmode", "")),
+    )
+
+
+def _qos(row: Mapping[str, str]) -> Qos:
+    limits = Limits(
+        gpus=_gpus(row, "GrpTRES"),
+        jobs=_count(row, "GrpJobs"),
+        user_gpus=_gpus(row, "MaxTRESPU", "MaxTRESPerUser"),
+        user_jobs=_count(row, "MaxJobsPU", "MaxJobsPerUser"),
+        account_gpus=_gpus(row, "MaxTRESPA", "MaxTRESPerAccount"),
+        account_jobs=_count(row, "MaxJobsPA", "MaxJobsPerAccount"),
+        job_gpus=_gpus(row, "MaxTRES", "MaxTRESPerJob"),
+    )
+    return Qos(
+        row["Name"],
+        _whole(row.get("Priority", ""), 0),
+        limits,
+        frozenset(name for name in row.get("Preempt", "").split(",") if name),
+        _mode(row.get("PreemptMode", "")),
+        _time_s(row.get("GraceTime", "")) or 0.0,
+    )
+
+
+def _association(row: Mapping[str, str]) -> Association:
+    limits = Limits(
+        gpus=_gpus(row, "GrpTRES"),
+        jobs=_count(row, "GrpJobs"),
+        user_jobs=_count(row, "MaxJobs"),
+        job_gpus=_gpus(row, "MaxTRES", "MaxTRESPerJob"),
+    )
+    share = row.get("Share", "1")
+    parent = row.get("ParentName", "")
+    return Association(
+        row["Account"], row.get("User", ""), parent, _whole(share, 1), _whole(row.get("Priority", ""), 0), limits
+    )
+
+
+def _weights(settings: Mapping[str, str]) -> Weights:
+    def weight(name: str) -> float:
+        return float(_whole(settings.get(f"priorityweight{name}", ""), 0))
+
+    tres = GPUS.search(settings.get("priorityweighttres", "").lower())
+    return Weights(
+        weight("age"),
+        weight("fairshare"),
+        weight("jobsize"),
+        weight("partition"),
+        weight("qos"),
+        weight("assoc"),
+        gpus=float(tres.group(1)) if tres else 0.0,
+    )
+
+
+def _parameters(said: Mapping[str, str]) -> dict[str, float]:
+    """The policy's settings, by its own names."""
+    found = {name: _whole(said[key], 0) * unit for key, (name, unit) in PARAMETERS.items() if said.get(key)}
+    return found | {name: 1.0 for key, name in FLAGS.items() if name and key in said}
+
+
+def _mode(text: str) -> str:
+    return next((word for word in MODES if word in text.upper()), PREEMPT_OFF if "OFF" in text.upper() else "")
+
+
+def _cpus(words: Mapping[str, str]) -> int:
+    if "cpus" in words:
+        return _whole(words["cpus"], 1)
+    found = [_whole(words.get(key, "1"), 1) for key in ("sockets", "corespersocket", "threadspercore")]
+    return found[0] * found[1] * found[2]
+
+
+def _gpus(row: Mapping[str, str], *names: str) -> int | None:
+    """GPUs that a list of TRES says under the first of these names that is there."""
+    text = next((row[name] for name in names if row.get(name)), "")
+    counts = [int(count) for count in re.findall(r"gres/gpu=(\d+)", text)]
+    counts = counts or [int(count) for count in re.findall(r"gres/gpu:[^=,]+=(\d+)", text)]
+    return sum(counts) if counts else None
+
+
+def _count(row: Mapping[str, str], *names: str) -> int | None:
+    text = next((row[name] for name in names if row.get(name)), "")
+    return int(text) if text.isdigit() else None
+
+
+def _whole(text: str, otherwise: int) -> int:
+    return int(text) if text.isdigit() else otherwise
+
+
+def _time_s(text: str) -> float | None:
+    """Seconds of [days-]hours:minutes:seconds, or of minutes; None for INFINITE and the like."""
+    found = SPAN.fullmatch(text)
+    if found is None:
+        return None
+    days, *rest = found.groups()
+    parts = [int(each) for each in rest if each is not None]
+    if days is not None:
+        parts += [0] * (3 - len(parts))
+        return ((int(days) * 24 + parts[0]) * 60 + parts[1]) * 60.0 + parts[2]
+    if len(parts) == 1:
+        return parts[0] * 60.0
+    if len(parts) == 2:
+        return parts[0] * 60.0 + parts[1]
+    return (parts[0] * 60 + parts[1]) * 60.0 + parts[2]

@@ -1,0 +1,227 @@
+"""Nodes as bits: which have how many GPUs free now and later, and which of them Slurm takes.
+
+A job of more GPUs than a node has takes whole nodes, and one more for the rest. Slurm (select/cons_tres, without
+topology) takes the tightest run of neighbouring nodes that is enough, else the longest run and so on; on one node the
+fullest of such a run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from windtunnel.studies.fleet.decision import Placement
+
+S_NS = 1_000_000_000
+BATCH_S = 30  # running jobs that end so close together go at once when a start is foreseen; twice as much each time
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Numbers of the nodes, rising."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def mask_of(nodes: Iterable[int]) -> int:
+    """Their bits."""
+    made = 0
+    for node in nodes:
+        made |= 1 << node
+    return made
+
+
+class Free:
+    """GPUs that are free on each node, and by `at_least[n]` the nodes with n or more."""
+
+    __slots__ = ("at_least", "gpus", "per_node")
+
+    def __init__(self, gpus: list[int], per_node: int) -> None:
+        self.gpus, self.per_node = gpus, per_node
+        self.at_least = [0] * (per_node + 1)
+        for node, count in enumerate(gpus):
+            for size in range(min(count, per_node) + 1):
+                self.at_least[size] |= 1 << node
+
+    def copy(self) -> Free:
+        """Another that changes by itself."""
+        made = Free([], self.per_node)
+        made.gpus, made.at_least = self.gpus.copy(), self.at_least.copy()
+        return made
+
+    def set(self, node: int, count: int) -> None:
+        """A node has so many."""
+        before, bit = self.gpus[node], 1 << node
+        if count > before:
+            for size in range(before + 1, min(count, self.per_node) + 1):
+                self.at_least[size] |= bit
+        else:
+            for size in range(count + 1, min(before, self.per_node) + 1):
+                self.at_least[size] &= ~bit
+        self.gpus[node] = count
+
+    def add(self, placement: Placement, sign: int = 1) -> None:
+        """GPUs of a placement are free, or taken."""
+        for node, count in placement:
+            self.set(node, self.gpus[node] + sign * count)
+
+    def fits(self, gpus: int, among: int) -> bool:
+        """Whether a job fits on some of these nodes."""
+        whole, rest = divmod(gpus, self.per_node)
+        idle = (self.at_least[self.per_node] & among).bit_count() if whole else 0
+        if idle < whole:
+            return False
+        if not rest:
+            return True
+        some = (self.at_least[rest] & among).bit_count()
+        return some > whole if whole else some > 0
+
+    def choose(self, gpus: int, among: int) -> Placement | None:
+        """Where a job goes among these nodes, or None."""
+        if not self.fits(gpus, among):
+            return None
+        whole, rest = divmod(gpus, self.per_node)
+        taken = _neighbours(self.at_least[self.per_node] & among, whole) if whole else []
+        placement = tuple((node, self.per_node) for node in taken)
+        if not rest:
+            return placement
+        return (*placement, (self._one(rest, among & ~mask_of(taken)), rest))
+
+    def _one(self, rest: int, among: int) -> int:
+        """The node for less than a node."""
+        best: tuple[int, int] | None = None
+        chosen = -1
+        for first, last in _runs(self.at_least[rest] & among):
+            counts = self.gpus[first : last + 1]
+            total = sum(counts)
+            if best is None or total < best[0]:
+                least = min(counts)
+                best, chosen = (total, least), first + counts.index(least)
+        return chosen
+
+
+def _runs(mask: int) -> Iterator[tuple[int, int]]:
+    """(first, last) of neighbours."""
+    while mask:
+        first = (mask & -mask).bit_length() - 1
+        above = mask >> first
+        length = (~above & (above + 1)).bit_length() - 1
+        yield first, first + length - 1
+        mask &= ~(((1 << length) - 1) << first)
+
+
+def _neighbours(mask: int, count: int) -> list[int]:
+    """So many nodes of a mask."""
+    runs = list(_runs(mask))
+    taken: list[int] = []
+    while len(taken) < count:
+        left = count - len(taken)
+        enough = [run for run in runs if run[1] - run[0] + 1 >= left]
+        size = min if enough else max
+        run = size(enough or runs, key=lambda each: each[1] - each[0])
+        runs.remove(run)
+        taken += range(run[0], min(run[1], run[0] + left - 1) + 1)
+    return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A running job as its limit tells: until when, and where."""
+
+    end_ns: int
+    placement: Placement
+    nodes: int
+
+
+class Future:
+    """When a job would start if those that run ended at their limits, some at once as Slurm's will-run test does."""
+
+    def __init__(self, now_ns: int, free: Free, holders: Sequence[Holder], batch_ns: int = BATCH_S * S_NS) -> None:
+        self.now_ns, self.free, self.batch_ns = now_ns, free, batch_ns
+        self.holders = sorted(holders, key=lambda holder: holder.end_ns)
+        self.known: dict[int, tuple[list[tuple[int, Free]], Iterator[tuple[int, Free]]]] = {}
+
+    def start(self, gpus: int, among: int) -> tuple[int, Free] | None:
+        """(time, what is free then) of the first moment when it fits on these nodes; None: never."""
+        if self.free.fits(gpus, among):
+            return self.now_ns, self.free
+        if among not in self.known:
+            self.known[among] = [], self._batches(among)
+        met, more = self.known[among]
+        for each in met:
+            if each[1].fits(gpus, among):
+                return each
+        for each in more:
+            met.append(each)
+            if each[1].fits(gpus, among):
+                return each
+        return None
+
+    def _batches(self, among: int) -> Iterator[tuple[int, Free]]:
+        """Ends of those on these nodes, batch by batch."""
+        free = self.free.copy()
+        ours = [holder for holder in self.holders if holder.nodes & among]
+        window_ns, at = self.batch_ns, 0
+        if not ours:
+            return
+        first_ns = ours[0].end_ns
+        barrier_ns = first_ns + (window_ns - first_ns % window_ns if window_ns else 0)
+        while at < len(ours):
+            while True:
+                free.add(ours[at].placement)
+                last_ns = ours[at].end_ns
+                at += 1
+                if at >= len(ours) or ours[at].end_ns > barrier_ns + window_ns:
+                    break
+            window_ns *= 2
+            while at < len(ours) and ours[at].end_ns > barrier_ns + window_ns:
+                if window_ns:
+                    window_ns *= 2
+                else:
+                    barrier_ns = ours[at].end_ns
+            yield max(last_ns, self.now_ns + S_NS), free.copy()
+
+
+class Space:
+    """Nodes that no reservation of a waiting job holds, from now on, as steps."""
+
+    def __init__(self, now_ns: int, all_nodes: int) -> None:
+        self.times, self.nodes = [now_ns], [all_nodes]
+
+    def _cut(self, time_ns: int) -> int:
+        """The step that begins then; there is one afterwards."""
+        at = bisect_right(self.times, time_ns) - 1
+        if self.times[at] == time_ns:
+            return at
+        self.times.insert(at + 1, time_ns)
+        self.nodes.insert(at + 1, self.nodes[at])
+        return at + 1
+
+    def reserve(self, begin_ns: int, end_ns: int, nodes: int) -> None:
+        """Nodes are held from one time to another."""
+        first = self._cut(max(begin_ns, self.times[0]))
+        for at in range(first, self._cut(max(end_ns, self.times[0]))):
+            self.nodes[at] &= ~nodes
+
+    def among(self, nodes: int, begin_ns: int, end_ns: int) -> tuple[int, int | None]:
+        """(those of these nodes that are never held meanwhile, when there may be others; None: never)."""
+        left, later = nodes, None
+        times, steps = self.times, self.nodes
+        for at in range(max(bisect_right(times, begin_ns) - 1, 0), len(times)):
+            if times[at] > end_ns:
+                break
+            if later is None and at + 1 < len(times) and nodes & steps[at + 1] & ~(left & steps[at]):
+                later = times[at + 1]
+            left &= steps[at]
+        return left, later
+
+    def overlaps(self, nodes: int, begin_ns: int, end_ns: int) -> bool:
+        """Whether some of these nodes are held between two times."""
+        for at in range(max(bisect_right(self.times, begin_ns) - 1, 0), len(self.times)):
+            if self.times[at] >= end_ns:
+                break
+            if nodes & ~self.nodes[at]:
+                return True
+        return False

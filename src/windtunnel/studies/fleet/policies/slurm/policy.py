@@ -1,0 +1,546 @@
+"""Slurm: jobs by priority on the nodes of their partitions, within limits, and backfill planned by time limits.
+
+    main loop   at each event (not with `defer`): jobs in order; the first of a partition that does not fit stops that
+                partition, and its nodes are left to it
+    backfill    every `backfill_interval_s` after something happened: jobs in order, up to `depth` tests; each that
+                cannot start reserves nodes until its limit; one further back starts only where it delays none of these
+
+A start in the future is foreseen as Slurm does (`nodes.py`): running jobs end at their limits, those that end close
+together at once; reservations hold whole nodes. A job at a limit of its QOS, user or account waits without reserving.
+The policy sees limits, the clock the truth: a job that ends early is news at its end. A job without a limit is planned
+for its partition's, else for a year; in a trace without any limit, for what it takes. Nodes are free `completing_s`
+after a job ended.
+
+Preemption: jobs of a lower QOS or tier are stopped, the lowest priority and the fewest nodes first, and those without
+whom there is room are kept. REQUEUE loses what was done and may start again `requeue_after_s` later, CANCEL ends the
+job, SUSPEND goes on where it was when nodes are free (Slurm: on the same ones).
+
+Without slurm.conf: one partition, the log's priorities, no limits. Source: Slurm 22.05, whose defaults these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from windtunnel.errors import SpecError
+from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank
+from windtunnel.studies.fleet.decision import EMPTY, Placement
+from windtunnel.studies.fleet.policies.slurm.cluster import (
+    CANCEL,
+    PREEMPT_OFF,
+    REQUEUE,
+    Association,
+    Cluster,
+    Limits,
+)
+from windtunnel.studies.fleet.policies.slurm.files import read_cluster
+from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, Future, Holder, Space, bits, mask_of
+from windtunnel.studies.fleet.policies.slurm.order import Factors, Fairness, factors_of, levels
+from windtunnel.studies.fleet.running import NS, Rank, Running
+from windtunnel.studies.fleet.traits import FAILING, Traits
+
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.options import Options
+    from windtunnel.studies.fleet.site import Site
+
+YEAR_S = 365 * 86_400.0
+REORDERS = 2  # of candidates for preemption: the first, and preempt_reorder_count of 1
+BATCH_S = 30.0
+Held = tuple[str, int | None, int | None]  # what is counted, and the most GPUs and jobs of it
+
+
+@dataclass
+class State:
+    """What Slurm remembers between decisions. Units are nodes; GPUs where these are a count."""
+
+    free: Free
+    placed: dict[int, tuple[Running, Placement, Placement]] = field(default_factory=dict)  # on the board, in units
+    completing: list[tuple[int, Placement]] = field(default_factory=list)
+    gpus: dict[str, int] = field(default_factory=dict)  # held, by what limits count
+    jobs: dict[str, int] = field(default_factory=dict)
+    fairness: Fairness = field(default_factory=Fairness)
+    priorities: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    not_before: dict[int, int] = field(default_factory=dict)  # of requeued jobs
+    doomed: dict[int, int] = field(default_factory=dict)  # running jobs in their grace time
+    preempting: set[int] = field(default_factory=set)
+    calculated_ns: int | None = None
+    waiting: int = 0  # as it was last asked
+    changed: bool = True  # since the last backfill
+
+
+@dataclass(frozen=True)
+class Slurm(Lines):
+    """`per_node` 0: GPUs are a count."""
+
+    per_node: int
+    backfill_interval_s: float = 30.0
+    resolution_s: float = 60.0
+    window_s: float = 86_400.0
+    depth: int = 500
+    depth_user: int = 0  # 0: no limit
+    depth_partition: int = 0
+    main_depth: int = 100
+    reserved_after_s: float = 0.0  # bf_min_age_reserve
+    batch_s: float = BATCH_S  # of ends that are foreseen at once; 0: each by itself
+    completing_s: float = 0.0
+    requeue_after_s: float = 121.0  # the life of a job's credential, and 1 s
+    deferred: int = 0
+    cluster: Cluster = field(default_factory=Cluster)
+
+    @cached_property
+    def _factors(self) -> Factors:
+        return factors_of(self.cluster)
+
+    @cached_property
+    def _levels(self) -> dict[str, int]:
+        return levels(self.cluster)
+
+    @cached_property
+    def _accounts(self) -> dict[str, Association]:
+        return {each.account: each for each in self.cluster.associations if not each.user}
+
+    def rank(self, job: Running) -> Rank:
+        """By the log; the queue is ordered anew when it is asked for."""
+        return -job.priority, job.submit_ns, job.index
+
+    def keeps_progress(self, job: Running) -> bool:
+        """Whether a job that it stops goes on where it was."""
+        return self._mode(job) != REQUEUE
+
+    def choose(self, board: Board) -> Iterator[Move]:
+        """What starts and stops now."""
+        now_ns = board.moment.ns
+        state = self._state(board)
+        for index in [index for index, time_ns in state.doomed.items() if time_ns <= now_ns]:
+            job = board.running[index]
+            del state.doomed[index]
+            yield from self._stop(job, board, state)
+        board.wake_ns = None
+        if not board.waiting or not board.capacity:
+            state.waiting = board.waiting
+            board.wake_ns = min(state.doomed.values(), default=None)
+            return
+        interval_ns = round(self.backfill_interval_s * NS)
+        passes = now_ns % interval_ns == 0 and state.changed
+        if passes or not self.deferred:
+            queue = self._queue(board, state)
+            if not self.deferred:
+                yield from self._main(queue, board, state)
+            if passes:
+                state.changed = False
+                yield from self._backfill(queue, board, state)
+        state.waiting = board.waiting
+        times = [now_ns - now_ns % interval_ns + interval_ns] if state.changed else []
+        times += [each[0] for each in state.completing]
+        times += [*state.not_before.values(), *state.doomed.values()]
+        if self._recalculates:
+            every_ns = round(self.cluster.calculated_every_s * NS)
+            times.append(now_ns - now_ns % every_ns + every_ns)
+        board.wake_ns = min((each for each in times if each > now_ns), default=None)
+
+    def restore(self, board: Board, memory: object) -> None:
+        """What it remembers, at another snapshot."""
+        assert isinstance(memory, State)
+        state = board.memory = deepcopy(memory)
+        for index, (job, placement, _) in state.placed.items():
+            now = board.running.get(index)
+            if now is None or now.placement != placement:
+                board.given.append((job, placement))
+        board.touched = set(range(len(board.free)))
+
+    # What happened since it was asked last
+
+    @property
+    def _recalculates(self) -> bool:
+        return self.cluster.multifactor and self.cluster.weights.change
+
+    def _state(self, board: Board) -> State:
+        now_ns = board.moment.ns
+        state: State | None = board.memory
+        if state is None:
+            free = list(board.free) if self.per_node else [1] * board.whole_gpus
+            state = board.memory = State(Free(free, self.per_node or 1))
+            for job in board.running.values():
+                units = job.placement if self.per_node else state.free.choose(job.gpus, (1 << board.whole_gpus) - 1)
+                assert units is not None
+                self._take(job, job.placement, units, state)
+                if not self.per_node:
+                    state.free.add(units, -1)
+            board.given.clear()
+        if board.given or board.waiting != state.waiting:
+            state.changed = True
+        self._release(board, state)
+        due = [placement for time_ns, placement in state.completing if time_ns <= now_ns]
+        if due:
+            state.completing = [each for each in state.completing if each[0] > now_ns]
+            state.changed = True
+            for placement in due:
+                self._free(placement, board, state)
+        self._update(board, state)
+        for index in [index for index, time_ns in state.not_before.items() if time_ns <= now_ns]:
+            del state.not_before[index]
+            state.changed = True
+        if self._recalculates:
+            tick_ns = now_ns - now_ns % round(self.cluster.calculated_every_s * NS)
+            if state.calculated_ns != tick_ns:
+                state.calculated_ns = tick_ns
+                state.fairness.tick(board.running, now_ns, self.cluster)
+                state.priorities.clear()
+                state.changed = True
+        return state
+
+    def _release(self, board: Board, state: State) -> None:
+        """Jobs have ended or were stopped."""
+        now_ns = board.moment.ns
+        for job, _ in board.given:
+            if job.index not in state.placed:
+                continue
+            _, _, units = state.placed.pop(job.index)
+            state.doomed.pop(job.index, None)
+            for name, _, _ in self._limits(job):
+                state.gpus[name] -= job.gpus
+                state.jobs[name] -= 1
+            if self.completing_s:
+                state.completing.append((now_ns + round(self.completing_s * NS), units))
+            else:
+                self._free(units, board, state)
+        board.given.clear()
+
+    def _update(self, board: Board, state: State) -> None:
+        """What is free, where something has changed."""
+        if not self.per_node:
+            self._count(board, state)
+        elif board.touched:
+            held: dict[int, int] = {}
+            for _, placement in state.completing:
+                for node, count in placement:
+                    held[node] = held.get(node, 0) + count
+            for node in board.touched:
+                state.free.set(node, board.free[node] - held.get(node, 0))
+        board.touched.clear()
+
+    def _free(self, units: Placement, board: Board, state: State) -> None:
+        if self.per_node:
+            board.touched.update(node for node, _ in units)
+        else:
+            state.free.add(units)
+
+    def _count(self, board: Board, state: State) -> None:
+        """Units that are gone or back, where GPUs are a count."""
+        completing = sum(count for _, placement in state.completing for _, count in placement)
+        usable = state.free.at_least[1].bit_count()
+        gone = usable + completing - board.free_gpus
+        if gone > 0:
+            for node in list(bits(state.free.at_least[1]))[:gone]:
+                state.free.set(node, 0)
+        elif gone < 0:
+            gone_before = [node for node, count in enumerate(state.free.gpus) if not count]
+            held = {node for _, _, units in state.placed.values() for node, _ in units}
+            held |= {node for _, units in state.completing for node, _ in units}
+            for node in [node for node in gone_before if node not in held][:-gone]:
+                state.free.set(node, 1)
+
+    def _take(self, job: Running, placement: Placement, units: Placement, state: State) -> None:
+        state.placed[job.index] = job, placement, units
+        state.preempting.discard(job.index)
+        for name, _, _ in self._limits(job):
+            state.gpus[name] = state.gpus.get(name, 0) + job.gpus
+            state.jobs[name] = state.jobs.get(name, 0) + 1
+
+    # Order and limits
+
+    def _queue(self, board: Board, state: State) -> list[Running]:
+        """Jobs that may start, by order."""
+        queue = [job for line in board.lines.values() for _, job in line if job.index not in state.not_before]
+        if not self.cluster.partitions and not self.cluster.multifactor:
+            return sorted(queue, key=by_rank)
+        for job in queue:
+            if job.index not in state.priorities:
+                priority = self._factors.priority(job, board.moment.ns, state.fairness.factors)
+                partition = self.cluster.partition(job.queue)
+                tier = partition.tier if partition else 1
+                level = self._levels.get(job.owner.qos, 0)
+                state.priorities[job.index] = (-level, -tier, -priority, job.submit_ns // S_NS, job.index)
+        return sorted(queue, key=lambda job: state.priorities[job.index])
+
+    def _limits(self, job: Running) -> list[Held]:
+        """What a job counts against."""
+        if not self.cluster.limits_hold or not (self.cluster.qos or self.cluster.associations):
+            return []
+        owner, found = job.owner, list[Held]()
+
+        def add(prefix: str, limits: Limits) -> None:
+            for name, gpus, jobs in (
+                (prefix, limits.gpus, limits.jobs),
+                (f"{prefix} user {owner.user}", limits.user_gpus, limits.user_jobs),
+                (f"{prefix} account {owner.account}", limits.account_gpus, limits.account_jobs),
+            ):
+                if gpus is not None or jobs is not None:
+                    found.append((name, gpus, jobs))
+
+        qos = self.cluster.qos.get(owner.qos)
+        if qos is not None:
+            add(f"qos {qos.name}", qos.limits)
+        partition = self.cluster.partition(job.queue)
+        if partition is not None and partition.qos in self.cluster.qos:
+            add(f"partition {partition.name}", self.cluster.qos[partition.qos].limits)
+        own = self._factors.association.get((owner.account, owner.user))
+        if own is not None:
+            add(f"user {owner.account} {owner.user}", own.limits)
+        account, seen = owner.account, set[str]()
+        while account in self._accounts and account not in seen:
+            seen.add(account)
+            limits = self._accounts[account].limits
+            add(f"account {account}", Limits(gpus=limits.gpus, jobs=limits.jobs))
+            account = self._accounts[account].parent
+        return found
+
+    def _allowed(self, job: Running, state: State) -> bool:
+        """Whether limits let it run now."""
+        return all(
+            (gpus is None or state.gpus.get(name, 0) + job.gpus <= gpus)
+            and (jobs is None or state.jobs.get(name, 0) < jobs)
+            for name, gpus, jobs in self._limits(job)
+        )
+
+    def _units_of(self, job: Running, state: State) -> int:
+        """Units that it may be given, as bits."""
+        partition = self.cluster.partition(job.queue)
+        whole = (1 << len(state.free.gpus)) - 1
+        if partition is None or not self.per_node or partition.nodes == (1 << self.cluster.nodes) - 1:
+            return whole
+        return partition.nodes & whole
+
+    def _limit_ns(self, job: Running) -> int:
+        """For how long it is planned from its start."""
+        partition = self.cluster.partition(job.queue)
+        most_s = YEAR_S if partition is None or partition.most_s is None else partition.most_s
+        limit_s = job.limit_s
+        if limit_s is None and partition is not None:
+            limit_s = partition.limit_s or partition.most_s
+        if limit_s is not None:
+            return round(min(limit_s, most_s) * NS)
+        return job.left_ns + (job.moment.ns - job.placed_ns if job.placement else 0)
+
+    # The two loops
+
+    def _main(self, queue: list[Running], board: Board, state: State) -> Iterator[Move]:
+        """Jobs in order, until each partition is stopped."""
+        stopped: set[str] = set()
+        blocked = 0
+        for job in queue[: self.main_depth or None]:
+            partition = self.cluster.partition(job.queue)
+            name = partition.name if partition else ""
+            units = self._units_of(job, state)
+            if name in stopped or not self._allowed(job, state):
+                continue
+            placed = state.free.choose(job.gpus, units & ~blocked)
+            if placed is not None:
+                yield self._start(job, placed, board, state)
+                continue
+            for victim in self._victims(job, units & ~blocked, board, state):
+                yield from self._preempt(victim, board, state)
+            placed = state.free.choose(job.gpus, units & ~blocked) if job.index in state.preempting else None
+            if placed is not None:
+                yield self._start(job, placed, board, state)
+                continue
+            if board.moment.ns - job.submit_ns < self.reserved_after_s * NS:
+                continue
+            stopped.add(name)
+            blocked |= units
+            if blocked == (1 << len(state.free.gpus)) - 1:
+                return
+
+    def _backfill(self, queue: list[Running], board: Board, state: State) -> Iterator[Move]:
+        """Each job in order starts, or reserves."""
+        now_ns = board.moment.ns
+        step_ns, window_ns = max(round(self.resolution_s * NS), 1), round(self.window_s * NS)
+        space = Space(now_ns, (1 << len(state.free.gpus)) - 1)
+        future = self._future(board, state)
+        busy = mask_of(node for _, placement in state.completing for node, _ in placement)
+        tests, users, partitions = 0, dict[str, int](), dict[str, int]()
+        for job in queue:
+            if tests >= self.depth:
+                return
+            if job.placement or not self._allowed(job, state):
+                continue
+            for most, counts, name in (
+                (self.depth_user, users, job.owner.user),
+                (self.depth_partition, partitions, job.queue),
+            ):
+                counts[name] = counts.get(name, 0) + 1
+                if most and counts[name] > most:
+                    break
+            else:
+                tests += 1
+                units, limit_ns = self._units_of(job, state), self._limit_ns(job)
+                later_ns: int | None = now_ns
+                while later_ns is not None:
+                    from_ns, begin_ns = later_ns, 0
+                    among, later_ns = space.among(units, from_ns, from_ns + limit_ns)
+                    found = future.start(job.gpus, among)
+                    if found is None or found[0] > now_ns:
+                        victims = self._victims(job, among, board, state) if from_ns == now_ns else []
+                        if victims:
+                            freed = mask_of(node for victim in victims for node, _ in state_units(victim, state))
+                            for victim in victims:
+                                yield from self._preempt(victim, board, state)
+                            placed = state.free.choose(job.gpus, among)
+                            if placed is None:
+                                space.reserve(now_ns, now_ns + limit_ns, freed & among)
+                            else:
+                                yield self._start(job, placed, board, state)
+                            future = self._future(board, state)
+                            break
+                    if found is None:
+                        continue
+                    begin_ns, then = max(found[0], from_ns), found[1]
+                    placed = then.choose(job.gpus, among)
+                    assert placed is not None
+                    taken = mask_of(node for node, _ in placed)
+                    if begin_ns <= now_ns and taken & busy:
+                        begin_ns, later_ns = now_ns + S_NS, None
+                    if begin_ns <= now_ns:
+                        yield self._start(job, placed, board, state)
+                        future = self._future(board, state)
+                        break
+                    if later_ns is not None and begin_ns > later_ns:
+                        continue
+                    if begin_ns > now_ns + window_ns or now_ns - job.submit_ns < self.reserved_after_s * NS:
+                        break
+                    first_ns, last_ns = (each // step_ns * step_ns for each in (begin_ns, begin_ns + limit_ns))
+                    if space.overlaps(taken, first_ns, last_ns):
+                        later_ns = begin_ns if begin_ns > from_ns else None
+                        if later_ns is not None:
+                            continue
+                    space.reserve(first_ns, last_ns, taken)
+                    break
+
+    def _future(self, board: Board, state: State) -> Future:
+        """Of what runs now, by limits."""
+        now_ns = board.moment.ns
+        holders = []
+        for job in board.running.values():
+            units = state.placed[job.index][2]
+            holders.append(Holder(job.placed_ns + self._limit_ns(job), units, mask_of(node for node, _ in units)))
+        for time_ns, units in state.completing:
+            holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
+        return Future(now_ns, state.free, holders, round(self.batch_s * NS))
+
+    def _start(self, job: Running, units: Placement, board: Board, state: State) -> Move:
+        placement = units if self.per_node else board.gang(job.gpus, 0)
+        assert placement is not None
+        self._take(job, placement, units, state)
+        state.free.add(units, -1)
+        return job, placement
+
+    # Preemption
+
+    def _victims(self, job: Running, among: int, board: Board, state: State) -> list[Running]:
+        """The jobs that are stopped for this one; none where it may not, or where stopping all would not do."""
+        if not self.cluster.preempts_by or job.index in state.preempting:
+            return []
+        candidates = [other for other in board.running.values() if self._may_stop(job, other, board, state)]
+        candidates = [other for other in candidates if mask_of(node for node, _ in state_units(other, state)) & among]
+        if not candidates:
+            return []
+        candidates.sort(key=self._worth)
+        tries = 0
+        while True:
+            free, removed, placed = state.free.copy(), list[Running](), None
+            for other in candidates:
+                free.add(state_units(other, state))
+                removed.append(other)
+                placed = free.choose(job.gpus, among)
+                if placed is not None:
+                    break
+            if placed is None:
+                return []
+            taken = mask_of(node for node, _ in placed)
+            tries += 1
+            if tries > REORDERS or len(candidates) <= tries:
+                break
+            last, before = removed[-1], removed[:-1]
+            shared = {
+                other.index: (mask_of(node for node, _ in state_units(other, state)) & taken).bit_count()
+                for other in before
+            }
+            before.sort(key=lambda other: -shared[other.index])
+            candidates = [last, *before, *candidates[len(removed) :]]
+        state.preempting.add(job.index)
+        return [other for other in removed if mask_of(node for node, _ in state_units(other, state)) & taken]
+
+    def _may_stop(self, job: Running, other: Running, board: Board, state: State) -> bool:
+        if other.index in state.doomed or self._mode(other) == PREEMPT_OFF:
+            return False
+        if board.moment.ns - other.placed_ns < self.cluster.exempt_s * NS:
+            return False
+        if self.cluster.preempts_by == "qos":
+            qos = self.cluster.qos.get(job.owner.qos)
+            return qos is not None and other.owner.qos in qos.stops
+        ours, theirs = (self.cluster.partition(each.queue) for each in (job, other))
+        return ours is not None and theirs is not None and ours.tier > theirs.tier
+
+    def _worth(self, job: Running) -> tuple[float, ...]:
+        """By which candidates are ordered: what is stopped first."""
+        if self.cluster.youngest_first:
+            return (-job.placed_ns,)
+        nodes = len(job.placement)
+        if self.cluster.preempts_by == "qos":
+            qos = self.cluster.qos.get(job.owner.qos)
+            return (qos.priority if qos else 0, nodes, job.index)
+        partition = self.cluster.partition(job.queue)
+        return (partition.tier if partition else 1, nodes, job.index)
+
+    def _mode(self, job: Running) -> str:
+        """How a job is preempted."""
+        qos = self.cluster.qos.get(job.owner.qos) if self.cluster.preempts_by == "qos" else None
+        partition = self.cluster.partition(job.queue) if self.cluster.preempts_by == "partition" else None
+        own = qos.preempt if qos else partition.preempt if partition else ""
+        return own or self.cluster.preempt
+
+    def _preempt(self, job: Running, board: Board, state: State) -> Iterator[Move]:
+        qos = self.cluster.qos.get(job.owner.qos)
+        grace_s = qos.grace_s if qos else 0.0
+        if grace_s:
+            state.doomed[job.index] = board.moment.ns + round(grace_s * NS)
+        else:
+            yield from self._stop(job, board, state)
+
+    def _stop(self, job: Running, board: Board, state: State) -> Iterator[Move]:
+        mode = self._mode(job)
+        if mode == CANCEL:
+            yield job, EMPTY
+        else:
+            if mode == REQUEUE:
+                state.not_before[job.index] = board.moment.ns + round(self.requeue_after_s * NS)
+            yield job, None
+        self._release(board, state)
+        self._update(board, state)
+
+
+def state_units(job: Running, state: State) -> Placement:
+    """Where a running job is, in units."""
+    return state.placed[job.index][2]
+
+
+def _make(site: Site, options: Options) -> Slurm:
+    cluster = read_cluster(site.slurm) if site.slurm else Cluster()
+    if options.pool and cluster.partitions:
+        raise SpecError("--placement", "pool", "leave it out: partitions of slurm.conf are of nodes")
+    policy = Slurm(0 if options.pool else site.per_node, cluster=cluster)
+    settings = {name: type(getattr(policy, name))(value) for name, value in cluster.settings.items()}
+    return replace(policy, **settings)
+
+
+POLICY = Traits(
+    name="slurm",
+    asks="lines",
+    make=_make,
+    capacity=FAILING,
+    source="Slurm 22.05, slurm.conf(5)",
+)

@@ -1,0 +1,35 @@
+"""The page on adding a model: its file reads what transformers builds, by the page alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from windtunnel.physics.model import grammar, read_config
+
+DERIVED = Path(__file__).parent / "derived_by_transformers.json"
+PAGE = Path(__file__).parents[4] / "docs" / "models.md"
+
+
+def test_the_file_of_the_page_is_the_model_that_transformers_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = re.search(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    assert found
+    row = json.loads(DERIVED.read_text())["olmoe"]
+    shipped = read_config(row["config"])
+    (tmp_path / "olmoe.yaml").write_text(found[1])
+    monkeypatch.setattr(grammar, "FOLDER", tmp_path)
+    caches = (grammar.type_names, grammar._type, grammar._fields_of)
+    for kept in caches:
+        kept.cache_clear()
+    try:
+        model = read_config(row["config"])
+    finally:
+        for kept in caches:
+            kept.cache_clear()
+    assert model.parameters == row["parameters"]
+    assert model == shipped

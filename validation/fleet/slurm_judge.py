@@ -1,0 +1,96 @@
+"""Waits under the policy `slurm` against those of a real Slurm: folders of `slurm_box.py`.
+
+    python validation/fleet/slurm_judge.py FOLDER/SEED ... [--policies slurm,easy,fifo] [--completing 1]
+
+The configuration is Slurm's own (slurm.conf, qos.txt, assoc.txt), the jobs are sacct's. A job that was preempted for
+good has the run time that was submitted. For each workload and policy: mean wait and its error, the median error of a job's
+wait in seconds and as a share of the mean wait, and jobs within 3 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.options import Options
+from windtunnel.studies.fleet.policies.own import Own
+from windtunnel.studies.fleet.run import simulate
+from windtunnel.studies.fleet.site import parse_site
+
+LAUNCH_S = 0.1  # from Slurm's start of a job to its own, and from its end: mean of 990 jobs
+
+
+def judge(
+    folder: Path, policies: list[str], parameters: dict[str, float], tenths: bool
+) -> list[tuple[str, float, float, float]]:
+    """(policy, error of the mean wait, median error over the mean wait, share within 3 s) of a workload."""
+    submitted = json.loads((folder / "jobs.json").read_text())
+    jobs = read_jobs(folder / "log.txt")
+    lasts = {str(at + 1): each["lasts_s"] for at, each in enumerate(submitted["jobs"])}
+    cut = [state == "PREEMPTED" for state in jobs.columns["log_state"]]
+    known = [lasts[name] for name in jobs.name]
+    duration = np.where(cut, np.array(known) + 0.5, np.maximum(jobs.duration_s, 0.5))
+    zero = submitted["zero"] // 1 - 3  # so that slurmctld was started at whole minutes of this clock
+    shift = {name: jobs.columns[name] for name in jobs.columns}
+    for name in ("eligible_s", "end_s"):
+        shift[name] = [repr(float(text) - zero) if text else "" for text in shift[name]]
+    real = jobs.start_s - jobs.submit_s
+    jobs = replace(jobs, duration_s=duration, submit_s=jobs.submit_s - zero, start_s=jobs.start_s - zero, columns=shift)
+    if tenths:
+        begins = {str(at + 1): each["submit_s"] for at, each in enumerate(submitted["jobs"])}
+        submit = np.array([begins[name] for name in jobs.name]) + submitted["zero"] - zero
+        jobs = replace(
+            jobs, duration_s=np.array(known) + LAUNCH_S, submit_s=submit, columns={**shift, "eligible_s": []}
+        )
+        del jobs.columns["eligible_s"]
+    with tempfile.TemporaryDirectory() as place:
+        site_file = Path(place, "site.yaml")
+        names = ", ".join(str(folder.resolve() / name) for name in ("slurm.conf", "qos.txt", "assoc.txt"))
+        site_file.write_text(f"slurm: [{names}]\n")
+        site = parse_site(str(site_file))
+    found = []
+    for name in policies:
+        asked = Own("slurm", "slurm", parameters) if name == "slurm" else name
+        outcome = simulate(jobs, site, asked, Options())
+        wait = np.floor(outcome.start_s) - np.floor(jobs.submit_s)  # as Slurm's log has it
+        error = np.abs(wait - real)
+        off, median = float(np.nanmean(wait) / real.mean() - 1), float(np.nanmedian(error))
+        within = float(np.mean(error <= 3))
+        print(
+            f"{folder.name:>3s} {submitted['kind']:10s} {name:6s} {len(jobs)} jobs, real mean {real.mean():5.1f} s: "
+            f"{off:+5.1%}; a job's error: median {median:4.1f} s ({median / real.mean():.1%}); within 3 s {within:.0%}"
+        )
+        found.append((name, off, median / float(real.mean()), within))
+    return found
+
+
+def main() -> None:
+    """A line for each workload and policy, and means over workloads."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--policies", default="slurm")
+    parser.add_argument("--completing", type=float, default=1.0)
+    parser.add_argument("--tenths", action="store_true", help="times as submitted, not by the log's whole seconds")
+    given = parser.parse_args()
+    rows = []
+    for folder in given.folders:
+        if (folder / "log.txt").exists():
+            rows += judge(folder, given.policies.split(","), {"completing_s": given.completing}, given.tenths)
+    for name in dict.fromkeys(row[0] for row in rows):
+        mine = np.array([row[1:] for row in rows if row[0] == name])
+        print(
+            f"{name}: {len(mine)} workloads; mean wait off {np.abs(mine[:, 0]).mean():.1%} "
+            f"({np.sum(np.abs(mine[:, 0]) <= 0.1)} within 10 %); median error over mean wait {mine[:, 1].mean():.1%} "
+            f"({np.sum(mine[:, 1] <= 0.05)} within 5 %); within 3 s {mine[:, 2].mean():.0%} "
+            f"({np.sum(mine[:, 2] >= 0.7)} of 70 % or more)"
+        )
+
+
+if __name__ == "__main__":
+    main()
