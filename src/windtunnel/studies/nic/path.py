@@ -106,8 +106,7 @@ def read_path(path: Path) -> DataPath:
     if not isinstance(data, Mapping) or not isinstance(data.get("nodes"), list) or not data["nodes"]:
         raise InputFileError(path, "has no list `nodes`", REMEDY)
     _known(path, data, {"packet", "flows", "skew", "host", "nodes", "edges"}, "the file")
-    host = data.get("host", {})
-    _known(path, host, {"clock", "crossing_cycles"}, "host")
+    host = _known(path, data.get("host", {}), {"clock", "crossing_cycles"}, "host")
     if len(data["nodes"]) > NODES_MOST:
         raise InputFileError(path, f"has {len(data['nodes'])} nodes", f"give {NODES_MOST} at most")
     nodes = tuple(_node(path, entry) for entry in data["nodes"])
@@ -125,8 +124,8 @@ def read_path(path: Path) -> DataPath:
     )
 
 
-def _node(path: Path, entry: object) -> Node:
-    entry = _known(path, entry, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
+def _node(path: Path, said: object) -> Node:
+    entry = _known(path, said, {"name", "host_cycles", "nic_cycles", "state", "accesses", "nic"}, "a node")
     for key in ("name", "host_cycles"):
         if key not in entry:
             raise InputFileError(path, f"has a node without {key}", REMEDY)
@@ -188,6 +187,7 @@ def _nic(where: str, data: Mapping[str, object]) -> Nic:
 
 
 def _known(path: Path, data: object, names: set[str], what: str) -> Mapping[str, object]:
+    """A mapping that says nothing else. Raises InputFileError."""
     if not isinstance(data, Mapping):
         raise InputFileError(path, f"says {data!r} where {what} should be", REMEDY)
     for name in data:

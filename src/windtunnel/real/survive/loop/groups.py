@@ -36,7 +36,7 @@ Answer = Callable[..., None]
 Connection = tuple[dist.ProcessGroup, Any]  # a group of torch's own, and gloo within it
 
 
-class Done(dist._Work):
+class Done(dist._Work):  # type: ignore[misc]
     """A communication that is over."""
 
     def __init__(self, result: object) -> None:
@@ -93,7 +93,7 @@ class Tape:
         return True
 
 
-class _Kept(dist._Work):
+class _Kept(dist._Work):  # type: ignore[misc]
     """A message under way that goes on the tape when it has come."""
 
     def __init__(self, work: dist.Work, tape: Tape, number: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -161,7 +161,7 @@ class Groups:
 GROUPS = Groups()
 
 
-class Replaceable(dist.ProcessGroup):
+class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
     """A process group over gloo whose connections can be replaced."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:

@@ -12,11 +12,15 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from windtunnel.errors import SpecError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 MASK = (1 << 62) - 1
 
@@ -62,7 +66,7 @@ def _of_module(name: str, module: nn.Module) -> list[Part]:
     def gradients() -> dict[str, object]:
         return {key: one.grad for key, one in module.named_parameters() if one.grad is not None}
 
-    def set_gradients(tree: object) -> None:
+    def set_gradients(tree: Any) -> None:
         for key, one in module.named_parameters():
             value = tree.get(key)
             if value is not None and hasattr(one, "device_mesh") and not hasattr(value, "device_mesh"):
@@ -84,7 +88,8 @@ def _nothing(tree: object) -> None:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of it."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+    here: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return here
 
 
 def _mapped(tree: object, change: Callable[[torch.Tensor], object]) -> object:
@@ -92,9 +97,14 @@ def _mapped(tree: object, change: Callable[[torch.Tensor], object]) -> object:
         return change(tree)
     if isinstance(tree, Mapping):
         return {key: _mapped(one, change) for key, one in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_mapped(one, change) for one in tree) if type(tree) in (list, tuple) else tree
+    if _is_plain(tree):
+        return type(tree)(_mapped(one, change) for one in tree)
     return tree
+
+
+def _is_plain(tree: object) -> TypeIs[list[object] | tuple[object, ...]]:
+    """A list or a tuple, and none with a class of its own."""
+    return type(tree) in (list, tuple)
 
 
 def _into(now: object, tree: object) -> object:
@@ -108,9 +118,9 @@ def _into(now: object, tree: object) -> object:
     if isinstance(tree, Mapping):
         before = now if isinstance(now, Mapping) else {}
         return {key: _into(before.get(key), one) for key, one in tree.items()}
-    if type(tree) in (list, tuple):
-        same = type(now) is type(tree) and len(now) == len(tree)
-        return type(tree)(_into(now[at] if same else None, one) for at, one in enumerate(tree))
+    if _is_plain(tree):
+        beside = now if _is_plain(now) and len(now) == len(tree) else [None] * len(tree)
+        return type(tree)(_into(one, other) for one, other in zip(beside, tree, strict=True))
     return tree
 
 
@@ -120,10 +130,11 @@ def digest(tree: object) -> int:
         flat = local(tree).detach().contiguous().reshape(-1).view(torch.uint8)
         whole = flat[: flat.numel() // 4 * 4].view(torch.int32)
         mixed = int(whole.sum(dtype=torch.int64)) * 31 + int(whole[::7].sum(dtype=torch.int64))
-        return (mixed * 1_000_003 + int(flat[whole.numel() * 4 :].sum(dtype=torch.int64)) + flat.numel()) & MASK
+        rest = int(flat[int(whole.numel()) * 4 :].sum(dtype=torch.int64))
+        return (mixed * 1_000_003 + rest + int(flat.numel())) & MASK
     if isinstance(tree, Mapping):
         return _joined([zlib.crc32(repr(key).encode()) ^ digest(one) for key, one in tree.items()])
-    if type(tree) in (list, tuple):
+    if _is_plain(tree):
         return _joined([digest(one) for one in tree])
     return zlib.crc32(repr(tree).encode())
 
@@ -145,7 +156,7 @@ def random_numbers() -> dict[str, object]:
     return states
 
 
-def set_random_numbers(states: object) -> None:
+def set_random_numbers(states: Any) -> None:
     """Go on from these states."""
     torch.set_rng_state(states["torch"])
     random.setstate(states["python"])

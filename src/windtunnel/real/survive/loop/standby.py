@@ -228,7 +228,7 @@ class _Standby(Generic[P, R]):
             self.group.recv([got], before, 3).wait()
         for work in works:
             work.wait()
-        return got.numpy().tobytes()
+        return bytes(got.numpy().tobytes())
 
     def _recover(self) -> bool:
         """Meet in the next view. True where the call under way turns out to be committed."""
@@ -376,7 +376,7 @@ class _Standby(Generic[P, R]):
         data = torch.empty(int(length), dtype=torch.uint8)
         if data.numel():
             self.group.recv([data], rank, 1).wait()
-        return data.numpy().tobytes()
+        return bytes(data.numpy().tobytes())
 
     def _close(self) -> None:
         with self.watched:
