@@ -17,7 +17,8 @@ def comparison() -> ModuleType:
     return script("capture/plan_against_capture.py")
 
 
-@pytest.mark.parametrize("name", ["debug fsdp2 4 ac", pytest.param("debug tp 4", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["debug fsdp2 4 ac", "debug tp 4"])
 def test_flops_and_bytes_of_plan_and_capture_agree(comparison: ModuleType, tmp_path: Path, name: str) -> None:
     case = comparison.cases()[name]
     rows, shown = comparison.compared(case, tmp_path / "captured")

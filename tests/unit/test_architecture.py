@@ -11,7 +11,7 @@ import windtunnel
 
 PACKAGE = Path(windtunnel.__file__).parent
 PACKAGES_MOST = 8  # at the top level
-ANY_MOST = 852  # may only fall; the aim is 500
+ANY_MOST = 793  # may only fall; the aim is 500
 HEAPS_OF = {  # outside of the engine: what each is a heap of; the first alone is of events
     "studies/serving/replica/replica.py": "ends by step of their replica: no times, and the hot path",
     "studies/fleet/board.py": "heads of the queues by size of gang",
@@ -20,6 +20,7 @@ HEAPS_OF = {  # outside of the engine: what each is a heap of; the first alone i
     "studies/planning/ahead.py": "what is asked of a process, most wanted first",
     "studies/planning/search.py": "nodes of branch and bound",
     "studies/programs/compiler/fusion.py": "kernels that may come next, in order of the program",
+    "studies/rl/plan.py": "bounds of a search",
     "studies/serving/spot/dispatch.py": "requests by arrival, where an interrupted one goes to the front",
     "studies/techniques/flat/play.py": "tasks that are ready by urgency; times are the least of those that run",
 }

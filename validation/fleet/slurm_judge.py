@@ -1,10 +1,10 @@
 """Waits under the policy `slurm` against those of a real Slurm: folders of `slurm_box.py`.
 
-    python validation/fleet/slurm_judge.py FOLDER/SEED ... [--policies slurm,easy,fifo] [--completing 1]
+    python validation/fleet/slurm_judge.py FOLDER/SEED ... [--policies slurm,easy,fifo] [--completing 0.4] [--tenths]
 
 The configuration is Slurm's own (slurm.conf, qos.txt, assoc.txt), the jobs are sacct's. A job that was preempted for
-good has the run time that was submitted. For each workload and policy: mean wait and its error, the median error of a job's
-wait in seconds and as a share of the mean wait, and jobs within 3 s.
+good has the run time that was submitted. For each workload and policy: mean wait and its error, the median error of a
+job's wait in seconds and as a share of the mean wait, and jobs within 3 s.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--policies", default="slurm")
-    parser.add_argument("--completing", type=float, default=1.0)
+    parser.add_argument("--completing", type=float, default=0.4)
     parser.add_argument("--tenths", action="store_true", help="times as submitted, not by the log's whole seconds")
     given = parser.parse_args()
     rows = []

@@ -1,8 +1,9 @@
 """What a policy of lines sees: jobs that wait, in a line for each size, those that run, and free GPUs by their number.
 
     policy.rank(job)       where a job stands that comes to wait; the same while it waits
-    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it, (job, ()) to turn it away, or end it:
-                           each is carried out before the next is asked for. `board.wake_ns`: when to ask again
+    policy.choose(board)   yields (job, nodes) to start it there, or (job, None) to stop it, (job, ()) to turn it away,
+                           or end it: each is carried out before the next is asked for. `board.wake_ns`: when to
+                           ask again
 
 So a decision costs what it changes, not what there is. Such a policy answers to a snapshot too (`Lines.decide`).
 """
@@ -162,7 +163,8 @@ class Lines:
     def decide(self, snapshot: Snapshot) -> Decision:
         """The same as an answer to a snapshot; its memory: the ranks of jobs, and its own."""
         moment = Moment(round(snapshot.now_s * NS))
-        ranks, own = snapshot.memory or ({}, None)
+        remembered: tuple[dict[int, Rank], object] = snapshot.memory or ({}, None)
+        ranks, own = remembered
         board = Board(snapshot.nodes, moment)
         jobs = [_job_of(job, moment) for job in snapshot.jobs]
         for job in jobs:

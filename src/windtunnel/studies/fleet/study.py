@@ -26,6 +26,7 @@ from windtunnel.studies.fleet.jobs.trace import Jobs, Unread, held_at_once
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, write_jobs
 from windtunnel.studies.fleet.policies.own import policy_of_text, title
+from windtunnel.studies.fleet.policies.table import POLICIES, plain_name
 from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
@@ -164,7 +165,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         serving = None if question.serving is None else Path(question.serving)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
     outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
-    warnings = (*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)))
+    warnings = (*unfit, *_unheeded(jobs, names), *dict.fromkeys(line for one in outcomes for line in left_out(one)))
     if question.restart is None:
         often = [one for one in outcomes if one.restarts.any() and one.policy != "current"]
         free = ", ".join(f"{int(one.restarts.sum()):,} with {one.policy}" for one in often)
@@ -182,6 +183,20 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         said = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
         notes += (f"{said}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points)
+
+
+def _unheeded(jobs: Jobs, names: Sequence[str]) -> list[str]:
+    """Quotas and priorities of the log that policies pay no heed to."""
+    plain = [plain_name(name) for name in names if not _is_file(name)]
+    deaf = {
+        "quotas of queues": [each for each in plain if "quota" not in POLICIES[each].needs] if jobs.quotas else [],
+        "priorities": [each for each in plain if not POLICIES[each].priorities]
+        if len(set(jobs.columns.get("priority", ())) - {""}) > 1
+        else [],
+    }
+    logs = {name for name in plain if POLICIES[name].loop == "log"}
+    found = {what: [name for name in who if name not in logs] for what, who in deaf.items()}
+    return [f"{', '.join(who)} pay no heed to the {what} of the log" for what, who in found.items() if who]
 
 
 def left_out(outcome: Outcome) -> list[str]:

@@ -111,8 +111,11 @@ def with_trainer(draft: Job, trainer: Trainer) -> Job:
     return replace(job, times=times_of(job))
 
 
-def drafted(question: Rl) -> Job:
-    """All but the layout of the trainer and the seconds that follow from it. Raises UserError where nothing fits."""
+def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
+    """All but the layout of the trainer and the seconds that follow from it; `known`: engines priced for this machine.
+
+    Raises UserError where nothing fits.
+    """
     question, imported = with_config(question)
     assert question.model is not None
     assert question.prompts is not None
@@ -148,7 +151,7 @@ def drafted(question: Rl) -> Job:
         engine=None, replicas=0, trainer=trainer, train_batch=train_batch, times=Times(0.0),  # type: ignore[arg-type]
         imported=imported,
     )  # fmt: skip
-    engine, replicas = generators_of(draft, sub(machine, gen_gpus))
+    engine, replicas = generators_of(draft, machine, gen_gpus, {} if known is None else known)
     job = replace(draft, engine=engine, replicas=replicas)
     judges = None
     if beside.judge is not None:
@@ -203,16 +206,18 @@ def _has_experts(model: Model) -> bool:
     return any(layer.feed_forward.kind == "moe" for layer in model.layers)
 
 
-def generators_of(job: Job, cluster: Cluster) -> tuple[Engine, int]:
+def generators_of(job: Job, machine: Cluster, gpus: int, known: dict[Deployment, Engine]) -> tuple[Engine, int]:
     """The engine of a generator and how many there are: as given, or the size that ends a batch first."""
-    asked = job.question.rollout
+    asked, cluster = job.question.rollout, sub(machine, gpus)
     sizes = _powers(cluster) if asked.gen_tp is None else [asked.gen_tp]
     best: tuple[float, Engine, int] | None = None
     reason: UserError | None = None
     for tp in sizes:
         try:
-            engine = generator_engine(job, cluster, tp)
-            replicas = cluster.n_gpus // engine.gpus
+            laid_out = deployment(job, tp)
+            engine = known.get(laid_out) or generator_engine(job, cluster, laid_out)
+            known[laid_out] = engine
+            replicas = gpus // engine.gpus
             check_room(job, engine)
         except (LayoutError, SpecError) as error:
             reason = error
@@ -231,9 +236,9 @@ def _powers(cluster: Cluster) -> list[int]:
     return [size for size in (1 << i for i in range(7)) if size <= cluster.n_gpus]
 
 
-def generator_engine(job: Job, cluster: Cluster, tp: int) -> Engine:
+def generator_engine(job: Job, cluster: Cluster, laid_out: Deployment) -> Engine:
     """A generator priced. Raises LayoutError, SpecError."""
-    laid_out, profile = deployment(job, tp), None
+    profile = None
     if job.habits.node_sum_s is not None:
         profile = replace(load_engine(laid_out.engine), node_sum_s=job.habits.node_sum_s)
     return engine_of(job.model, cluster, laid_out, profile=profile)

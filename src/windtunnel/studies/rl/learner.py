@@ -194,7 +194,8 @@ def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, 
     """
     best: tuple[float, Trainer] | None = None
     reason: UserError | None = None
-    least, known = [], dict[tuple[int, int], Bounds]()
+    least: list[tuple[float, int, Trainer]] = []
+    known: dict[tuple[int, int], Bounds] = {}
     for layout in layouts(trainer.model, trainer.cluster, given, str(trainer.fields["framework"])):
         able = replace(trainer, fields={**trainer.fields, **layout}, _known={})
         try:

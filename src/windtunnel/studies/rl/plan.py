@@ -31,6 +31,7 @@ from windtunnel.studies.rl.learner import Trainer
 from windtunnel.studies.rl.result import RlResult
 from windtunnel.studies.rl.study import answered, window
 from windtunnel.studies.serving.build import Engine
+from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 
 SPLITS = 16  # of a cluster, evenly chosen
@@ -104,9 +105,10 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
     heap: list[tuple[float, int, bool, Job]] = []  # bound, number, whether the trainer has its layout
     refused, reason = 0, None
     trainers: dict[int | None, Trainer] = {}
+    engines: dict[Deployment, Engine] = {}  # a generator is the same in every pool that holds it
     for asked in candidates(question):
         try:
-            draft = drafted(asked)
+            draft = drafted(asked, engines)
             heap.append((bound_s(draft, draft.trainer.peak_s), len(heap), False, draft))
         except (LayoutError, SpecError) as error:
             refused, reason = refused + 1, error

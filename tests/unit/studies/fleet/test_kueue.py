@@ -23,12 +23,12 @@ from windtunnel.studies.fleet.work import Rigid
 Row = tuple[int, int, int, str, int]  # submission, duration, GPUs, queue, priority
 
 
-def run(rows: list[Row], *quotas: Quota, gpus: int = 16) -> list[Running]:
+def run(rows: list[Row], *quotas: Quota, gpus: int = 16, fair: bool = False) -> list[Running]:
     jobs = [
         Running(at, submit * NS, wide, Rigid(float(lasts)), queue=queue, priority=float(priority))
         for at, (submit, lasts, wide, queue, priority) in enumerate(rows)
     ]
-    Clock(jobs, [gpus], Kueue(0, {quota.name: quota for quota in quotas})).run()
+    Clock(jobs, [gpus], Kueue(0, {quota.name: quota for quota in quotas}, fair)).run()
     return jobs
 
 
@@ -121,14 +121,14 @@ class Watched(Kueue):
         assert sum(used.values()) <= sum(quota.nominal for quota in self.quotas.values())
 
 
-@given(ROWS, QUOTAS)
+@given(ROWS, QUOTAS, st.booleans())
 @settings(max_examples=60)
-def test_quotas_hold_and_every_job_ends(rows: list[Row], quotas: tuple[Quota, ...]) -> None:
+def test_quotas_hold_and_every_job_ends(rows: list[Row], quotas: tuple[Quota, ...], fair: bool) -> None:
     jobs = [
         Running(at, submit * NS, wide, Rigid(float(lasts)), queue=queue, priority=float(priority))
         for at, (submit, lasts, wide, queue, priority) in enumerate(sorted(rows))
     ]
-    Clock(jobs, [64], Watched(0, {quota.name: quota for quota in quotas})).run()
+    Clock(jobs, [64], Watched(0, {quota.name: quota for quota in quotas}, fair)).run()
     assert all(job.end_ns is not None for job in jobs)
 
 
@@ -171,3 +171,21 @@ def test_quotas_come_from_the_objects_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "plain.csv").write_text("job,submit_s,gpus,duration_s\na,0,1,1\n")
     with pytest.raises(UserError, match="needs the quotas of queues"):
         simulate(read_jobs(tmp_path / "plain.csv"), parse_site("gpu:8"), "kueue", Options())
+
+
+@pytest.mark.parametrize(("weight", "share"), [(1.0, 8), (3.0, 12)])
+def test_what_is_borrowed_is_shared_by_weight(weight: float, share: int) -> None:
+    """Two queues without a quota borrow 16 GPUs of a third; neither stops the other below its share."""
+    queues = Quota("a", 0, "c", reclaim="Any", weight=weight), Quota("b", 0, "c", reclaim="Any"), Quota("d", 16, "c")
+    rows: list[Row] = [(0, 100, 1, "b", 0)] * 16 + [(1, 100, 1, "a", 0)] * 16
+    jobs = run(rows, *queues, fair=True)
+    held = sum(job.start_ns == NS for job in jobs if job.queue == "a")
+    assert held == share
+    assert sum(job.restarts for job in jobs if job.queue == "b") == share
+
+
+@pytest.mark.parametrize(("most", "starts"), [(None, 5), (1.0, 5), (0.0, 20)])
+def test_a_queue_that_borrows_stops_others_up_to_a_priority(most: float | None, starts: int) -> None:
+    a = Quota("a", 4, "c", reclaim="LowerPriority", borrow_within="LowerPriority", borrow_priority=most)
+    jobs = run([(0, 20, 12, "b", 1), (5, 10, 8, "a", 2)], a, Quota("b", 4, "c"), Quota("d", 8, "c"))
+    assert jobs[1].start_ns == starts * NS

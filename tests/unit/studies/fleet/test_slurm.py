@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError
+from windtunnel.questions.asked.fleet import Fleet
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options
@@ -22,6 +23,7 @@ from windtunnel.studies.fleet.policies.slurm.policy import Slurm
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
+from windtunnel.studies.fleet.study import answer
 from windtunnel.studies.fleet.work import Rigid
 
 JOBS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40), st.integers(1, 8)), min_size=1, max_size=14)
@@ -228,3 +230,10 @@ def test_a_choice_of_nodes_fits_and_is_found_where_there_is_one(free: list[int],
         assert sum(count for _, count in placed) == gpus
         assert all(among >> node & 1 and free[node] >= count for node, count in placed)
         assert len({node for node, _ in placed}) == len(placed)
+
+
+def test_policies_that_pay_no_heed_to_priorities_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("job,submit_s,gpus,duration_s,priority\na,0,8,10,1\nb,1,8,10,2\n")
+    question = Fleet(trace=str(path), cluster="gpu:1x8", policy="fifo,slurm,srtf")
+    assert answer(question).warnings == ("fifo, srtf pay no heed to the priorities of the log",)

@@ -69,6 +69,9 @@ def test_messages_are_as_many_and_as_large_as_received() -> None:
     send, receive = ("send", {"peer": 1}), ("recv", {"peer": 0})
     assert pair([send], [receive]) == ("", "", "")
     assert "rank 0 sends 2 messages a step to rank 1, which receives 1" in pair([send, send], [receive])[0]
+    told = ("send", {"peer": 1, "is_control": True})  # shapes, before the step of the other rank began
+    assert pair([told, send], [receive])[0] == ""
+    assert "sends 2 messages a step to rank 1, which receives 1" in pair([told, send, send], [receive])[0]
     assert "has 32 bytes float32, and is received as 8 bytes" in pair([send], [("recv", {"peer": 0, "bytes": 8})])[0]
 
 

@@ -181,7 +181,10 @@ def test_the_layout_of_a_trainer_is_what_pricing_everything_finds() -> None:
 def test_generators_with_gpus_of_their_own_take_more_of_the_memory() -> None:
     """As every asynchronous recipe of NeMo RL has it."""
     together, apart = drafted(read_part(Rl, SMALL)), drafted(read_part(Rl, SMALL | {"generate": 4, "train": 4}))
-    assert apart.engine.deployment.gpu_memory_utilization > together.engine.deployment.gpu_memory_utilization
+    assert (together.engine.deployment.gpu_memory_utilization, apart.engine.deployment.gpu_memory_utilization) == (
+        together.habits.gpu_memory_utilization, together.habits.gpu_memory_utilization_apart,
+    )  # fmt: skip
+    assert (together.habits.gpu_memory_utilization_apart or 0.0) > together.habits.gpu_memory_utilization
     given = SMALL | {"generate": 4, "train": 4, "rollout": {"gen_tp": 1, "gpu_memory_utilization": 0.3}}
     assert drafted(read_part(Rl, given)).engine.deployment.gpu_memory_utilization == 0.3
 

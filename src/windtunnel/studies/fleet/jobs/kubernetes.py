@@ -13,6 +13,7 @@ MPIJob v2beta1, LeaderWorkerSet v1, Volcano v1alpha1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -209,8 +210,6 @@ def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, .
         ]
         if len(rows) > 1:
             notes.add("has several flavors of GPU, which count together", name)
-        if _text(spec, "fairSharing", "weight"):
-            notes.add("has a weight of fair sharing, which is not heeded", name)
         quotas.append(
             Quota(
                 name,
@@ -221,9 +220,22 @@ def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, .
                 _text(spec, "queueingStrategy") == "StrictFIFO",
                 _text(spec, "preemption", "withinClusterQueue") or "Never",
                 _text(spec, "preemption", "reclaimWithinCohort") or "Never",
+                _text(spec, "preemption", "borrowWithinCohort", "policy") or "Never",
+                _number(_text(spec, "preemption", "borrowWithinCohort", "maxPriorityThreshold")),
+                _weight(_text(spec, "fairSharing", "weight")),
             )
         )
     return tuple(quotas)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"-?\d+", text) else None
+
+
+def _weight(text: str) -> float:
+    """Of fair sharing: 1 where it is not said, and by thousandths as `500m`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", text)
+    return 1.0 if found is None else float(found.group(1)) / (1000 if found.group(2) else 1)
 
 
 def _limit(rows: Sequence[Object], key: str) -> int | None:

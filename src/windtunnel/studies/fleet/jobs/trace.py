@@ -41,6 +41,9 @@ class Quota:
     strict: bool = False  # the first job of the queue blocks the others
     within: str = "Never"  # LowerPriority, LowerOrNewerEqualPriority
     reclaim: str = "Never"  # LowerPriority, Any
+    borrow_within: str = "Never"  # LowerPriority: also while it borrows, up to a priority
+    borrow_priority: float | None = None
+    weight: float = 1.0  # of fair sharing
 
     @property
     def guaranteed(self) -> int:

@@ -200,6 +200,10 @@ def _messages(book: Book, kind: object, meeting: Meeting) -> Finding | None:
     for pair in dict.fromkeys((*sent, *received)):
         gives, takes = sent.get(pair, []), received.get(pair, [])
         one, other = pair_ranks = (meeting.members[pair[0]], meeting.members[pair[1]])
+        if len(gives) != len(takes):  # shapes are told before a first step, which begins elsewhere on each rank:
+            gives, takes = (
+                [call for call in of if not call.is_control] for of in (gives, takes)
+            )  # findings.py has all
         if len(gives) != len(takes):
             line = next((lines[id(call)] for call in (*gives, *takes)), "")
             text = (

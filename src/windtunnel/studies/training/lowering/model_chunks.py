@@ -176,7 +176,7 @@ def _piece(
     vocabulary = layout.vocab_padded * model.hidden_size / plan.tp
     if first:
         positions = model.learned_positions * model.hidden_size
-        norm = model.norm_parameters * model.embedding_norm
+        norm = model.norm_parameters * model.embedding_norm + model.more_weights + model.more_parameters
         look_up = (embedding_operations if shard.fused_projections else plain_embedding_operations)(model, shard)
         blocks.append(Block(look_up, vocabulary + positions + norm))
     for number, (layer, ops) in enumerate(zip(layers, timed, strict=True)):
@@ -191,7 +191,8 @@ def _piece(
             if shard.fused_projections
             else plain_head_operations(model, shard)
         )
-        blocks.append(Block(head, table + model.norm_parameters))
+        bias = model.output_bias * layout.vocab_padded / plan.tp
+        blocks.append(Block(head, table + bias + model.norm_parameters))
     if plan.lora_rank:
         blocks = [_adapted(block, shard, plan) for block in blocks]
     keep = keeping(plan.framework, plan.release)

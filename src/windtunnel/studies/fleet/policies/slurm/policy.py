@@ -359,12 +359,15 @@ class Slurm(Lines):
         """Each job in order starts, or reserves."""
         now_ns = board.moment.ns
         step_ns, window_ns = max(round(self.resolution_s * NS), 1), round(self.window_s * NS)
+        last = self._last(queue, state)
+        if last < 0:
+            return
         space = Space(now_ns, (1 << len(state.free.gpus)) - 1)
         future = self._future(board, state)
         busy = mask_of(node for _, placement in state.completing for node, _ in placement)
         tests, users, partitions = 0, dict[str, int](), dict[str, int]()
-        for job in queue:
-            if tests >= self.depth:
+        for number, job in enumerate(queue):
+            if tests >= self.depth or number > last:
                 return
             if job.placement or not self._allowed(job, state):
                 continue
@@ -406,6 +409,7 @@ class Slurm(Lines):
                         begin_ns, later_ns = now_ns + S_NS, None
                     if begin_ns <= now_ns:
                         yield self._start(job, placed, board, state)
+                        last = self._last(queue, state)
                         future = self._future(board, state)
                         break
                     if later_ns is not None and begin_ns > later_ns:
@@ -419,6 +423,20 @@ class Slurm(Lines):
                             continue
                     space.reserve(first_ns, last_ns, taken)
                     break
+
+    def _last(self, queue: list[Running], state: State) -> int:
+        """The last in the queue that has room now: what those behind it would reserve keeps nobody from anything."""
+        if self.cluster.preempts_by:
+            return len(queue) - 1
+        fit: dict[tuple[int, str], bool] = {}
+        for at in range(len(queue) - 1, -1, -1):
+            job = queue[at]
+            key = job.gpus, job.queue
+            if key not in fit:
+                fit[key] = state.free.fits(job.gpus, self._units_of(job, state))
+            if fit[key] and not job.placement:
+                return at
+        return -1
 
     def _future(self, board: Board, state: State) -> Future:
         """Of what runs now, by limits."""
@@ -540,6 +558,7 @@ def _make(site: Site, options: Options) -> Slurm:
 POLICY = Traits(
     name="slurm",
     asks="lines",
+    priorities=True,
     make=_make,
     capacity=FAILING,
     source="Slurm 22.05, slurm.conf(5)",
