@@ -10,8 +10,9 @@ Importing the module hides the function behind it, so the module can be called a
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.lazy import lazily
 
@@ -23,10 +24,11 @@ __getattr__ = lazily("windtunnel.real.survive", {"standby": "loop.standby", "tra
 
 
 class _Callable(ModuleType):
-    def __call__(self, *arguments: Any, **named: Any) -> object:
+    def __call__(self, *arguments: object, **named: object) -> object:
         from windtunnel.studies.survive import survive
 
-        return survive(*arguments, **named)
+        study: Callable[..., object] = survive
+        return study(*arguments, **named)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -269,7 +269,7 @@ def _nothing_came(rank: int, tensors: Sequence[torch.Tensor], *_: object) -> Non
 
 
 def _each(answer: Answer) -> Answer:
-    def every(rank: int, outputs: Sequence[Any], inputs: Sequence[Any], *_: object) -> None:
+    def every(rank: int, outputs: Sequence[object], inputs: Sequence[object], *_: object) -> None:
         for output, mine in zip(outputs, inputs, strict=False):  # a rank that is not the root gives or gets nothing
             answer(rank, output, mine)
 
