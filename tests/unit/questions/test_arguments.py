@@ -101,7 +101,7 @@ def plan(**asked: Any) -> Any:
         ("traces", lambda: windtunnel.explain(5)),
         ("result", lambda: windtunnel.whatif(5)),
         ("result", lambda: windtunnel.save_result(5)),
-        ("result", lambda: windtunnel.notebook_html(5)),
+        ("answer", lambda: windtunnel.notebook_html(5)),
         ("budget_s", lambda: windtunnel.calibrate("x.yaml", budget_s="a")),
         ("table", lambda: windtunnel.run_validation(5)),
     ],

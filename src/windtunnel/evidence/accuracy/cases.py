@@ -295,7 +295,7 @@ def _open(row: Row) -> Iterable[tuple[str, Sequence[Any]]]:
     if wording.shards_unknown(row):
         yield "shard_group", tuple(sorted({min(row.gpus_per_node or 8, _replicas(row)), _replicas(row)}))
     yield "recompute", wording.recomputes_of(row)[0]
-    yield "objective", wording.objectives_of(row)
+    yield "task", wording.tasks_of(row)
     yield from wording.recipe_choices(row).items()
 
 

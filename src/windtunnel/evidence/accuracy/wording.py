@@ -66,7 +66,7 @@ def task_of(row: Row) -> str:
     return name if name in ("pretrain", "lora") else "sft"
 
 
-def objectives_of(row: Row) -> tuple[str, ...]:
+def tasks_of(row: Row) -> tuple[str, ...]:
     """What a step is made of. Of reinforcement learning it is not told whether log-probs are in it: both."""
     name = words.task(row.task)[0]
     return {"dpo": ("dpo",), "rl": ("train", "grpo"), "forward": ("forward",)}.get(name, ("train",))

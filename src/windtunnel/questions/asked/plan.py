@@ -126,7 +126,7 @@ class Plan:
             rare=True,
         ),
     ] = None
-    objective: Annotated[
+    task: Annotated[
         Literal["train", "dpo", "grpo", "forward"],
         About(
             "What a step is made of: train (forward and backward), dpo (a reference's forward pass before), grpo (old"

@@ -97,8 +97,8 @@ def plan(
     given = _given(plan, fields)
     if given.get("lora_rank"):
         raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
-    if given.get("objective", "train") != "train":
-        raise SpecError("objective", given["objective"], "plans are searched for plain training: leave it out")
+    if given.get("task", "train") != "train":
+        raise SpecError("task", given["task"], "plans are searched for plain training: leave it out")
     words, slow = named or _named(model, cluster), texts("slow", slow)
     model = model if isinstance(model, Model) else load_model(model)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)

@@ -16,7 +16,7 @@ from windtunnel.studies.training.lowering.step import LoweredStep
 from windtunnel.studies.training.schedules import Kind
 
 SOFTMAX_BYTES = 24  # of each logit: read in 16 bits; written, read twice and reduced in 32
-BEFORE = {"train": 0, "dpo": 1, "grpo": 2, "forward": 0}  # such passes over a step's batch, by its objective
+BEFORE = {"train": 0, "dpo": 1, "grpo": 2, "forward": 0}  # such passes over a step's batch, by its task
 
 
 def forward_ns(layout: Layout, step: LoweredStep) -> int:
@@ -30,8 +30,8 @@ def with_forward_passes(layout: Layout, step: LoweredStep, classes: list[ClassTi
 
     Where nothing learns they are all there is.
     """
-    alone = layout.plan.objective == "forward"
-    times = 1 if alone else BEFORE[layout.plan.objective]
+    alone = layout.plan.task == "forward"
+    times = 1 if alone else BEFORE[layout.plan.task]
     if not times:
         return classes, 0
     one, stages, found = forward_ns(layout, step), _stages_ns(layout, step), []

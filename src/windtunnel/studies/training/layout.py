@@ -42,7 +42,7 @@ _OUTSIDE_PASSES: dict[str, object] = {
     "offload_optimizer": 0.0,
     "overlap_p2p": None,
     "bucket_parameters": None,
-    "objective": "train",
+    "task": "train",
 }
 
 

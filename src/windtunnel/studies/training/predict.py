@@ -63,7 +63,7 @@ FULL = (
     "memory is full: it fits only because PyTorch's allocator gives cached memory back to the driver; of 18 published"
     " layouts like it 13 crashed; how much longer the others take is not published, which is why the band is wide"
 )
-OBJECTIVES = {
+TASKS = {
     "dpo": "a reference's forward pass comes before the step and is in its time, not in its timeline",
     "grpo": "forward passes of the old policy and of a reference come before the step and are in its time, not in its"
     " timeline",
@@ -139,7 +139,7 @@ def predict(
     # A job runs out of memory in the worst step of a trace, not in its median one.
     steps = (base,) if uneven is None else uneven.steps
     kept = layout
-    if layout.plan.objective == "forward":  # without gradients a layer leaves nothing, as if it were recomputed
+    if layout.plan.task == "forward":  # without gradients a layer leaves nothing, as if it were recomputed
         kept = replace(layout, plan=layout.plan.with_fields({"recompute": "full"}))
     memory = fullest(
         memory_of(kept, one.pieces if kept is layout else known_pieces(kept), one.step, one.timeline.end_ns)
@@ -195,7 +195,7 @@ def _result(
     training = replace(training, uncertainty=widest, from_runs=all(one.training.from_runs for one in pricers))
     classes, forward = with_forward_passes(layout, step, _classes(layout, step, timeline))
     calm_ns = timeline.makespan_ns + forward
-    if plan.objective == "forward":
+    if plan.task == "forward":
         calm_ns, makespan_ns = forward, forward + makespan_ns - timeline.makespan_ns
     else:
         makespan_ns += forward
@@ -310,12 +310,12 @@ def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
     forward = layout.model.forward_flops_per_token(document, "full")
     linear = layout.model.forward_flops_per_token(1, "full") if plan.lora_rank else 0.0
     flops = tokens * (3.0 * forward - linear)  # frozen weights have no gradient
-    flops = tokens * forward if plan.objective == "forward" else flops + BEFORE[plan.objective] * tokens * forward
+    flops = tokens * forward if plan.task == "forward" else flops + BEFORE[plan.task] * tokens * forward
     inside = "" if document == plan.seq_len else f" inside documents (s = {document:,})"
     return Work(
         tokens=tokens,
         model_flops=flops,
-        executed_flops=flops + (0.0 if plan.objective == "forward" else recomputed_flops(layout, step)),
+        executed_flops=flops + (0.0 if plan.task == "forward" else recomputed_flops(layout, step)),
         dtype=PEAK_DTYPE.get(plan.precision, plan.precision),
         convention=f"{_per_token(plan)} per token, attention counted in full{inside},"
         f" against dense {plan.precision} peak",
@@ -323,8 +323,8 @@ def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
 
 
 def _per_token(plan: Plan) -> str:
-    more = BEFORE[plan.objective]
-    if plan.objective == "forward":
+    more = BEFORE[plan.task]
+    if plan.task == "forward":
         return "2 N + 4 L a d s"
     return f"{4 + 2 * more if plan.lora_rank else 6 + 2 * more} N + {12 + 4 * more} L a d s"
 
@@ -384,8 +384,8 @@ def _traffic(step: LoweredStep) -> dict[str, int]:
 
 
 def _warnings(layout: Layout) -> Iterator[str]:
-    if layout.plan.objective != "train":
-        yield f"objective {layout.plan.objective}: {OBJECTIVES[layout.plan.objective]}"
+    if layout.plan.task != "train":
+        yield f"task {layout.plan.task}: {TASKS[layout.plan.task]}"
     if _has_experts(layout):
         yield EVENLY
         if layout.replicas > 1:

@@ -19,7 +19,7 @@ def step(**fields: Any) -> Result:
 
 @pytest.mark.parametrize("layout", [{}, {"framework": "megatron", "tp": 2, "pp": 2, "recompute": "full"}])
 def test_log_probs_come_before_a_step(layout: dict[str, Any]) -> None:
-    train, dpo, grpo, forward = (step(objective=one, **layout) for one in ("train", "dpo", "grpo", "forward"))
+    train, dpo, grpo, forward = (step(task=one, **layout) for one in ("train", "dpo", "grpo", "forward"))
     for more, passes in ((dpo, 1), (grpo, 2)):
         assert more.step_time_ns == pytest.approx(train.step_time_ns + passes * forward.step_time_ns, rel=1e-3)
         assert more.mfu * more.step_time_ns == pytest.approx(
@@ -34,7 +34,7 @@ def test_log_probs_come_before_a_step(layout: dict[str, Any]) -> None:
 
 
 def test_a_reference_is_a_second_copy_and_a_forward_pass_keeps_no_state() -> None:
-    train, dpo, forward = (step(objective=one).peak_memory for one in ("train", "dpo", "forward"))
+    train, dpo, forward = (step(task=one).peak_memory for one in ("train", "dpo", "forward"))
     parameters = train.categories["parameters"] // 4  # fp32 shards; the reference has 16 bits
     assert dpo.categories["parameters"] - train.categories["parameters"] == pytest.approx(2 * parameters, abs=8)
     assert (forward.categories["gradients"], forward.categories["optimizer"], forward.categories["activations"]) == (
@@ -43,7 +43,7 @@ def test_a_reference_is_a_second_copy_and_a_forward_pass_keeps_no_state() -> Non
         0,
     )
     assert forward.device_bytes < train.device_bytes
-    adapted = [step(objective=one, lora_rank=16).peak_memory.categories["parameters"] for one in ("train", "dpo")]
+    adapted = [step(task=one, lora_rank=16).peak_memory.categories["parameters"] for one in ("train", "dpo")]
     assert adapted[0] == adapted[1]  # without its adapters the policy is the reference
 
 

@@ -90,7 +90,8 @@ def fake_backend() -> type[dist.ProcessGroup]:
     """The backend class that does nothing: no store traffic, no threads, the same size at every world size."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
-    return FakeProcessGroup
+    backend: type[dist.ProcessGroup] = FakeProcessGroup
+    return backend
 
 
 def register_group(pg: dist.ProcessGroup, **facts: object) -> None:

@@ -93,7 +93,7 @@ def _leaves(document: Mapping[str, object], above: str) -> Iterator[tuple[str, o
 PLAIN: Mapping[str, object] = {
     "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False,
     "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
-    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0, "lora_adapters": 1, "objective": "train",
+    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0, "lora_adapters": 1, "task": "train",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ PARTS_LEFT_OUT = ("attention", "activation", "ops")
 # Always as Megatron-Core has it, whatever is asked.
 USUAL = {
     "framework": "megatron", "overlap_tp_backward": True, "attention_impl": "flash", "offload_activations": 0,
-    "fp8_activation_input": False, "lora_rank": 0, "lora_adapters": 1, "objective": "train", "schedule": "1f1b",
+    "fp8_activation_input": False, "lora_rank": 0, "lora_adapters": 1, "task": "train", "schedule": "1f1b",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "cp_kind", "virtual_stages", "layers_per_stage", "account_for_embedding", "ep",

@@ -41,11 +41,11 @@ def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | N
 
     `adapters`: those that learn beside them, where all others are frozen; without them these are the reference policy.
     """
-    objective = layout.plan.objective
-    if objective == "forward":
+    task = layout.plan.task
+    if task == "forward":
         return State(_frozen_bytes(layout, dense, expert) + 2.0 * (adapters or 0.0), 0.0, 0.0)
     state = _learning_bytes(layout, dense, expert, adapters)
-    if objective == "train" or adapters is not None:
+    if task == "train" or adapters is not None:
         return state
     return replace(state, parameters=state.parameters + REFERENCE_BYTES * _held(layout, dense, expert))
 

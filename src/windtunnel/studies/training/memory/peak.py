@@ -159,7 +159,7 @@ class _Ranks:
     def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> None:
         self.layout, self.pieces, self.schedule = layout, pieces, schedule
         self.keep, self.slack = keeping(layout.plan.framework), memory_document()["slack"]
-        self.width, self.forward_only = layout.gradient_bytes, layout.plan.objective == "forward"
+        self.width, self.forward_only = layout.gradient_bytes, layout.plan.task == "forward"
         self.held = [[pieces[v] for v in row] for row in schedule.virtual_stage]
         loads = self._loads()
         self.drafts = [self._draft(rank, loads) for rank in range(schedule.stages)]
