@@ -17,8 +17,8 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.real.capture.processes.read_only import copy_files, hold_files
 from windtunnel.real.capture.processes.steps import Steps
-from windtunnel.real.capture.processes.write_overlay import folders_made, writes_aside
+from windtunnel.real.capture.processes.write_overlay import folders_made, short_place_for_sockets, writes_aside
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.program import RankProgram
@@ -205,11 +205,21 @@ def _played(
     }
 
 
-def _files_of(rank: int, folder: Path, *, copied: bool) -> AbstractContextManager[None]:
+@contextmanager
+def _files_of(rank: int, folder: Path, *, copied: bool) -> Iterator[None]:
     """What a rank finds in place of the user's files; `copied`: the system has copied them already."""
-    if copied:
-        return folders_made() if rank else nullcontext()
-    return writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0)
+    if not copied:
+        with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0):
+            yield
+        return
+    sockets = folder / f"sockets_{rank}"
+    sockets.mkdir(exist_ok=True)
+    undo = short_place_for_sockets(str(sockets))
+    try:
+        with folders_made() if rank else nullcontext():
+            yield
+    finally:
+        undo()
 
 
 class EmptyStepError(UserError):
