@@ -82,7 +82,7 @@ OPTIMIZERS: tuple[tuple[str, Mapping[str, object]], ...] = (
 )
 
 
-def found(patterns: Sequence[tuple[str, str]], word: str) -> str | None:
+def first_match(patterns: Sequence[tuple[str, str]], word: str) -> str | None:
     """What the first pattern that is in the word stands for."""
     return next((value for pattern, value in patterns if re.search(pattern, word)), None)
 
@@ -99,13 +99,13 @@ def not_understood(column: str, word: str, taken: str) -> str:
 
 def task(word: str) -> tuple[str, str]:
     """`pretrain`, `sft`, `lora`, `dpo`, `rl` or `forward`."""
-    name = found(TASKS, word.strip().lower())
+    name = first_match(TASKS, word.strip().lower())
     return (name, "") if name else ("pretrain", not_understood("task", word, "pretrain"))
 
 
 def precision(word: str) -> tuple[str, str]:
     """A format, by one of the names in FORMATS."""
-    name = found(FORMATS, plain(word))
+    name = first_match(FORMATS, plain(word))
     if name in ("int8", "tf32") or "fp6" in plain(word):
         return str(name), not_understood("precision", word, {"int8": "bf16", "tf32": "fp32"}.get(str(name), str(name)))
     if name is None:
@@ -137,8 +137,8 @@ def recompute(word: str, layers: int | None, operators: bool) -> tuple[str | Non
     if not named and (text in SWITCHED_ON or re.search(r"^full|checkpoint|uniform|^all\b", text)):
         return "full", ""
     parts = [part.strip(" ()") for part in re.split(r"[+,]", named[1] if named else text)]
-    known = list(dict.fromkeys(one for part in parts if (one := found(RECOMPUTED, part))))
-    unknown = [part for part in parts if not found(RECOMPUTED, part)]
+    known = list(dict.fromkeys(one for part in parts if (one := first_match(RECOMPUTED, part))))
+    unknown = [part for part in parts if not first_match(RECOMPUTED, part)]
     if not known:
         return None, not_understood("recompute", word, "not stated")
     taken = "selective:" + ",".join(known)
@@ -165,7 +165,7 @@ def offload(word: str, layers: int | None, adapters: bool) -> tuple[dict[str, ob
 
 def schedule(word: str, pp: int, vpp: int) -> tuple[str | None, str]:
     """A pipeline's schedule; None: by whether there are virtual stages."""
-    name = found(SCHEDULES, plain(word))
+    name = first_match(SCHEDULES, plain(word))
     if plain(word) in NOTHING or (name and pp == 1) or name == "interleaved":  # so are those with virtual stages
         return None, ""
     if name and vpp > 1:
@@ -175,13 +175,13 @@ def schedule(word: str, pp: int, vpp: int) -> tuple[str | None, str]:
 
 def context_kind(word: str) -> tuple[str, str]:
     """How context parallelism works: Ulysses is all-to-all over heads."""
-    name = found(CONTEXT, word.strip().lower())
+    name = first_match(CONTEXT, word.strip().lower())
     return (name, "") if name else ("ring", not_understood("cp_kind", word, "ring"))
 
 
 def width(column: str, word: str) -> tuple[str | None, str]:
     """`bf16` or `fp32`; None: as the framework does."""
-    name = found(WIDTHS, word.strip().lower())
+    name = first_match(WIDTHS, word.strip().lower())
     return (name, "") if name else (None, not_understood(column, word, "not stated"))
 
 

@@ -78,13 +78,13 @@ def _module(
     for _, path in measured.tables(system, operation, f"{kind}_generation_module_perf", framework):
         if model is None or prompt is None:
             continue
-        where = _rows_of(path, model, heads, weights, kv)
-        if where is None:
+        nearest = _rows_of(path, model, heads, weights, kv)
+        if nearest is None:
             continue
+        where, more = nearest
         found = measured.rows(path, ("batch_size", "step", "latency"), where)
         if len(found["latency"]) < 2:
             continue
-        more = max(1.0, heads / dict(where)["num_heads"])  # type: ignore[operator]
         batches, contexts = found["batch_size"].astype(float), found["step"].astype(float) + 1.0
         decode = surface(batches, contexts, found["latency"] * 1e-3 * more)
         launches = max(0.0, prompt.seconds[0] - decode.at(1.0, prompt.nodes[0]))
@@ -99,19 +99,24 @@ def _prompts(paths: list[Path], model: str, heads: int, weights: str, kv: str) -
     """
     found: list[Curve] = []
     for path in paths:
-        where = _rows_of(path, model, heads, weights, kv)
-        if where is None:
+        nearest = _rows_of(path, model, heads, weights, kv)
+        if nearest is None:
             continue
+        where, more = nearest
         own = measured.rows(path, ("batch_size", "isl", "step", "latency"), where)
         first = (own["batch_size"] == 1) & (own["step"] == 0)
         if first.sum() > 1:
-            more = max(1.0, heads / dict(where)["num_heads"])  # type: ignore[operator]
             found.append(curve(own["isl"][first].astype(float), own["latency"][first] * 1e-3 * more))
     return min(found, key=lambda line: line.seconds[0], default=None)
 
 
-def _rows_of(path: Path, model: str, heads: int, weights: str, kv: str) -> tuple[tuple[str, object], ...] | None:
-    """The nearest of what was timed: the model's, then heads, then the formats of cache and weights."""
+def _rows_of(
+    path: Path, model: str, heads: int, weights: str, kv: str
+) -> tuple[tuple[tuple[str, object], ...], float] | None:
+    """The nearest of what was timed, and how much longer so many heads take.
+
+    The model's rows, then by heads, then by the formats of cache and weights.
+    """
     kinds = measured.distinct(path, ("num_heads", "kv_cache_dtype", "gemm_type"), (("model", model),))
     if not kinds:
         return None
@@ -119,7 +124,7 @@ def _rows_of(path: Path, model: str, heads: int, weights: str, kv: str) -> tuple
     products = "bfloat16" if weights in ("bf16", "fp16") else "fp8_block"
     chosen = min(kinds, key=lambda k: (abs(math.log(k[0] / heads)), k[1] != cache, k[2] != products))
     names = ("num_heads", "kv_cache_dtype", "gemm_type")
-    return (("model", model), *zip(names, chosen, strict=True))
+    return (("model", model), *zip(names, chosen, strict=True)), max(1.0, heads / chosen[0])
 
 
 @lru_cache(maxsize=16)

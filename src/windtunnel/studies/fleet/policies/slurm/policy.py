@@ -31,7 +31,6 @@ from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank
 from windtunnel.studies.fleet.decision import EMPTY, Placement
 from windtunnel.studies.fleet.policies.slurm.cluster import (
     CANCEL,
-    PREEMPT_OFF,
     REQUEUE,
     Association,
     Cluster,
@@ -39,7 +38,9 @@ from windtunnel.studies.fleet.policies.slurm.cluster import (
 )
 from windtunnel.studies.fleet.policies.slurm.files import read_cluster
 from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, Future, Holder, Space, bits, mask_of
-from windtunnel.studies.fleet.policies.slurm.order import Factors, Fairness, factors_of, levels
+from windtunnel.studies.fleet.policies.slurm.order import Factors, factors_of, levels
+from windtunnel.studies.fleet.policies.slurm.preemption import mode_of, victims
+from windtunnel.studies.fleet.policies.slurm.state import State, state_units
 from windtunnel.studies.fleet.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -48,28 +49,8 @@ if TYPE_CHECKING:
     from windtunnel.studies.fleet.site import Site
 
 YEAR_S = 365 * 86_400.0
-REORDERS = 2  # of candidates for preemption: the first, and preempt_reorder_count of 1
 BATCH_S = 30.0
 Held = tuple[str, int | None, int | None]  # what is counted, and the most GPUs and jobs of it
-
-
-@dataclass
-class State:
-    """What Slurm remembers between decisions. Units are nodes; GPUs where these are a count."""
-
-    free: Free
-    placed: dict[int, tuple[Running, Placement, Placement]] = field(default_factory=dict)  # on the board, in units
-    completing: list[tuple[int, Placement]] = field(default_factory=list)
-    gpus: dict[str, int] = field(default_factory=dict)  # held, by what limits count
-    jobs: dict[str, int] = field(default_factory=dict)
-    fairness: Fairness = field(default_factory=Fairness)
-    priorities: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    not_before: dict[int, int] = field(default_factory=dict)  # of requeued jobs
-    doomed: dict[int, int] = field(default_factory=dict)  # running jobs in their grace time
-    preempting: set[int] = field(default_factory=set)
-    calculated_ns: int | None = None
-    waiting: int = 0  # as it was last asked
-    changed: bool = True  # since the last backfill
 
 
 @dataclass(frozen=True)
@@ -109,7 +90,7 @@ class Slurm(Lines):
 
     def keeps_progress(self, job: Running) -> bool:
         """Whether a job that it stops goes on where it was."""
-        return self._mode(job) != REQUEUE
+        return mode_of(self.cluster, job) != REQUEUE
 
     def choose(self, board: Board) -> Iterator[Move]:
         """What starts and stops now."""
@@ -342,7 +323,7 @@ class Slurm(Lines):
             if placed is not None:
                 yield self._start(job, placed, board, state)
                 continue
-            for victim in self._victims(job, units & ~blocked, board, state):
+            for victim in victims(self.cluster, job, units & ~blocked, board, state):
                 yield from self._preempt(victim, board, state)
             placed = state.free.choose(job.gpus, units & ~blocked) if job.index in state.preempting else None
             if placed is not None:
@@ -387,10 +368,10 @@ class Slurm(Lines):
                     among, later_ns = space.among(units, from_ns, from_ns + limit_ns)
                     found = future.start(job.gpus, among)
                     if found is None or found[0] > now_ns:
-                        victims = self._victims(job, among, board, state) if from_ns == now_ns else []
-                        if victims:
-                            freed = mask_of(node for victim in victims for node, _ in state_units(victim, state))
-                            for victim in victims:
+                        stopped = victims(self.cluster, job, among, board, state) if from_ns == now_ns else []
+                        if stopped:
+                            freed = mask_of(node for victim in stopped for node, _ in state_units(victim, state))
+                            for victim in stopped:
                                 yield from self._preempt(victim, board, state)
                             placed = state.free.choose(job.gpus, among)
                             if placed is None:
@@ -458,69 +439,6 @@ class Slurm(Lines):
 
     # Preemption
 
-    def _victims(self, job: Running, among: int, board: Board, state: State) -> list[Running]:
-        """The jobs that are stopped for this one; none where it may not, or where stopping all would not do."""
-        if not self.cluster.preempts_by or job.index in state.preempting:
-            return []
-        candidates = [other for other in board.running.values() if self._may_stop(job, other, board, state)]
-        candidates = [other for other in candidates if mask_of(node for node, _ in state_units(other, state)) & among]
-        if not candidates:
-            return []
-        candidates.sort(key=self._worth)
-        tries = 0
-        while True:
-            free, removed, placed = state.free.copy(), list[Running](), None
-            for other in candidates:
-                free.add(state_units(other, state))
-                removed.append(other)
-                placed = free.choose(job.gpus, among)
-                if placed is not None:
-                    break
-            if placed is None:
-                return []
-            taken = mask_of(node for node, _ in placed)
-            tries += 1
-            if tries > REORDERS or len(candidates) <= tries:
-                break
-            last, before = removed[-1], removed[:-1]
-            shared = {
-                other.index: (mask_of(node for node, _ in state_units(other, state)) & taken).bit_count()
-                for other in before
-            }
-            before.sort(key=lambda other: -shared[other.index])
-            candidates = [last, *before, *candidates[len(removed) :]]
-        state.preempting.add(job.index)
-        return [other for other in removed if mask_of(node for node, _ in state_units(other, state)) & taken]
-
-    def _may_stop(self, job: Running, other: Running, board: Board, state: State) -> bool:
-        if other.index in state.doomed or self._mode(other) == PREEMPT_OFF:
-            return False
-        if board.moment.ns - other.placed_ns < self.cluster.exempt_s * NS:
-            return False
-        if self.cluster.preempts_by == "qos":
-            qos = self.cluster.qos.get(job.owner.qos)
-            return qos is not None and other.owner.qos in qos.stops
-        ours, theirs = (self.cluster.partition(each.queue) for each in (job, other))
-        return ours is not None and theirs is not None and ours.tier > theirs.tier
-
-    def _worth(self, job: Running) -> tuple[float, ...]:
-        """By which candidates are ordered: what is stopped first."""
-        if self.cluster.youngest_first:
-            return (-job.placed_ns,)
-        nodes = len(job.placement)
-        if self.cluster.preempts_by == "qos":
-            qos = self.cluster.qos.get(job.owner.qos)
-            return (qos.priority if qos else 0, nodes, job.index)
-        partition = self.cluster.partition(job.queue)
-        return (partition.tier if partition else 1, nodes, job.index)
-
-    def _mode(self, job: Running) -> str:
-        """How a job is preempted."""
-        qos = self.cluster.qos.get(job.owner.qos) if self.cluster.preempts_by == "qos" else None
-        partition = self.cluster.partition(job.queue) if self.cluster.preempts_by == "partition" else None
-        own = qos.preempt if qos else partition.preempt if partition else ""
-        return own or self.cluster.preempt
-
     def _preempt(self, job: Running, board: Board, state: State) -> Iterator[Move]:
         qos = self.cluster.qos.get(job.owner.qos)
         grace_s = qos.grace_s if qos else 0.0
@@ -530,7 +448,7 @@ class Slurm(Lines):
             yield from self._stop(job, board, state)
 
     def _stop(self, job: Running, board: Board, state: State) -> Iterator[Move]:
-        mode = self._mode(job)
+        mode = mode_of(self.cluster, job)
         if mode == CANCEL:
             yield job, EMPTY
         else:
@@ -539,11 +457,6 @@ class Slurm(Lines):
             yield job, None
         self._release(board, state)
         self._update(board, state)
-
-
-def state_units(job: Running, state: State) -> Placement:
-    """Where a running job is, in units."""
-    return state.placed[job.index][2]
 
 
 def _make(site: Site, options: Options) -> Slurm:

@@ -1,0 +1,34 @@
+"""What Slurm's policy remembers between decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.policies.slurm.nodes import Free
+from windtunnel.studies.fleet.policies.slurm.order import Fairness
+from windtunnel.studies.fleet.running import Running
+
+
+@dataclass
+class State:
+    """What Slurm remembers between decisions. Units are nodes; GPUs where these are a count."""
+
+    free: Free
+    placed: dict[int, tuple[Running, Placement, Placement]] = field(default_factory=dict)  # on the board, in units
+    completing: list[tuple[int, Placement]] = field(default_factory=list)
+    gpus: dict[str, int] = field(default_factory=dict)  # held, by what limits count
+    jobs: dict[str, int] = field(default_factory=dict)
+    fairness: Fairness = field(default_factory=Fairness)
+    priorities: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    not_before: dict[int, int] = field(default_factory=dict)  # of requeued jobs
+    doomed: dict[int, int] = field(default_factory=dict)  # running jobs in their grace time
+    preempting: set[int] = field(default_factory=set)
+    calculated_ns: int | None = None
+    waiting: int = 0  # as it was last asked
+    changed: bool = True  # since the last backfill
+
+
+def state_units(job: Running, state: State) -> Placement:
+    """Where a running job is, in units."""
+    return state.placed[job.index][2]
