@@ -52,20 +52,19 @@ def show_fleet(question: Fleet, outputs: Outputs, *, executor: Executor = "seria
 
 def show_when(question: FleetWhen, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.fleet import when_documents
+    from windtunnel.faces.report.fleet import when_answer_document
     from windtunnel.studies.fleet.study import answer_when
 
     with working("running"):
         found = answer_when(question)
     for text in found.notes:
         note(text)
-    give(question, found, outputs, when_documents(found.when))
+    give(question, found, outputs, when_answer_document(found))
 
 
 def show_pack(question: FleetPack, outputs: Outputs) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.fleet import Fleet as Shown
-    from windtunnel.faces.report.fleet import fleet_document
+    from windtunnel.faces.report.fleet import pack_document
     from windtunnel.studies.fleet.study import answer_pack
 
     if outputs.rows is not None:
@@ -77,7 +76,7 @@ def show_pack(question: FleetPack, outputs: Outputs) -> None:
     if outputs.rows is not None:
         with writing(outputs.rows):
             found.write_rows(outputs.rows)
-    give(question, found, outputs, fleet_document(Shown(found.jobs.source, found.cluster, None, found.figures)))
+    give(question, found, outputs, pack_document(found))
 
 
 def show_lint(question: FleetLint, outputs: Outputs) -> int:

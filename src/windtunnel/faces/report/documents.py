@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from html import escape
 from importlib import import_module
@@ -10,51 +11,72 @@ from pathlib import Path
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.notebook import Shown
+from windtunnel.questions.header import Answer
 from windtunnel.views import Bars, Curve, Document, Heat, Lanes, Number, Table
 
-# Class of an answer -> module of this package, and its function. A class of another name is found by its bases.
+# Class of an answer -> module of this package, and its function.
 DOCUMENTS = {
-    "Result": "prediction.views:prediction_document",
-    "Plans": "plans:plans_document",
-    "Survival": "survival:survival_document",
-    "SpotAnswer": "survival:spot_document",
-    "FabricResult": "fabric:fabric_document",
-    "NicResult": "nic:nic_document",
-    "Explanation": "explanation:explanation_document",
-    "Decision": "decision:decide_document",
-    "Checked": "decision:check_document",
-    "Diagnosis": "own_run:diagnose_document",
-    "Comparison": "comparison.views:comparison_document",
-    "TraceComparison": "comparison.views:trace_document",
-    "RlResult": "rl.views:rl_document",
-    "RlPlanned": "rl.views:plan_document",
-    "ServingResult": "serving.views:serving_document",
-    "Served": "serving.views:served_document",
-    "ServingPlans": "serving.placement:plans_document",
-    "Placed": "serving.placement:placed_document",
-    "FleetAnswer": "fleet:answer_document",
-    "FleetResult": "fleet:result_document",
-    "SweepOutcome": "sweeps:sweep_document",
+    "physics.step.result:Result": "prediction.views:prediction_document",
+    "studies.planning.answer:Plans": "plans:plans_document",
+    "studies.resilience.study:Survival": "survival:survival_document",
+    "studies.resilience.spot.study:SpotAnswer": "survival:spot_document",
+    "studies.fabric:FabricResult": "fabric:fabric_document",
+    "studies.nic.study:NicResult": "nic:nic_document",
+    "studies.traces.stragglers.explanation:Explanation": "explanation:explanation_document",
+    "studies.decide:Decision": "decision:decide_document",
+    "studies.check:Checked": "decision:check_document",
+    "studies.diagnose:Diagnosis": "own_run:diagnose_document",
+    "faces.report.comparison.compare:Comparison": "comparison.views:comparison_document",
+    "faces.report.comparison.compare:TraceComparison": "comparison.views:trace_document",
+    "studies.rl.result:RlResult": "rl.views:rl_document",
+    "studies.rl.plan:RlPlanned": "rl.views:plan_document",
+    "studies.serving.result:ServingResult": "serving.views:serving_document",
+    "studies.serving.study:Served": "serving.views:served_document",
+    "studies.serving.placement.plan:ServingPlans": "serving.placement:plans_document",
+    "studies.serving.placement.answer:Placed": "serving.placement:placed_document",
+    "studies.fleet.study:FleetAnswer": "fleet:answer_document",
+    "studies.fleet.study:FleetResult": "fleet:result_document",
+    "studies.sweeps.sweep:SweepOutcome": "sweeps:sweep_document",
+    "studies.fleet.study:WhenAnswer": "fleet:when_answer_document",
+    "studies.fleet.study:PackAnswer": "fleet:pack_document",
+    "studies.fleet.study:LintAnswer": "fleet:lint_document",
+    "studies.fleet.flows.study:FlowsStudy": "fleet:flows_document",
+    "studies.fleet.live.study:LiveRun": "fleet:live_document",
+}
+OF_JSON = {  # views that are made of `to_dict()`
+    "studies.serving.policies:Compared": "serving.views:policies_document",
+    "studies.serving.spot.study:SpotServing": "serving.views:spot_serving_document",
+    "studies.serving.shared_pool.result:PoolResult": "serving.views:pool_document",
+    "studies.serving.weight_pool.study:WeightPoolResult": "serving.views:weight_pool_document",
+    "real.serving.compare:Compared": "serving.views:real_document",
 }
 PICTURES = (Curve, Bars, Lanes, Heat)
 HEIGHT_PX = 520
 
 
+def _place(answer: object) -> str:
+    kind = f"{type(answer).__module__.partition('.')[2]}:{type(answer).__name__}"
+    return DOCUMENTS.get(kind) or OF_JSON.get(kind, "")
+
+
 def document_of(answer: Shown) -> Document:
     """Everything that there is to see of an answer. Raises SpecError for what is none."""
-    place = next((DOCUMENTS[kind.__name__] for kind in type(answer).__mro__ if kind.__name__ in DOCUMENTS), None)
-    if place is None:
-        raise SpecError("answer", type(answer).__name__, f"give one of {', '.join(DOCUMENTS)}")
+    place = _place(answer)
+    if not place:
+        raise SpecError("answer", type(answer).__name__, "give what a study answers, such as a Result")
     module, _, name = place.partition(":")
-    document = getattr(import_module(f"{__package__}.{module}"), name)(answer)
+    shown = answer.to_dict() if isinstance(answer, Answer) and place in OF_JSON.values() else answer
+    document = getattr(import_module(f"{__package__}.{module}"), name)(shown)
     assert isinstance(document, Document)
     return document
 
 
 def notebook_html(answer: Shown) -> str:
-    """An HTML fragment for a notebook; text of the answer is escaped."""
+    """An HTML fragment for a notebook; text of the answer is escaped. One without views is shown as its JSON."""
     from windtunnel.faces.report.draw.notebook import fragment_of
 
+    if isinstance(answer, Answer) and not _place(answer):
+        return f"<pre>{escape(json.dumps(answer.to_dict(), indent=1, default=str))}</pre>"
     return fragment_of(document_of(answer))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.studies.fleet.flows.study import FlowsStudy
 from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
-from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer
+from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer, PackAnswer, WhenAnswer
 from windtunnel.studies.fleet.when import When
 from windtunnel.views import (
     Axis,
@@ -112,6 +112,11 @@ def result_document(found: FleetResult) -> Document:
     """What `windtunnel.fleet` answers."""
     site = found.site
     return fleet_document(Fleet("a trace", site.text, site.gpus, list(found.figures.values()), found.outcomes))
+
+
+def pack_document(found: PackAnswer) -> Document:
+    """What packing pods made of a trace."""
+    return fleet_document(Fleet(found.jobs.source, found.cluster, None, found.figures))
 
 
 def fleet_document(answer: Fleet) -> Document:
@@ -335,6 +340,11 @@ def when_document(answer: When) -> Document:
     title = f"{plain(answer.job)} under {answer.policy}"
     under = f"{answer.gpus:,} GPUs, submitted at {answer.submit_s:,.0f} s, {answer.state}"
     return Document("fleet", title, views, subtitle=under)
+
+
+def when_answer_document(found: WhenAnswer) -> Document:
+    """When a job starts and ends, by policy."""
+    return when_documents(found.when)
 
 
 def when_documents(answers: Sequence[When]) -> Document:

@@ -182,7 +182,7 @@ def served_document(served: Served) -> Document:
     return serving_document(served.result, () if served.curve is None else served.curve.points)
 
 
-def pool_document(answer: Answer, name: str) -> Document:
+def pool_document(answer: Answer, name: str = "a file") -> Document:
     """A pool of models. `answer`: `PoolResult.to_dict()`."""
     total, models = answer["total"], answer["models"]
     met = total["slo_attainment"]
