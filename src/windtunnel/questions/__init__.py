@@ -37,7 +37,7 @@ def run(question: Question) -> Any:
     return named(QUESTIONS[question.verb].answer)(read(plain(question)))
 
 
-def ask(question: Mapping[str, object]) -> Any:
+def ask(question: Mapping[str, object]) -> object:
     """The answer to a question as plain data: `{"question": "predict", "model": ..., "cluster": ..., "plan": {...}}`.
 
     The fields are those of `windtunnel schema VERB`. Raises UserError on the first mistake.

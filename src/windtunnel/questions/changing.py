@@ -28,7 +28,7 @@ def changed(question: Asked, changes: Mapping[str, object]) -> Asked:
     return found
 
 
-def set_paths(data: dict[str, Any], kind: type, changes: Mapping[str, Any]) -> dict[str, str]:
+def set_paths(data: dict[str, Any], kind: type, changes: Mapping[str, object]) -> dict[str, str]:
     """Sets dotted paths in a question's plain data. Of each by its fields' own names how it is given."""
     return {".".join(_set(data, kind, path, value)): path for path, value in changes.items()}
 
@@ -38,7 +38,7 @@ def as_given(path: str, given: Mapping[str, str]) -> str:
     return next((named for whole, named in given.items() if f"{path}.".startswith(f"{whole}.")), path)
 
 
-def _set(data: dict[str, Any], part: type, path: str, value: Any) -> list[str]:
+def _set(data: dict[str, Any], part: type, path: str, value: object) -> list[str]:
     """Sets a path in plain data; the path by the fields' own names."""
     adds = path.endswith("+")
     head, *rest = path.removesuffix("+").split(".")

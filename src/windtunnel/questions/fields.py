@@ -23,7 +23,7 @@ class Field:
     type: Any  # without None and what stands beside it
     optional: bool
     about: About
-    default: Any  # MISSING where there is none
+    default: object  # MISSING where there is none
     members: tuple[type, ...] = ()  # of a union of parts
 
     @property
@@ -83,7 +83,7 @@ def key_names(part: type) -> dict[str, str]:
     return {name: field.path for field in fields_of(part) for name in (field.path, *field.about.names)}
 
 
-def pick(members: tuple[type, ...], given: Mapping[str, Any], path: str = "") -> type:
+def pick(members: tuple[type, ...], given: Mapping[str, object], path: str = "") -> type:
     """The member that these keys mean.
 
     Raises SpecError for a key that has no meaning beside another one, and says whose it is; `path` goes before it.

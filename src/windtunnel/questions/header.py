@@ -62,7 +62,7 @@ def header(
     band: Mapping[str, object] | None = None,
     provenance: Mapping[str, object] | None = None,
     warnings: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The fields above, JSON-able. `version`: of the product that gave the answer, if not of this one."""
     return {
         "schema": SCHEMA,

@@ -30,11 +30,11 @@ def plain_part(part: object) -> dict[str, Any]:
     return kept
 
 
-def _is_stated(field: Field, value: Any) -> bool:
+def _is_stated(field: Field, value: object) -> bool:
     return field.required or type(value) is not type(field.default) or value != field.default
 
 
-def _plain_value(value: Any, field: Field | None = None) -> object:
+def _plain_value(value: object, field: Field | None = None) -> object:
     if is_dataclass(value):
         inner = plain_part(value)
         if field is not None and field.members:

@@ -121,7 +121,7 @@ def with_settings(question: Asked, texts: Sequence[str]) -> Asked:
 
 def settings(texts: Sequence[str]) -> dict[str, object]:
     """What `--set PATH=VALUE` says, by path; of one that is given twice the last holds. Raises SpecError."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for text in texts:
         path, value = read_setting(text)
         changes.pop(path, None)
@@ -263,7 +263,7 @@ def _flag_words(name: str, field: Field, value: Any) -> list[str]:
     return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value!r}" if isinstance(value, float) else str(value)

@@ -49,7 +49,7 @@ class Option:
     gpus: int
     fits: bool
     reason: str = ""  # why it does not
-    plan: Mapping[str, Any] | None = None
+    plan: Mapping[str, object] | None = None
     step_time_s: float | None = None
     step_time_p5_s: float | None = None
     step_time_p95_s: float | None = None

@@ -82,7 +82,7 @@ class Diagnosis(Answer):
 
     def anchor(self) -> str:
         """The run as an anchor file."""
-        data: dict[str, Any] = {"step_time": f"{self.measured_step_s!r}s"}
+        data: dict[str, object] = {"step_time": f"{self.measured_step_s!r}s"}
         if self.steady is not None:
             data |= {"spread": round(self.steady.spread, 4), "lines": self.steady.lines}
         question = {name: value for name, value in self.result.question.items() if name != "anchor"}

@@ -65,7 +65,7 @@ class Placement:
 class FabricResult(Answer):
     """The sizes in order, and where the ranks are."""
 
-    spec: Mapping[str, Any]
+    spec: Mapping[str, object]
     collective: str
     placement: Placement
     sizes: tuple[Size, ...]

@@ -23,7 +23,7 @@ CUT_BY = ("pp", "dp", "framework", "cuda_graphs")  # fields of a plan that a cap
 CUT_ASKED = ("model", "cluster", "plan", "top")  # and of the question
 
 
-def answer(question: Search) -> Plans | dict[str, Any]:
+def answer(question: Search) -> Plans | dict[str, object]:
     """Plans of a model; of a captured script the document of its cuts. Raises UserError."""
     return cuts(question) if is_captured(question.model.base) else plans(question)
 
@@ -60,7 +60,7 @@ def plans(
         )
 
 
-def cuts(question: Search) -> dict[str, Any]:
+def cuts(question: Search) -> dict[str, object]:
     """The best cuts of a captured script. Raises SpecError on what only the plan of a named model takes."""
     from windtunnel.studies.planning.captured import plan_captured
 
@@ -72,7 +72,7 @@ def cuts(question: Search) -> dict[str, Any]:
         raise SpecError(f"--{name.replace('_', '-')}", str(value), why)
     if len(plain_part(question.model)) > 1 or question.cluster.base is None or len(plain_part(question.cluster)) > 1:
         raise SpecError("--set", "given", "leave it out: a captured script is cut as it is")
-    document: dict[str, Any] = plan_captured(question.model.base, question.cluster.base, top=question.top, **fixed)
+    document: dict[str, object] = plan_captured(question.model.base, question.cluster.base, top=question.top, **fixed)
     return document
 
 

@@ -96,7 +96,7 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
     """
     from windtunnel.studies.training.launch import is_native, read_native
 
-    stated: Mapping[str, Any] = {}
+    stated: Mapping[str, object] = {}
     if Path(model.base).is_file() and is_native(model.base):
         stated = read_native(model.base, cluster_of(cluster).n_gpus).fields
     both = {**stated, **fields}

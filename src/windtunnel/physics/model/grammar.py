@@ -68,7 +68,7 @@ OF_TOWERS = ("image_", "video_", "vision_", "audio_", "projector_", "multimodal_
              "patch_", "insert_layer_", "high_res_vision_")  # fmt: skip
 TOWERS_NOTE = "the towers of this checkpoint (vision, audio) are left out: text only"
 
-_OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
+_OPERATIONS: dict[type, Callable[[Any, Any], object]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod, ast.Div: operator.truediv,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
@@ -76,7 +76,7 @@ _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def _of_layer(value: Any, i: int, key: str = "", default: object = None) -> Any:
+def _of_layer(value: Any, i: int, key: str = "", default: object = None) -> object:
     """Layer `i`'s own of a list with one for each, or `key` of a mapping by layer; without key the value itself."""
     if isinstance(value, list):
         return value[i]
@@ -86,7 +86,7 @@ def _of_layer(value: Any, i: int, key: str = "", default: object = None) -> Any:
     return own.get(key, default)
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., object]] = {
     "min": min,
     "max": max,
     "len": len,
@@ -104,7 +104,7 @@ def type_names() -> tuple[str, ...]:
 
 @cache
 def _type(name: str) -> dict[str, Any]:
-    own: dict[str, Any] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    own: dict[str, object] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     return _laid_over(_type(own["extends"]), own) if "extends" in own else own
 
 
@@ -122,7 +122,7 @@ def _names(entry: object) -> Iterator[str]:
             yield from re.findall(r"[A-Za-z_]\w*", inner)
 
 
-def _laid_over(base: dict[str, Any], own: dict[str, object]) -> dict[str, Any]:
+def _laid_over(base: dict[str, Any], own: dict[str, object]) -> dict[str, object]:
     whole = dict(base)
     for key, value in own.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict) and "instead" not in value:
@@ -146,9 +146,9 @@ class _Reading:
 
     def __init__(self, fields: Fields, rules: dict[str, Any]) -> None:
         self.fields, self.rules = fields, rules
-        self.defaults: dict[str, Any] = rules.get("defaults", {})
+        self.defaults: dict[str, object] = rules.get("defaults", {})
         self.aliases: dict[str, str] = rules.get("aliases", {})
-        self.kept: dict[tuple[str, str], Any] = {}
+        self.kept: dict[tuple[str, str], object] = {}
 
     def value(self, text: object, i: int = -1) -> Any:
         """What an entry of the file says."""
@@ -196,12 +196,12 @@ class _Reading:
         raise ValueError(ast.dump(node))
 
     @staticmethod
-    def _number(what: Callable[[object, object], object], a: object, b: object) -> Any:
+    def _number(what: Callable[[object, object], object], a: object, b: object) -> object:
         if not all(isinstance(x, int | float) and abs(x) < NUMBER_MOST for x in (a, b)):
             raise TypeError
         return what(a, b)
 
-    def field(self, name: str, i: int) -> Any:
+    def field(self, name: str, i: int) -> object:
         """A field of the config, or what its absence means."""
         other = self.aliases.get(name)
         self.fields.ignore(name, *([other] if other else ()))
@@ -235,7 +235,7 @@ class _Reading:
                 raise self.fields.refuse(str(entries[key]), showable(value), "give a number")
         return found
 
-    def _entry(self, key: str, text: object, i: int) -> Any:
+    def _entry(self, key: str, text: object, i: int) -> object:
         if key in WORDS and isinstance(text, str):
             return self.value(text[1:].strip(), i) if text.startswith("=") else text
         return self.value(text, i)
@@ -293,7 +293,7 @@ def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ..
         if not reading.value(condition):
             raise fields.refuse(key, showable(fields.raw(key)), f"it does not go with the other fields: {condition}")
     layers: list[Layer] = []
-    known: dict[tuple[int, int, tuple[Any, ...]], Layer] = {}
+    known: dict[tuple[int, int, tuple[object, ...]], Layer] = {}
     for i, kinds in _kinds(reading, n):
         for part, kind in zip(("mixers", "blocks"), kinds, strict=True):
             if kind not in rules[part] and kind != NOTHING:
@@ -327,7 +327,7 @@ def _kinds(reading: _Reading, n: int) -> Iterator[tuple[int, list[Any]]]:
     if "parts" not in rules:
         yield from ((i, [reading.value(rules["mixer"], i), reading.value(rules["block"], i)]) for i in range(n))
         return
-    last: tuple[int, list[Any]] | None = None
+    last: tuple[int, list[object]] | None = None
     for i in range(n):
         for word in reading.value(rules["parts"], i):
             kind = PARTS.get(word, word) if isinstance(word, str) else word

@@ -73,7 +73,7 @@ class _WhenRead:
             self.slot.__set__(result, value)
         return value
 
-    def __set__(self, result: Result | StageMemory, value: Any) -> None:
+    def __set__(self, result: Result | StageMemory, value: object) -> None:
         self.slot.__set__(result, value)
 
 
@@ -90,7 +90,7 @@ class Limit:
 class Advice:
     """A change of the plan that was predicted: it fits, and makes the step shorter or makes a plan fit that did not."""
 
-    changes: Mapping[str, Any]  # fields of the plan, or `n_gpus`
+    changes: Mapping[str, object]  # fields of the plan, or `n_gpus`
     flags: str  # the same for the command line
     kind: str  # plan: the framework has it; numbers: other formats of numbers; others: the framework may not have it
     step_time_ns: int
@@ -197,8 +197,8 @@ class TechniqueGain:
     step_time_without_s: float
     step_time_with_s: float
     gain: float  # without / with
-    parameters: Mapping[str, Any]  # as chosen; of several techniques by their names
-    details: Mapping[str, Any] = field(default_factory=dict)  # what lies behind the gain; of several by their names
+    parameters: Mapping[str, object]  # as chosen; of several techniques by their names
+    details: Mapping[str, object] = field(default_factory=dict)  # what lies behind the gain; of several by their names
     notes: tuple[str, ...] = ()
 
 
@@ -255,7 +255,7 @@ class Result(Shown):
     tight: bool = False  # it fits, and may not: p95 is above what the device has
     advice: tuple[Advice, ...] = ()  # of each kind best first
     advice_tried: int = 0  # changes that the advice was chosen from; 0: none was asked for
-    question: Mapping[str, Any] = field(default_factory=dict)  # what was asked, as `questions.plain` has it
+    question: Mapping[str, object] = field(default_factory=dict)  # what was asked, as `questions.plain` has it
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -310,7 +310,7 @@ class Result(Shown):
         schema = pa.schema([(name, kinds[kind]) for name, kind in columns[what].items()])
         return pa.Table.from_pylist([dict(zip(columns[what], row, strict=True)) for row in rows[what](self)], schema)
 
-    def to_dataframe(self, what: Literal["time", "memory", "timeline"] = "time") -> Any:
+    def to_dataframe(self, what: Literal["time", "memory", "timeline"] = "time") -> object:
         """`to_table` as a pandas DataFrame. Raises UserError where pandas is not installed."""
         table = self.to_table(what)
         try:
@@ -349,7 +349,7 @@ Result.excerpt = _WhenRead(Result.excerpt)  # type: ignore[misc, assignment]
 StageMemory.timeline = _WhenRead(StageMemory.timeline)  # type: ignore[misc, assignment]
 
 
-def _as_data(value: Any) -> object:
+def _as_data(value: object) -> object:
     """Dataclasses as dictionaries, all the way down. Unlike `asdict` it copies no plain value, which was most of it."""
     if isinstance(value, (str, int, float)) or value is None:
         return value

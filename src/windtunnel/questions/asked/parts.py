@@ -105,7 +105,7 @@ class ClusterPart:
     ] = None
     gpus_per_pod: Annotated[int | None, About("GPUs below one pod of the fabric.", unit="count", least=1)] = None
     nvlink_sharp: Annotated[bool | None, About("Whether the switch reduces.")] = None
-    calibration: Annotated[dict[str, Any] | None, About("What `windtunnel calibrate` measured.")] = None
+    calibration: Annotated[dict[str, object] | None, About("What `windtunnel calibrate` measured.")] = None
     sources: Annotated[dict[str, str] | None, About("Where each number comes from.")] = None
 
     def __post_init__(self) -> None:

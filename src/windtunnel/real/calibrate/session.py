@@ -310,7 +310,7 @@ class Session:
             self.note(f"{text}: measure again on a quiet machine")
 
 
-def finished_document(device: Device, found: Found, out: Path) -> dict[str, Any]:
+def finished_document(device: Device, found: Found, out: Path) -> dict[str, object]:
     """The document of everything found, with the collectives of the file that was there before."""
     values = found.values
     document = cluster_document(

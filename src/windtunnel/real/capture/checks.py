@@ -140,7 +140,7 @@ class Checks:
         more = len(lines) - len(shown)
         return [*shown, *([f"... and {more} more calls were not reached"] if more > 0 else [])]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """What was found, and what was compared."""
         return {"findings": [one.to_dict() for one in self.findings], "compared": self._compared}
 

@@ -18,7 +18,7 @@ from windtunnel.studies.programs.summary import summary
 class Part:
     """Steps of the period that are alike, as a captured job."""
 
-    document: dict[str, Any]
+    document: dict[str, object]
     files: Mapping[int, Path]
     name: str  # of the folder inside the captured one; "" for it itself
     steps: int
@@ -57,10 +57,10 @@ class Period:
                 outcomes[rank] = {**outcome, **summary(read_program(files[rank]), digest)}
         return outcomes, files
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """How many steps it has, and where those are that differ."""
         parts = self.parts()
-        found: dict[str, Any] = {"period_steps": self.steps}
+        found: dict[str, object] = {"period_steps": self.steps}
         if len(parts) > 1:
             found["period"] = [{"folder": name or ".", "steps": steps} for name, steps, *_ in parts]
         return found

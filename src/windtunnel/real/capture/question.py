@@ -92,7 +92,7 @@ def capture(
 
 def answer(
     question: Capture, *, jobs: int | None = None, out: Path = Path("captured"), report: Report | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Capture what the question asks into a folder; its document. Raises as `capture` does."""
     return capture(
         *question.launch,

@@ -200,7 +200,7 @@ class _Run:
             return 0.0
 
     def _outcome(self, rank: int, status: int) -> Outcome:
-        facts: dict[str, Any] = {}
+        facts: dict[str, object] = {}
         with suppress(FileNotFoundError, ValueError):
             facts = json.loads((self.folder / f"outcome_{rank}.json").read_text())
         if not facts:

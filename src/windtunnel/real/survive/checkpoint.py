@@ -186,7 +186,7 @@ class Checkpoints:
         for old in self._steps()[: -self.keep]:
             shutil.rmtree(self._path(old), ignore_errors=True)
 
-    def _checked(self, path: Path) -> dict[str, Any]:
+    def _checked(self, path: Path) -> dict[str, object]:
         remedy = "restore an earlier step"
         try:
             manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())

@@ -157,7 +157,7 @@ class Lines:
         """Whether a job that it stops goes on where it was."""
         return True
 
-    def restore(self, board: Board, memory: Any) -> None:
+    def restore(self, board: Board, memory: object) -> None:
         """What it remembers, at another snapshot."""
 
     def decide(self, snapshot: Snapshot) -> Decision:

@@ -87,8 +87,8 @@ class JobView:
     priority: float = 0.0  # as a log tells it, higher is first
     queue: str = ""
     owner: Owner = NOBODY
-    work: Any = None  # the job's model of its own speed, for policies that size jobs
-    progress: Any = None  # how far that work is
+    work: object = None  # the job's model of its own speed, for policies that size jobs
+    progress: object = None  # how far that work is
 
     @property
     def held_gpus(self) -> int:
@@ -123,7 +123,7 @@ class Decision:
     placement: Mapping[int, Placement] = field(default_factory=dict)
     reject: tuple[int, ...] = ()
     wake_s: float | None = None
-    memory: Any = None
+    memory: object = None
     why: Mapping[int, str] = field(default_factory=dict)  # why a job waits, where there is more to say than "no room"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.errors import SpecError
 
 
-def known_keys(data: Mapping[Any, Any], known: Collection[str], where: str) -> None:
+def known_keys(data: Mapping[Any, object], known: Collection[str], where: str) -> None:
     """Raises SpecError for a key that is none of `known`."""
     for key in data:
         if key not in known:

@@ -127,7 +127,7 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     started = np.flatnonzero(~np.isnan(outcome.start_s))
     jct = outcome.jct_s[done]
     delay = outcome.start_s[started] - jobs.submit_s[started]
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "policy": outcome.policy,
         "clock": outcome.clock,
         "jobs": len(jobs),

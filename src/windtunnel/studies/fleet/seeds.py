@@ -17,7 +17,7 @@ ONE = "windtunnel.studies.fleet.seeds:one_seed"
 
 def one_seed(*, question: Mapping[str, object]) -> dict[str, object]:
     """Figures of one policy at one seed; `question` in its plain form, as executors carry it. Raises UserError."""
-    figures: dict[str, Any] = run(read(question)).figures[0]
+    figures: dict[str, object] = run(read(question)).figures[0]
     return figures
 
 
@@ -27,7 +27,7 @@ def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: st
 
     points = [(name, question.seed + at) for name in policies for at in range(count)]
     questions = [plain(replace(question, policy=name, seed=seed, seeds=None)) for name, seed in points]
-    rows: list[dict[str, Any]] = [{} for _ in points]
+    rows: list[dict[str, object]] = [{} for _ in points]
     inputs = [(place, {"question": one}) for place, one in enumerate(questions)]
     for place, row in rows_of(executor, ONE, inputs, os.cpu_count() or 1):
         if row["status"] != "ok":
@@ -40,7 +40,7 @@ def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: st
 def _banded(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
     import numpy as np
 
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     bands: dict[str, list[float]] = {}
     for name, value in runs[0].items():
         values: list[Any] = [run.get(name) for run in runs]

@@ -149,7 +149,7 @@ class Scaling:
         """Iterations left after (phase, units done)."""
         return max(self.iterations - done[1], 1.0)
 
-    def speedups(self, most: int, reference: int) -> Any:
+    def speedups(self, most: int, reference: int) -> object:
         """[on several nodes, GPUs]: rate on 0 to `most` GPUs over that on `reference`, or the least that it can use.
 
         On several nodes only what no node holds, since the rates are those of packed nodes.
@@ -195,7 +195,7 @@ class Epochs:
         """To the end of the last epoch."""
         return float(self.inner.remaining_iterations(done[0]))
 
-    def speedups(self, most: int, reference: int) -> Any:
+    def speedups(self, most: int, reference: int) -> object:
         """Speedups, as Pollux asks for them."""
         return self.inner.speedups(most, reference)
 

@@ -127,7 +127,7 @@ def read_anchor(path: str) -> tuple[float, Predict]:
     return step_s, replace(question, anchor=())
 
 
-def _plan_read(data: dict[str, Any], path: str) -> dict[str, Any]:
+def _plan_read(data: dict[str, Any], path: str) -> dict[str, object]:
     """A plan that is named by its file, which lies beside the anchor, as its fields."""
     if isinstance(data.get("plan"), str):
         from windtunnel.studies.training.plan import PLAN_FILE

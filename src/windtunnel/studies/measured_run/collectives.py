@@ -36,7 +36,7 @@ def run_of_inspector(text: str, source: str) -> MeasuredRun:
     """What NCCL Inspector wrote of one rank or of several. Raises InputFileError."""
     found: list[Collective] = []
     odd: list[str] = []
-    head: dict[str, Any] = {}
+    head: dict[str, object] = {}
     ranks = 0
     for line in text.splitlines():
         begins = line.find("{")

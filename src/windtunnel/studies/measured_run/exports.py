@@ -84,8 +84,8 @@ def _whole(value: float) -> int | None:
 
 def run_of_trainer_state(document: Mapping[str, Any], source: str) -> MeasuredRun:
     """`trainer_state.json` of the Hugging Face Trainer: its last entry has the mean of the whole run."""
-    entries: list[dict[str, Any]] = [one for one in document["log_history"] if isinstance(one, dict)]
-    last: dict[str, Any] = next((one for one in reversed(entries) if _finite(one.get("train_runtime"))), {})
+    entries: list[dict[str, object]] = [one for one in document["log_history"] if isinstance(one, dict)]
+    last: dict[str, object] = next((one for one in reversed(entries) if _finite(one.get("train_runtime"))), {})
     rate: Any = last.get("train_steps_per_second")
     if not _finite(rate) and last and _finite(document.get("global_step")):
         rate = document["global_step"] / last["train_runtime"]
@@ -94,7 +94,7 @@ def run_of_trainer_state(document: Mapping[str, Any], source: str) -> MeasuredRu
     return MeasuredRun(source, "Hugging Face Trainer", steps, is_mean=True, notes=(note,))
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and value > 0
 
 

@@ -82,7 +82,7 @@ class Ahead(Exact):
             self._numbers[what, id(layout)] = (number, layout)
             self._send(bound, number, what, layout)
 
-    def _of(self, what: int, layout: Layout) -> Any:
+    def _of(self, what: int, layout: Layout) -> object:
         known = self._numbers.get((what, id(layout)))
         self._receive(wait=False)
         if known is None:
@@ -151,7 +151,7 @@ def _work(connection: Connection) -> None:
 
     A thread takes it in also while an answer is sent: else each process may wait for the other to make room.
     """
-    asked: SimpleQueue[Any] = SimpleQueue()
+    asked: SimpleQueue[object] = SimpleQueue()
     threading.Thread(target=_take_in, args=(connection, asked), daemon=True).start()
     from windtunnel.physics.engine.compiled import kernels  # noqa: F401
 

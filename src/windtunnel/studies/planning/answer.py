@@ -20,7 +20,7 @@ FIGURES = (
 class Planned:
     """One plan and what it is predicted to do. `plan` is what `predict` takes."""
 
-    plan: Mapping[str, Any]
+    plan: Mapping[str, object]
     n_gpus: int
     step_time_s: float
     p5_s: float
@@ -56,7 +56,7 @@ class Remedy:
 class Miss:
     """A plan that does not fit, and how much it needs."""
 
-    plan: Mapping[str, Any]
+    plan: Mapping[str, object]
     needed_bytes: int
     capacity_bytes: int
     at_least: bool  # `needed_bytes` is a lower bound

@@ -45,7 +45,7 @@ UNBOUNDED = (*FORMATS, "attention_impl", "bucket_parameters")  # fields that bou
 class Change:
     """Fields of a plan with other values, and the layout that they make."""
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     kind: str
     layout: Layout
 

@@ -60,7 +60,7 @@ class Space:
     cluster: Cluster
     given: Mapping[str, Any]
     counts: dict[tuple[object, ...], int] = field(default_factory=dict)
-    pipelines: dict[Any, int] = field(default_factory=dict)  # layers of the largest stage; 0: not legal
+    pipelines: dict[object, int] = field(default_factory=dict)  # layers of the largest stage; 0: not legal
     mixed: MixedCluster | None = None  # what `cluster` stands for, where it is of several types
     by_stage: bool = False  # then stages follow the types; else every replica lies on one
 

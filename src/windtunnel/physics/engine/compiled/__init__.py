@@ -98,7 +98,7 @@ class _WholeFiles(_Files):  # type: ignore[misc]
             return super()._load_index() if _is_whole(self._index_path) else {}
         return {}
 
-    def _load_data(self, name: str) -> Any:
+    def _load_data(self, name: str) -> object:
         path = self._data_path(name)
         if not _is_whole(path):
             raise OSError(f"{path} is damaged")  # to numba: not there

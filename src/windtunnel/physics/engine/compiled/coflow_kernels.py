@@ -327,7 +327,7 @@ def _advance(net: Groups, now: Moment, here: Array, policy: int, elapsed_ns: int
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def replay(net: Groups, arrival: Array, policy: int, finish: Array) -> Any:
+def replay(net: Groups, arrival: Array, policy: int, finish: Array) -> object:
     """Finish of every flow in ns, into `finish`; returns how often the rates were set.
 
     At each instant all that ends there ends, then all that arrives arrives, then the rates are set anew.

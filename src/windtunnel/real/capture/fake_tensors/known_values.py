@@ -315,7 +315,7 @@ class KnownValues:
         with self._outside():
             small = {id(t): plain.full((1,) * t.dim(), ones[id(t)], dtype=t.dtype, device="cpu") for t in inputs}
 
-            def put(value: Any) -> Any:
+            def put(value: object) -> Any:
                 if isinstance(value, torch.Tensor):
                     return small[id(value)]
                 if isinstance(value, list | tuple):

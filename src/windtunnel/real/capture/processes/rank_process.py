@@ -103,7 +103,7 @@ class Played:
         if self.recorder is not None:
             write_whole(path, json.dumps(self.recorder.journal.log(is_partial=is_partial).to_plain()).encode())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """For the launcher: what is wrong, and which files of the user's were run."""
         if self.recorder is None:
             return {"races": [], "own_reads": [], "files": {}}

@@ -150,7 +150,7 @@ class Workers:
     ) -> None:
         self.close()
 
-    def run(self, ranks: Sequence[int], task: Mapping[str, Any], *, helpers_end: bool = False) -> None:
+    def run(self, ranks: Sequence[int], task: Mapping[str, object], *, helpers_end: bool = False) -> None:
         """Play these ranks, and those that they wait for. Raises ScriptError; then `close` is due.
 
         `helpers_end`: of those that were not asked for, only the messages are wanted, and they are ended with the last

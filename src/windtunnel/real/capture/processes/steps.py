@@ -90,7 +90,7 @@ class Steps:
                 return period
         return 1
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """For the launcher."""
         seen = self._wanted - 1 + len(self.digests)
         return {

@@ -322,7 +322,7 @@ def folders_made() -> Iterator[None]:
         real_mkdir(folder)
         return True
 
-    def open_file(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
+    def open_file(file: object, mode: str = "r", *more: object, **keywords: object) -> object:
         while True:
             try:
                 return _open(file, mode, *more, **keywords)
@@ -357,7 +357,7 @@ def folders_made() -> Iterator[None]:
 def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
     real = {name: getattr(os, name) for name in dir(os)}
 
-    def open_file(file: object, mode: str = "r", *more: object, **keywords: object) -> Any:
+    def open_file(file: object, mode: str = "r", *more: object, **keywords: object) -> object:
         if keywords.get("opener") is None and over.follows(file):  # an opener asks os.open
             writes = any(letter in mode for letter in "wax+")
             if "x" in mode and over.exists(file, False):
@@ -378,7 +378,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         descriptor: int = real["open"](path, flags, mode, dir_fd=dir_fd)
         return descriptor
 
-    def move_name(source: Any, target: object, **keywords: object) -> None:
+    def move_name(source: object, target: object, **keywords: object) -> None:
         if not over.follows(source) and not over.follows(target):
             return _replace(source, target, **keywords)
         over.moved = True
@@ -414,7 +414,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         return remove
 
     def reading(name: str) -> Callable[..., object]:
-        def read(path: Any, *more: object, **keywords: Any) -> object:
+        def read(path: object, *more: object, **keywords: Any) -> object:
             if keywords.get("dir_fd") is None:
                 path = over.to_read(path, name not in ("lstat", "readlink") and keywords.get("follow_symlinks", True))
             return real[name](path, *more, **keywords)
@@ -422,7 +422,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         return read
 
     def writing(name: str) -> Callable[..., object]:
-        def write(path: Any, *more: Any, **keywords: Any) -> object:
+        def write(path: Any, *more: object, **keywords: Any) -> object:
             if keywords.get("dir_fd") is None and over.follows(path):
                 follow = name != "lchown" and keywords.get("follow_symlinks", True)
                 if not over.exists(path, follow):
@@ -470,7 +470,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
             return _listdir(path)
         return [os.fsencode(name) for name in over.names(path)] if isinstance(path, bytes) else over.names(path)
 
-    def scandir(path: Any = ".") -> Any:
+    def scandir(path: Any = ".") -> object:
         if not over.follows(path) or isinstance(path, bytes):
             return real["scandir"](path)
         whole = [os.path.join(os.fspath(path), name) for name in over.names(path)]

@@ -63,7 +63,7 @@ def numpy_of_fakes() -> Replacements:
         one = self.detach().reshape(-1)[:1].sum().item() if self.numel() else 0
         return np.full(tuple(self.shape), one)
 
-    def array(self: torch.Tensor, dtype: torch.dtype = None) -> Any:
+    def array(self: torch.Tensor, dtype: torch.dtype = None) -> object:
         if not isinstance(self, fake_tensor):
             return old_array(self, dtype)
         return numpy(self) if dtype is None else numpy(self).astype(dtype)

@@ -82,10 +82,10 @@ def attention_functions() -> dict[str, Callable[..., object]]:
         out, lse = attend(q, k, v, ends, longest, dropout_p, softmax_scale, causal, window_size)
         return answer(out, lse, return_attn_probs)
 
-    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *more: Any, **named: Any) -> object:
+    def flash_attn_qkvpacked_func(qkv: torch.Tensor, *more: object, **named: Any) -> object:
         return flash_attn_func(*qkv.unbind(2), *more, **named)
 
-    def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: Any, **named: Any) -> object:
+    def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: object, **named: Any) -> object:
         return flash_attn_func(q, *kv.unbind(2), *more, **named)
 
     def flash_attn_varlen_qkvpacked_func(
@@ -95,7 +95,7 @@ def attention_functions() -> dict[str, Callable[..., object]]:
         q, k, v = qkv.unbind(1)
         return flash_attn_varlen_func(q, k, v, *ends, *more, **named)
 
-    def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: Any, **named: Any) -> object:
+    def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *more: object, **named: Any) -> object:
         return flash_attn_varlen_func(q, *kv.unbind(1), *more, **named)
 
     def _flash_attn_forward(

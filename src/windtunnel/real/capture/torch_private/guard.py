@@ -105,7 +105,7 @@ def stand_in_for_cuda(
         hooks.value = hooks_before
 
 
-_KEPT: list[Any] = []  # a pointer to a guard may be in a register of PyTorch's long after it left the registry
+_KEPT: list[object] = []  # a pointer to a guard may be in a register of PyTorch's long after it left the registry
 
 
 def _table(functions_at: int, count: int, exchanged: dict[int, int]) -> Any:

@@ -75,7 +75,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         backend_options: object = None,
         timeout: timedelta | None = None,
         pg_tag: str | None = None,
-        device_id: Any = None,
+        device_id: object = None,
         group_desc: str | None = None,
         **_more: object,  # of other versions of torch
     ) -> tuple[object, object]:
@@ -90,7 +90,7 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         group = world.make_group(
             tuple(ranks), backend, group_name, store, desc=group_desc, timeout=timeout, device_id=device_id
         )
-        tag: dict[str, Any] = {"pg_tag": f"user:{pg_tag}"} if pg_tag else {"add_to_default_tag": True}
+        tag: dict[str, object] = {"pg_tag": f"user:{pg_tag}"} if pg_tag else {"add_to_default_tag": True}
         _register(group.handle, backend, store, group_name, **tag)
         return group.handle, store
 

@@ -447,7 +447,7 @@ class _Member:
 def _newest(store: dist.Store) -> dict[str, Any] | None:
     if not store.check(["view"]):
         return None
-    view: dict[str, Any] = json.loads(store.get("view").decode())
+    view: dict[str, object] = json.loads(store.get("view").decode())
     return view
 
 

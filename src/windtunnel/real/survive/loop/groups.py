@@ -33,7 +33,7 @@ LOST = re.compile(r"gloo|connection (closed|reset)|broken pipe|application timeo
 KEPT_BYTES = 1 << 20  # of one answer
 KEPT_IN_ALL_BYTES = 16 << 20  # of one rank
 Answer = Callable[..., None]
-Connection = tuple[dist.ProcessGroup, Any]  # a group of torch's own, and gloo within it
+Connection = tuple[dist.ProcessGroup, object]  # a group of torch's own, and gloo within it
 
 
 class Done(dist._Work):  # type: ignore[misc]
@@ -168,7 +168,7 @@ class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self.store, self.timeout = store, timeout
         self.inner: dist.ProcessGroup | None = None
-        self.gloo: Any = None
+        self.gloo: object = None
         self._name = self._desc = ""
         self.options = SimpleNamespace()  # torch writes names there
         if not GROUPS.alone:
@@ -304,7 +304,7 @@ _CALLS: dict[str, tuple[int | None, Answer | None]] = {
 
 
 def _passing_on(name: str, written: int | None, alone: Answer | None) -> Callable[..., dist.Work]:
-    def method(self: Replaceable, *arguments: Any, **named: Any) -> dist.Work:
+    def method(self: Replaceable, *arguments: object, **named: Any) -> dist.Work:
         words = (*arguments, *named.values())
         outputs = [] if written is None else words[written]
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs

@@ -98,7 +98,7 @@ def label_of(text: str, field: str, where: str | None) -> int:
     return LABELS.index(word)
 
 
-def _cloud(terms: Mapping[str, Any], name: str, gpus: int | None, where: str) -> Cloud:
+def _cloud(terms: Mapping[str, object], name: str, gpus: int | None, where: str) -> Cloud:
     known_keys(terms, TERMS, where)
     spot = terms.get("spot")
     if spot is not None and not (isinstance(spot, Mapping) and set(spot) == {"up", "down"}):

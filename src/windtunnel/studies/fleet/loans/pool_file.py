@@ -163,7 +163,7 @@ def _stream(asked: Mapping[str, object], path: Path) -> tuple[tuple[float, ...],
     return tuple(times.tolist()), tuple(rates.tolist()), column == "servers_needed"
 
 
-def _part(data: Mapping[str, object], name: str, where: str) -> Mapping[str, Any]:
+def _part(data: Mapping[str, object], name: str, where: str) -> Mapping[str, object]:
     part = data.get(name, {})
     if not isinstance(part, Mapping):
         raise SpecError(name, part, "give a mapping", where)

@@ -56,7 +56,7 @@ class Application:
     epochs: int
     smallest_local: int
     largest_local: int
-    _cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    _cache: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def initial_batch(self) -> int:

@@ -17,7 +17,7 @@ def works(jobs: Jobs, site: Site, tables: Tables, *, learns: bool) -> list[Any]:
 
     Raises UserError with the line of a job that cannot run.
     """
-    result: list[Any] = []
+    result: list[object] = []
     places = {name: at for at, name in enumerate(tables.applications)}
     for index in range(len(jobs)):
         app = tables.applications.get(jobs.model[index])

@@ -174,7 +174,7 @@ class Kueue(Lines):
             return quota.within in LOWER and (lower or (newer and quota.within == LOWER[1]))
         if theirs.cohort != quota.cohort or not quota.cohort or books.used[other.queue] <= theirs.nominal:
             return False
-        return quota.reclaim == "Any" or (quota.reclaim == "LowerPriority" and lower)
+        return quota.reclaim == "object" or (quota.reclaim == "LowerPriority" and lower)
 
     def _while_borrowing(self, job: Running, other: Running) -> bool:
         """Whether one of another queue may be stopped by a job whose queue borrows then."""

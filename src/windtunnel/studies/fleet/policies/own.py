@@ -39,7 +39,7 @@ class Own:
 
     name: str
     like: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
     decider: Policy | None = None
 
     def make_policy(self, site: Site, options: Options) -> Policy | None:
