@@ -156,7 +156,8 @@ def command(
         return show(question, Outputs(**{name: options[name] for name in outputs if name in options}), **more)
 
     verb_function.__name__ = verb.rpartition(" ")[2]
-    verb_function.__doc__ = QUESTIONS[verb].text
+    asked = QUESTIONS[verb]
+    verb_function.__doc__ = asked.text + (f"\n\nExample: windtunnel {verb} {asked.example}" if asked.example else "")
     verb_function.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     verb_function.__annotations__ = {one.name: one.annotation for one in arguments}
     return verb_function
