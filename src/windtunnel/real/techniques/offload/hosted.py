@@ -30,6 +30,7 @@ from torch import nn
 from windtunnel.errors import SpecError
 from windtunnel.real.techniques.offload.arena import Arena, Link
 
+Hook = Callable[..., None]
 WINDOWS: WeakKeyDictionary[nn.Module, Hosted] = WeakKeyDictionary()
 
 
@@ -78,7 +79,7 @@ class _Copies:
         self.drop()  # a forward pass without a backward one
 
 
-class _Copied(torch.autograd.Function):
+class _Copied(torch.autograd.Function):  # type: ignore[misc]
     """A parameter of the host -> its copy on the device; the gradient back."""
 
     @staticmethod
@@ -138,7 +139,7 @@ class _Unit:
         """A parameter's copy in this storage."""
         parameter = self.parameters[number]
         empty = torch.empty(0, dtype=parameter.dtype, device=self.window.device)
-        return empty.set_(storage, 0, parameter.shape, parameter.stride())  # type: ignore[call-overload]
+        return empty.set_(storage, 0, parameter.shape, parameter.stride())
 
     def forget(self) -> None:
         """What was asked for and not used: it will be of a step before."""
@@ -161,7 +162,7 @@ class _Unit:
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
         """What the modules find under the parameters' names."""
         for module, name, number in self.places:
-            module._parameters[name] = tensors[number]  # type: ignore[assignment]
+            module._parameters[name] = tensors[number]
 
     def over(self, copies: _Copies) -> None:
         """Their backward pass is over, and that of a recomputation in it."""
@@ -201,8 +202,7 @@ class Hosted:
 
     # A copy of the model, such as an average of its weights, has the hooks too: it computes where its weights are.
 
-    def _before(self, unit: _Unit, own: int) -> Callable[..., None]:
-        @torch.compiler.disable
+    def _before(self, unit: _Unit, own: int) -> Hook:
         def before(module: nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
             if id(module) != own:
                 return
@@ -214,12 +214,11 @@ class Hosted:
             for one in ahead if not _in_backward() else ():
                 one.ask()
 
-        return before
+        return not_traced(before)
 
-    def _after(self, unit: _Unit, own: int) -> Callable[..., None]:
+    def _after(self, unit: _Unit, own: int) -> Hook:
         stays = unit is self.rest or unit.number >= len(self.layers) - 1 - self.window
 
-        @torch.compiler.disable
         def after(module: nn.Module, given: object, named: object, out: object) -> None:
             if id(module) != own:
                 return
@@ -236,7 +235,7 @@ class Hosted:
             if made and not stays and not _in_backward():
                 copies.drop()
 
-        return after
+        return not_traced(after)
 
     def _before_backward(self, copies: _Copies) -> None:
         if not self.ending:
@@ -263,8 +262,15 @@ class Hosted:
                 unit.kept.pop().drop()
 
 
+def not_traced(hook: Hook) -> Hook:
+    """Left to Python by torch.compile, which breaks its graph there."""
+    plain: Hook = torch.compiler.disable(hook)
+    return plain
+
+
 def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+    task: int = torch._C._current_graph_task_id()
+    return task != -1
 
 
 def _tensors(out: object) -> list[torch.Tensor]:
@@ -282,7 +288,8 @@ def predicted_bytes(model: nn.Module, own: Sequence[Sequence[nn.Parameter]], win
     sizes = [sum(p.numel() * p.element_size() for p in group) for group in own]
     rest = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
     layers = max(sum(sizes[at : at + window + 1]) for at in range(len(sizes)))
-    return rest + layers + max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
+    gradient = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
+    return int(rest + layers + gradient)
 
 
 def host(
