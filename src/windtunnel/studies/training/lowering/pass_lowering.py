@@ -183,7 +183,7 @@ def _cast_weights(build: PassBuilder, op: Operation, name: str, share: float = 1
 
 
 def _dispatch(build: PassBuilder, name: str, transfer: Transfer, op: Operation, *, backward: bool = False) -> None:
-    """What experts need of each other, hidden behind another micro-batch, or the product that does it, where it goes."""
+    """What experts need of each other, hidden behind another micro-batch, or behind the product that does it."""
     skew, pricer = op.skew, build.pricer
     hidden = build.hidden_share(transfer)
     if op.product is not None:
