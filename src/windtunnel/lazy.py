@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
 from windtunnel.errors import UserError
 
 
-def lazily(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
+def lazily(package: str, home: Mapping[str, str]) -> Callable[[str], object]:
     """A package's `__getattr__`. `home`: each name's module, relative to the package.
 
     Raises UserError where a name needs PyTorch and it is not installed.
     """
 
-    def attribute(name: str) -> Any:
+    def attribute(name: str) -> object:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:

@@ -2,10 +2,10 @@
 
     python validation/resilience/loops.py --ranks 4 --kills 2 [ddp fsdp2 ...]
 
-Each script of `loops/` runs plainly under torchrun, then under the launcher while ranks are killed at random moments
-from the start of the processes on, standbys and the fork server among them. Losses and weights of all ranks are held
-bit by bit against the plain run. A relaunch is the first of the scripts under torchrun for one step, with its start and
-end. Needs torch.
+Each script of `loops/` runs plainly, then under the launcher while ranks are killed at random moments,
+standbys, hosts and the fork server among them; with every fourth seed from the start of the processes on. Losses and
+weights of all ranks are held bit by bit against the plain run. A relaunch is the first of the scripts under torchrun
+for one step, with its start and end. Needs torch.
 """
 
 from __future__ import annotations
@@ -28,19 +28,26 @@ NAMES = "ddp fsdp2 tp_dp pp compiled amp clip ema lora accumulation two_loaders"
 
 
 class Killer:
-    """Kills members, standbys and the server, once at random moments."""
+    """Kills members, standbys, hosts and the server, once at random moments.
 
-    def __init__(self, seed: int, kills: int, mean_s: float, first_s: float) -> None:
-        self.random, self.left, self.mean_s = random.Random(seed), kills, mean_s
-        self.at, self.seen, self.killed = time.time() + self.random.uniform(0.0, first_s), set(), []
+    An early one begins with the first process, so before the first step; others once all members have begun.
+    """
+
+    def __init__(self, seed: int, kills: int, mean_s: float, first_s: float, early: bool) -> None:
+        self.random, self.left, self.mean_s, self.first_s = random.Random(seed), kills, mean_s, first_s
+        self.early, self.at, self.seen, self.killed = early, None, set(), []
 
     def __call__(self, pids: dict[str, int], members: tuple[str, ...], warm: tuple[str, ...]) -> None:
         self.seen |= set(pids.values())
-        if time.time() < self.at or self.left <= 0 or not pids:
+        playing = [name for name in members if name in pids]
+        if self.early and self.killed and len(pids) == 1:  # the server imports: it was killed once
+            return
+        if self.at is None and (self.early or (members and len(playing) == len(members))):
+            self.at = time.time() + self.random.uniform(0.0, self.first_s)
+        if self.at is None or time.time() < self.at or self.left <= 0 or not pids:
             return
         if any(name.startswith("host") for name in self.killed):  # one host has to be left
             pids = {name: pid for name, pid in pids.items() if not name.startswith("host")}
-        playing = [name for name in members if name in pids]
         name = self.random.choice(playing) if playing and self.random.random() < 0.8 else self.random.choice(list(pids))
         with suppress(ProcessLookupError):
             os.kill(pids[name], signal.SIGKILL)
@@ -54,13 +61,38 @@ def results(folder: Path, ranks: int) -> list[object]:
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
 
-def plain(name: str, ranks: int, steps: int, folder: Path) -> float:
+def relaunch(name: str, ranks: int, folder: Path) -> float:
+    """Seconds that torchrun takes for one step: starts, imports, the end."""
     folder.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     began = time.time()
-    command += [str(HERE / f"{name}.py"), "--steps", str(steps), "--out", str(folder)]
+    command += [str(HERE / f"{name}.py"), "--steps", "1", "--out", str(folder)]
     subprocess.run(command, env={**os.environ, "PLAIN": "1"}, check=True, stderr=subprocess.DEVNULL)
     return time.time() - began
+
+
+def plain(name: str, ranks: int, steps: int, folder: Path, **environment: str) -> str:
+    """What it said, where it failed."""
+    folder.mkdir()
+    words = [str(HERE / f"{name}.py"), "--steps", str(steps), "--out", str(folder)]
+    command = [sys.executable, str(HERE / "plain.py"), str(ranks), *words]
+    ended = subprocess.run(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+    return ended.stderr if ended.returncode else ""
+
+
+def offloaded(names: list[str], ranks: int, steps: int) -> int:
+    """Each script with its layers on the host, against the same without."""
+    wrong = 0
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            plain(name, ranks, steps, Path(folder) / "plain")
+            said = plain(name, ranks, steps, Path(folder) / "offload", OFFLOAD="1")
+            expected, got = (results(Path(folder) / one, ranks) for one in ("plain", "offload"))
+            error = said.strip().rpartition("\n")[2]
+            same = None not in expected and got == expected
+            wrong += not same
+            print(f"{name}: same bits {same} {error}", flush=True)
+    return wrong
 
 
 def main() -> int:
@@ -75,26 +107,32 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--mean", type=float, default=1.5)
     parser.add_argument("--first", type=float, default=6.0)
-    parser.add_argument("--hosts", type=int, default=1)
+    parser.add_argument("--hosts", nargs="*", default=[], help="what to put before each host's agent; '' for here")
+    parser.add_argument("--address", default="127.0.0.1")
+    parser.add_argument("--relaunch", type=float, default=0.0, help="seconds, measured before")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--offload", action="store_true", help="no kills: with and without offload.apply")
     asked = parser.parse_args()
+    if asked.offload:
+        return offloaded(asked.names, asked.ranks, asked.steps)
     wrong = kills = 0
     ratios: list[float] = []
-    relaunch_s = 0.0
+    relaunch_s = asked.relaunch
     for name in asked.names:
         with tempfile.TemporaryDirectory() as folder:
-            relaunch_s = relaunch_s or plain(name, asked.ranks, 1, Path(folder) / "one")
+            relaunch_s = relaunch_s or relaunch(name, asked.ranks, Path(folder) / "one")
             plain(name, asked.ranks, asked.steps, Path(folder) / "plain")
             expected = results(Path(folder) / "plain", asked.ranks)
             for turn in range(asked.repeat):
                 out = Path(folder) / f"killed{turn}"
                 out.mkdir()
-                killer = Killer(asked.seed + turn, asked.kills, asked.mean, asked.first)
+                seed = asked.seed + turn
+                killer = Killer(seed, asked.kills, asked.mean, asked.first, early=seed % 4 == 3)
                 words = ["--steps", str(asked.steps), "--pause", str(asked.pause), "--out", str(out)]
                 command = [sys.executable, str(HERE / f"{name}.py"), *words]
-                hosts = [""] * (asked.hosts if asked.hosts > 1 else 0)
-                told = launch(command, asked.ranks, asked.standbys, hosts=hosts, watching=killer)
+                where = {"hosts": asked.hosts, "address": asked.address}
+                told = launch(command, asked.ranks, asked.standbys, watching=killer, **where)
                 time.sleep(0.2)
                 left = [pid for pid in killer.seen if Path(f"/proc/{pid}").exists()]
                 same = results(out, asked.ranks) == expected

@@ -2,11 +2,12 @@
 
     python validation/rl/real_loop.py
 
-In turn with one generator; then, predicted from that: two generators, and one step ahead. A trainer and its generators
-are processes joined by gloo; the model is a small transformer with a cache. Each process counts its own CPU seconds,
-and messages carry the sender's time: a receiver waits until then. So what is measured is a machine with a core for each
-process, however busy this one is. Of the first three steps come the price of a decode step (a + b x sequences), of a
-scored and a trained batch, and of a weight update. `studies/rl/clock.py` does the rest.
+In turn and one step ahead, with one generator each: the first three steps predict the next 20, and the same with two
+generators. A trainer and its generators are processes joined by gloo; the model is a small transformer with a cache.
+Each process counts its own CPU seconds, and messages carry the sender's time: a receiver waits until then. So what is
+measured is a machine with a core for each process, but for the caches that they share. Of the first three steps come
+the price of a decode step (a + b x sequences), of a scored and a trained batch, and of a weight update.
+`studies/rl/clock.py` does the rest.
 """
 
 from __future__ import annotations
@@ -246,14 +247,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--within", type=float, default=0.15, help="error from which the exit status is 1 (0.15)")
     asked = parser.parse_args()
-    rows, records = measure(1, 0, FIRST + NEXT)
-    of_first = sum(int(mine(batch, 1, 1).max()) for batch in range(FIRST))
-    first, records = rows[1:FIRST], records[int(mine(0, 1, 1).max()) : of_first]  # the very first step warms up
     worst = 0.0
     for generators, ahead in ((1, 0), (2, 0), (1, 1), (2, 1)):
-        rest = rows[FIRST:] if (generators, ahead) == (1, 0) else measure(generators, ahead, FIRST + NEXT)[0][FIRST:-1]
+        rows, records = measure(generators, ahead, FIRST + NEXT)
+        rest = rows[FIRST : len(rows) - ahead]  # beside the last step nothing is generated
+        if generators == 1:  # the very first step warms up
+            batches = [int(mine(batch, 1, 1).max()) for batch in range(FIRST + ahead)]
+            anchor = rows[1:FIRST], records[batches[0] : sum(batches)]
         measured = statistics.fmean(row["step"] for row in rest)
-        predicted = predict(first, records, generators, ahead)
+        predicted = predict(*anchor, generators, ahead)
         off = predicted / measured - 1.0
         worst = max(worst, abs(off))
         mode = "one step ahead" if ahead else "in turn"

@@ -114,7 +114,7 @@ def to_yaml_rows(data: object, number: Callable[[float], str]) -> str:
     class RowByRow(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
         """Lists of numbers in one line each."""
 
-    def represent_list(dumper: Any, value: list[Any]) -> object:
+    def represent_list(dumper: Any, value: list[object]) -> object:
         is_row = all(isinstance(one, (int, float)) for one in value)
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_row)
 

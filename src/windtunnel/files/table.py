@@ -120,7 +120,7 @@ def table_of(source: str | Path, rows: Sequence[Mapping[str, object]], line: Ite
     return Table(str(source), columns, np.array(range(1, len(rows) + 1) if line is None else list(line), np.int64))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return "" if value is None else str(value)

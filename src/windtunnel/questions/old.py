@@ -12,7 +12,7 @@ from typing import Any
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions import former
 from windtunnel.questions.reading import read
-from windtunnel.questions.registry import QUESTIONS, question_class
+from windtunnel.questions.registry import QUESTIONS, Question, question_class
 from windtunnel.questions.words import flag_fields, from_flags, positional_of, several_places
 
 RENAMED: Mapping[str, Mapping[str, str]] = {  # verb -> flag of before -> flag of today
@@ -59,7 +59,7 @@ def question_of(document: Mapping[str, Any]) -> Any:
     return question_of_command(str(document.get("reproduce") or ""))
 
 
-def question_of_command(line: str) -> object:
+def question_of_command(line: str) -> Question:
     """The question that a command line asks. Raises UserError where it asks none."""
     try:
         program, *words = shlex.split(line)
@@ -73,7 +73,7 @@ def question_of_command(line: str) -> object:
     raise UserError("it does not say by which question it was made")
 
 
-def _asked(verb: str, words: list[str]) -> object:
+def _asked(verb: str, words: list[str]) -> Question:
     kind = question_class(verb)
     names: dict[str, str] = {}
     for name, (first, *_) in flag_fields(kind).items():

@@ -27,7 +27,8 @@ Asked = TypeVar("Asked", bound=Question)
 class Verb:
     """What asks and answers a verb, both as `module:name`; a line of help; the version of its plain form.
 
-    A `pure` one only answers: it writes no file, runs no program and looks at no clock, so it may stand in a file.
+    `example`: the words behind it of a question that people ask, with which a page's form begins. A `pure` one only
+    answers: it writes no file, runs no program and looks at no clock, so it may stand in a file.
     """
 
     question: str
@@ -35,6 +36,7 @@ class Verb:
     text: str
     version: int = 1
     pure: bool = True
+    example: str = ""
 
 
 QUESTIONS: Mapping[str, Verb] = {
@@ -43,48 +45,57 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.predict:answer",
         "Predict one training step: how long, where the time goes, whether it fits, and how sure that is.\n\n"
         "The exit status is 3 for a job that does not fit in memory.",
+        example="llama-3-70b --cluster h100-sxm:512 --tp 8 --pp 4 --global-batch 512 --seq 8192",
     ),
     "plan": Verb(
         "windtunnel.questions.asked.search:Search",
         "windtunnel.studies.plan:answer",
         "Find the best plan for a model on a cluster, and prove it.\n\n"
         "Every field of a plan that is not given is searched over its legal values.",
+        example="llama-3-70b --cluster h100-sxm:512 --global-batch 512 --seq 8192",
     ),
     "survive": Verb(
         "windtunnel.questions.asked.survive:Survive",
         "windtunnel.studies.survive:answer",
         "Say what failures cost a job at its scale, policy by policy: effective training time, where the rest goes,"
         " money.",
+        example="llama-3.1-405b --cluster h100-sxm:16384 --tp 8 --pp 16 --global-batch 2048 --seq 8192 --days 54",
     ),
     "survive spot": Verb(
         "windtunnel.questions.asked.survive:SurviveSpot",
         "windtunnel.studies.survive:answer_spot",
         "Say what spot machines give a job that lives on them, policy by policy.",
+        example="gpt-1.5b minutes.csv --policy parcae,varuna,on-demand",
     ),
     "serve": Verb(
         "windtunnel.questions.asked.serve:Serve",
         "windtunnel.studies.serving.study:answer",
         "Predict latency, throughput and attainment of a served model.",
+        example="llama-3.1-70b --cluster h100-sxm:8 --tp 4 --prompt 2000 --output 300 --rate 2 --ttft 1s --tpot 50ms",
     ),
     "serve plan": Verb(
         "windtunnel.questions.asked.serve_plan:ServePlan",
         "windtunnel.studies.serving.study:answer_plan",
         "Find the highest rate that keeps the limits, or with --method the best placement for a rate.",
+        example="llama-3.1-70b --cluster h100-sxm:16 --rate 4 --prompt 2000 --output 300 --ttft 1s --tpot 50ms",
     ),
     "serve policies": Verb(
         "windtunnel.questions.asked.serve_policies:ServePolicies",
         "windtunnel.studies.serving.policies:answer",
         "Compare batching policies and routers on the same requests.",
+        example="llama-2-13b --cluster a100-80gb:1 --rate 2 --prompt 500 --output 200 --policy fastserve,fcfs,mlfq",
     ),
     "serve spot": Verb(
         "windtunnel.questions.asked.serve_spot:ServeSpot",
         "windtunnel.studies.serving.study:answer_spot",
         "Serve on machines that come and go, under each policy.",
+        example="llama-2-13b --cluster a100-80gb:48 --rate 2 --prompt 500 --output 100 --machines minutes.csv",
     ),
     "serve pool": Verb(
         "windtunnel.questions.asked.serve_pool:ServePool",
         "windtunnel.studies.serving.study:answer_pool",
         "Serve several models on groups of machines, or from a pool of weights, as a file says.",
+        example="pool.yaml",
     ),
     "serve real": Verb(
         "windtunnel.questions.asked.serve_real:ServeReal",
@@ -102,46 +113,55 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.rl:Rl",
         "windtunnel.studies.rl.study:answer",
         "Predict a step of RL post-training (GRPO and its kin): how long, who waits for whom, what fits.",
+        example="qwen3-32b --cluster h100-sxm:128 --framework nemo-rl --prompts 64 --lengths mean=9000,cap=32768",
     ),
     "fabric": Verb(
         "windtunnel.questions.asked.fabric:Fabric",
         "windtunnel.studies.fabric:answer",
         "Say how long a collective takes on a cluster, size by size, and hold nccl-tests against it.",
+        example="--cluster gb200:576 --collective all-reduce --bytes 64MiB..8GiB",
     ),
     "nic": Verb(
         "windtunnel.questions.asked.nic:Nic",
         "windtunnel.studies.nic:answer",
         "Say how many host cores a data path takes, and what a NIC with cores of its own takes over.",
+        example="graph.yaml --nic bluefield-2 --target 100Gb/s",
     ),
     "rl plan": Verb(
         "windtunnel.questions.asked.rl:RlPlan",
         "windtunnel.studies.rl.plan:answer",
         "Find the split of a cluster between generation and training that makes an RL step shortest, and prove it.",
+        example="qwen3-32b --cluster h100-sxm:128 --framework nemo-rl --prompts 64 --lengths mean=9000,cap=32768",
     ),
     "fleet": Verb(
         "windtunnel.questions.asked.fleet:Fleet",
         "windtunnel.studies.fleet.study:answer",
         "Run a trace of jobs under one policy or several.",
+        example="jobs.csv --cluster h100-sxm:1024 --policy fifo,tiresias",
     ),
     "fleet when": Verb(
         "windtunnel.questions.asked.fleet_when:FleetWhen",
         "windtunnel.studies.fleet.study:answer_when",
         "Say when one job will start and end, how sure that is, and why it waits.",
+        example="jobs.csv --cluster h100-sxm:1024 --job 4711",
     ),
     "fleet pack": Verb(
         "windtunnel.questions.asked.fleet_pack:FleetPack",
         "windtunnel.studies.fleet.study:answer_pack",
         "Pack pods on unlike nodes under each policy.",
+        example="pods.csv --cluster h100-sxm:64 --policy fgd,bestfit",
     ),
     "fleet flows": Verb(
         "windtunnel.questions.asked.fleet_flows:FleetFlows",
         "windtunnel.studies.fleet.study:answer_flows",
         "Coflows that share the ports of one switch: when each ends under a policy.",
+        example="coflows.txt --policy sebf",
     ),
     "fleet lint": Verb(
         "windtunnel.questions.asked.fleet_lint:FleetLint",
         "windtunnel.studies.fleet.study:answer_lint",
         "Say what is wrong with a trace; status 3 where something cannot be right.",
+        example="jobs.csv",
     ),
     "fleet live": Verb(
         "windtunnel.questions.asked.fleet_live:FleetLive",
@@ -153,23 +173,27 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.explain:Explain",
         "windtunnel.studies.traces.explain:answer",
         "Say why a real job is slower than it should be: which worker, stage or kind of op, and what mending it gives.",
+        example="rank0.json.gz",
     ),
     "diagnose": Verb(
         "windtunnel.questions.asked.diagnose:Diagnose",
         "windtunnel.studies.diagnose:answer",
         "Say whether a step that you measured is what it should be, where it is lost if not, and what to change.\n\n"
         "Works with a number (--measured 11.0s), better with a log, best with traces.",
+        example="train.sh --cluster h100-sxm:512 --log slurm-123.out",
     ),
     "check": Verb(
         "windtunnel.questions.asked.check:Check",
         "windtunnel.studies.check:answer",
         "Say whether a launch file may be submitted: the exit status is 1 where a rule of --fail-if is broken.",
+        example="train.sh --cluster h100-sxm:512 --fail-if oom,slower=5%",
     ),
     "decide": Verb(
         "windtunnel.questions.asked.decide:Decide",
         "windtunnel.studies.decide:answer",
         "Hold clusters and models against each other: step, days, cost with failures, energy, head-room, risk and"
         " break-even price in one table.",
+        example="llama-3-70b --clusters h100-sxm:512,b200:256 --tokens 2T --price h100-sxm=2.5,b200=4 --mtbf 6h",
     ),
     "watch": Verb(
         "windtunnel.questions.asked.explain:Watch",
@@ -192,11 +216,13 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.studies.sweeps.sweep:answer",
         "Run any question over many points: one row each in one Parquet file; a killed sweep goes on where it was.",
         pure=False,
+        example="study.yaml",
     ),
     "sweep table": Verb(
         "windtunnel.questions.asked.sweep:SweepTable",
         "windtunnel.studies.sweeps.table:answer",
         "Show the best rows of a table that a sweep wrote.",
+        example="points.parquet",
     ),
     "techniques": Verb(
         "windtunnel.questions.asked.sweep:Techniques",
@@ -207,6 +233,7 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.sweep:ModelFacts",
         "windtunnel.faces.cli.model:answer",
         "Say what a model is made of: parameters, layers, and what a decoder keeps of a token and of a sequence.",
+        example="llama-3.1-8b",
     ),
     "launch": Verb(
         "windtunnel.questions.asked.saved:Launch",
@@ -248,6 +275,7 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.calibrate:CalibrateShow",
         "windtunnel.real.calibrate.curves:answer",
         "Show a calibrated file: measured points against the curves that predictions use.",
+        example="my-device.yaml",
     ),
     "runs list": Verb(
         "windtunnel.questions.asked.saved:RunsList",
@@ -270,6 +298,7 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.validate:Validate",
         "windtunnel.evidence.accuracy.study:answer",
         "Predict every run of a table of measured runs, and show how far off that is, source by source.",
+        example="runs.csv",
     ),
 }
 

@@ -73,7 +73,7 @@ def from_flags(
     sets: Sequence[str] = (),
     below: Mapping[str, Mapping[str, object]] | None = None,
     where: str = "",
-) -> object:
+) -> Question:
     """The question that flags ask: by their names without dashes, as texts, switches and lists of texts.
 
     `sets`: what `--set` says, which wins; `below`: data of parts, over which flags win, from the file `where`. Raises
@@ -96,7 +96,8 @@ def from_flags(
     except SpecError as error:
         raise SpecError(error.field, error.value, error.remedy, "--set") from None
     try:
-        return read({"question": verb, **data})
+        question: Question = read({"question": verb, **data})
+        return question
     except SpecError as error:
         named = as_given(error.field, given)
         if named == error.field and isinstance(error.value, Mapping):  # one value of a mapping was set

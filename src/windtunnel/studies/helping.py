@@ -16,7 +16,7 @@ LINES = {  # in a script with a model, an optimizer and, for hooks, `ddp = Distr
     " partitioning.partitioned_hook)",
     "prioritised_all_to_all": "with prioritised_all_to_all.Communicator() as lane: lane.all_to_all(received, sent)",
     "sparse_gradients": "ddp.register_comm_hook(sparse_gradients.State(model, ratio=0.05), sparse_gradients.hook)",
-    "offload": 'windowed = offload.apply(model, make_optimizer, window="auto", process_group=dist.group.WORLD)',
+    "offload": 'model = offload.apply(model, device_memory="8 GiB"), before DistributedDataParallel(model)',
     "local_sgd": "rounds = local_sgd.LocalSGD(model, rates), and rounds.after_step() after optimizer.step()",
 }
 

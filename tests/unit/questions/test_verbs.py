@@ -7,9 +7,12 @@ from typing import get_args
 import pytest
 
 from windtunnel.errors import SpecError
+from windtunnel.faces.ui.jobs import VERBS
 from windtunnel.physics.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.questions import QUESTIONS, changed, question_class, read
 from windtunnel.questions.asked.serving import Router, Weights
+from windtunnel.questions.form import inputs, of_form
+from windtunnel.questions.old import question_of_command
 from windtunnel.questions.words import flag_fields
 from windtunnel.studies.serving.routing import ROUTERS
 
@@ -54,3 +57,12 @@ def test_what_must_stand_together_is_one_error() -> None:
         read({**SERVED, "question": "serve plan", "replicas": {"method": "distserve"}, "price": 2})
     with pytest.raises(SpecError, match="lyra"):
         read({"question": "fleet", "trace": "t.csv", "elastic": 0.1})
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_form_begins_with_the_example_and_asks_it(verb: str) -> None:
+    """Words of the registry are a question of their verb, and a form filled with it asks the same."""
+    example = QUESTIONS[verb].example
+    question = question_of_command(f"windtunnel {verb} {example}")
+    assert example or verb == "techniques"  # which needs no word
+    assert of_form(verb, {one.name: one.value for one in inputs(verb, question)}) == question

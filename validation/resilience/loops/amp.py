@@ -3,12 +3,12 @@
 import time
 
 import torch
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import Net, batch, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 rank, world = start()
-model = DistributedDataParallel(Net())
+model = DistributedDataParallel(offloaded(Net()))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=5)
 

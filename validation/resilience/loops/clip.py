@@ -4,12 +4,12 @@ import time
 
 import torch
 import torch.distributed as dist
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import Net, batch, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 rank, world = start()
-model = DistributedDataParallel(Net())
+model = DistributedDataParallel(offloaded(Net()))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 

@@ -34,6 +34,15 @@ def survivable(step, *things, **named):
     return standby(step, *things, **named)
 
 
+def offloaded(model):
+    """With OFFLOAD=w, a window of w layers beside the one that computes."""
+    if not os.environ.get("OFFLOAD"):
+        return model
+    from windtunnel.real.techniques import offload
+
+    return offload.apply(model, window=int(os.environ["OFFLOAD"]))
+
+
 def finish(losses, *modules) -> None:
     """Losses as bits, and a hash of all weights that this rank holds."""
     digest = hashlib.sha256()

@@ -3,12 +3,12 @@
 import time
 
 import torch
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import Net, batch, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 rank, world = start()
-model = DistributedDataParallel(torch.compile(Net(), backend="aot_eager"))
+model = DistributedDataParallel(torch.compile(offloaded(Net()), backend="aot_eager"))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
 
 

@@ -3,7 +3,7 @@
 import time
 
 import torch
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -15,7 +15,7 @@ loader = DataLoader(data, 8, sampler=sampler)
 net = nn.Sequential(
     nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.Linear(64, 4)
 )
-model = DistributedDataParallel(net, bucket_cap_mb=0.01)
+model = DistributedDataParallel(offloaded(net), bucket_cap_mb=0.01)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, asked.steps)
 

@@ -3,13 +3,13 @@
 import time
 
 import torch
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import Net, batch, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 rank, world = start()
-model = DistributedDataParallel(Net())
+model = DistributedDataParallel(offloaded(Net()))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ema = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 

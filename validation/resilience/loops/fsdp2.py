@@ -3,7 +3,7 @@
 import time
 
 import torch
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import Net, batch, cross_entropy
 from torch.distributed.fsdp import fully_shard
 
@@ -12,6 +12,7 @@ model = Net()
 for block in model.blocks:
     fully_shard(block)
 fully_shard(model)
+model = offloaded(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 

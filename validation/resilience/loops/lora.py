@@ -3,7 +3,7 @@
 import time
 
 import torch
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import Net, batch, cross_entropy
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,6 +31,7 @@ mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "sh
 for block in model.blocks:
     fully_shard(block, mesh=mesh)
 fully_shard(model, mesh=mesh)
+model = offloaded(model)
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
 
 

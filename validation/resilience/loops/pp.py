@@ -4,7 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import WIDTH
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,6 +15,7 @@ mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "pp"))
 stages, at_stage = world // 2, mesh.get_local_rank("pp")
 torch.manual_seed(at_stage)
 part = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+part = offloaded(part)
 stage = PipelineStage(part, at_stage, stages, torch.device("cpu"), group=mesh.get_group("pp"))
 schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
 optimizer = torch.optim.Adam(part.parameters(), lr=1e-3)

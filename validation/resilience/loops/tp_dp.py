@@ -3,7 +3,7 @@
 import time
 
 import torch
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import WIDTH
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,6 +16,7 @@ layers = [nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)]
 model = nn.Sequential(*layers)
 parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 fully_shard(model, mesh=mesh["dp"])
+model = offloaded(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
 

@@ -3,7 +3,7 @@
 import time
 
 import torch
-from common import asked, finish, start, survivable
+from common import asked, finish, offloaded, start, survivable
 from net import Net, batch, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,7 +12,7 @@ rank, world = start()
 torch.manual_seed(rank)
 sets = [TensorDataset(*batch(7 + at, rank, 24)) for at in range(2)]
 loaders = [DataLoader(sets[0], 4, shuffle=True, num_workers=1), DataLoader(sets[1], 4, shuffle=True)]
-model = DistributedDataParallel(Net())
+model = DistributedDataParallel(offloaded(Net()))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 

@@ -248,7 +248,7 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
 
 def _columns(row: Row) -> dict[str, object]:
     """Plan fields that have a column of their own."""
-    stated: dict[str, Any] = {name: bool(getattr(row, name)) for name in SWITCHES if getattr(row, name) is not None}
+    stated: dict[str, object] = {name: bool(getattr(row, name)) for name in SWITCHES if getattr(row, name) is not None}
     if row.bucket_parameters is not None:
         stated["bucket_parameters"] = row.bucket_parameters
     if row.etp is not None and row.moe:

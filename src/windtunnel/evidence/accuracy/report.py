@@ -25,6 +25,7 @@ from windtunnel.evidence.accuracy.score import (
     spreads,
 )
 from windtunnel.files.write import write_csv
+from windtunnel.notebook import Shown
 
 ENDLESS = 10**12  # GPUs
 SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
@@ -33,7 +34,7 @@ ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "r
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Shown):
     """Outcomes in the order of the table, and their scores. `level`, `source` and `anchor` are what was asked for."""
 
     table: str

@@ -78,7 +78,7 @@ def plain_app(name: str) -> App:
 
 def command(
     verb: str,
-    show: Callable[..., Any],
+    show: Callable[..., object],
     outputs: Sequence[str] = ("json",),
     *,
     reader: Reader | None = None,
@@ -122,7 +122,7 @@ def command(
         )
     files = parts_from_files(kind)
     for field in files:
-        text: Any = Annotated[str | None, Parameter(help=field.about.text)]
+        text: object = Annotated[str | None, Parameter(help=field.about.text)]
         arguments.append(Argument(field.path, Argument.KEYWORD_ONLY, default=None, annotation=text))
     if "set" not in flag_fields(kind):
         has_parts = any(field.parts for field in fields_of(kind))
@@ -133,7 +133,7 @@ def command(
     for output in fields(Outputs):
         if output.name in outputs:
             shown = everything or output.name in ("report", "json")
-            place: Any = Annotated[places[output.name], Parameter(group=OUTPUT, show=shown)]
+            place: object = Annotated[places[output.name], Parameter(group=OUTPUT, show=shown)]
             arguments.append(Argument(output.name, Argument.KEYWORD_ONLY, default=output.default, annotation=place))
     order = {path: number for number, path in enumerate(positional)}
     arguments.sort(key=lambda one: order.get(one.name, len(order)))
@@ -156,7 +156,8 @@ def command(
         return show(question, Outputs(**{name: options[name] for name in outputs if name in options}), **more)
 
     verb_function.__name__ = verb.rpartition(" ")[2]
-    verb_function.__doc__ = QUESTIONS[verb].text
+    asked = QUESTIONS[verb]
+    verb_function.__doc__ = asked.text + (f"\n\nExample: windtunnel {verb} {asked.example}" if asked.example else "")
     verb_function.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     verb_function.__annotations__ = {one.name: one.annotation for one in arguments}
     return verb_function

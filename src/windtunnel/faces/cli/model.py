@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give
@@ -27,13 +26,13 @@ def model(question: ModelFacts, outputs: Outputs) -> None:
     give(question, facts, outputs, document)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{count} x {kind}" for kind, count in value.items())
     return f"{value:,}" if isinstance(value, int) else "; ".join(value) if isinstance(value, list) else str(value)
 
 
-def answer(question: ModelFacts) -> dict[str, Any]:
+def answer(question: ModelFacts) -> dict[str, object]:
     """Its facts. Raises UserError."""
     return facts_of(load_model(question.config))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -102,7 +102,7 @@ def predict(
     if outputs.json:
         from windtunnel.faces.report.prediction.document import TRAINING_RUN, to_document
 
-        more: dict[str, Any] = {} if whole is None else {TRAINING_RUN: whole}
+        more: dict[str, object] = {} if whole is None else {TRAINING_RUN: whole}
         if outputs.rows == OPS_IN_JSON:
             more["ops"] = rows
         if launch_flags is not None:

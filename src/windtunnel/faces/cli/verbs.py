@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 from cyclopts import App
 
@@ -28,11 +27,11 @@ def made(verb: str, *, everything: bool = False) -> App | Callable[..., object]:
     """What cyclopts takes for a verb; `everything`: its rare flags are listed."""
     module = import_module(f"windtunnel.faces.cli.{HOME.get(verb, verb)}")
     maker = getattr(module, f"{verb}_app", None)
-    found: App | Callable[..., Any] = getattr(module, verb) if maker is None else maker(everything=everything)
+    found: App | Callable[..., object] = getattr(module, verb) if maker is None else maker(everything=everything)
     return found
 
 
-def named(verb: str) -> Callable[..., Any]:
+def named(verb: str) -> Callable[..., object]:
     """A verb that asks a question, in the list of all: its line of help alone."""
 
     def unasked() -> None:

@@ -24,7 +24,9 @@ from windtunnel.questions.reading import plain_part, read
 from windtunnel.questions.words import settings
 from windtunnel.units import parse_share
 
-FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args)")
+FILE = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args|log|out)"
+)
 FIRST = ("tp", "pp", "cp", "ep", "global_batch", "micro_batch", "seq_len", "precision", "recompute", "zero_stage")
 SECOND = ("virtual_stages", "schedule", "framework", "sequence_parallel")
 SLIDERS = {"tp": 6, "pp": 7, "cp": 5, "micro_batch": 5}  # powers of two up to 2^N

@@ -20,13 +20,14 @@ from windtunnel.faces.report.draw.page import body_of, page_of, page_template
 from windtunnel.faces.report.plans import plans_document
 from windtunnel.faces.report.prediction.views import advice_views, prediction_document
 from windtunnel.faces.report.run_list import RunList, told_apart
-from windtunnel.faces.ui.form import FIRST, SECOND, SLIDERS, START, Asked, asked_of, plan_fields
+from windtunnel.faces.ui.form import FILE, FIRST, SECOND, SLIDERS, START, Asked, asked_of, plan_fields
 from windtunnel.faces.ui.jobs import VERBS, JobList
 from windtunnel.faces.ui.swept import address_of, shown
 from windtunnel.faces.ui.variations import VARIED, points
 from windtunnel.physics.step.result import Result
 from windtunnel.questions import QUESTIONS
 from windtunnel.questions.form import Input, inputs, of_form
+from windtunnel.questions.old import question_of_command
 from windtunnel.questions.words import words as words_of
 from windtunnel.studies.planning.answer import Planned, Plans
 from windtunnel.views import Document
@@ -258,7 +259,12 @@ class Page:
         verb = values.get("verb", "plan")
         if verb not in VERBS:
             raise SpecError("verb", verb, f"use one of {', '.join(VERBS)}")
-        fields = list(inputs(verb))
+        example = QUESTIONS[verb].example
+        question = question_of_command(f"windtunnel {verb} {example}") if example else None
+        fields = list(inputs(verb, question))
+        if set(values) <= {"verb"}:  # a form that nobody has filled begins with a question that people ask
+            started = {one.name: one.value for one in fields if not FILE.fullmatch(one.value)}
+            values = {**started, **values}
         groups: dict[str, list[Input]] = {}
         for one in fields:
             groups.setdefault("rare" if one.rare else one.group, []).append(one)

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 TABLE, PLANS = "sweep.parquet", "plans.journal"
 AT_ONCE = 2000  # points in one event, so that neither side waits long for one
 
-Point = list[Any]
+Point = list[object]
 
 
 def journalled(folder: Path, offset: int) -> tuple[list[Point], int]:
@@ -82,7 +82,7 @@ def address_of(cluster: str, fields: Mapping[str, object]) -> str:
     return urlencode({name: shown(one) for name, one in asked.items() if isinstance(one, (str, int, float, list))})
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as a form shows it."""
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -44,7 +44,7 @@ def constants() -> dict[str, Any]:
 
 def by_generation(generations: dict[str, Any], generation: str) -> dict[str, Any]:
     """The entry of a generation, or that of `other`."""
-    found: dict[str, Any] = generations.get(generation, generations["other"])
+    found: dict[str, object] = generations.get(generation, generations["other"])
     return found
 
 

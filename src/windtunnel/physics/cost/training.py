@@ -117,12 +117,14 @@ class Software:
     masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
     overlap_gradients: bool = True  # whether gradients and parameters are exchanged beside computation
-    fp32_gradients: bool = False  # whether bf16 parameters have gradients in fp32
+    gradient_dtype: str = ""  # of bf16 parameters; "": as the framework has it
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
     chained_activation: bool = True  # whether experts' activation with bias and clamp is a chain of kernels
-    fused_scores: bool = False  # whether experts' rows are weighed where they are made, whatever the framework does
+    # Whether experts' own kernels fetch rows from other ranks, in their order, quantise and weigh them, and write them
+    # back there: no kernel sorts, casts or weighs rows, and the exchange runs beside the products.
+    fused_exchange: bool = False
     # How often the host reads from the GPU in each pass over a layer: lengths of packed sequences, rows of each
     # adapter, tokens of each expert; and where experts have adapters.
     layer_reads: float = 0.0

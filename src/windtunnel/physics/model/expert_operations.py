@@ -45,12 +45,14 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     )
     # Low-precision grouped GEMMs want each expert's rows padded: one more copy.
     padding = 2 * w * arrived * h if shard.precision in CAST_BYTES else 0.0
+    sorts = groups > 1 and shard.ep > 1 and not shard.fused_exchange
     permute = Operation(
         "permute",
         "moe_permute",
         "memory",
-        forward_bytes=2 * w * routed * h + padding,
-        backward_bytes=2 * w * routed * h + padding,
+        # Where experts' kernels fetch rows, tokens are put where others can read them; going back their sum is made.
+        forward_bytes=2 * w * local * h if shard.fused_exchange else 2 * w * routed * h + padding,
+        backward_bytes=w * (routed + local) * h if shard.fused_exchange else 2 * w * routed * h + padding,
         output_bytes=routed * h * w,
         kernels=4,
         timed=Timed("gather_rows", routed, h),
@@ -59,8 +61,8 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         "sort_by_expert",
         "moe_permute",
         "memory",
-        forward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
-        backward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
+        forward_bytes=2 * w * arrived * h if sorts else 0.0,
+        backward_bytes=2 * w * arrived * h if sorts else 0.0,
         output_bytes=arrived * h * w,
         kernels=2,
     )
@@ -71,7 +73,7 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         "memory",
         forward_bytes=w * (routed + local) * h,
         backward_bytes=w * (2 * routed + local) * h,
-        saved_bytes=0.0 if shard.deduplicates else routed * h * w,
+        saved_bytes=0.0 if shard.deduplicates or shard.fused_exchange else routed * h * w,
         output_bytes=local * h * w,
         kernels=3,
         timed=Timed("scatter_add_rows", routed, h),
@@ -81,19 +83,23 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     ops = [router, permute]
     if latent:
         ops.insert(1, linear("latent_down", "latent", local, latent, hidden, shard, side="none"))
-    if exchange:
-        assert quantised is not None
-        ops.append(replace(transferred("dispatch", quantised, load, load), before_backward=exchange))
-    if gather:
-        ops.append(transferred("expert_gather", gather, load, load))
-    if sort.forward_bytes:
-        ops.append(sort)
-    ops += [
+    experts = [
         _grouped("experts_up", groups, even / groups, up * f, h, shard, load),
         activate("expert_activation", "moe_activation", arrived, f, block, shard),
         _grouped("experts_down", groups, even / groups, h, f, shard, load),
     ]
-    if shard.weighs_in_fp32:
+    if shard.fused_exchange:
+        experts = [replace(op, forward_bytes=0.0, backward_bytes=0.0) for op in experts]
+    first, last = (experts[0], experts[2]) if shard.fused_exchange else (None, None)
+    if exchange:
+        assert quantised is not None
+        ops.append(replace(transferred("dispatch", quantised, load, load), before_backward=exchange, product=first))
+    if gather:
+        ops.append(transferred("expert_gather", gather, load, load))
+    if sort.forward_bytes:
+        ops.append(sort)
+    ops += experts
+    if shard.weighs_in_fp32 and not shard.fused_exchange:
         # To fp32, multiplied, back; going back twice that, for rows and for scores. Of what only the backward pass has,
         # three copies are there at its peak.
         ops.append(
@@ -114,7 +120,7 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         ops.append(transferred("expert_scatter", scatter, load, load))
     if exchange:
         back = transferred("combine", exchange, load)
-        ops.append(replace(back, before_backward=quantised))  # each rank's own tokens come back
+        ops.append(replace(back, before_backward=quantised, product=last))  # each rank's own tokens come back
     way_out = [linear("latent_up", "latent", local, hidden, latent, shard, side="none")] if latent else []
     return [*ops, unpermute, *way_out]
 

@@ -68,6 +68,7 @@ class Operation:
     new_shapes: int = 0  # products of a shape that no earlier one had: rows that routing decides, anew in each step
     index_shape: tuple[float, ...] = ()  # of attention behind an indexer: batch, queries, mean keys, heads x size
     repeats: int = 0  # runs once per expert, in a loop of so many rounds; sizes are of all rounds together
+    product: Operation | None = None  # of a transfer: whose kernel does it, tile by tile
 
     @property
     def backward_only(self) -> bool:
@@ -94,6 +95,7 @@ class Shard:
     activation_bytes: int = ACTIVATION_BYTES
     weighs_in_fp32: bool = False  # experts' rows are multiplied by their scores in fp32, by kernels of their own
     masked_dispatch: bool = False  # tokens go to their experts' places by a product with a mask, and back by another
+    fused_exchange: bool = False  # experts' kernels fetch rows from other ranks, quantise them and write them back
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one; else one GEMM each
     fused_norms: bool = False  # RMSNorm is one kernel also where nothing else is fused
     deduplicates: bool = True  # a token goes once to each rank that has experts for it, however many

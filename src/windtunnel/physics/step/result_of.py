@@ -22,7 +22,6 @@ PLAIN = ("gemm", "attention", "memory-bound", "optimizer")  # the work itself; a
 ROOFLINE_WORTH_SAYING = 0.1  # of busy time
 LIMIT_WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5
-KEPT_OPS = 20_000  # of a step that a result keeps until its excerpt is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ def result_of(
         n_gpus=n,
         n_classes=n_classes,
         n_ops=n_ops,
-        excerpt=later if n_ops <= KEPT_OPS else later(),  # type: ignore[arg-type]  # made when it is read
+        excerpt=later,  # type: ignore[arg-type]  # made when it is read
         infeasible=infeasible,
         disturbed=reading.disturbed,
         traffic_bytes=traffic_bytes,

@@ -103,7 +103,9 @@ class Beside:
     anchor: Annotated[
         str | None,
         About(
-            "An anchor that another answer printed: generation=1.2,learner=0.9,refit=3,between=2.", EXTRAS, rare=True
+            "An anchor that another answer printed: generation=1.2,learner=0.9,refit=3,between=2, or step=1.1.",
+            EXTRAS,
+            rare=True,
         ),
     ] = None
 

@@ -8,7 +8,7 @@ room; one interval says how much follows. Each captured program is shown on the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,12 +18,20 @@ from windtunnel.studies.programs.lowering.lower import CapturedGraph, PricedJob
 from windtunnel.studies.programs.program import Op
 
 EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep
+KEPT_OPS = 20_000  # of a step that a result keeps until its excerpt is read
 JOINED_GAP_NS = 50_000  # between ops of one interval
 _LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
 
 
-def captured_excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Interval, ...]:
-    """Intervals by captured program and time."""
+def captured_excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> Callable[[], tuple[Interval, ...]]:
+    """Intervals by captured program and time: made when they are read where the step is small enough to be kept."""
+    if now.made.step.graph.n_ops <= KEPT_OPS:
+        return lambda: _excerpt(priced, now)
+    made = _excerpt(priced, now)
+    return lambda: made
+
+
+def _excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Interval, ...]:
     lasting = int((now.timeline.end_ns > now.timeline.start_ns).sum())
     joined = lasting > EXCERPT_OPS
     rows = [row for number in range(len(priced.templates)) for row in _rows(priced, now, number, joined)]

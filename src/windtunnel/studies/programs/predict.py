@@ -262,7 +262,7 @@ def _result(
         question=question,
         n_classes=base.made.step.graph.n_programs,
         n_ops=base.made.step.graph.n_ops,
-        excerpt=lambda: captured_excerpt(priced, base),
+        excerpt=captured_excerpt(priced, base),
         traffic_bytes=traffic_of(priced, base.made),
         class_names=class_names(priced),
     )

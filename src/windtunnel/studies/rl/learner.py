@@ -102,6 +102,7 @@ class Trainer:
     old_logprob: bool
     reference: bool
     factor: float = 1.0
+    forward_factor: float = 1.0  # more on log-probs
     _known: dict[tuple[int, int, int], _Priced] = field(default_factory=dict, repr=False)
 
     @property
@@ -128,8 +129,8 @@ class Trainer:
             priced = self.priced(rows)
             training += priced.step_s
             forward += priced.forward_s
-        factor = self.factor
-        return Passes(factor * forward * self.old_logprob, factor * forward * self.reference, factor * training)
+        forward *= self.factor * self.forward_factor
+        return Passes(forward * self.old_logprob, forward * self.reference, self.factor * training)
 
     def peak_s(self, tokens: NDArray[np.int64]) -> float:
         """Seconds that no layout is below: the products at the peak rate of all GPUs."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.questions.asked.rl import Rl
-from windtunnel.studies.rl.anchor import anchor_of, anchor_on, anchored, read_log
+from windtunnel.studies.rl.anchor import Anchor, anchor_of, anchor_on, anchored, read_log
 from windtunnel.studies.rl.job import Job, run_of, settled
 from windtunnel.studies.rl.reading import infeasible, memory_of, read_run
 from windtunnel.studies.rl.result import RlResult
 
+ROUNDS, CLOSE, FURTHEST = 6, 0.01, 8.0  # in search of a factor of generation: its steps, relative error, and range
+SEEN = 0.02  # share of a step for which a learner must wait, so that generation shows
 STEPS, MOST_SAMPLES = 3, 24_000  # measured steps; samples after which fewer are
 
 
@@ -18,12 +21,29 @@ def answer(question: Rl) -> RlResult:
     job = settled(question)
     beside = job.question.beside
     if beside.anchor is not None:
-        return answered(anchored(job, anchor_of(beside.anchor)))
+        return answered(anchored(job, anchor_of(beside.anchor), carried=True))
     if beside.log is None:
         return answered(job)
     logged = read_log(Path(beside.log))
     first = answered(job, it_ran=True)
-    return answered(anchored(job, anchor_on(logged, first.phases, first.step_time_s)), it_ran=True)
+    anchor = anchor_on(logged, first.phases, first.step_time_s)
+    if anchor.generation is None and anchor.learner is not None and "step" in logged:
+        anchor = replace(anchor, generation=hidden_generation(job, anchor, logged["step"]))
+    return answered(anchored(job, anchor), it_ran=True)
+
+
+def hidden_generation(job: Job, anchor: Anchor, step_s: float) -> float | None:
+    """The factor of generation with which pools that overlap take `step_s`; None where the learner alone decides it."""
+    factor = 1.0
+    for _ in range(ROUNDS):
+        found = answered(anchored(job, replace(anchor, generation=factor)), it_ran=True)
+        if found.phases.exposed_generation_s < SEEN * found.step_time_s and step_s <= found.step_time_s:
+            return None
+        if abs(step_s / found.step_time_s - 1.0) < CLOSE:
+            break
+        longer = (step_s - found.step_time_s) / found.phases.generation_s
+        factor = min(FURTHEST, max(1.0 / FURTHEST, factor * (1.0 + max(longer, -0.5))))
+    return factor
 
 
 def answered(job: Job, *, it_ran: bool = False) -> RlResult:

@@ -4,9 +4,14 @@ A small step is kept whole. Of a large one, the first ops in order of time, whic
 the pipeline takes longer to fill than that, half of the ops show the beginning and half the moment from which every
 rank runs backwards too. One interval per rank says how much lies between, and one how much follows. One pass of each
 kind is opened (`inside_passes.py`).
+
+Which ops are shown is settled at once, as a few small arrays, so that no result keeps its step; their words are made
+when the excerpt is read.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +21,23 @@ from windtunnel.physics.step.result import Interval
 from windtunnel.studies.training.inside_passes import inside_passes
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.step import STREAMS, LoweredStep
-from windtunnel.studies.training.schedules import Kind
+from windtunnel.studies.training.schedules import Kind, Schedule
 
 EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep
 STEADY_SHARE = 0.15  # of the excerpt that must be left when the steady state begins
 
 
-def excerpt_of(step: LoweredStep, timeline: Timeline, layout: Layout) -> tuple[Interval, ...]:
+def excerpt_of(step: LoweredStep, timeline: Timeline, layout: Layout) -> Callable[[], tuple[Interval, ...]]:
     """Ops by rank class and time. Categories do not say "exposed": whether an op is depends on what runs beside it."""
     start = timeline.start_ns
     order = np.flatnonzero(timeline.end_ns > start)
     order = order[np.argsort(start[order], kind="stable")]
     first, second = _windows(step, start, order)
     shown = np.concatenate([first, second])
-    found = _intervals(step, timeline, shown[np.argsort(step.graph.program[shown], kind="stable")])
-    found += _gaps(step, timeline, order, first, second)
-    found += inside_passes(step, timeline, layout, shown)
-    return tuple(sorted(found, key=lambda op: (op.stage, op.start_ns)))
+    intervals = _intervals(step, timeline, shown[np.argsort(step.graph.program[shown], kind="stable")])
+    gaps = _gaps(step, timeline, order, first, second)
+    inside = inside_passes(step, timeline, layout, shown)
+    return lambda: tuple(sorted([*intervals(), *gaps, *inside()], key=lambda op: (op.stage, op.start_ns)))
 
 
 def _windows(
@@ -53,61 +58,74 @@ def _windows(
     return order[:half], order[steady : steady + half]
 
 
-def _intervals(step: LoweredStep, timeline: Timeline, shown: NDArray[np.int64]) -> list[Interval]:
+def _intervals(step: LoweredStep, timeline: Timeline, shown: NDArray[np.int64]) -> Callable[[], list[Interval]]:
     graph = step.graph
-    categories = [
-        "compute" if name.startswith("segment ") else name.removeprefix("exposed ") for name in graph.categories
-    ]
-    columns = zip(
-        graph.program[shown].tolist(),
-        (graph.stream[shown] % len(STREAMS)).tolist(),
-        _labels(step, shown),
-        graph.category[shown].tolist(),
-        timeline.start_ns[shown].tolist(),
-        timeline.end_ns[shown].tolist(),
-        strict=True,
-    )
-    return [
-        Interval(rank, STREAMS[stream], label, categories[category], start, end)
-        for rank, stream, label, category, start, end in columns
-    ]
+    names, categories, labels = graph.labels, graph.categories, _labels(step, shown)
+    program, stream = graph.program[shown], graph.stream[shown] % len(STREAMS)
+    label, category = graph.label[shown], graph.category[shown]
+    start, end = timeline.start_ns[shown], timeline.end_ns[shown]
+
+    def made() -> list[Interval]:
+        said = ["compute" if name.startswith("segment ") else name.removeprefix("exposed ") for name in categories]
+        columns = zip(
+            program.tolist(),
+            stream.tolist(),
+            labels([names[number] for number in label.tolist()]),
+            category.tolist(),
+            start.tolist(),
+            end.tolist(),
+            strict=True,
+        )
+        return [
+            Interval(rank, STREAMS[stream], label, said[category], start, end)
+            for rank, stream, label, category, start, end in columns
+        ]
+
+    return made
 
 
-def _labels(step: LoweredStep, shown: NDArray[np.int64]) -> list[str]:
+def _labels(step: LoweredStep, shown: NDArray[np.int64]) -> Callable[[list[str]], list[str]]:
     """Names of ops: a pass by direction, micro-batch and chunk, a transfer by the pass whose output it carries."""
-    graph = step.graph
-    names = [graph.labels[number] for number in graph.label[shown].tolist()]
+    graph, schedule = step.graph, step.schedule
     action = np.searchsorted(step.action_first, shown, side="right") - 1
     part = (action >= 0) & (shown <= step.action_last[np.maximum(action, 0)])  # of a pass
-    for place in np.flatnonzero(~part).tolist():
-        if names[place] == "receive":  # its one dependency is the sender's pass; a send stands right behind its own
-            action[place] = np.searchsorted(step.action_first, graph.dep_idx[graph.dep_ptr[shown[place]]], "right") - 1
-    passes = _pass_labels(step, np.maximum(action, 0))
-    sources = step.schedule.rank[np.maximum(action, 0)].tolist()
-    for place, (own, source) in enumerate(zip(part.tolist(), sources, strict=True)):
-        if own:
-            names[place] = passes[place]
-        elif names[place] == "send":
-            names[place] = f"send {passes[place]}"
-        elif names[place] == "receive":
-            names[place] = f"receive {passes[place]} from stage {source}"
-    return names
+    # A receive's one dependency is the sender's pass; a send stands right behind its own.
+    receives = ~part & (graph.label[shown] == (graph.labels.index("receive") if "receive" in graph.labels else -1))
+    senders = graph.dep_idx[graph.dep_ptr[shown[receives]]]
+    action[receives] = np.searchsorted(step.action_first, senders, "right") - 1
+    passes = _pass_labels(schedule, np.maximum(action, 0))
+    sources = schedule.rank[np.maximum(action, 0)]
+
+    def made(names: list[str]) -> list[str]:
+        found = []
+        for name, is_pass, own, source in zip(names, part.tolist(), passes(), sources.tolist(), strict=True):
+            text = own if is_pass else name
+            if not is_pass and name == "send":
+                text = f"send {own}"
+            elif not is_pass and name == "receive":
+                text = f"receive {own} from stage {source}"
+            found.append(text)
+        return found
+
+    return made
 
 
-def _pass_labels(step: LoweredStep, actions: NDArray[np.int64]) -> list[str]:
-    schedule = step.schedule
-    kinds = [Kind(kind).words.replace("-", " ") for kind in schedule.kind[actions].tolist()]
-    micro_batches = schedule.micro_batch[actions].tolist()
-    if schedule.chunks == 1:
-        return [f"{kind} mb {number}" for kind, number in zip(kinds, micro_batches, strict=True)]
-    chunks = schedule.chunk[actions].tolist()
-    return [f"{k} mb {number} chunk {chunk}" for k, number, chunk in zip(kinds, micro_batches, chunks, strict=True)]
+def _pass_labels(schedule: Schedule, actions: NDArray[np.int64]) -> Callable[[], list[str]]:
+    kind, micro_batch, chunk = schedule.kind[actions], schedule.micro_batch[actions], schedule.chunk[actions]
+    several = schedule.chunks > 1
+
+    def made() -> list[str]:
+        words = {int(one): one.words.replace("-", " ") for one in Kind}
+        columns = zip(kind.tolist(), micro_batch.tolist(), chunk.tolist(), strict=True)
+        return [f"{words[k]} mb {number}" + (f" chunk {piece}" if several else "") for k, number, piece in columns]
+
+    return made
 
 
 def _gaps(
     step: LoweredStep, timeline: Timeline, order: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]
 ) -> list[Interval]:
-    program = step.graph.program
+    program, ranks = step.graph.program, step.graph.n_programs
     windows = [first, second] if len(second) else [first]
     found = []
     for number, window in enumerate(windows):
@@ -115,13 +133,14 @@ def _gaps(
         following = windows[number + 1] if number + 1 < len(windows) else order[:0]
         ends = int(np.flatnonzero(order == following[0])[0]) if len(following) else len(order)
         between = order[begins:ends]
-        for rank in range(step.graph.n_programs):
-            missing = between[program[between] == rank]
-            stopped = int(timeline.end_ns[window[program[window] == rank]].max(initial=0))
-            resumed = (
-                int(timeline.start_ns[following[0]]) if len(following) else int(timeline.end_ns[missing].max(initial=0))
-            )
-            if len(missing) and stopped < resumed:
-                text = f"{len(missing)} ops not shown"
-                found.append(Interval(rank, "compute", text, "not shown", stopped, resumed))
+        missing = np.bincount(program[between], minlength=ranks)
+        stopped, resumed = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+        np.maximum.at(stopped, program[window], timeline.end_ns[window])
+        if len(following):
+            resumed[:] = timeline.start_ns[following[0]]
+        else:
+            np.maximum.at(resumed, program[between], timeline.end_ns[between])
+        for rank in np.flatnonzero((missing > 0) & (stopped < resumed)).tolist():
+            text = f"{missing[rank]} ops not shown"
+            found.append(Interval(rank, "compute", text, "not shown", int(stopped[rank]), int(resumed[rank])))
     return found

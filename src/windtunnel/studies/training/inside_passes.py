@@ -7,7 +7,7 @@ the step than alone, its inside is stretched with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +23,37 @@ INSIDE_OPS = 1000  # per result, over all passes that are opened
 LAYERS = "layers"
 
 
-def inside_passes(step: LoweredStep, timeline: Timeline, layout: Layout, shown: NDArray[np.int64]) -> list[Interval]:
+def inside_passes(
+    step: LoweredStep, timeline: Timeline, layout: Layout, shown: NDArray[np.int64]
+) -> Callable[[], list[Interval]]:
     """Intervals inside the first pass of each kind among the ops `shown`, in the order of time, while there is room."""
     graph, schedule = step.graph, step.schedule
     inside = np.array([name.startswith("segment ") for name in graph.categories])
     passes = shown[inside[graph.category[shown]]]
     passes = passes[np.argsort(timeline.start_ns[passes], kind="stable")]
     kinds, first = np.unique(graph.category[passes], return_index=True)
-    found: list[Interval] = []
-    for place in np.argsort(first, kind="stable").tolist():
-        segment, op = step.segments[int(kinds[place])], int(passes[first[place]])
-        action = int(np.searchsorted(step.action_first, op, side="right")) - 1
-        begins, ends = int(step.action_first[action]), int(step.action_last[action])
-        start, end = int(timeline.start_ns[begins]), int(timeline.end_ns[ends])
-        names = _names(layout, int(schedule.stage_of[action]), segment)
-        rows = [
-            Interval(int(graph.program[op]), stream, label, category, *_moved(segment, start, end, a, b))
-            for stream, label, category, a, b in _rows(segment, names)
-        ]
-        rows = [row for row in rows if row.end_ns > row.start_ns]
-        if len(found) + len(rows) > INSIDE_OPS:
-            break
-        found += rows
-    return found
+    places = np.argsort(first, kind="stable")
+    ops = passes[first[places]]
+    actions = np.searchsorted(step.action_first, ops, side="right") - 1
+    start, end = timeline.start_ns[step.action_first[actions]], timeline.end_ns[step.action_last[actions]]
+    segments = [step.segments[kind] for kind in kinds[places].tolist()]
+    columns = (graph.program[ops].tolist(), schedule.stage_of[actions].tolist(), start.tolist(), end.tolist())
+
+    def made() -> list[Interval]:
+        found: list[Interval] = []
+        for segment, rank, stage, begins, ends in zip(segments, *columns, strict=True):
+            names = _names(layout, stage, segment)
+            rows = [
+                Interval(rank, stream, label, category, *_moved(segment, begins, ends, a, b))
+                for stream, label, category, a, b in _rows(segment, names)
+            ]
+            rows = [row for row in rows if row.end_ns > row.start_ns]
+            if len(found) + len(rows) > INSIDE_OPS:
+                break
+            found += rows
+        return found
+
+    return made
 
 
 def _moved(segment: Segment, start: int, end: int, a: int, b: int) -> tuple[int, int]:

@@ -245,7 +245,7 @@ def _result(
         question=question,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
-        excerpt=lambda: excerpt_of(step, timeline, layout),
+        excerpt=excerpt_of(step, timeline, layout),
         traffic_bytes=_traffic(step),
     )
 

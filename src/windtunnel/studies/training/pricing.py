@@ -120,7 +120,7 @@ class Pricer:
         ) / speed
         self.own = software(plan.release)
         # DeepEP and HybridEP bring tokens to their places as they arrive.
-        self.gathered = 1.0 if layout.deduplicates else host.gathered
+        self.gathered = 1.0 if layout.deduplicates or self.own.fused_exchange else host.gathered
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
         late_s = sum(each for what, each in host.late_member_s.get(plan.framework, {}).items() if across[what])
@@ -232,9 +232,8 @@ class Pricer:
 
     def cast(self, op: Operation, *, backward: bool) -> Price | None:
         """Quantising the input (or the output's gradient) of a low-precision GEMM; None where there is none."""
-        if not op.low_precision:
-            return None
-        return self.moved(op.backward_bytes if backward else op.forward_bytes)
+        moved = op.backward_bytes if backward else op.forward_bytes
+        return self.moved(moved) if op.low_precision and moved else None
 
     def weight_cast(self, op: Operation) -> Price | None:
         """Quantising the weights of a low-precision GEMM; None where that is done once in a step, or not at all.

@@ -19,7 +19,8 @@ from windtunnel.evidence.accuracy.outcome import Outcome, outcome_of
 from windtunnel.evidence.accuracy.ranking import rankings
 from windtunnel.evidence.accuracy.run import run_validation
 from windtunnel.evidence.accuracy.score import _ranks, feasibility, memory_scores, ordering, score
-from windtunnel.faces.report.accuracy.page import page_of, write_page
+from windtunnel.faces.report.accuracy.views import accuracy_document
+from windtunnel.faces.report.draw.markdown import markdown_of
 
 
 @pytest.fixture
@@ -244,9 +245,8 @@ def test_progress_counts_to_the_end(tmp_path: Path) -> None:
 
 def test_the_page_is_the_same_for_the_same_report(tmp_path: Path) -> None:
     report = run_validation(write_table(tmp_path / "t.csv", ROWS), predict=always(2.5))
-    constants = fitted_constants()
-    text = page_of(report, "windtunnel validate t.csv", constants)
-    assert text == page_of(report, "windtunnel validate t.csv", constants)
+    text = markdown_of(accuracy_document(report))
+    assert text == markdown_of(accuracy_document(report))
     assert "| somebody's benchmark | 2 | 1 | 1 | 0 | 25.0 % |" in text
     assert "github:somebody/benchmark" in text
     assert "unknown GPU or cluster 'H47'" in text
@@ -255,11 +255,9 @@ def test_the_page_is_the_same_for_the_same_report(tmp_path: Path) -> None:
 
 def test_the_page_shows_a_leave_one_out_table_that_lies_beside_the_measurements(tmp_path: Path) -> None:
     report = run_validation(write_table(tmp_path / "t.csv", ROWS), predict=always(2.5))
-    write_page(report, tmp_path / "a.md", "command")
-    assert "Leave one source out" not in (tmp_path / "a.md").read_text()
+    assert "Leave one source out" not in markdown_of(accuracy_document(report))
     (tmp_path / "leave_one_source_out.csv").write_text("source,rows,mean\nsomebody's benchmark,1,7.0 %\n")
-    write_page(report, tmp_path / "a.md", "command")
-    assert "| somebody's benchmark | 1 | 7.0 % |" in (tmp_path / "a.md").read_text()
+    assert "| somebody's benchmark | 1 | 7.0 % |" in markdown_of(accuracy_document(report))
 
 
 def test_every_shipped_constant_is_listed_with_a_finite_name() -> None:

@@ -218,6 +218,21 @@ def test_a_masked_dispatch_writes_tables_of_tokens_by_places() -> None:
     assert found["unpermute"].output_bytes == T * H * W
 
 
+def test_experts_that_fetch_their_rows_sort_and_cast_none() -> None:
+    apart, found = (
+        ops(MIXTURE, ep=4, deduplicates=False, precision="mxfp8", fused_exchange=one) for one in (False, True)
+    )
+    assert "sort_by_expert" in apart
+    assert "sort_by_expert" not in found
+    assert found["permute"].forward_bytes == 2 * T * H * W  # where others can read it
+    assert found["permute"].backward_bytes == (2 * T + T) * H * W  # the sum of two choices' gradients
+    for name in ("experts_up", "expert_activation", "experts_down"):
+        assert (found[name].forward_bytes, found[name].backward_bytes) == (0.0, 0.0)
+        assert found[name].saved_bytes == apart[name].saved_bytes
+    assert (found["dispatch"].product, found["combine"].product) == (found["experts_up"], found["experts_down"])
+    assert found["dispatch"].before == apart["dispatch"].before
+
+
 def test_embedding_and_head() -> None:
     size = T * H * W
     (look_up,) = embedding_operations(DENSE, Shard(B, S))

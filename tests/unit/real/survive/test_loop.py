@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.real.survive.loop import groups
+from windtunnel.real.survive.loop.framework import lay_buckets
 from windtunnel.real.survive.loop.groups import GROUPS, Replaceable, Tape, is_lost_connection
 from windtunnel.real.survive.loop.parts import digest, parts_of
 from windtunnel.survive import standby
@@ -97,6 +99,47 @@ def test_an_error_of_the_script_is_none_of_a_lost_peer() -> None:
     outer.__cause__ = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     assert is_lost_connection(outer)
     assert not is_lost_connection(UserError("gloo"))
+
+
+@pytest.fixture
+def ddp() -> Iterator[torch.nn.parallel.DistributedDataParallel]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(3, 3) for _ in range(2)]
+    yield torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    dist.destroy_process_group()
+
+
+def backward(model: torch.nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    return [one.grad for one in model.parameters() if one.grad is not None]
+
+
+def test_the_layout_of_buckets_is_state(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+    """A rank that replaces another in the midst of accumulated steps has never reduced: its layout is the first one."""
+    calls: list[int] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch wants its own classes, not their names
+        calls.append(bucket.index())
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.register_comm_hook(None, hook)
+    layout = parts_of({"model": ddp})[0]
+    first = layout.copied()
+    expected = backward(ddp)
+    assert layout.copied() == first == [[0, 1, 2, 3]]
+    lay_buckets([ddp])
+    assert layout.copied() == [[3, 2, 1, 0]]
+    layout.put(first)
+    assert layout.copied() == first
+    layout.put([[3, 2], [1, 0]])
+    calls.clear()
+    assert layout.copied() == [[3, 2], [1, 0]]
+    assert all(torch.equal(one, other) for one, other in zip(backward(ddp), expected, strict=True))
+    assert calls == [0, 1]  # the hook is in the new reducer, once
 
 
 @pytest.fixture

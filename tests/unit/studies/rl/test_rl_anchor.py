@@ -37,12 +37,39 @@ def test_an_anchored_answer_is_what_was_logged(tmp_path: Path) -> None:
     assert found.step_time_s == pytest.approx(33.5, rel=0.02)
     assert found.phases.generation_s == pytest.approx(20.0, rel=0.02)
     assert found.phases.weight_sync_s == 1.5
+    assert found.phases.training_s == pytest.approx(6.0, rel=0.02)
+    assert found.phases.logprob_s + found.phases.ref_logprob_s == pytest.approx(3.0, rel=0.02)
     plain = asked()
     assert found.p95_s / found.p5_s < plain.p95_s / plain.p5_s
     again = asked(beside={"anchor": found.spec["anchor"]})
     assert again.step_time_s == pytest.approx(found.step_time_s, rel=0.01)
     other = asked(beside={"anchor": found.spec["anchor"]}, prompts=32)
     assert other.step_time_s > again.step_time_s
+
+
+def test_a_step_without_phases_is_met_and_carried_by_half(tmp_path: Path) -> None:
+    path, plain = tmp_path / "run.log", asked()
+    path.write_text(f"timing_s/step:{1.44 * plain.step_time_s}\n")
+    own = asked(beside={"log": str(path)})
+    assert own.spec["anchor"] == "step=1.44"
+    moved = plain.phases.generation_s + plain.phases.training_s + plain.phases.logprob_s + plain.phases.ref_logprob_s
+    assert own.step_time_s == pytest.approx(plain.step_time_s + 0.44 * moved, rel=0.03)
+    carried = asked(beside={"anchor": own.spec["anchor"]})
+    assert carried.step_time_s == pytest.approx(plain.step_time_s + 0.2 * moved, rel=0.03)
+    assert carried.spec["anchor"] == own.spec["anchor"]
+    assert carried.p95_s / carried.step_time_s > own.p95_s / own.step_time_s
+
+
+def test_overlapped_pools_are_anchored_by_the_wait_for_them(tmp_path: Path) -> None:
+    apart = {"cluster": "h100-sxm:16", "generate": 8, "train": 8, "async_steps": 1.0}
+    plain, path = asked(**apart), tmp_path / "run.log"
+    for longer in (1.3, 2.0):
+        step_s = longer * plain.step_time_s
+        learner = 0.5 * plain.phases.training_s
+        path.write_text(f"timing_s/update_actor:{learner} - timing_s/gen:1 - timing_s/step:{step_s}\n")
+        found = asked(beside={"log": str(path)}, **apart)
+        assert found.step_time_s == pytest.approx(step_s, rel=0.03)
+        assert found.phases.training_s == pytest.approx(learner, rel=0.1)
 
 
 def test_a_wrong_anchor_is_named() -> None:

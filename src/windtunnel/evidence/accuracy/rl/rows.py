@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
 
 from windtunnel.questions.asked.rl import Rl
 from windtunnel.questions.reading import read_part
@@ -76,7 +75,7 @@ def question_of(row: RlRow) -> Rl:
     mean = row.number("mean_output_len") or max(1.0, (row.number("mean_total_len") or 0.0) - prompt)
     cap = row.whole("max_response_len") or max(1, (row.whole("max_seq_len") or round(8 * mean)) - prompt)
     fp8_rollout, fp8 = "fp8" in row.text("gen_precision"), "fp8" in row.text("train_precision")
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "model": row.text("model"),
         "cluster": f"{row.text('gpu').lower()}:{row.whole('n_gpus')}",
         "framework": row.framework,

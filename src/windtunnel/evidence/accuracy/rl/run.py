@@ -12,6 +12,7 @@ from windtunnel.evidence.accuracy.in_order import in_order
 from windtunnel.evidence.accuracy.rl.rows import NEEDED, PHASES, RlRow, missing, question_of
 from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
+from windtunnel.notebook import Shown
 from windtunnel.studies.rl.job import settled
 from windtunnel.studies.rl.study import answered
 
@@ -47,7 +48,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class RlReport:
+class RlReport(Shown):
     """Predictions beside measurements."""
 
     source: str

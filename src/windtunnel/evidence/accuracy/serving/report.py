@@ -12,6 +12,7 @@ from windtunnel.evidence.accuracy.serving.naive import naive_times
 from windtunnel.evidence.accuracy.serving.predict import Predicted
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
 from windtunnel.files.write import write_csv
+from windtunnel.notebook import Shown
 
 MEASURES = (
     ("tpot_s", "tpot_ms", 1e-3),
@@ -40,7 +41,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingReport:
+class ServingReport(Shown):
     """Predictions beside measurements."""
 
     source: str

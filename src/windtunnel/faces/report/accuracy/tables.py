@@ -1,26 +1,24 @@
-"""The tables of a validation as plain text cells, for the console and for `docs/accuracy.md` alike."""
+"""The tables of a validation of steps, for the console and for `docs/accuracy.md` alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from windtunnel.evidence.accuracy.ranking import Ranking
 from windtunnel.evidence.accuracy.report import Report
 from windtunnel.evidence.accuracy.score import Score
+from windtunnel.views import Column, Table
 
 DASH = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A title, a header and rows of text; the first `left` columns are words, the rest numbers."""
+WORDS = ("worst row", "mean by other definitions", "our choice", "measured best")
 
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-    detail: bool = False  # for a page, and for a screen only where it is about one source
+
+def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    """A table of text: the first `left` columns are words, and those of WORDS; the rest are numbers."""
+    columns = [Column(name, "text" if at < left or name in WORDS else "number") for at, name in enumerate(header)]
+    return Table(title, columns, rows, most=len(rows))
 
 
 def percent(value: float | None, signed: bool = False) -> str:
@@ -30,34 +28,41 @@ def percent(value: float | None, signed: bool = False) -> str:
     return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
 
 
-def tables_of(report: Report) -> tuple[Table, ...]:
+def tables_of(report: Report) -> list[Table]:
     """Every table that has something to say, most important first."""
-    made: list[Table | None] = []
-    for level, scores in report.by_source:
-        # Level C rows leave too much open for an error to mean anything: only their order counts.
-        if level != "C":
-            made.append(_scores(f"Step time by source, specification level {level}", "source", scores))
-    level = report.by_source[0][0] if report.by_source else ""
-    made += [
+    made = [
+        *steps_by_source(report),
         _skips(report),
         _kinds(report),
-        _scores(f"Step time by source and scale, level {level}", "source, scale", report.by_scale, detail=True),
-        _scores(
-            f"Step time by source, GPU and precision, level {level}", "source, GPU", report.by_precision, detail=True
-        ),
         _spread(report),
         _memory(report),
         _feasibility(report),
         *(_ranking(ranking) for ranking in report.ranking),
         _ordering(report),
     ]
-    return tuple(table for table in made if table is not None and table.rows)
+    return [table for table in made if table is not None and table.rows]
 
 
-def _scores(title: str, what: str, scores: Sequence[Score], detail: bool = False) -> Table:
+def details_of(report: Report) -> list[Table]:
+    """The sources once more, by scale and by GPU."""
+    level = report.by_source[0][0] if report.by_source else ""
+    made = [
+        _scores(f"Step time by source and scale, level {level}", "source, scale", report.by_scale),
+        _scores(f"Step time by source, GPU and precision, level {level}", "source, GPU", report.by_precision),
+    ]
+    return [table for table in made if table.rows]
+
+
+def steps_by_source(report: Report) -> list[Table]:
+    """One table a level; level C rows leave too much open for an error to mean anything: only their order counts."""
+    title = "Step time by source, specification level"
+    return [_scores(f"{title} {level}", "source", scores) for level, scores in report.by_source if level != "C"]
+
+
+def _scores(title: str, what: str, scores: Sequence[Score]) -> Table:
     errors = ("mean", "median", "bias", "worst", "in band", "guess")
     header = (what, "rows", "priced", "skipped", "infeas.", *errors, "worst row")
-    return Table(title, header, tuple(_score_cells(score) for score in scores), detail=detail)
+    return text_table(title, header, [_score_cells(score) for score in scores])
 
 
 def _score_cells(score: Score) -> tuple[str, ...]:
@@ -91,8 +96,8 @@ def _skips(report: Report) -> Table:
             for reason, count in score.skip_reasons:
                 counts[reason] = counts.get(reason, 0) + count
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    rows = tuple((reason, str(count)) for reason, count in ordered)
-    return Table("Skipped rows", ("reason", "rows"), rows)
+    rows = [(reason, str(count)) for reason, count in ordered]
+    return text_table("Skipped rows", ("reason", "rows"), rows)
 
 
 def _spread(report: Report) -> Table:
@@ -107,7 +112,7 @@ def _spread(report: Report) -> Table:
         )
         for one in report.spread
     ]
-    return Table("Spread of steps: runs that publish p5 and p95 of their own steps", header, tuple(rows))
+    return text_table("Spread of steps: runs that publish p5 and p95 of their own steps", header, rows)
 
 
 def _memory(report: Report) -> Table:
@@ -127,7 +132,7 @@ def _memory(report: Report) -> Table:
         )
         for score in report.memory
     ]
-    return Table("Peak memory by source", header, tuple(rows), left=2)
+    return text_table("Peak memory by source", header, rows, left=2)
 
 
 def _feasibility(report: Report) -> Table:
@@ -142,7 +147,7 @@ def _feasibility(report: Report) -> Table:
         )
         for one in report.feasibility
     ]
-    return Table("Feasibility", header, tuple(rows))
+    return text_table("Feasibility", header, rows)
 
 
 def _ranking(ranking: Ranking) -> Table:
@@ -161,9 +166,9 @@ def _ranking(ranking: Ranking) -> Table:
         )
         for choice in ranking.groups
     ]
-    return Table(title, ("job", "layouts", "our choice", "measured best", "costs more"), tuple(rows))
+    return text_table(title, ("job", "layouts", "our choice", "measured best", "costs more"), rows)
 
 
 def _ordering(report: Report) -> Table:
     rows = [(one.name, str(one.rows), f"{one.spearman:.3f}") for one in report.ordering]
-    return Table("Ordering by tokens/s/GPU (Spearman)", ("rows of", "rows", "rank correlation"), tuple(rows))
+    return text_table("Ordering by tokens/s/GPU (Spearman)", ("rows of", "rows", "rank correlation"), rows)

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.faces.report.prediction.categories import label_of
@@ -59,8 +58,8 @@ class Difference:
     """A field of the spec that differs; None stands for unset or absent."""
 
     field: str
-    a: Any
-    b: Any
+    a: object
+    b: object
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from windtunnel.faces.report.draw.console import amounts, table_cells
 from windtunnel.views import (
@@ -50,7 +50,9 @@ def _drawn(view: View) -> list[str]:
             return _bars(view)
         case Table():
             cells = table_cells(view)
-            return [*_titled(view.title, view.note), _table([one.name for one in view.columns], cells)] if cells else []
+            numbers = {at for at, one in enumerate(view.columns) if one.unit != "text"}
+            table = _table([one.name for one in view.columns], cells, numbers)
+            return [*_titled(view.title, view.note), table] if cells else []
         case Curve():
             lines = [
                 f"- {_escaped(f'{one.panel} {one.name}'.strip())}: {text_of(min(one.y), view.y.unit)} to"
@@ -131,8 +133,9 @@ def _escaped(text: object) -> str:
     return "".join(f"\\{one}" if one in "\\`*_[]|" else one for one in escaped)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numbers: Collection[int] = ()) -> str:
+    """Columns of `numbers`, by position, are set from the right."""
+    lines = [head, ["---:" if at in numbers else "---" for at in range(len(head))], *rows]
     return "\n".join(
         "| " + " | ".join(str(cell) if at == 1 else _escaped(cell) for cell in row) + " |"
         for at, row in enumerate(lines)

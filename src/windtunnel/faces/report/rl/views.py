@@ -152,7 +152,7 @@ def plan_document(found: RlPlanned) -> Document:
     return Document("a plan for RL", best.title, views, [*best.views[1:], *best.details], best.subtitle)
 
 
-def accuracy_document(report: RlReport, line: str = "") -> Document:
+def accuracy_document(report: RlReport) -> Document:
     """Predicted steps beside measured ones."""
     whole = report.scores()[-1]
     if whole.mean is None or whole.bias is None:
@@ -168,7 +168,7 @@ def accuracy_document(report: RlReport, line: str = "") -> Document:
         _scores("Published phases", report.phases()),
         Notes("Not predicted", [f"{one.id}: {one.status}, {one.reason}" for one in report.predictions if one.reason]),
     ]
-    return Document("accuracy of RL steps", report.source, views, command=line)
+    return Document("accuracy of RL steps", report.source, views)
 
 
 def _scores(title: str, scores: Sequence[Score]) -> Table:

@@ -3,12 +3,19 @@
 `DistributedDataParallel._update_process_group` (made for elastic training) makes the reducer forget what it has reduced
 and rebuild its buckets at the next step, on all ranks alike. `FSDPModule.reset_iter_state` shards parameters again and
 drops what is under way. A `GradScaler` remembers per optimizer that gradients are unscaled.
+
+Which gradients share a bucket of DistributedDataParallel, and in which order, decides the last bits of their sums: a
+ring adds each chunk in another order of ranks. PyTorch lays them out anew once, at the first forward pass after the
+first reduction. So the layout is state, which a replacement takes and which is put back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
 from torch.distributed.fsdp import FSDPModule
@@ -27,3 +34,47 @@ def forget_step(things: Iterable[object]) -> None:
         elif isinstance(thing, GradScaler):
             thing._per_optimizer_states.clear()
             thing._per_optimizer_states.default_factory = _refresh_per_optimizer_state
+
+
+def lay_buckets(things: Iterable[object]) -> None:
+    """Lay buckets out anew where the next forward pass would: all ranks have done the call, so it is the same here."""
+    for thing in things:
+        for module in thing.modules() if isinstance(thing, nn.Module) else ():
+            if isinstance(module, DistributedDataParallel) and module.reducer._rebuild_buckets():
+                module._has_rebuilt_buckets = True
+
+
+@dataclass
+class Buckets:
+    """The layout of one DistributedDataParallel: numbers of the parameters in each bucket."""
+
+    module: DistributedDataParallel
+    known: tuple[object, bool, list[list[int]]] | None = None  # reading it costs a copy of all gradients
+
+    def read(self) -> list[list[int]]:
+        """As it is now."""
+        reducer = self.module.reducer
+        if self.known is None or self.known[:2] != (reducer, self.module._has_rebuilt_buckets):
+            number = {id(one): at for at, one in enumerate(self.module._build_params_for_reducer()[0])}
+            zeros = reducer._get_zeros_like_grad_buckets()
+            layout = [[number[id(one)] for one in bucket.parameters()] for bucket in zeros]
+            self.known = reducer, self.module._has_rebuilt_buckets, layout
+        return self.known[2]
+
+    def write(self, layout: Any) -> None:
+        """Another reducer where this is another layout, with what the old one had been told."""
+        if layout == self.read():
+            return
+        module = self.module
+        parameters, sparse = module._build_params_for_reducer()
+        names = module._build_debug_param_to_name_mapping(parameters)
+        module.reducer._remove_autograd_hooks()
+        computed = dist._compute_bucket_assignment_by_size
+        given = layout[::-1], [module.bucket_bytes_cap] * len(layout)  # the helper turns them round
+        dist._compute_bucket_assignment_by_size = lambda *_: given
+        try:
+            module._ddp_init_helper(parameters, sparse, names, module.static_graph)
+        finally:
+            dist._compute_bucket_assignment_by_size = computed
+        for hook, state in module._comm_hooks:
+            dist._register_comm_hook(module.reducer, state, hook)

@@ -1,8 +1,9 @@
 """The state of a loop in parts: what a step changes, kept before it, put back after a failed one, handed to another.
 
-A part is one thing whose copies are alike or not: the parameters of a model, its buffers, its gradients, an optimizer,
-whatever else has `state_dict` and `load_state_dict`, and the random numbers. Tensors are taken as this rank holds them:
-the local part of a DTensor. Digests tell which ranks hold the same: replicas of data parallelism do, shards do not.
+A part is one thing whose copies are alike or not: the parameters of a model, its buffers, its gradients, the layout of
+these in DistributedDataParallel's buckets, an optimizer, whatever else has `state_dict` and `load_state_dict`, and the
+random numbers. Tensors are taken as this rank holds them: the local part of a DTensor. Digests tell which ranks hold
+the same: replicas of data parallelism do, shards do not.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.errors import SpecError
+from windtunnel.real.survive.loop.framework import Buckets
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -75,7 +78,14 @@ def _of_module(name: str, module: nn.Module) -> list[Part]:
                 value = DTensor.from_local(value, one.device_mesh, one.placements, run_check=False)
             one.grad = value
 
+    layouts = [
+        Part(f"{name}: buckets of {inner or 'it'}", layout.read, layout.write)
+        for inner, one in module.named_modules()
+        if isinstance(one, DistributedDataParallel)
+        for layout in [Buckets(one)]
+    ]
     return [
+        *layouts,
         Part(f"{name}: parameters", parameters, _nothing),  # `put` has filled them in place
         Part(f"{name}: buffers", buffers, _nothing),
         Part(f"{name}: gradients", gradients, set_gradients),

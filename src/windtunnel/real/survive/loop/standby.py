@@ -35,7 +35,7 @@ import torch.distributed as dist
 from windtunnel.errors import SpecError, UserError
 from windtunnel.real.survive.live.group import Building, abort, store_of
 from windtunnel.real.survive.live.place import own_place
-from windtunnel.real.survive.loop.framework import forget_step
+from windtunnel.real.survive.loop.framework import forget_step, lay_buckets
 from windtunnel.real.survive.loop.groups import GROUPS, is_lost_connection
 from windtunnel.real.survive.loop.identity import ENDS, POLL_S, Identity, known_identity, newest_view
 from windtunnel.real.survive.loop.parts import Part, digest, parts_of, random_numbers, set_random_numbers
@@ -174,6 +174,7 @@ class _Standby(Generic[P, R]):
 
     def _commit(self, number: int, value: R) -> None:
         """All ranks have done the call: tell each other so, and give a neighbour what no replica holds."""
+        lay_buckets(self.things.values())
         row = [digest(part.read()) for part in self.parts]
         table = self._gathered(row)
         own = [at for at in range(len(row)) if _alone_with_it(table, at, self.who.rank)]

@@ -24,16 +24,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.typed import check
 from windtunnel.real.techniques.offload.arena import Arena, HostedLayer, Link, device_bytes_of
+from windtunnel.real.techniques.offload.hosted import host
+from windtunnel.real.techniques.offload.sharded import host_shards
 from windtunnel.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -46,6 +49,20 @@ _AWAY: WeakSet[nn.Module] = WeakSet()  # layers that some window has taken
 MOMENTS = 2  # of Adam, taken when a window is chosen before there is any state
 
 
+@overload
+def apply(
+    model: nn.Module,
+    optimizer: None = None,
+    *,
+    window: int | Literal["auto"] = "auto",
+    device_memory: int | str | None = None,
+    layers: Sequence[nn.Module] | None = None,
+    link_bytes_per_s: float | None = None,
+    device: str | torch.device | None = None,
+) -> nn.Module: ...
+
+
+@overload
 def apply(
     model: nn.Module,
     optimizer: MakeOptimizer,
@@ -56,12 +73,32 @@ def apply(
     updaters: int = 1,
     link_bytes_per_s: float | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> Windowed:
+) -> Windowed: ...
+
+
+def apply(
+    model: nn.Module,
+    optimizer: MakeOptimizer | None = None,
+    *,
+    window: int | Literal["auto"] = "auto",
+    device_memory: int | str | None = None,
+    layers: Sequence[nn.Module] | None = None,
+    updaters: int = 1,
+    link_bytes_per_s: float | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    device: str | torch.device | None = None,
+) -> Windowed | nn.Module:
     """Keep a window of the model's layers on the device.
 
-    `optimizer` makes an optimizer of a list of parameters: one for each layer that is away, one for the rest. `layers`:
-    in the order in which they run; left out, the largest `nn.ModuleList` or `nn.Sequential`. `window`: layers that
-    stay; auto: as many as `device_memory` (bytes, or "8 GiB") holds with parameters, gradients and two moments each.
+    Without `optimizer` it gives back the model, to be used as ever (`hosted`): parameters are on the host, copies of
+    the layer that computes and of `window` more on `device` (where the model was). DistributedDataParallel and the
+    optimizer are made of it afterwards; auto is as many as `device_memory` holds, else one. A model that `fully_shard`
+    has sharded, layer by layer, gets FSDP2's own offloading (`sharded`).
+
+    With it, layers are updated in the backward pass: `optimizer` makes an optimizer of a list of parameters: one for
+    each layer that is away, one for the rest. `layers`: in the order in which they run; left out, the largest
+    `nn.ModuleList` or `nn.Sequential`. `window`: layers that stay; auto: as many as `device_memory` (bytes, or "8 GiB")
+    holds with parameters, gradients and two moments each.
     `link_bytes_per_s` throttles copies, to try out a slower link. `process_group`: ranks that train the same model on
     their own data; its collectives run in the thread of the backward pass, so all ranks need the same layers in the
     same order. Raises SpecError.
@@ -76,22 +113,37 @@ def apply(
     if not isinstance(model, nn.Module):
         raise SpecError("model", model, "give a torch.nn.Module")
     sharded = next((name for name, p in model.named_parameters() if hasattr(p, "device_mesh")), None)
-    if sharded is not None:
-        remedy = "give a model that is not sharded, and its ranks as process_group (or fully_shard's CPUOffloadPolicy)"
+    if sharded is not None and (optimizer is not None or not isinstance(model, FSDPModule)):
+        remedy = "give a model that is not sharded, or one that fully_shard has sharded without an optimizer"
         raise SpecError("model", f"{sharded}, a DTensor", remedy)
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise SpecError("model", type(model).__name__, "give the module inside, and its ranks as process_group")
+        remedy = "give the module inside, before DistributedDataParallel, or its ranks as process_group"
+        raise SpecError("model", type(model).__name__, remedy)
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        raise SpecError("model", type(model).__name__, "give the model before torch.compile")
     found = list(layers) if layers is not None else _layers_of(model)
     if len(found) < 2:
         raise SpecError("layers", len(found), "give the module's layers, two or more, in the order in which they run")
+    if optimizer is None and (process_group is not None or updaters != 1):
+        raise SpecError(
+            "optimizer", None, "process_group and updaters are of layers that are updated in the backward pass"
+        )
     if any(layer in _AWAY for layer in found):
         raise SpecError("model", type(model).__name__, "it has a window already: close() that one first")
     if updaters < 1:
         raise SpecError("updaters", updaters, "give 1 or more")
+    budget = None if device_memory is None else parse_bytes(device_memory, "device_memory")
+    if optimizer is None:
+        if isinstance(window, int) and not 1 <= window < len(found):
+            raise SpecError("window", window, f"give 1 to {len(found) - 1}, layers beside the one that computes")
+        if sharded is not None:
+            return host_shards(model, found, 1 if window == "auto" else window)
+        where = torch.device(device) if device is not None else next(model.parameters()).device
+        return host(model, found, _owned(model, found), window, budget, where, link_bytes_per_s)
     if window == "auto":
-        if device_memory is None:
+        if budget is None:
             raise SpecError("device_memory", None, "a window by formula needs a budget, e.g. '8 GiB'")
-        window = chosen_window(model, found, parse_bytes(device_memory, "device_memory"))
+        window = chosen_window(model, found, budget)
     if not 1 <= window <= len(found):
         raise SpecError("window", window, f"give 1 to {len(found)}, the number of layers")
     return Windowed(model, found, optimizer, window, updaters, link_bytes_per_s, process_group)

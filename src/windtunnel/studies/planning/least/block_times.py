@@ -266,7 +266,7 @@ def block_work(pricer: Pricer, blocks: Mapping[int, Block]) -> dict[tuple[int, i
         return 0 if transfer is None else max(0, nanoseconds(pricer.transfer(transfer)[0].seconds) - slack)
 
     def forward(op: Operation) -> int:
-        if op.backward_only:
+        if op.kind == "memory" and not op.forward_bytes:
             return 0
         if op.kind == "transfer":
             return _dispatched(op.before)

@@ -33,6 +33,15 @@ FOLLOWS = {
     "zero_optimization.overlap_comm": ("zero_optimization.stage",),
 }
 
+BATCH = "--global-batch-size"  # without it: micro-batch times data-parallel degree, so said where one of them changes
+BATCH_FOLLOWS = (
+    "--micro-batch-size",
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--context-parallel-size",
+)
+OLDER_OPTIONS = {"--recompute-granularity": "--recompute-activations"}  # the older one wins over the newer
+
 Plan = Mapping[str, Any]
 
 
@@ -69,7 +78,7 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
     for name in sorted(changed):
         if name not in AUTO or own.get(name) != AUTO[name]:
             text = edit(text, name, new.get(name), own)
-    return text
+    return "" if text == read_text(path, PLAN) else text
 
 
 def diff(path: str, patched: str) -> str:
@@ -104,9 +113,12 @@ def _options(text: str) -> dict[str, list[str]]:
 
 
 def _arguments(text: str, old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> str:
-    for name in sorted({*old, *new}):
-        if old.get(name) == new.get(name):
-            continue
+    changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
+    if BATCH in new and changed.intersection(BATCH_FOLLOWS) and _find(_option(BATCH), text) is None:
+        changed.add(BATCH)
+    for name in sorted(changed):
+        if name in OLDER_OPTIONS:
+            text = _without(text, OLDER_OPTIONS[name])
         there = _find(_option(name), text)
         if name not in new:
             text = _without(text, name)

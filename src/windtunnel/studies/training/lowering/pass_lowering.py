@@ -154,14 +154,14 @@ def _stop(build: PassBuilder, block: Block) -> None:
 
 def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1.0) -> None:
     """One op forward, or `share` of its work."""
-    if op.backward_only:
+    if op.kind == "memory" and not op.forward_bytes:  # only going back, or in another op's kernel
         return
     pricer, plan = build.pricer, build.pricer.layout.plan
     name = prefix + op.name
     if op.kind == "transfer":
         assert op.before is not None
-        _dispatch(build, name, op.before, op.skew)
-        if op.name == "dispatch" and not plan.cuda_graphs and build.last >= 0:
+        _dispatch(build, name, op.before, op)
+        if op.name == "dispatch" and not plan.cuda_graphs and op.product is None and build.last >= 0:
             build.sync = (build.last,)  # the host reads how many tokens go where before it can launch the experts
         return
     if op.kind == "attention" and op.before is not None:
@@ -182,9 +182,13 @@ def _cast_weights(build: PassBuilder, op: Operation, name: str, share: float = 1
         build.compute(f"{name} weight cast", cast.scaled(share), "memory-bound", kernels=1)
 
 
-def _dispatch(build: PassBuilder, name: str, transfer: Transfer, skew: float) -> None:
-    """What experts need of each other, hidden behind another micro-batch as far as that goes."""
+def _dispatch(build: PassBuilder, name: str, transfer: Transfer, op: Operation, *, backward: bool = False) -> None:
+    """What experts need of each other, hidden behind another micro-batch, or behind the product that does it."""
+    skew, pricer = op.skew, build.pricer
     hidden = build.hidden_share(transfer)
+    if op.product is not None:
+        beside = pricer.input_gradient(op.product) if backward else pricer.forward(op.product)
+        hidden = max(hidden, min(1.0, beside.seconds / pricer.transfer(transfer, skew)[0].seconds))
     if hidden < 1.0:
         build.pending.append(build.transfer(name, transfer, skew=skew, share=1.0 - hidden))
     if hidden > 0.0:
@@ -295,7 +299,7 @@ def _backward_op(build: PassBuilder, op: Operation, *, weights: bool) -> None:
     if op.kind == "transfer":
         if op.before_backward is None:
             return
-        _dispatch(build, name, op.before_backward, op.skew)
+        _dispatch(build, name, op.before_backward, op, backward=True)
         return
     if op.kind == "attention":
         price = pricer.input_gradient(op)

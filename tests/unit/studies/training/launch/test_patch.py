@@ -183,6 +183,14 @@ def test_a_file_without_a_last_line_break_gives_a_patch_that_applies(tmp_path: P
             '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}',
             {"zero_stage": 3}, '"overlap_comm": false',
         ),
+        (  # Megatron-Core's global batch is the micro-batch on each rank
+            "a.sh", "torchrun pretrain_gpt.py --seq-length 4096 --micro-batch-size 2\n", {"tp": 2},
+            "--global-batch-size 16",
+        ),
+        (  # and its older option of recomputation wins over the newer
+            "b.sh", "torchrun pretrain_gpt.py --micro-batch-size 1 --global-batch-size 16 --recompute-activations\n",
+            {"recompute": "none"}, "--global-batch-size 16\n",
+        ),
     ],
 )  # fmt: skip
 def test_what_follows_from_a_change_is_said(

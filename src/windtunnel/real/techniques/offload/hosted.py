@@ -1,0 +1,309 @@
+"""A window of layers on the device for the user's own loop: all parameters are on the host, copies come and go.
+
+    before forward i    copies of i are there; those of i + w are asked for     after   they go
+    before backward i   they are there again                                    after   they go; i - w - 1 is asked for
+
+The model's parameters are ordinary ones of the host, and stay what `model.parameters()` gives: so optimizer, gradient
+clipping, GradScaler, averages, `state_dict`, LoRA and DistributedDataParallel (made of the model afterwards) are the
+user's own. Only while a layer computes, copies stand in its place. A copy is made by an autograd function whose
+backward carries the gradient to the host, where autograd adds it up as always: the same bits as without.
+
+What is in no layer, or in several, comes with the forward pass and goes after the backward pass. Storages are emptied
+in place, since what autograd saved (views such as `weight.t()`) still points at them, and are filled again through
+tensors that autograd does not know.
+
+Under `torch.utils.checkpoint` around a layer its copies of the first pass and of the second are there at once.
+Not yet run on a GPU, where host memory is pinned and copies have a stream of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from windtunnel.errors import SpecError
+from windtunnel.real.techniques.offload.arena import Arena, Link
+
+Hook = Callable[..., None]
+WINDOWS: WeakKeyDictionary[nn.Module, Hosted] = WeakKeyDictionary()
+
+
+@dataclass(eq=False)
+class _Copies:
+    """Copies of one unit for one forward pass: storages, no tensors, or autograd's graph would keep itself alive."""
+
+    unit: _Unit
+    storages: list[torch.UntypedStorage]
+    coming: Future[None] | None = None
+    left: int = 0  # gradients that the backward pass has still to give: of parameters, and of what went in
+    here: bool = False
+    recomputed: bool = False  # in a backward pass
+
+    def ask(self) -> None:
+        """Room is taken at once, and filled by the thread that copies."""
+        if not self.here:
+            self.here = True
+            self.unit.window.arena.take(self.unit.bytes)
+            self.coming = self.unit.window.fetches.submit(self.unit.fill, self.storages)
+
+    def wait(self) -> None:
+        """Until they are there."""
+        self.ask()
+        assert self.coming is not None, "just asked for"
+        self.coming.result()
+
+    def drop(self) -> None:
+        """Give the room back."""
+        if self.here:
+            self.wait()
+            if self.unit.window.stream is not None:  # kernels that read them are on the current stream
+                torch.cuda.current_stream().synchronize()
+            for storage in self.storages:
+                storage.resize_(0)
+            self.here = False
+            self.unit.window.arena.take(-self.unit.bytes)
+
+    def arrived(self) -> None:
+        """One gradient more; with the last, nothing will read the copies."""
+        self.left -= 1
+        if self.left == 0:
+            self.unit.over(self)
+
+    def __del__(self) -> None:
+        self.drop()  # a forward pass without a backward one
+
+
+class _Copied(torch.autograd.Function):  # type: ignore[misc]
+    """A parameter of the host -> its copy on the device; the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, copies: _Copies, number: int) -> torch.Tensor:
+        """That of the unit's parameter of this number, which is there."""
+        ctx.copies, ctx.host = copies, parameter.device
+        return copies.unit.tensor(number, copies.storages[number])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """To the host."""
+        arena, size = ctx.copies.unit.window.arena, gradient.numel() * gradient.element_size()
+        arena.take(size)
+        out = gradient.to(ctx.host)
+        arena.take(-size)
+        ctx.copies.arrived()
+        return out, None, None
+
+
+@dataclass(eq=False)
+class _Unit:
+    """A layer, or all that is in none: its parameters, and where they stand in modules."""
+
+    window: Hosted
+    number: int  # of the layer; -1 of what is in none
+    parameters: list[nn.Parameter]
+    places: list[tuple[nn.Module, str, int]] = field(default_factory=list)  # module, name, number of the parameter
+    ahead: _Copies | None = None  # asked for before its turn
+    kept: list[_Copies] = field(default_factory=list)  # of forward passes that have not come back, newest last
+
+    def __post_init__(self) -> None:
+        self.bytes = sum(p.numel() * p.element_size() for p in self.parameters)
+
+    def ask(self) -> _Copies:
+        """Copies for the next forward pass."""
+        if self.ahead is None:
+            self.ahead = _Copies(self, [torch.UntypedStorage(0, device=self.window.device) for _ in self.parameters])
+            self.ahead.ask()
+        return self.ahead
+
+    def fill(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Copy from the host."""
+
+        def copy() -> None:
+            with torch.no_grad():
+                for number, (parameter, storage) in enumerate(zip(self.parameters, storages, strict=True)):
+                    storage.resize_(parameter.numel() * parameter.element_size())
+                    self.tensor(number, storage).copy_(parameter.detach(), non_blocking=True)
+
+        stream = self.window.stream
+        with torch.cuda.stream(stream):  # does nothing for None
+            self.window.link.carry(copy, self.bytes)
+        if stream is not None:
+            stream.synchronize()
+
+    def tensor(self, number: int, storage: torch.UntypedStorage) -> torch.Tensor:
+        """A parameter's copy in this storage."""
+        parameter = self.parameters[number]
+        empty = torch.empty(0, dtype=parameter.dtype, device=self.window.device)
+        return empty.set_(storage, 0, parameter.shape, parameter.stride())
+
+    def forget(self) -> None:
+        """What was asked for and not used: it will be of a step before."""
+        if self.ahead is not None:
+            self.ahead.drop()
+            self.ahead = None
+
+    def enter(self, inputs: Sequence[torch.Tensor] = ()) -> _Copies:
+        """Put copies in the place of the parameters."""
+        copies, self.ahead = self.ask(), None
+        copies.wait()
+        self.put([_Copied.apply(parameter, copies, at) for at, parameter in enumerate(self.parameters)])
+        if torch.is_grad_enabled():
+            taught = [one for one in inputs if one.requires_grad and not one.is_leaf]
+            copies.left = sum(p.requires_grad for p in self.parameters) + len(taught)
+            for one in taught:
+                one.register_hook(lambda gradient, copies=copies: copies.arrived())
+        return copies
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What the modules find under the parameters' names."""
+        for module, name, number in self.places:
+            module._parameters[name] = tensors[number]
+
+    def over(self, copies: _Copies) -> None:
+        """Their backward pass is over, and that of a recomputation in it."""
+        for one in [one for one in self.kept if one is copies or one.recomputed]:
+            self.kept.remove(one)
+            one.drop()
+        self.window.ask_before(self)
+
+
+class Hosted:
+    """The window of one model. `arena.peak`: most bytes of parameters, and of gradients on their way, on the device."""
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[nn.Module], own: Sequence[Sequence[nn.Parameter]], window: int,
+        device: torch.device, link_bytes_per_s: float | None,
+    ) -> None:  # fmt: skip
+        self.window, self.device, self.arena, self.link = window, device, Arena(), Link(link_bytes_per_s)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.fetches = ThreadPoolExecutor(1, "fetch")
+        self.ending = False
+        for parameter in model.parameters():
+            kept = parameter.detach().cpu()
+            parameter.data = kept.pin_memory() if self.stream is not None else kept
+        in_layers = {id(p) for group in own for p in group}
+        rest = [p for p in model.parameters() if id(p) not in in_layers]
+        self.layers = [_Unit(self, number, list(group)) for number, group in enumerate(own)]
+        self.rest = _Unit(self, -1, rest)
+        holder = {id(p): (unit, at) for unit in (*self.layers, self.rest) for at, p in enumerate(unit.parameters)}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    unit, at = holder[id(parameter)]
+                    unit.places.append((module, name, at))
+        for module, unit in ((model, self.rest), *zip(layers, self.layers, strict=True)):
+            module.register_forward_pre_hook(self._before(unit, id(module)), with_kwargs=True)
+            module.register_forward_hook(self._after(unit, id(module)), with_kwargs=True, always_call=True)
+
+    # A copy of the model, such as an average of its weights, has the hooks too: it computes where its weights are.
+
+    def _before(self, unit: _Unit, own: int) -> Hook:
+        def before(module: nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
+            if id(module) != own:
+                return
+            if unit is self.rest:
+                self._forget()
+            unit.kept.append(unit.enter(_tensors([*given, *named.values()])))
+            unit.kept[-1].recomputed = _in_backward()
+            ahead = self.layers[: self.window] if unit is self.rest else self.layers[unit.number + self.window :][:1]
+            for one in ahead if not _in_backward() else ():
+                one.ask()
+
+        return not_traced(before)
+
+    def _after(self, unit: _Unit, own: int) -> Hook:
+        stays = unit is self.rest or unit.number >= len(self.layers) - 1 - self.window
+
+        def after(module: nn.Module, given: object, named: object, out: object) -> None:
+            if id(module) != own:
+                return
+            unit.put(unit.parameters)
+            copies, made = unit.kept[-1], _tensors(out)
+            if unit is self.rest:
+                self._forget()
+            if not torch.is_grad_enabled() or (made and not any(one.requires_grad for one in made)):
+                unit.kept.pop().drop()
+                return
+            for one in made:
+                if one.requires_grad:
+                    one.register_hook(lambda gradient: self._before_backward(copies))
+            if made and not stays and not _in_backward():
+                copies.drop()
+
+        return not_traced(after)
+
+    def _before_backward(self, copies: _Copies) -> None:
+        if not self.ending:
+            self.ending = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+        copies.wait()
+
+    def ask_before(self, unit: _Unit) -> None:
+        """A layer's backward pass is over, and there is room for another."""
+        number = unit.number - self.window - 1
+        if unit.number >= 0 <= number and self.layers[number].kept:
+            self.layers[number].kept[-1].ask()
+
+    def _forget(self) -> None:
+        for unit in self.layers:
+            unit.forget()
+
+    def _ended(self) -> None:
+        """The backward pass is over: what got no gradient goes too."""
+        self.ending = False
+        self._forget()
+        for unit in (*self.layers, self.rest):
+            while unit.kept:
+                unit.kept.pop().drop()
+
+
+def not_traced(hook: Hook) -> Hook:
+    """Left to Python by torch.compile, which breaks its graph there."""
+    plain: Hook = torch.compiler.disable(hook)
+    return plain
+
+
+def _in_backward() -> bool:
+    task: int = torch._C._current_graph_task_id()
+    return task != -1
+
+
+def _tensors(out: object) -> list[torch.Tensor]:
+    if isinstance(out, torch.Tensor):
+        return [out]
+    if isinstance(out, dict):
+        out = list(out.values())
+    if isinstance(out, tuple | list):
+        return [one for each in out for one in _tensors(each)]
+    return []
+
+
+def predicted_bytes(model: nn.Module, own: Sequence[Sequence[nn.Parameter]], window: int) -> int:
+    """The arena's peak: what is in no layer, w + 1 layers, and the largest gradient on its way."""
+    sizes = [sum(p.numel() * p.element_size() for p in group) for group in own]
+    rest = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
+    layers = max(sum(sizes[at : at + window + 1]) for at in range(len(sizes)))
+    gradient = max((p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), default=0)
+    return int(rest + layers + gradient)
+
+
+def host(
+    model: nn.Module, layers: Sequence[nn.Module], own: Sequence[Sequence[nn.Parameter]], window: int | str,
+    budget: int | None, device: torch.device, link_bytes_per_s: float | None,
+) -> nn.Module:  # fmt: skip
+    """Put a window into the model. `window`: layers asked for ahead; "auto": as many as the budget holds, else one."""
+    if model in WINDOWS:
+        raise SpecError("model", type(model).__name__, "it has a window already")
+    if window == "auto":
+        fitting = [w for w in range(1, len(layers)) if budget is None or predicted_bytes(model, own, w) <= budget]
+        if not fitting:
+            raise SpecError("device_memory", budget, f"the least is {predicted_bytes(model, own, 1)} bytes")
+        window = fitting[0] if budget is None else fitting[-1]
+    assert isinstance(window, int), "checked"
+    WINDOWS[model] = Hosted(model, layers, own, window, device, link_bytes_per_s)
+    return model
