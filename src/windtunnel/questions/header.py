@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
-from typing import Any
 
 from windtunnel.notebook import Shown
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import Cluster

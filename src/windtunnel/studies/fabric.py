@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import read_text

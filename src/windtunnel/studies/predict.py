@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import Cluster

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from windtunnel.real.capture.processes.rank_process import program_file
 from windtunnel.real.capture.processes.scheduler import Outcome, Workers

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.questions.asked.capture import Capture

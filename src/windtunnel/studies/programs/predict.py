@@ -209,7 +209,7 @@ def captured_memory(
     return found
 
 
-def _event_times(now: Replayed[CapturedGraph], program: int, op_of: object, memory: CapturedMemory) -> Any:
+def _event_times(now: Replayed[CapturedGraph], program: int, op_of: Any, memory: CapturedMemory) -> Any:
     """When each allocation and free comes: with its op's kernel, else with the last one before."""
     first = int(now.made.first_op[program])
     start = now.timeline.start_ns[first : first + len(op_of)]

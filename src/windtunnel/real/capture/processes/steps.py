@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
 
 from windtunnel.real.capture.fake_tensors.control_flow import script_name
 from windtunnel.real.capture.processes.conditions import MOST_STEPS, Loop
