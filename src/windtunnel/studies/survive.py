@@ -49,7 +49,7 @@ class Shape:
 def survive(
     model: Model | str | Path | Mapping[str, object] | None,
     cluster: Cluster | str | Path | Mapping[str, object],
-    plan: Plan | str | Path | Mapping[str, Any] | None = None,
+    plan: Plan | str | Path | Mapping[str, object] | None = None,
     *,
     step_time: str | float | None = None,
     **asked: Any,

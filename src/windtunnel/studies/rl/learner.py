@@ -159,7 +159,7 @@ class _Priced:
     p95: float
 
 
-def _price(model: Model, cluster: Cluster, fields: Mapping[str, Any], key: tuple[int, int, int], dp: int) -> _Priced:
+def _price(model: Model, cluster: Cluster, fields: Mapping[str, object], key: tuple[int, int, int], dp: int) -> _Priced:
     micro_batches, row, document = key
     layout = _laid_out(model, cluster, fields, micro_batches * dp, row)
     pricer = Pricer(layout)
@@ -187,7 +187,7 @@ def _laid_out(model: Model, cluster: Cluster, fields: Mapping[str, Any], rows: i
     return resolve(model, cluster, plan)
 
 
-def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, Any]) -> Trainer:
+def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, object]) -> Trainer:
     """The layout that is fastest among those that fit, where `given` leaves one open. Raises UserError where none is.
 
     Of recomputation: none where that fits, else full. Layouts are priced in the order of lower bounds until no other
@@ -223,7 +223,7 @@ def least_s(
     trainer: Trainer,
     tokens: NDArray[np.int64],
     train_batch: int,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     known: dict[tuple[int, int], Bounds],
 ) -> float:
     """Seconds that the passes take at the least; `known`: bounds by tokens of a row and of a document.
@@ -292,7 +292,7 @@ def _savings(given: Mapping[str, Any]) -> list[str]:
     return [given["recompute"]] if given.get("recompute") else ["none", "full"]
 
 
-def fitting(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, Any]) -> Trainer:
+def fitting(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, object]) -> Trainer:
     """The same with recomputation where none is given: none where that fits, else full. Raises LayoutError."""
     for word in _savings(given):
         able = replace(trainer, fields={**trainer.fields, "recompute": word}, _known={})

@@ -170,7 +170,7 @@ def infeasible(job: Job, memory: Mapping[str, Side], reason: str) -> RlResult:
     )  # fmt: skip
 
 
-def spec_of(job: Job) -> dict[str, Any]:
+def spec_of(job: Job) -> dict[str, object]:
     """What was settled."""
     fields = job.trainer.fields
     return {

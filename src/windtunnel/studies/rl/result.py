@@ -52,7 +52,7 @@ class Lane:
 class RlResult(Answer):
     """The answer to `rl`. Times in seconds; an infeasible one has a reason and no times."""
 
-    spec: Mapping[str, Any]  # model, gpus, layouts, framework as they were settled
+    spec: Mapping[str, object]  # model, gpus, layouts, framework as they were settled
     feasible: bool
     reason: str
     step_time_s: float

@@ -64,8 +64,8 @@ class Parts:
     """What a question says of model, engine and replicas, as plain data."""
 
     model: str
-    engine: Mapping[str, Any]
-    replicas: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, object]
+    replicas: Mapping[str, object] = field(default_factory=dict)
 
 
 def is_started(text: str) -> bool:
@@ -95,7 +95,7 @@ def parts_of(text: str) -> Parts:
     if {"prefill", "decode"} <= set(roles):
         sides = {name: _words(roles[name]) for name in ("prefill", "decode")}
         return Parts(first.model, engine, {"kind": "apart", **sides})
-    sizes: dict[str, Any] = dict(zip(("tp", "pp", "dp"), layout, strict=False))
+    sizes: dict[str, object] = dict(zip(("tp", "pp", "dp"), layout, strict=False))
     if layout[3] is not None:
         sizes["ep"] = layout[3]
     return Parts(first.model, engine, {"kind": "together", **sizes, "replicas": sum(one.replicas for one in workers)})

@@ -143,7 +143,7 @@ def _require_few(field: str, count: int) -> None:
         raise SpecError(field, f"{count:,} points", f"at most {POINTS_MOST:,}: draw some of them (random), or split it")
 
 
-def _inputs(spec: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+def _inputs(spec: Mapping[str, object]) -> Iterator[dict[str, object]]:
     grid = _mapping("grid", spec.get("grid"))
     if grid:
         for name, values in grid.items():

@@ -35,7 +35,7 @@ def run_points(function: str, points: Sequence[Mapping[str, object]]) -> list[Ro
 
 def _answer(verb: str, inputs: Mapping[str, object]) -> object:
     """The answer to the question that inputs ask; a part may be the name of its file. Raises UserError."""
-    data: dict[str, Any] = {}
+    data: dict[str, object] = {}
     for field in parts_from_files(question_class(verb)):
         file = inputs.get(field.path)
         if isinstance(file, str):

@@ -254,7 +254,7 @@ def _trials(
     return points, ran, None if best is None else best[1]
 
 
-def _suggested(trial: Any, name: str, over: Any) -> Any:
+def _suggested(trial: Any, name: str, over: Any) -> object:
     if isinstance(over, list):
         return trial.suggest_categorical(name, over)
     low, high = over["low"], over["high"]

@@ -26,7 +26,7 @@ def write_table(points: Sequence[Point], rows: Mapping[str, Row], path: Path) ->
 
     inputs = sorted({name for point in points for name in point.inputs})
     outputs = sorted({name for row in rows.values() for name in row["outputs"]})
-    columns: dict[str, Any] = {
+    columns: dict[str, object] = {
         "key": pa.array([point.key for point in points], pa.string()),
         "status": pa.array([rows[point.key]["status"] for point in points], pa.string()),
         "reason": pa.array([rows[point.key]["reason"] for point in points], pa.string()),

@@ -121,7 +121,7 @@ def with_values(technique: Named, given: dict[str, str]) -> object:
     """The parameters of a technique from words. Raises UnknownNameError and SpecError."""
     fields = {one.name: one for one in dataclasses.fields(technique.takes)}
     hints = get_type_hints(technique.takes)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, word in given.items():
         name = key.replace("-", "_")
         if name not in fields:
@@ -130,7 +130,7 @@ def with_values(technique: Named, given: dict[str, str]) -> object:
     return technique.takes(**values)
 
 
-def _value(technique: str, name: str, word: str, hint: object, metadata: Mapping[str, Any]) -> object:
+def _value(technique: str, name: str, word: str, hint: object, metadata: Mapping[str, object]) -> object:
     shown = f"{technique}:{name}"
     optional = get_origin(hint) in (Union, types.UnionType)
     kinds = [one for one in get_args(hint) if one is not type(None)] if optional else [hint]

@@ -21,8 +21,8 @@ class Parameters:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self)  # type: ignore[arg-type]
-        kind: Any = type(self)
+        fields: tuple[dataclasses.Field[object], ...] = dataclasses.fields(self)  # type: ignore[arg-type]
+        kind: object = type(self)
         hints = _hints(kind)
         for field in fields:
             value, rule = getattr(self, field.name), field.metadata

@@ -44,7 +44,7 @@ class _Work:
     cluster: Cluster
     plan: Plan
     scenario: Scenario
-    parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parameters: dict[str, dict[str, object]] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     flat: FlatStep | None = None  # rewritten so far
@@ -243,7 +243,7 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
         work.parameters["collective_partitioning"] = asdict(partitions[p])
     before, after = lina.figures(step), lina.figures(work.flat)
     work.parameters["prioritised_all_to_all"] = {**asdict(parameters), "packing": p, "pieces": pieces}
-    details: dict[str, Any] = {f"{name}_without": value for name, value in before.items()}
+    details: dict[str, object] = {f"{name}_without": value for name, value in before.items()}
     details |= {f"{name}_with": value for name, value in after.items()}
     if after["all_to_all_backward_s"]:
         details["all_to_all_backward_gain"] = before["all_to_all_backward_s"] / after["all_to_all_backward_s"]

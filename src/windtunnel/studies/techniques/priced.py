@@ -33,7 +33,7 @@ class Priced:
 
     without_s: float
     with_s: float
-    parameters: Mapping[str, Any]  # all of them, those that were left open as they were chosen
+    parameters: Mapping[str, object]  # all of them, those that were left open as they were chosen
     details: Mapping[str, float] = field(default_factory=dict)
     held: Held | None = None  # where the technique changes the memory
     notes: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ class JsonTrace:
     path: Path
     items: list[Any]
     is_kineto: bool
-    top: dict[str, Any]
+    top: dict[str, object]
     notes: tuple[str, ...] = ()
 
 

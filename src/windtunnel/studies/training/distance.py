@@ -94,6 +94,6 @@ def seen_of(layout: Layout) -> dict[str, Any] | None:
     framework = layout.plan.framework
     for name in (f"{framework} {release_name(layout.plan.release) or framework}", framework):
         if generation in seen.get(name, {}):
-            found: dict[str, Any] = seen[name][generation]
+            found: dict[str, object] = seen[name][generation]
             return found
     return None

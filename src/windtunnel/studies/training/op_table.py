@@ -103,7 +103,7 @@ def _pass_rows(
 ) -> Iterator[dict[str, object]]:
     plan = step.schedule
     ranks = layout.cluster.n_gpus // plan.stages
-    known: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    known: dict[int, list[tuple[int, dict[str, object]]]] = {}
     actions = np.stack([plan.rank, plan.stage_of, plan.kind]).astype(np.int64)
     distinct, counts = np.unique(actions, axis=1, return_counts=True)
     for (rank, stage, kind), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):

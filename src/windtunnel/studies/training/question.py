@@ -88,7 +88,7 @@ def _short_names(part: type, data: Mapping[str, object]) -> dict[str, Any]:
 class PlanFile:
     """Fields of a plan that files state, which file it is, and what in it was not understood."""
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     path: str
     notes: tuple[str, ...] = ()
 
@@ -116,7 +116,7 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
 
 def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart:
     """A cluster with what `--set cluster.KEY=VALUE` says of it. Raises SpecError that names the setting."""
-    data: dict[str, Any] = {"cluster": cluster}
+    data: dict[str, object] = {"cluster": cluster}
     try:
         given = set_paths(
             data, Predict, {name: value for name, value in changes.items() if name.startswith("cluster.")}

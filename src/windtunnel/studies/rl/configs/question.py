@@ -56,7 +56,7 @@ def read_config(path: str) -> Imported:
 
 @lru_cache(maxsize=16)
 def _table(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    found: dict[str, object] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     return found
 
 
@@ -70,7 +70,7 @@ def _known(word: str, settings: Settings) -> bool:
 
 def _imported(name: str, table: Mapping[str, Any], settings: Settings) -> Imported:
     read: set[str] = set()
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for field, rule in table["fields"].items():
         value = _value(rule, settings, values, read)
         if value is not None:
@@ -86,7 +86,7 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings) -> Import
     return Imported(name, {"framework": name, **data}, unknown, model)
 
 
-def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, Any], read: set[str]) -> object:
+def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, object], read: set[str]) -> object:
     if "only_with" in rule and rule["only_with"] not in values:
         return None
     if "product" in rule:

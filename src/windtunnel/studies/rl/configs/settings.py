@@ -18,7 +18,7 @@ from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 
-Settings = dict[str, Any]
+Settings = dict[str, object]
 REMEDY = "give the framework's YAML or TOML, or the shell script that launches it"
 DEEPEST = 8  # `defaults:` of `defaults:`
 NAME = r"[A-Za-z_]\w*"
@@ -58,7 +58,7 @@ def _flat(data: Mapping[str, object], prefix: str = "") -> Settings:
     return found
 
 
-def _resolved(value: Any, settings: Settings, depth: int = 0) -> Any:
+def _resolved(value: object, settings: Settings, depth: int = 0) -> Any:
     """A value with what it refers to in it."""
     if not isinstance(value, str) or "${" not in value or depth > DEEPEST:
         return value
@@ -70,7 +70,7 @@ def _resolved(value: Any, settings: Settings, depth: int = 0) -> Any:
     return value
 
 
-def _reference(text: str, settings: Settings, depth: int) -> Any:
+def _reference(text: str, settings: Settings, depth: int) -> object:
     kind, colon, rest = text.partition(":")
     if not colon:
         found = settings.get(text, f"<{text}>")

@@ -42,7 +42,7 @@ class GpuDefaults:
     memory_below: float
     generation: str
     gpu: str
-    fields: tuple[tuple[str, Any], ...]
+    fields: tuple[tuple[str, object], ...]
 
     def hold_on(self, gpu: Gpu) -> bool:
         """Whether they are this GPU's."""
@@ -250,7 +250,7 @@ def _profile(name: str, release: str, fields: Mapping[str, object], path: Path) 
 
 def _values(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     known = {item.name: item for item in dataclasses.fields(Profile)}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in fields.items():
         if key == "sources":
             continue

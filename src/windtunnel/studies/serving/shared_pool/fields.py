@@ -41,7 +41,7 @@ def whole(value: Any, where: str, least: int, most: int) -> int:
     return found
 
 
-def nanoseconds(value: Any, where: str) -> int:
+def nanoseconds(value: object, where: str) -> int:
     """A time as people write it. Raises SpecError."""
     return round(1e9 * parse_time(value, where))
 

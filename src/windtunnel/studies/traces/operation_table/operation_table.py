@@ -105,7 +105,7 @@ def _columns(path: Path) -> dict[str, Any]:
             raise InputFileError(path, f"has no column '{missing[0]}'", _REMEDY)
         present = [name for name in (*COLUMNS, *_OPTIONAL) if name in names]
         read = table.read(columns=present)
-        columns: dict[str, Any] = {"optype": [str(value) for value in read.column("optype").to_pylist()]}
+        columns: dict[str, object] = {"optype": [str(value) for value in read.column("optype").to_pylist()]}
         for name in present:
             if name != "optype":
                 columns[name] = _numbers(path, name, read.column(name))

@@ -108,7 +108,7 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     kind = str(options.take("distributed_type", "NO")).upper()
     options.ignore(*NO_EFFECT)
     precision = str(options.take("mixed_precision", "no")).lower()
-    fields: dict[str, Any] = {"precision": FORMATS.get(precision if precision != "false" else "no", "bf16")}
+    fields: dict[str, object] = {"precision": FORMATS.get(precision if precision != "false" else "no", "bf16")}
     if precision not in (*FORMATS, "false"):
         options.left.add("mixed_precision")
     backend = str(options.take("dynamo_config.dynamo_backend", "NO")).upper()
@@ -157,7 +157,7 @@ def _deepspeed(options: Options, fields: dict[str, object], n_gpus: int, where: 
         if device not in (None, "none"):
             zero[f"offload_{name}"] = {"device": device}
     steps = options.whole(f"{prefix}gradient_accumulation_steps")
-    document: dict[str, Any] = {"zero_optimization": zero}
+    document: dict[str, object] = {"zero_optimization": zero}
     if fields["precision"] in ("bf16", "fp16"):
         document[fields["precision"]] = {"enabled": True}
     inner = deepspeed.read(document, n_gpus, where)

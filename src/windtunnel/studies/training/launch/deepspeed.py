@@ -99,7 +99,7 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     pp = options.count("pipeline.stages", 1)
     options.take("tensor_parallel.tp_size")
     dp = max(1, n_gpus // (tp * pp * cp))
-    fields: dict[str, Any] = {"framework": "deepspeed", "tp": tp, "pp": pp, "cp": cp}
+    fields: dict[str, object] = {"framework": "deepspeed", "tp": tp, "pp": pp, "cp": cp}
     if cp > 1:
         fields["cp_kind"] = "ulysses"
     fields |= _batch(options, dp)
@@ -131,7 +131,7 @@ def document_order(document: Mapping[str, object], names: set[str]) -> list[str]
 def _batch(options: Options, dp: int) -> dict[str, object]:
     whole, micro = options.whole("train_batch_size"), options.whole("train_micro_batch_size_per_gpu")
     steps = options.whole("gradient_accumulation_steps")
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if micro is None and whole is not None:
         micro = whole // (dp * (steps or 1))
     if whole is None and micro is not None:
@@ -147,9 +147,9 @@ def _batch(options: Options, dp: int) -> dict[str, object]:
     return fields
 
 
-def _zero(options: Options) -> dict[str, Any]:
+def _zero(options: Options) -> dict[str, object]:
     stage = options.count("zero_optimization.stage", 0, least=0)
-    fields: dict[str, Any] = {"zero_stage": stage}
+    fields: dict[str, object] = {"zero_stage": stage}
     fields["overlap_grad_reduce"] = options.flag("zero_optimization.overlap_comm", stage == 3)
     bucket = options.count("zero_optimization.reduce_bucket_size", BUCKET)
     if bucket != BUCKET:

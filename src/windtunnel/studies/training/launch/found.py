@@ -31,7 +31,7 @@ class Native:
 class Options:
     """The leaves of a nested document by dotted name; what is asked for is understood."""
 
-    leaves: dict[str, Any]
+    leaves: dict[str, object]
     where: str
     left: set[str] = field(default_factory=set)
 

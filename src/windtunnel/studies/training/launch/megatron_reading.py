@@ -197,7 +197,7 @@ def _fields(found: _Arguments, n_gpus: int) -> dict[str, object]:
 
 
 def _pipeline(found: _Arguments, pp: int) -> dict[str, object]:
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     layout = found.word("--pipeline-model-parallel-layout")
     chunks = found.number("--num-virtual-stages-per-pipeline-rank")
     each = found.number("--num-layers-per-virtual-pipeline-stage")
@@ -272,7 +272,7 @@ def _shards(found: _Arguments, ranks: int) -> dict[str, object]:
         zero = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in STRATEGIES.items()}}.get(strategy or "", 3)
     if found.on("--use-torch-fsdp2"):
         zero = 3
-    fields: dict[str, Any] = {"zero_stage": zero, "overlap_grad_reduce": found.on("--overlap-grad-reduce")}
+    fields: dict[str, object] = {"zero_stage": zero, "overlap_grad_reduce": found.on("--overlap-grad-reduce")}
     gathers = found.on("--overlap-param-gather")
     if zero:
         fields["overlap_param_gather"] = gathers
@@ -304,7 +304,7 @@ def _recompute(found: _Arguments) -> str:
 
 
 def _formats(found: _Arguments) -> dict[str, object]:
-    fields: dict[str, Any] = {"precision": "fp32", "gradient_dtype": "fp32"}
+    fields: dict[str, object] = {"precision": "fp32", "gradient_dtype": "fp32"}
     accumulates = found.on("--accumulate-allreduce-grads-in-fp32")
     reduces = found.on("--grad-reduce-in-bf16")
     if found.on("--fp16"):
@@ -355,7 +355,7 @@ def _model(found: _Arguments, sizes: Mapping[str, int | None]) -> dict[str, obje
     if "--qk-layernorm" in found.given:
         family = "qwen3"
     experts = sizes.get("experts")
-    model: dict[str, Any] = {
+    model: dict[str, object] = {
         "layers": sizes["layers"],
         "hidden": hidden,
         "heads": sizes["heads"],

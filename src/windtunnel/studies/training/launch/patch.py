@@ -42,7 +42,7 @@ BATCH_FOLLOWS = (
 )
 OLDER_OPTIONS = {"--recompute-granularity": "--recompute-activations"}  # the older one wins over the newer
 
-Plan = Mapping[str, Any]
+Plan = Mapping[str, object]
 
 
 def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: int, model: str) -> str:
@@ -97,7 +97,7 @@ def read_again(path: str, patched: str, n_gpus: int) -> Native:
         return read_native(copy, n_gpus)
 
 
-def _document(text: str, kind: str) -> dict[str, Any]:
+def _document(text: str, kind: str) -> dict[str, object]:
     """A text of a format as its leaves by dotted name."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"text{kind}"

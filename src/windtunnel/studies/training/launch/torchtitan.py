@@ -155,7 +155,7 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
     )
     cp = options.count("parallelism.context_parallel_degree", options.count("experimental.context_parallel_degree", 1))
     dp = max(1, n_gpus // (tp * pp * cp))
-    fields: dict[str, Any] = {"framework": "torchtitan", "tp": tp, "pp": pp, "cp": cp}
+    fields: dict[str, object] = {"framework": "torchtitan", "tp": tp, "pp": pp, "cp": cp}
     fields["ep"] = options.count("parallelism.expert_parallel_degree", 1)
     etp = options.whole("parallelism.expert_tensor_parallel_degree")
     if etp is not None:
@@ -201,7 +201,7 @@ def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, object]:
         )  # fmt: skip
     if shard * cp == 1:
         return {"zero_stage": 0}
-    fields: dict[str, Any] = {"zero_stage": 2 if reshard == "never" else 3}
+    fields: dict[str, object] = {"zero_stage": 2 if reshard == "never" else 3}
     if replicas > 1:
         fields["shard_group"] = shard * cp
     return fields
@@ -214,7 +214,7 @@ def _pipeline(options: Options, pp: int) -> dict[str, object]:
     micro = options.whole("parallelism.pipeline_parallel_microbatch_size")
     if pp == 1:
         return {}
-    fields: dict[str, Any] = {"micro_batch": micro or 1}
+    fields: dict[str, object] = {"micro_batch": micro or 1}
     named = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     schedule = named.get(str(name or "1F1B").lower())
     if schedule is None:
@@ -228,7 +228,7 @@ def _pipeline(options: Options, pp: int) -> dict[str, object]:
 
 def _precision(options: Options) -> dict[str, object]:
     param = options.take("training.mixed_precision_param", "bfloat16")
-    fields: dict[str, Any] = {"precision": "fp32" if param == "float32" else "bf16"}
+    fields: dict[str, object] = {"precision": "fp32" if param == "float32" else "bf16"}
     names = options.take("model.converters", [])
     known = {theirs: ours for ours, theirs in CONVERTERS.items()} | OLDER_CONVERTERS
     for name in names if isinstance(names, list) else [names]:

@@ -65,7 +65,7 @@ def add_actions(
     duration = whole * (place + 1) // split - whole * place // split
     is_send = place >= split
     inside = nic_parts(segments)[segment]
-    columns: dict[str, Any] = {
+    columns: dict[str, object] = {
         "kind": np.where(is_send, OpKind.SEND, OpKind.COMPUTE),
         "stream": schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE,
         "label": np.where(is_send, build.label("send"), segment),

@@ -182,7 +182,7 @@ def in_v(stages: int) -> NDArray[np.int64]:
     return np.stack([down, 2 * stages - 1 - down], axis=1)
 
 
-def _frozen(array: NDArray[Any], dtype: type[Any]) -> NDArray[Any]:
+def _frozen(array: NDArray[Any], dtype: type[object]) -> NDArray[Any]:
     result = np.ascontiguousarray(array, dtype=dtype)
     if result is array or result.base is not None:
         result = result.copy()
