@@ -14,7 +14,6 @@ hold the same bits.
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,13 +94,14 @@ def partitioned_hook(state: Partitioned, bucket: dist.GradBucket) -> torch.futur
     return one.result
 
 
-def apply(model: object, local: int | None = None, **parameters: Any) -> Partitioned:
+def apply(model: object, local: int | None = None, **parameters: object) -> Partitioned:
     """Put the hook into `model`, a DistributedDataParallel; `local`: ranks of a node, as torchrun says. On all ranks.
 
     Raises SpecError, LayoutError.
     """
     ddp = require_bare(model)
     here = local if local is not None else int(os.environ.get("LOCAL_WORLD_SIZE", world_of(ddp)))
-    state = Partitioned.from_plan(PartitionPlan(**parameters), here, ddp.process_group)
+    plan = PartitionPlan(**parameters)  # type: ignore[arg-type]  # it checks them
+    state = Partitioned.from_plan(plan, here, ddp.process_group)
     ddp.register_comm_hook(state, partitioned_hook)
     return state

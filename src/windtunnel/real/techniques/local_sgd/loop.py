@@ -90,7 +90,7 @@ class LocalSGD:
 
 
 def apply(
-    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None, **parameters: Any
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None, **parameters: object
 ) -> LocalSGD:
     """Average the weights of `model` after every `local_steps` steps of `optimizer`; its rates follow the plan.
 
@@ -101,7 +101,8 @@ def apply(
         raise SpecError(
             "model", type(model).__name__, "give the module itself: this takes DistributedDataParallel's place"
         )
-    plan = LocalPlan(**{"rounds": "constant", "steps": "constant", **parameters})
+    said = {"rounds": "constant", "steps": "constant", **parameters}
+    plan = LocalPlan(**said)  # type: ignore[arg-type]  # it checks them
     local = LocalSGD(model, LearningRate(optimizer, plan), group)
     first = 0 if group is None else dist.get_global_rank(group, 0)
     for tensor in (*model.parameters(), *model.buffers()):  # all begin alike

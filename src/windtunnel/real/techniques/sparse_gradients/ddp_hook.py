@@ -148,9 +148,10 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     return work.get_future().then(unpack)
 
 
-def apply(model: object, **parameters: Any) -> State:
+def apply(model: object, **parameters: object) -> State:
     """Put the hook into `model`, a DistributedDataParallel; `parameters` are those of the plan. Raises SpecError."""
     ddp = require_bare(model)
-    state = State(ddp.module, group=ddp.process_group, **parameters)
+    plan = SparsePlan(**parameters)  # type: ignore[arg-type]  # it checks them
+    state = State(ddp.module, plan, ddp.process_group)
     ddp.register_comm_hook(state, hook)
     return state
