@@ -219,7 +219,9 @@ def test_a_masked_dispatch_writes_tables_of_tokens_by_places() -> None:
 
 
 def test_experts_that_fetch_their_rows_sort_and_cast_none() -> None:
-    apart, found = (ops(MIXTURE, ep=4, deduplicates=False, precision="mxfp8", fused_exchange=one) for one in (False, True))
+    apart, found = (
+        ops(MIXTURE, ep=4, deduplicates=False, precision="mxfp8", fused_exchange=one) for one in (False, True)
+    )
     assert "sort_by_expert" in apart
     assert "sort_by_expert" not in found
     assert found["permute"].forward_bytes == 2 * T * H * W  # where others can read it
