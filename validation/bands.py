@@ -11,32 +11,18 @@ calibration) and what parts of a step miss by (`uncertainty`) stay as they are. 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from seen import HERE, OTHERS, TABLES, entries_of
+from seen import HERE, OTHERS, TABLES, Known, entries_of, known_rows
 
-from windtunnel.evidence.accuracy import Case, Row, Skip, case_of, read_table
+from windtunnel.evidence.accuracy import read_table
 from windtunnel.evidence.accuracy.outcome import outcome_of
 from windtunnel.physics.cost.calibration import read_calibration
 from windtunnel.studies.training import answers, predict
-
-Known = dict[str, tuple[Row, Case, float, float]]
-
-
-def known_rows(tables: list[Path]) -> Known:
-    """Rows that have been predicted without their source, by id, with both errors."""
-    kept = {line["id"]: line for line in csv.DictReader((HERE / "left_out_rows.csv").open(encoding="utf-8"))}
-    found: Known = {}
-    for row in (row for path in tables for row in read_table(path) if row.id in kept):
-        case = case_of(row)
-        assert not isinstance(case, Skip)
-        found[row.id] = (row, case, float(kept[row.id]["left_out"]), float(kept[row.id]["as_it_is"]))
-    return found
 
 
 def judged(rows: Known, source: str, every: int) -> list[tuple[float, float, float]]:

@@ -141,6 +141,7 @@ def test_what_is_wrapped_is_taken_or_is_one_error() -> None:
             offload.apply(make())
     tokens = torch.arange(6)[None]
     plain, taken = sharded(True), offload.apply(sharded(True), window=2)
+    plain.eval(), taken.eval()
     assert all(module._get_fsdp_state()._fsdp_param_groups[0].fsdp_params[0].offload_to_cpu for module in taken.layers)  # type: ignore[union-attr]
     assert torch.equal(plain(tokens), taken(tokens))
     with pytest.raises(SpecError, match="before the first step"):

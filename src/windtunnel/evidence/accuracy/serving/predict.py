@@ -233,11 +233,12 @@ def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
 def _warm(engine: Engine, load: Workload) -> ServingResult:
     """A load on an engine that has seen all of its prompts, as after two warm-up requests per slot."""
     server = engine.replica()
-    names = load.names_in(engine.rules.block_size) or []
-    for prompt in dict.fromkeys(names):
-        if server.pool.cached + len(prompt) <= server.pool.total:
-            server.pool.take(len(prompt))
-            server.pool.release(len(prompt), server.pool.name(prompt))
+    names, span = load.names_in(engine.rules.block_size)
+    for prompt in dict.fromkeys(names or ()):
+        blocks = len(prompt) * span
+        if server.pool.cached + blocks <= server.pool.total:
+            server.pool.take(blocks)
+            server.pool.release(blocks, server.pool.name(prompt), span=span)
     sent, refused = simulate(load, [server], None, block_size=engine.rules.block_size, longest=engine.longest)
     hand_on(sent, engine.profile)
     return summarise(engine, load, [server], stamps_of(sent), refused, {})

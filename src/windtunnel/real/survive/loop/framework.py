@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -61,10 +60,11 @@ class Buckets:
             self.known = reducer, self.module._has_rebuilt_buckets, layout
         return self.known[2]
 
-    def write(self, layout: Any) -> None:
+    def write(self, layout: object) -> None:
         """Another reducer where this is another layout, with what the old one had been told."""
         if layout == self.read():
             return
+        assert isinstance(layout, list), "as read"
         module = self.module
         parameters, sparse = module._build_params_for_reducer()
         names = module._build_debug_param_to_name_mapping(parameters)

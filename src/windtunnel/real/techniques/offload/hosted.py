@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -83,13 +82,15 @@ class _Copied(torch.autograd.Function):  # type: ignore[misc]
     """A parameter of the host -> its copy on the device; the gradient back."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, copies: _Copies, number: int) -> torch.Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, parameter: torch.Tensor, copies: _Copies, number: int
+    ) -> torch.Tensor:
         """That of the unit's parameter of this number, which is there."""
         ctx.copies, ctx.host = copies, parameter.device
         return copies.unit.tensor(number, copies.storages[number])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """To the host."""
         arena, size = ctx.copies.unit.window.arena, gradient.numel() * gradient.element_size()
         arena.take(size)

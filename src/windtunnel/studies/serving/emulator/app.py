@@ -220,7 +220,7 @@ class Telling:
             "prompt_tokens": answer.asked.prompt,
             "completion_tokens": answer.tokens,
             "total_tokens": answer.asked.prompt + answer.tokens,
-            "prompt_tokens_details": {"cached_tokens": min(answer.sequence.hit, answer.asked.prompt)},
+            "prompt_tokens_details": {"cached_tokens": min(answer.sequence.cached_len, answer.asked.prompt)},
         }
 
 

@@ -24,8 +24,7 @@ from windtunnel.studies.serving.disaggregated.units import (
     unfinished,
 )
 from windtunnel.studies.serving.loop import Loop, Router
-from windtunnel.studies.serving.replica.handover import handed
-from windtunnel.studies.serving.replica.interrupted import blocks_held, steps_done, tokens_given
+from windtunnel.studies.serving.replica.interrupted import blocks_held, tokens_given
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 
@@ -156,7 +155,7 @@ class Fleet:
                 found.append(Gauge(False, 0, 0, 0.0, 0, 0, 0))
                 continue
             parts = replicas_of(one)
-            held = sum(blocks_held(part, steps_done(part, now_ns)) for part in parts)
+            held = sum(blocks_held(part, part.steps_done(now_ns)) for part in parts)
             found.append(
                 Gauge(
                     True,
@@ -175,7 +174,7 @@ class Fleet:
         self._loop.run(now_ns)
         for one in self.replicas:
             for part in () if one is None else decoders_of(one):
-                done = steps_done(part, now_ns)
+                done = part.steps_done(now_ns)
                 if done:
                     self._note(part, done, now_ns)
 
@@ -187,16 +186,16 @@ class Fleet:
         server = self.replicas[place]
         assert server is not None
         for part in decoders_of(server):
-            self._note(part, steps_done(part, now_ns), now_ns)
+            self._note(part, part.steps_done(now_ns), now_ns)
 
     def _note(self, replica: Replica, done: int, at_ns: int) -> None:
         for one in replica.waiting:  # those that were preempted at once are at the head
             if not one.preemptions:
                 break
             self._tell(one, one.generated, at_ns)
-        for one in handed(replica):
+        for one in replica.adopted:
             self._tell(one, one.generated, at_ns)
-        for one in replica.decoding.values():
+        for one in replica.running.values():
             self._tell(one, tokens_given(replica, one, done), at_ns)
 
     def _tell(self, one: Sequence, tokens: int, at_ns: int) -> None:

@@ -27,6 +27,7 @@ from typing import Protocol
 from windtunnel.studies.serving.engines.profile import Profile
 
 TICKS_PER_NS = 1024
+SHIFT = TICKS_PER_NS.bit_length() - 1  # ticks >> SHIFT = ns
 TICKS_PER_S = TICKS_PER_NS * 10**9
 EXPERT_KNEE = 512.0  # tokens of a step, of all attention ranks
 LONG_CHUNK = 2048  # tokens at which attention of a prompt is at its rate
