@@ -20,7 +20,7 @@ Without slurm.conf: one partition, the log's priorities, no limits. Source: Slur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank
 from windtunnel.studies.fleet.decision import EMPTY, Placement
+from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
 from windtunnel.studies.fleet.policies.slurm.cluster import (
     CANCEL,
     REQUEUE,
@@ -36,11 +37,12 @@ from windtunnel.studies.fleet.policies.slurm.cluster import (
     Cluster,
     Limits,
 )
-from windtunnel.studies.fleet.policies.slurm.files import read_cluster
-from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, Future, Holder, Space, bits, mask_of
-from windtunnel.studies.fleet.policies.slurm.order import Factors, factors_of, levels
+from windtunnel.studies.fleet.policies.slurm.files import cluster_of
+from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, bits
+from windtunnel.studies.fleet.policies.slurm.order import Factors, Key, factors_of, levels
 from windtunnel.studies.fleet.policies.slurm.preemption import mode_of, victims
-from windtunnel.studies.fleet.policies.slurm.state import State, state_units
+from windtunnel.studies.fleet.policies.slurm.state import State
+from windtunnel.studies.fleet.policies.slurm.whole import LEAST, can_run, run_whole
 from windtunnel.studies.fleet.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -92,6 +94,13 @@ class Slurm(Lines):
         """Whether a job that it stops goes on where it was."""
         return mode_of(self.cluster, job) != REQUEUE
 
+    def run_whole(self, jobs: list[Running], nodes: list[int]) -> bool:
+        """Many jobs run in compiled code, to the same starts."""
+        if len(jobs) < LEAST or not can_run(self, jobs):
+            return False
+        run_whole(self, jobs, len(nodes))
+        return True
+
     def choose(self, board: Board) -> Iterator[Move]:
         """What starts and stops now."""
         now_ns = board.moment.ns
@@ -113,12 +122,12 @@ class Slurm(Lines):
                 yield from self._main(queue, board, state)
             if passes:
                 state.changed = False
-                yield from self._backfill(queue, board, state)
+                yield from Backfill(self, queue, board, state).moves()
         state.waiting = board.waiting
         times = [now_ns - now_ns % interval_ns + interval_ns] if state.changed else []
         times += [each[0] for each in state.completing]
         times += [*state.not_before.values(), *state.doomed.values()]
-        if self._recalculates:
+        if self.recalculates and (board.running or state.completing):  # else nothing ends, whoever is first
             every_ns = round(self.cluster.calculated_every_s * NS)
             times.append(now_ns - now_ns % every_ns + every_ns)
         board.wake_ns = min((each for each in times if each > now_ns), default=None)
@@ -136,7 +145,8 @@ class Slurm(Lines):
     # What happened since it was asked last
 
     @property
-    def _recalculates(self) -> bool:
+    def recalculates(self) -> bool:
+        """Whether priorities change while jobs wait."""
         return self.cluster.multifactor and self.cluster.weights.change
 
     def _state(self, board: Board) -> State:
@@ -165,7 +175,7 @@ class Slurm(Lines):
         for index in [index for index, time_ns in state.not_before.items() if time_ns <= now_ns]:
             del state.not_before[index]
             state.changed = True
-        if self._recalculates:
+        if self.recalculates:
             tick_ns = now_ns - now_ns % round(self.cluster.calculated_every_s * NS)
             if state.calculated_ns != tick_ns:
                 state.calculated_ns = tick_ns
@@ -182,7 +192,7 @@ class Slurm(Lines):
                 continue
             _, _, units = state.placed.pop(job.index)
             state.doomed.pop(job.index, None)
-            for name, _, _ in self._limits(job):
+            for name, _, _ in self.limits(job):
                 state.gpus[name] -= job.gpus
                 state.jobs[name] -= 1
             if self.completing_s:
@@ -228,7 +238,7 @@ class Slurm(Lines):
     def _take(self, job: Running, placement: Placement, units: Placement, state: State) -> None:
         state.placed[job.index] = job, placement, units
         state.preempting.discard(job.index)
-        for name, _, _ in self._limits(job):
+        for name, _, _ in self.limits(job):
             state.gpus[name] = state.gpus.get(name, 0) + job.gpus
             state.jobs[name] = state.jobs.get(name, 0) + 1
 
@@ -237,18 +247,29 @@ class Slurm(Lines):
     def _queue(self, board: Board, state: State) -> list[Running]:
         """Jobs that may start, by order."""
         queue = [job for line in board.lines.values() for _, job in line if job.index not in state.not_before]
-        if not self.cluster.partitions and not self.cluster.multifactor:
+        if not self.ordered_by_tier:
             return sorted(queue, key=by_rank)
         for job in queue:
             if job.index not in state.priorities:
-                priority = self._factors.priority(job, board.moment.ns, state.fairness.factors)
-                partition = self.cluster.partition(job.queue)
-                tier = partition.tier if partition else 1
-                level = self._levels.get(job.owner.qos, 0)
-                state.priorities[job.index] = (-level, -tier, -priority, job.submit_ns // S_NS, job.index)
+                priority = self.priority(job, board.moment.ns, state.fairness.factors)
+                state.priorities[job.index] = (*self.band(job), -priority, job.submit_ns // S_NS, job.index)
         return sorted(queue, key=lambda job: state.priorities[job.index])
 
-    def _limits(self, job: Running) -> list[Held]:
+    @property
+    def ordered_by_tier(self) -> bool:
+        """Whether there is more to the order than the log's priorities."""
+        return bool(self.cluster.partitions) or self.cluster.multifactor
+
+    def band(self, job: Running) -> tuple[int, int]:
+        """What comes before priority: whom its QOS may preempt, and the tier of its partition; less is first."""
+        partition = self.cluster.partition(job.queue)
+        return -self._levels.get(job.owner.qos, 0), -(partition.tier if partition else 1)
+
+    def priority(self, job: Running, now_ns: int, fair: Mapping[Key, float]) -> float:
+        """By its factors, at a time and with factors of users."""
+        return self._factors.priority(job, now_ns, fair)
+
+    def limits(self, job: Running) -> list[Held]:
         """What a job counts against."""
         if not self.cluster.limits_hold or not (self.cluster.qos or self.cluster.associations):
             return []
@@ -280,23 +301,22 @@ class Slurm(Lines):
             account = self._accounts[account].parent
         return found
 
-    def _allowed(self, job: Running, state: State) -> bool:
+    def allowed(self, job: Running, state: State) -> bool:
         """Whether limits let it run now."""
         return all(
             (gpus is None or state.gpus.get(name, 0) + job.gpus <= gpus)
             and (jobs is None or state.jobs.get(name, 0) < jobs)
-            for name, gpus, jobs in self._limits(job)
+            for name, gpus, jobs in self.limits(job)
         )
 
-    def _units_of(self, job: Running, state: State) -> int:
-        """Units that it may be given, as bits."""
+    def nodes_of(self, job: Running, whole: int) -> int:
+        """Units of all that it may be given, as bits."""
         partition = self.cluster.partition(job.queue)
-        whole = (1 << len(state.free.gpus)) - 1
         if partition is None or not self.per_node or partition.nodes == (1 << self.cluster.nodes) - 1:
             return whole
         return partition.nodes & whole
 
-    def _limit_ns(self, job: Running) -> int:
+    def limit_ns(self, job: Running) -> int:
         """For how long it is planned from its start."""
         partition = self.cluster.partition(job.queue)
         most_s = YEAR_S if partition is None or partition.most_s is None else partition.most_s
@@ -307,130 +327,37 @@ class Slurm(Lines):
             return round(min(limit_s, most_s) * NS)
         return job.left_ns + (job.moment.ns - job.placed_ns if job.placement else 0)
 
-    # The two loops
+    # The main loop; the other is `backfill.py`
 
     def _main(self, queue: list[Running], board: Board, state: State) -> Iterator[Move]:
         """Jobs in order, until each partition is stopped."""
         stopped: set[str] = set()
-        blocked = 0
+        blocked, whole = 0, state.whole
         for job in queue[: self.main_depth or None]:
             partition = self.cluster.partition(job.queue)
             name = partition.name if partition else ""
-            units = self._units_of(job, state)
-            if name in stopped or not self._allowed(job, state):
+            units = self.nodes_of(job, whole)
+            if name in stopped or not self.allowed(job, state):
                 continue
             placed = state.free.choose(job.gpus, units & ~blocked)
             if placed is not None:
-                yield self._start(job, placed, board, state)
+                yield self.start(job, placed, board, state)
                 continue
             for victim in victims(self.cluster, job, units & ~blocked, board, state):
-                yield from self._preempt(victim, board, state)
+                yield from self.preempt(victim, board, state)
             placed = state.free.choose(job.gpus, units & ~blocked) if job.index in state.preempting else None
             if placed is not None:
-                yield self._start(job, placed, board, state)
+                yield self.start(job, placed, board, state)
                 continue
             if board.moment.ns - job.submit_ns < self.reserved_after_s * NS:
                 continue
             stopped.add(name)
             blocked |= units
-            if blocked == (1 << len(state.free.gpus)) - 1:
+            if blocked == whole:
                 return
 
-    def _backfill(self, queue: list[Running], board: Board, state: State) -> Iterator[Move]:
-        """Each job in order starts, or reserves."""
-        now_ns = board.moment.ns
-        step_ns, window_ns = max(round(self.resolution_s * NS), 1), round(self.window_s * NS)
-        last = self._last(queue, state)
-        if last < 0:
-            return
-        space = Space(now_ns, (1 << len(state.free.gpus)) - 1)
-        future = self._future(board, state)
-        busy = mask_of(node for _, placement in state.completing for node, _ in placement)
-        tests, users, partitions = 0, dict[str, int](), dict[str, int]()
-        for number, job in enumerate(queue):
-            if tests >= self.depth or number > last:
-                return
-            if job.placement or not self._allowed(job, state):
-                continue
-            for most, counts, name in (
-                (self.depth_user, users, job.owner.user),
-                (self.depth_partition, partitions, job.queue),
-            ):
-                counts[name] = counts.get(name, 0) + 1
-                if most and counts[name] > most:
-                    break
-            else:
-                tests += 1
-                units, limit_ns = self._units_of(job, state), self._limit_ns(job)
-                later_ns: int | None = now_ns
-                while later_ns is not None:
-                    from_ns, begin_ns = later_ns, 0
-                    among, later_ns = space.among(units, from_ns, from_ns + limit_ns)
-                    found = future.start(job.gpus, among)
-                    if found is None or found[0] > now_ns:
-                        stopped = victims(self.cluster, job, among, board, state) if from_ns == now_ns else []
-                        if stopped:
-                            freed = mask_of(node for victim in stopped for node, _ in state_units(victim, state))
-                            for victim in stopped:
-                                yield from self._preempt(victim, board, state)
-                            placed = state.free.choose(job.gpus, among)
-                            if placed is None:
-                                space.reserve(now_ns, now_ns + limit_ns, freed & among)
-                            else:
-                                yield self._start(job, placed, board, state)
-                            future = self._future(board, state)
-                            break
-                    if found is None:
-                        continue
-                    begin_ns, then = max(found[0], from_ns), found[1]
-                    placed = then.choose(job.gpus, among)
-                    assert placed is not None
-                    taken = mask_of(node for node, _ in placed)
-                    if begin_ns <= now_ns and taken & busy:
-                        begin_ns, later_ns = now_ns + S_NS, None
-                    if begin_ns <= now_ns:
-                        yield self._start(job, placed, board, state)
-                        last = self._last(queue, state)
-                        future = self._future(board, state)
-                        break
-                    if later_ns is not None and begin_ns > later_ns:
-                        continue
-                    if begin_ns > now_ns + window_ns or now_ns - job.submit_ns < self.reserved_after_s * NS:
-                        break
-                    first_ns, last_ns = (each // step_ns * step_ns for each in (begin_ns, begin_ns + limit_ns))
-                    if space.overlaps(taken, first_ns, last_ns):
-                        later_ns = begin_ns if begin_ns > from_ns else None
-                        if later_ns is not None:
-                            continue
-                    space.reserve(first_ns, last_ns, taken)
-                    break
-
-    def _last(self, queue: list[Running], state: State) -> int:
-        """The last in the queue that has room now: what those behind it would reserve keeps nobody from anything."""
-        if self.cluster.preempts_by:
-            return len(queue) - 1
-        fit: dict[tuple[int, str], bool] = {}
-        for at in range(len(queue) - 1, -1, -1):
-            job = queue[at]
-            key = job.gpus, job.queue
-            if key not in fit:
-                fit[key] = state.free.fits(job.gpus, self._units_of(job, state))
-            if fit[key] and not job.placement:
-                return at
-        return -1
-
-    def _future(self, board: Board, state: State) -> Future:
-        """Of what runs now, by limits."""
-        now_ns = board.moment.ns
-        holders = []
-        for job in board.running.values():
-            units = state.placed[job.index][2]
-            holders.append(Holder(job.placed_ns + self._limit_ns(job), units, mask_of(node for node, _ in units)))
-        for time_ns, units in state.completing:
-            holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
-        return Future(now_ns, state.free, holders, round(self.batch_s * NS))
-
-    def _start(self, job: Running, units: Placement, board: Board, state: State) -> Move:
+    def start(self, job: Running, units: Placement, board: Board, state: State) -> Move:
+        """A job starts on units."""
         placement = units if self.per_node else board.gang(job.gpus, 0)
         assert placement is not None
         self._take(job, placement, units, state)
@@ -439,7 +366,8 @@ class Slurm(Lines):
 
     # Preemption
 
-    def _preempt(self, job: Running, board: Board, state: State) -> Iterator[Move]:
+    def preempt(self, job: Running, board: Board, state: State) -> Iterator[Move]:
+        """A job is stopped, at once or when its grace time is over."""
         qos = self.cluster.qos.get(job.owner.qos)
         grace_s = qos.grace_s if qos else 0.0
         if grace_s:
@@ -460,7 +388,7 @@ class Slurm(Lines):
 
 
 def _make(site: Site, options: Options) -> Slurm:
-    cluster = read_cluster(site.slurm) if site.slurm else Cluster()
+    cluster = cluster_of(site)
     if options.pool and cluster.partitions:
         raise SpecError("--placement", "pool", "leave it out: partitions of slurm.conf are of nodes")
     policy = Slurm(0 if options.pool else site.per_node, cluster=cluster)

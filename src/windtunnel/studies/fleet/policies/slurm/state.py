@@ -28,6 +28,11 @@ class State:
     waiting: int = 0  # as it was last asked
     changed: bool = True  # since the last backfill
 
+    @property
+    def whole(self) -> int:
+        """All units, as bits."""
+        return (1 << len(self.free.gpus)) - 1
+
 
 def state_units(job: Running, state: State) -> Placement:
     """Where a running job is, in units."""
