@@ -24,7 +24,6 @@ from windtunnel.evidence.accuracy.outcome import outcome_of
 from windtunnel.physics.cost.calibration import read_calibration
 from windtunnel.studies.training import answers, predict
 
-
 FACTORS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
@@ -47,7 +46,7 @@ def judged(rows: Known, source: str, every: int) -> list[tuple[float, float, flo
 
 
 def _inside(off: float, low: float, high: float, factor: float) -> bool:
-    """Whether ln(measured / predicted) lies in a band so many times as wide: its ends are 1 / (1 + z) and 1 + 1.15 z."""
+    """Whether ln(measured / predicted) lies in a band so many times as wide; its ends are 1 / (1 + z), 1 + 1.15 z."""
     return -math.log1p(factor * math.expm1(-low)) <= off <= math.log1p(factor * math.expm1(high))
 
 
