@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 from windtunnel.real.capture.fake_tensors.control_flow import Answers  # noqa: E402
 from windtunnel.real.capture.fake_tensors.fake import fake_tensors  # noqa: E402
 from windtunnel.real.capture.recorder.recorder import Recorder  # noqa: E402
+from windtunnel.real.capture.torch_private.distributed import outside_modes  # noqa: E402
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU needs no pretended one")
 
@@ -27,6 +28,23 @@ def test_assigning_data_takes_the_device_along() -> None:
         parameter.data = parameter.data.to("cuda")
         assert parameter.device == torch.device("cuda", 2)
         assert (parameter @ torch.randn(4, 4, device="cuda")).device.index == 2
+
+
+def test_a_real_tensor_that_is_given_fake_data_becomes_fake() -> None:
+    """Files are read by C and Rust, past all modes; FSDP then moves parameters and buffers by their `data`."""
+    with fake_tensors("cuda"):
+        layer = nn.Linear(4, 4)
+        with outside_modes():
+            layer.weight, numbers = nn.Parameter(torch.randn(4, 4)), torch.ones(4)
+        layer.register_buffer("numbers", numbers)
+        with torch.no_grad():
+            for tensor in (*layer.parameters(), layer.numbers):
+                tensor.data = tensor.to("cuda")
+        assert {tensor.device.type for tensor in (*layer.parameters(), layer.numbers)} == {"cuda"}
+        assert isinstance(layer.weight, nn.Parameter)
+        (layer(torch.ones(2, 4, device="cuda")) * layer.numbers).sum().backward()
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.device.type == "cuda"
 
 
 @pytest.mark.parametrize(("count", "reads"), [(3, 9), (5000, 2)])

@@ -49,7 +49,7 @@ class Gauge:
     waiting: int
     kv_use: float
     preemptions: int
-    prefix_lookups: int
+    prefix_lookups: int  # tokens
     prefix_hits: int
 
 
@@ -146,6 +146,17 @@ class Fleet:
             ends.append(self._told[0].at_ns)
         return min(ends, default=NEVER)
 
+    def cache_config(self) -> dict[str, object]:
+        """What is constant of the KV cache of a replica, under vLLM's names; of a pair of pools, of its decode side."""
+        one = next((decoders_of(one)[0] for one in self.replicas if one is not None), None)
+        if one is None:
+            return {}
+        return {
+            "block_size": one.rules.block_size,
+            "enable_prefix_caching": one.rules.prefix_caching,
+            "num_gpu_blocks": one.pool.total,
+        }
+
     def gauges(self, now_ns: int) -> list[Gauge]:
         """Each replica as it stands."""
         self._catch_up(now_ns)
@@ -163,8 +174,8 @@ class Fleet:
                     len(one.waiting),
                     held / sum(part.pool.total for part in parts),
                     sum(part.tally.preemptions for part in parts),
-                    sum(part.pool.lookups for part in parts),
-                    sum(part.pool.hits for part in parts),
+                    sum(part.pool.lookups * part.rules.block_size for part in parts),
+                    sum(part.pool.hits * part.rules.block_size for part in parts),
                 )
             )
         return found

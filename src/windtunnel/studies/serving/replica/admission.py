@@ -70,8 +70,10 @@ class Admission:
 
     def unseen(self) -> bool:
         """Whether the engine does not know of those that wait, since it has not looked for requests yet."""
-        known = self.seen or self.prefilling or (self.batch.steps - self.received) % self.rules.receive_steps == 0
-        return not known
+        if self.seen or self.prefilling:
+            return False
+        since = (self.batch.steps - self.received) % self.rules.receive_steps  # steps since it looked last
+        return since > self.rules.lag
 
     def gathers(self) -> bool:
         """Whether prompts are held back until there are enough of them, or their time is up."""
