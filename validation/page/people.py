@@ -1,4 +1,4 @@
-"""Thirteen questions that people come with, asked on the page alone: how many clicks, how long until the answer is there.
+"""Thirteen questions that people come with, asked on the page alone: clicks and seconds to the answer.
 
     python validation/page/people.py [--only WORDS]
 
