@@ -19,7 +19,7 @@ class LeastLoaded:
         loads = [server.load for server in servers]
         least = min(loads)
         best = loads.index(least)
-        if loads.count(least) > 1:
+        if least and loads.count(least) > 1:  # who has none has no tokens either
             fewest = servers[best].outstanding_tokens
             for place in range(best + 1, len(loads)):
                 if loads[place] == least and servers[place].outstanding_tokens < fewest:
