@@ -330,7 +330,7 @@ def _noting_factor(world: AnsweringWorld, method: Callable[..., object]) -> Call
         for value in (*args, *kwargs.values()):
             op = getattr(value, "reduceOp", value)
             if isinstance(op, reduce_op) and op.op == reduce_op.PREMUL_SUM:
-                world.premul_factor = op.factor
+                world.premul_factor = getattr(op, "factor", None)  # 2.12 shows none: taken as 1
         return method(group, *args, **kwargs)
 
     return reduce
