@@ -59,6 +59,16 @@ def test_lists_hold_as_many_numbers_as_tensors(count: int, reads: int) -> None:
     assert sum(op.kind == "sync" for op in program.ops) == reads + 3
 
 
+def test_a_storage_that_was_read_becomes_a_tensor() -> None:
+    """As safetensors makes one of a file that it has mapped; what is made of it has no data."""
+    with outside_modes():
+        storage = torch.ones(4).untyped_storage()
+    with fake_tensors("cuda"):
+        tensor = torch.asarray(storage[:8], dtype=torch.uint8).view(torch.float32).reshape(2, 1)
+        assert tensor.shape == (2, 1)
+        assert tensor.to("cuda").device.type == "cuda"
+
+
 def test_a_list_of_tensors_becomes_a_tensor() -> None:
     with fake_tensors("cpu"), Recorder(0, 1, answers=Answers(loss=3.0, gradient_norm=0.5)) as recorder:
         recorder.begin_step()

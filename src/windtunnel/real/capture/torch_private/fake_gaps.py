@@ -4,6 +4,7 @@
   (`fake_device`), and one that was read from a file by C or Rust is real until then: a tensor on 'meta' came of it.
 - `torch.tensor([loss, norm])` reads the elements in C++, under no dispatch mode: here Python reads them, as a sync
   each.
+- `torch.asarray(storage)` (safetensors) sets a fake tensor's storage to a real one, which is refused.
 - `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
 - `pickle.dump(tensor)` writes down the mode that made it, and with it what nobody can write down.
 - `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
@@ -143,6 +144,22 @@ def tensors_of_fakes() -> Iterator[None]:
             yield
     finally:
         del builtins[id(tensor)]
+
+
+def storages_read() -> Replacements:
+    """`torch.asarray` of a storage, which holds data, is a real tensor, as what C reads from a file is."""
+    import torch
+
+    make = torch.asarray
+
+    @functools.wraps(make)
+    def asarray(obj: object, *args: object, **kwargs: object) -> torch.Tensor:
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+            with outside_modes():
+                return make(obj, *args, **kwargs)
+        return make(obj, *args, **kwargs)
+
+    return Replacements((torch, "asarray", asarray))
 
 
 def copies_of_fakes() -> Replacements:

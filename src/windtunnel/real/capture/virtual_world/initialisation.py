@@ -161,7 +161,9 @@ def _split_group(world: AnsweringWorld, original: Callable[..., object]) -> Call
         **more: object,  # of other versions of torch
     ) -> object:
         if not world.is_open:
-            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend, **more)
+            if backend is not None:  # 2.12 takes none
+                more["backend"] = backend
+            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
         c10d, state = compat.c10d(), compat.group_state()
@@ -328,7 +330,7 @@ def _noting_factor(world: AnsweringWorld, method: Callable[..., object]) -> Call
         for value in (*args, *kwargs.values()):
             op = getattr(value, "reduceOp", value)
             if isinstance(op, reduce_op) and op.op == reduce_op.PREMUL_SUM:
-                world.premul_factor = op.factor
+                world.premul_factor = getattr(op, "factor", None)  # 2.12 shows none: taken as 1
         return method(group, *args, **kwargs)
 
     return reduce
