@@ -313,6 +313,21 @@ def _change(times: Array, steps: Array, many: int, nodes: Array, begin: int, end
 
 
 @njit(cache=True)
+def _skip(times: Array, steps: Array, many: int, nodes: Array, since: int, limit: int, soonest: int) -> int:
+    """The last time, of those when there may be others of these nodes, that lies before the job can begin at all."""
+    at = _step_of(times, many, since)
+    while at + 1 < many and times[at] <= since + limit:
+        for word in range(len(nodes)):
+            if nodes[word] & steps[at + 1, word] & ~steps[at, word]:
+                if times[at + 1] >= soonest:
+                    return since
+                since = times[at + 1]
+                break
+        at += 1
+    return since
+
+
+@njit(cache=True)
 def _among(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int, left: Array) -> None:
     """Of these nodes those that are never held meanwhile, to `left`."""
     for word in range(len(left)):
@@ -519,11 +534,11 @@ def _test(
         counts[kind, 2] = now[STAMP]
         counts[kind, 3] = _future(now, 0, jobs, lists, held, free, least, gpus, units)
     soonest, later = counts[kind, 3], time  # nobody of its kind can begin before, whatever is reserved
+    if soonest < 0 or soonest > time + site[WINDOW]:
+        return many
     while later >= 0:
-        since = later
+        since = _skip(times, steps, many, units, later, limit, soonest)
         later = _change(times, steps, many, units, since, since + limit, among)
-        if later >= 0 and soonest > later:
-            continue
         _among(times, steps, many, units, since, since + limit, among)
         then = _future(now, site[BATCH], jobs, lists, held, free, least, gpus, among)
         if then < 0:

@@ -68,8 +68,12 @@ class Slurm(Lines):
     depth_partition: int = 0
     main_depth: int = 100
     reserved_after_s: float = 0.0  # bf_min_age_reserve
+    main_interval_s: float = 0.0  # slurmctld looks whether anything happened each second; 0: at each event
+    main_phase_s: float = 0.0  # when in its interval
+    backfill_phase_s: float = 0.0
     batch_s: float = BATCH_S  # of ends that are foreseen at once; 0: each by itself
     completing_s: float = 0.0
+    stopped_completing_s: float = 0.0  # the same after a job was stopped for another: signals, KillWait, epilog
     requeue_after_s: float = 121.0  # the life of a job's credential, and 1 s
     deferred: int = 0
     cluster: Cluster = field(default_factory=Cluster)
@@ -114,23 +118,36 @@ class Slurm(Lines):
             state.waiting = board.waiting
             board.wake_ns = min(state.doomed.values(), default=None)
             return
-        interval_ns = round(self.backfill_interval_s * NS)
-        passes = now_ns % interval_ns == 0 and state.changed
-        if passes or not self.deferred:
+        next_main_ns, next_pass_ns = self._turns(now_ns)
+        passes = next_pass_ns == now_ns and state.changed
+        main = not self.deferred and next_main_ns == now_ns and (state.news or not self.main_interval_s)
+        if passes or main:
             queue = self._queue(board, state)
-            if not self.deferred:
+            if main:
+                state.news = False
                 yield from self._main(queue, board, state)
             if passes:
                 state.changed = False
                 yield from Backfill(self, queue, board, state).moves()
         state.waiting = board.waiting
-        times = [now_ns - now_ns % interval_ns + interval_ns] if state.changed else []
+        next_main_ns, next_pass_ns = self._turns(now_ns + 1)
+        times = [next_pass_ns] if state.changed else []
+        times += [next_main_ns] if state.news and self.main_interval_s and not self.deferred else []
         times += [each[0] for each in state.completing]
         times += [*state.not_before.values(), *state.doomed.values()]
         if self.recalculates and (board.running or state.completing):  # else nothing ends, whoever is first
             every_ns = round(self.cluster.calculated_every_s * NS)
             times.append(now_ns - now_ns % every_ns + every_ns)
         board.wake_ns = min((each for each in times if each > now_ns), default=None)
+
+    def _turns(self, now_ns: int) -> tuple[int, int]:
+        """When the main loop and backfill are next due, from a time on."""
+
+        def due(interval_s: float, phase_s: float) -> int:
+            interval_ns, phase_ns = round(interval_s * NS), round(phase_s * NS)
+            return now_ns + (phase_ns - now_ns) % interval_ns if interval_ns else now_ns
+
+        return due(self.main_interval_s, self.main_phase_s), due(self.backfill_interval_s, self.backfill_phase_s)
 
     def restore(self, board: Board, memory: object) -> None:
         """What it remembers, at another snapshot."""
@@ -162,9 +179,9 @@ class Slurm(Lines):
                 if not self.per_node:
                     state.free.add(units, -1)
             board.given.clear()
-        if board.given or board.waiting != state.waiting:
-            state.changed = True
-        self._release(board, state)
+        before = state.changed
+        state.changed = bool(board.given) or board.waiting != state.waiting
+        self._release(board, state, self.completing_s)
         due = [placement for time_ns, placement in state.completing if time_ns <= now_ns]
         if due:
             state.completing = [each for each in state.completing if each[0] > now_ns]
@@ -182,10 +199,12 @@ class Slurm(Lines):
                 state.fairness.tick(board.running, now_ns, self.cluster)
                 state.priorities.clear()
                 state.changed = True
+        state.news |= state.changed
+        state.changed |= before
         return state
 
-    def _release(self, board: Board, state: State) -> None:
-        """Jobs have ended or were stopped."""
+    def _release(self, board: Board, state: State, completing_s: float) -> None:
+        """Jobs have ended or were stopped, and their nodes are free so long after."""
         now_ns = board.moment.ns
         for job, _ in board.given:
             if job.index not in state.placed:
@@ -195,8 +214,8 @@ class Slurm(Lines):
             for name, _, _ in self.limits(job):
                 state.gpus[name] -= job.gpus
                 state.jobs[name] -= 1
-            if self.completing_s:
-                state.completing.append((now_ns + round(self.completing_s * NS), units))
+            if completing_s:
+                state.completing.append((now_ns + round(completing_s * NS), units))
             else:
                 self._free(units, board, state)
         board.given.clear()
@@ -383,7 +402,7 @@ class Slurm(Lines):
             if mode == REQUEUE:
                 state.not_before[job.index] = board.moment.ns + round(self.requeue_after_s * NS)
             yield job, None
-        self._release(board, state)
+        self._release(board, state, max(self.completing_s, self.stopped_completing_s))
         self._update(board, state)
 
 

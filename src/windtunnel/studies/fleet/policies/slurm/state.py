@@ -27,6 +27,7 @@ class State:
     calculated_ns: int | None = None
     waiting: int = 0  # as it was last asked
     changed: bool = True  # since the last backfill
+    news: bool = True  # since the main loop looked last
 
     @property
     def whole(self) -> int:

@@ -1,7 +1,7 @@
 """A run of Slurm's policy from one end to the other in compiled code: `engine/compiled/fleet/slurm_kernels.py`.
 
 The same starts as the policy on the clock, which it leaves what the kernels do not know: preemption, nodes that fail,
-restarts, GPUs as a count, deferred scheduling with priorities that change.
+restarts, GPUs as a count, loops with phases, deferred scheduling with priorities that change.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def can_run(policy: Slurm, jobs: list[Running]) -> bool:
     return (
         policy.per_node > 0
         and not cluster.preempts_by
+        and not (policy.main_interval_s or policy.main_phase_s or policy.backfill_phase_s)
         and not (policy.deferred and policy.recalculates)
         and min(job.submit_ns for job in jobs) >= 0
         and all(job.work.restart_s == 0 for job in jobs)
