@@ -77,7 +77,9 @@ def main() -> None:
     parser.add_argument("--policies", default="slurm")
     parser.add_argument("--completing", type=float, default=0.05)
     parser.add_argument("--stopped", type=float, default=0.0, help="the same after a job was stopped for another")
-    parser.add_argument("--main", type=float, default=1.0, help="seconds between looks of the main loop; 0: at each event")
+    parser.add_argument(
+        "--main", type=float, default=1.0, help="seconds between looks of the main loop; 0: at each event"
+    )
     parser.add_argument("--phases", default="0.75,0.25", help="of the main loop and of backfill, within a second")
     parser.add_argument("--tenths", action="store_true", help="times as submitted, not by the log's whole seconds")
     given = parser.parse_args()

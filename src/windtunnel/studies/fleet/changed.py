@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.asked.fleet import Fleet
 from windtunnel.questions.asked.fleet_when import FleetWhen
 from windtunnel.questions.changing import changed
 from windtunnel.questions.words import settings
-from windtunnel.studies.fleet.jobs.trace import Jobs
-from windtunnel.studies.fleet.policies.slurm.files import cluster_of
+from windtunnel.studies.fleet.jobs.trace import Jobs, Quota
+from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
 from windtunnel.studies.fleet.site import Site, checked
 
 HERE = ("nodes", "quota", "slurm")
@@ -47,7 +47,9 @@ def changed_cluster(changes: Sequence[str], jobs: Jobs, site: Site) -> tuple[Job
         elif head == "slurm" and rest:
             if not site.slurm:
                 raise SpecError("--change", text, "give Slurm's files as --cluster: slurm.conf, or a site.yaml")
-            site = replace(site, changed=_set(cluster_of(site), rest, value, text))
+            cluster = _set(site.slurm_cluster, rest, value, text)
+            assert isinstance(cluster, Cluster)
+            site = replace(site, changed=cluster)
         else:
             raise SpecError("--change", text, "write nodes=+32, quota.QUEUE=256 or slurm.qos.NAME.priority=10")
     return jobs, site
@@ -56,11 +58,11 @@ def changed_cluster(changes: Sequence[str], jobs: Jobs, site: Site) -> tuple[Job
 def _with_nodes(site: Site, value: str, text: str) -> Site:
     if site.kinds:
         raise SpecError("--change", text, f"{site.text} has nodes of several kinds: change --cluster")
-    nodes = _number(int, site.nodes, value, text)
+    nodes = int(_number(site.nodes, value, text, whole=True))
     grown = checked(replace(site, nodes=nodes, text=f"{site.text}, {nodes} nodes"))
     if not site.slurm:
         return grown
-    cluster = cluster_of(site)
+    cluster = site.slurm_cluster
     before, after = (1 << cluster.nodes) - 1, (1 << nodes) - 1
     partitions = {
         name: replace(each, nodes=after if each.nodes == before else each.nodes & after)
@@ -77,11 +79,13 @@ def _with_quota(jobs: Jobs, path: list[str], value: str, text: str) -> Jobs:
     if name not in known:
         has = ", ".join(known) or "none"
         raise SpecError("--change", text, f"{jobs.source} has the queues: {has}")
-    known[name] = _set(known[name], rest or ["nominal"], value, text)
+    quota = _set(known[name], rest or ["nominal"], value, text)
+    assert isinstance(quota, Quota)
+    known[name] = quota
     return replace(jobs, quotas=tuple(known.values()))
 
 
-def _set(part: Any, path: Sequence[str], value: str, text: str) -> Any:
+def _set(part: object, path: Sequence[str], value: str, text: str) -> object:
     """A part with what its path names set. Raises SpecError."""
     head, rest = path[0], path[1:]
     if isinstance(part, Mapping):
@@ -90,14 +94,16 @@ def _set(part: Any, path: Sequence[str], value: str, text: str) -> Any:
         before = part.get(head, 0.0)
         if is_dataclass(before) and not rest:
             raise SpecError("--change", text, f"say which part of {head}")
-        return {**part, head: _set(before, rest, value, text) if rest else _number(float, before, value, text)}
+        return {**part, head: _set(before, rest, value, text) if rest else _number(before, value, text)}
     if isinstance(part, tuple):
         names = [f"{each.account}:{each.user}" if each.user else each.account for each in part]
         if head not in names or not rest:
             raise SpecError("--change", text, f"name one of {', '.join(names) or 'none'}, and its share")
         at = names.index(head)
         return (*part[:at], _set(part[at], rest, value, text), *part[at + 1 :])
-    known = [each.name for each in fields(part)] if is_dataclass(part) else []
+    assert is_dataclass(part)
+    assert not isinstance(part, type)
+    known = [each.name for each in fields(part)]
     if head not in known:
         raise SpecError("--change", text, f"there is no {head}; there are: {', '.join(known) or 'none'}")
     before = getattr(part, head)
@@ -110,7 +116,7 @@ def _set(part: Any, path: Sequence[str], value: str, text: str) -> Any:
     return replace(part, **{head: _value(get_type_hints(type(part))[head], before, value, text)})
 
 
-def _value(kind: Any, before: object, value: str, text: str) -> object:
+def _value(kind: object, before: object, value: str, text: str) -> object:
     """A text as a field takes it. Raises SpecError."""
     kinds = getattr(kind, "__args__", (kind,))
     if value.lower() in ("none", "null") and type(None) in kinds:
@@ -123,19 +129,19 @@ def _value(kind: Any, before: object, value: str, text: str) -> object:
         return frozenset(value.split("+"))
     if str in kinds:
         return value
-    return _number(int if int in kinds else float, before, value, text)
+    return _number(before, value, text, whole=int in kinds)
 
 
-def _number(kind: type[Any], before: object, value: str, text: str) -> Any:
+def _number(before: object, value: str, text: str, *, whole: bool = False) -> float:
     """A number, or with a sign one more or less than there is. Raises SpecError."""
     try:
-        number = kind(value.replace(",", ""))
+        number: float = int(value.replace(",", "")) if whole else float(value)
     except ValueError:
-        raise SpecError("--change", text, "give a whole number" if kind is int else "give a number") from None
+        raise SpecError("--change", text, "give a whole number" if whole else "give a number") from None
     if value[0] in "+-":
         if not isinstance(before, int | float):
             raise SpecError("--change", text, "there is none yet: give the number itself")
         number += before
-    if number < 0 or number != number:
+    if not 0 <= number < float("inf"):
         raise SpecError("--change", text, "give a number that leaves 0 or more")
     return number

@@ -13,7 +13,7 @@ from dataclasses import fields
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
 from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Association, Cluster, Limits, Partition, Qos
-from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS, cluster_of
+from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
 from windtunnel.studies.fleet.site import Site
 
 WEIGHTS = {"size": "JobSize", "association": "Assoc", "qos": "QOS"}
@@ -27,7 +27,7 @@ def emitted(kind: str, jobs: Jobs, site: Site) -> dict[str, str]:
         if not jobs.quotas:
             raise SpecError("--emit", kind, f"{jobs.source} has no ClusterQueues to write")
         return {"queues.yaml": queues_text(jobs.quotas, jobs.cohorts)}
-    return slurm_files(cluster_of(site), site)
+    return slurm_files(site.slurm_cluster, site)
 
 
 def queues_text(quotas: Sequence[Quota], cohorts: Sequence[Cohort]) -> str:

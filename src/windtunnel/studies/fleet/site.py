@@ -47,6 +47,14 @@ class Site:
         return self.nodes * self.per_node
 
     @property
+    def slurm_cluster(self) -> Cluster:
+        """What its files of Slurm say, with what is changed of it; one partition and no limits where it has none."""
+        from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
+        from windtunnel.studies.fleet.policies.slurm.files import read_cluster
+
+        return self.changed or (read_cluster(self.slurm) if self.slurm else Cluster())
+
+    @property
     def node_kinds(self) -> tuple[str, ...]:
         """The GPU of each node."""
         return tuple(gpu for gpu, nodes in self.kinds or ((self.gpu, self.nodes),) for _ in range(nodes))

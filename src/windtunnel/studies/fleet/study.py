@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from windtunnel.errors import SpecError
 from windtunnel.notebook import Shown
+from windtunnel.questions import read
 from windtunnel.questions.asked.fleet import ByFile, Failing, Fleet, Steady
 from windtunnel.questions.asked.fleet_flows import FleetFlows
 from windtunnel.questions.asked.fleet_lint import FleetLint
@@ -161,7 +162,11 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
     if not question.change:
         return answer_as_it_is(question, executor, frontier=frontier)
     before = answer_as_it_is(replace(question, change=()), executor, frontier=frontier)
-    after = answer_as_it_is(as_changed(question), executor, frontier=frontier)
+    asked = as_changed(question)
+    names = [name for name in _policies(asked.policy) if _is_file(name) or not _happened(name)]
+    if not names:
+        raise SpecError("--change", ", ".join(question.change), "what happened does not change: give a policy too")
+    after = answer_as_it_is(replace(asked, policy=",".join(names)), executor, frontier=frontier)
     return replace(
         before,
         figures=(*before.figures, *({**each, "policy": f"{each['policy']} {CHANGED}"} for each in after.figures)),
@@ -213,6 +218,11 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
         said = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
         notes += (f"{said}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points, files)
+
+
+def one_seed(*, question: Mapping[str, object]) -> dict[str, object]:
+    """Figures of one policy at one seed; `question` in its plain form, as executors carry it. Raises UserError."""
+    return answer_as_it_is(read(question)).figures[0]
 
 
 def _unheeded(jobs: Jobs, names: Sequence[str]) -> list[str]:
@@ -408,6 +418,11 @@ def _policies(text: str) -> list[str]:
     if len({title(name) for name in names}) < len(names):  # figures are told apart by it
         raise SpecError("--policy", text, "name each policy once; a YAML file's name: is what it is called")
     return names
+
+
+def _happened(policy: str) -> bool:
+    traits = POLICIES.get(plain_name(policy))
+    return traits is not None and traits.loop == "log"
 
 
 def _is_file(policy: str) -> bool:

@@ -17,7 +17,6 @@ from windtunnel.studies.fleet.emit import emitted
 from windtunnel.studies.fleet.jobs.kubernetes import cohorts_of_objects, quotas_of_objects
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
-from windtunnel.studies.fleet.policies.slurm.files import cluster_of
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.study import answer
 
@@ -58,6 +57,11 @@ def test_policies_stand_side_by_side_before_and_after(log: Path) -> None:
     found = answer(question)
     assert [each["policy"] for each in found.figures] == ["fifo", "easy changed"]
     assert [each["mean_wait_s"] for each in found.figures] == [4.5, 0.0]
+    log_too = replace(question, policy="current,fifo", change=("nodes=+1",))
+    log.write_text(LOG.replace("limit_s", "start_s"))
+    assert [each["policy"] for each in answer(log_too).figures] == ["current", "fifo", "fifo changed"]
+    with pytest.raises(SpecError, match="does not change"):
+        answer(replace(log_too, policy="current"))
     banded = answer(replace(question, seeds=2))
     assert [each["mean_wait_s"] for each in banded.figures] == [4.5, 0.0]
 
@@ -75,7 +79,7 @@ def test_slurm_and_quotas_change_by_their_own_names(log: Path) -> None:
     )
     jobs, site = changed_cluster(changes, jobs, site)
     assert jobs.quotas[0] == Quota("vision", 12, "all")
-    cluster = cluster_of(site)
+    cluster = site.slurm_cluster
     assert (site.nodes, cluster.nodes, cluster.cpus, cluster.names[-1]) == (6, 6, 384, "new6")
     assert (cluster.partitions["wide"].nodes, cluster.partitions["fast"].nodes) == (0b111111, 0b1100)
     assert cluster.qos["high"].limits.user_gpus == 16
@@ -109,7 +113,7 @@ def test_what_is_written_reads_back_the_same(log: Path, tmp_path: Path) -> None:
     folder.mkdir()
     for name, text in emitted("slurm", jobs, site).items():
         (folder / name).write_text(text)
-    assert cluster_of(parse_site(str(folder / "site.yaml"))) == cluster_of(site)
+    assert parse_site(str(folder / "site.yaml")).slurm_cluster == site.slurm_cluster
     plain_site = parse_site("gpu:2x8")
     (folder / "slurm.conf").write_text(emitted("slurm", jobs, plain_site)["slurm.conf"])
     assert parse_site(str(folder / "slurm.conf")).gpus == 16

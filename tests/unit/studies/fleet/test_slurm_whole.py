@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_workloads import differences
+from random_slurm import differences
 
 
 def test_the_loops_start_every_job_when_the_policy_does() -> None:
     """Uncompiled: compiling takes half a minute."""
-    script = Path(__file__).with_name("slurm_workloads.py")
+    script = Path(__file__).with_name("random_slurm.py")
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run([sys.executable, script, "40"], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "equal"

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
@@ -28,9 +27,6 @@ from windtunnel.studies.fleet.policies.slurm.cluster import (
     Qos,
     Weights,
 )
-
-if TYPE_CHECKING:
-    from windtunnel.studies.fleet.site import Site
 
 SETTING = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[^=:,(]+)?[:=](\d+)")
@@ -49,11 +45,6 @@ PARAMETERS = {
     "default_queue_depth": ("main_depth", 1.0),
 }
 FLAGS = {"defer": "deferred", "bf_one_resv_per_job": ""}
-
-
-def cluster_of(site: Site) -> Cluster:
-    """What a site's files of Slurm say, with what is changed of it; one partition and no limits where it has none."""
-    return site.changed or (read_cluster(site.slurm) if site.slurm else Cluster())
 
 
 def read_cluster(paths: Sequence[Path]) -> Cluster:

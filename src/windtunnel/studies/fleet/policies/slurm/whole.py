@@ -7,23 +7,24 @@ restarts, GPUs as a count, loops with phases, deferred scheduling with prioritie
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.studies.fleet.policies.slurm.nodes import S_NS
 from windtunnel.studies.fleet.policies.slurm.order import Fairness
+from windtunnel.studies.fleet.policies.slurm.rules import Rules
 from windtunnel.studies.fleet.running import NS, Running
 
 if TYPE_CHECKING:
-    from windtunnel.studies.fleet.policies.slurm.policy import Slurm
+    from windtunnel.physics.engine.compiled.arrays import Array
 
 Ints = NDArray[np.int64]
 LEAST = 500  # jobs from which loading, or compiling, is worth it
 
 
-def can_run(policy: Slurm, jobs: list[Running]) -> bool:
+def can_run(policy: Rules, jobs: list[Running]) -> bool:
     """Whether compiled code knows all of it."""
     cluster = policy.cluster
     return (
@@ -36,7 +37,7 @@ def can_run(policy: Slurm, jobs: list[Running]) -> bool:
     )
 
 
-def run_whole(policy: Slurm, jobs: list[Running], nodes: int) -> None:
+def run_whole(policy: Rules, jobs: list[Running], nodes: int) -> None:
     """Jobs start, hold nodes and end; on return each is as the clock would leave it."""
     from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
 
@@ -73,7 +74,7 @@ def numbers(values: Iterable[Hashable]) -> Ints:
     return np.array([known.setdefault(value, len(known)) for value in values], np.int64)
 
 
-def memory_of(policy: Slurm, order: list[Running], nodes: int) -> dict[str, NDArray[Any]]:
+def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Array]:
     """The arrays of the kernels, by name, for jobs by submission."""
     from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
 
@@ -135,12 +136,12 @@ def memory_of(policy: Slurm, order: list[Running], nodes: int) -> dict[str, NDAr
     }
 
 
-def _partition(policy: Slurm, job: Running) -> str:
+def _partition(policy: Rules, job: Running) -> str:
     partition = policy.cluster.partition(job.queue)
     return partition.name if partition else ""
 
 
-def _masks(policy: Slurm, order: list[Running], nodes: int) -> Ints:
+def _masks(policy: Rules, order: list[Running], nodes: int) -> Ints:
     """Nodes of partitions by first appearance, of all, and room for four more."""
     from windtunnel.physics.engine.compiled.fleet.slurm_kernels import BITS
 
@@ -154,7 +155,7 @@ def _masks(policy: Slurm, order: list[Running], nodes: int) -> Ints:
     )
 
 
-def _table(policy: Slurm, order: list[Running]) -> Ints:
+def _table(policy: Rules, order: list[Running]) -> Ints:
     """What is known of each job beforehand, as rows."""
     from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
 

@@ -1,6 +1,6 @@
 """Random jobs on random Slurm clusters, run by the policy on the clock and by its compiled loops.
 
-NUMBA_DISABLE_JIT=1 python slurm_workloads.py 20     prints `equal` where 20 of them start every job alike
+NUMBA_DISABLE_JIT=1 python random_slurm.py 20     prints `equal` where 20 of them start every job alike
 """
 
 import random
