@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,32 @@ def test_a_window_by_budget_is_the_largest_that_fits() -> None:
         offload.apply(net)
     with pytest.raises(SpecError, match="the least is"):
         offload.apply(Net(), device_memory=100)
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("wrong")
+
+
+def test_a_pass_that_fails_leaves_nothing_and_the_next_is_as_ever() -> None:
+    tokens, found = torch.arange(6)[None], []
+    for failing in (False, True):
+        net = offload.apply(Net().eval(), window=1)
+        run = WINDOWS[net]
+        if failing:
+            handle = net.layers[2].up.register_forward_hook(fail)  # type: ignore[union-attr]
+            with pytest.raises(RuntimeError, match="wrong"):
+                net(tokens)
+            handle.remove()
+            out = net(tokens)
+            out.register_hook(fail)
+            with pytest.raises(RuntimeError, match="wrong"):
+                out.sum().backward()
+            del out
+            gc.collect()
+        net(tokens).square().sum().backward()
+        assert run.arena.now == 0
+        found.append([parameter.grad for parameter in net.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_an_average_of_the_weights_computes_with_its_own() -> None:
