@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed import DeviceMesh
     from torch.distributed.distributed_c10d import _World
 
-TRIED = ("2.12", "2.13", "2.14")
+TRIED = ("2.12", "2.13", "2.14", "2.15")
 OLDEST = (2, 12)  # newer ones than were tried are tried; in older ones too much is missing
 ANY_TORCH = "WINDTUNNEL_ANY_TORCH"
 
