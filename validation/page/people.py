@@ -155,7 +155,7 @@ def split(one: Person) -> str:
 def measured(one: Person) -> str:
     one.study("diagnose")
     one.drop("train.sh", TRAIN)
-    one.type("run *", "train.sh")
+    one.type("model *", "train.sh")
     one.type("measured", "11s")
     one.press("^Start$")
     return one.hears(r"[^\n]*11(\.\d+)? ?s (is|are)[^\n]*|[^\n]*as expected[^\n]*")
