@@ -18,10 +18,10 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.studies.serving import Deployment, Workload, engine_of
 from windtunnel.studies.serving.batching import ContinuousBatching
-from windtunnel.studies.serving.loop import simulate
+from windtunnel.studies.serving.loop import Router, simulate
 from windtunnel.studies.serving.placement.search import Question, search_distserve
 from windtunnel.studies.serving.replica import StepwiseReplica
-from windtunnel.studies.serving.routing import RoundRobin
+from windtunnel.studies.serving.routing import LeastLoaded, PrefixAware, RoundRobin
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 
@@ -29,6 +29,7 @@ from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--trace", type=Path, required=True)
+    words.add_argument("--prefixes", type=Path, help="a trace with names of blocks, as Mooncake's")
     words.add_argument("--fleet", type=int, default=1_000_000, help="requests on 64 replicas")
     asked = words.parse_args()
     load = read_workload(asked.trace)
@@ -52,9 +53,18 @@ def main() -> None:
     prompts, outputs = (np.tile(one, times)[: asked.fleet] for one in (load.input_tokens, load.output_tokens))
     sent = np.concatenate([load.arrival_ns // 64 + place * (span // 64) for place in range(times)])[: asked.fleet]
     fleet = Workload(prompts, outputs, sent)
-    begun = time.process_time()
-    simulate(fleet, [engine.replica() for _ in range(64)], RoundRobin(), block_size=size)
-    print(f"{asked.fleet:,} requests on 64 replicas: {time.process_time() - begun:.1f} CPU-seconds")
+    routers: tuple[Router, ...] = (RoundRobin(), LeastLoaded())
+    for router in routers:
+        begun = time.process_time()
+        simulate(fleet, [engine.replica() for _ in range(64)], router, block_size=size)
+        spent = time.process_time() - begun
+        print(f"{asked.fleet:,} requests on 64 replicas, {type(router).__name__}: {spent:.1f} CPU-seconds")
+    if asked.prefixes is not None:
+        named = read_workload(asked.prefixes)
+        rate = _rate(
+            lambda: simulate(named, [engine.replica() for _ in range(8)], PrefixAware(), block_size=size), len(named)
+        )
+        print(f"prefixes of {asked.prefixes.name} on 8 replicas: {rate:,.0f} requests per CPU-second")
 
     slo = {"ttft_s": 0.2, "tpot_s": 0.02}
     prompts, outputs = lengths(1000, 800, 200, 0.5, 0)

@@ -11,32 +11,20 @@ calibration) and what parts of a step miss by (`uncertainty`) stay as they are. 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from seen import HERE, OTHERS, TABLES, entries_of
+from seen import HERE, OTHERS, TABLES, Known, entries_of, known_rows
 
-from windtunnel.evidence.accuracy import Case, Row, Skip, case_of, read_table
+from windtunnel.evidence.accuracy import read_table
 from windtunnel.evidence.accuracy.outcome import outcome_of
 from windtunnel.physics.cost.calibration import read_calibration
 from windtunnel.studies.training import answers, predict
 
-Known = dict[str, tuple[Row, Case, float, float]]
-
-
-def known_rows(tables: list[Path]) -> Known:
-    """Rows that have been predicted without their source, by id, with both errors."""
-    kept = {line["id"]: line for line in csv.DictReader((HERE / "left_out_rows.csv").open(encoding="utf-8"))}
-    found: Known = {}
-    for row in (row for path in tables for row in read_table(path) if row.id in kept):
-        case = case_of(row)
-        assert not isinstance(case, Skip)
-        found[row.id] = (row, case, float(kept[row.id]["left_out"]), float(kept[row.id]["as_it_is"]))
-    return found
+FACTORS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
 def judged(rows: Known, source: str, every: int) -> list[tuple[float, float, float]]:
@@ -57,6 +45,11 @@ def judged(rows: Known, source: str, every: int) -> list[tuple[float, float, flo
     return found
 
 
+def _inside(off: float, low: float, high: float, factor: float) -> bool:
+    """Whether ln(measured / predicted) lies in a band so many times as wide; its ends are 1 / (1 + z), 1 + 1.15 z."""
+    return -math.log1p(factor * math.expm1(-low)) <= off <= math.log1p(factor * math.expm1(high))
+
+
 def main() -> None:
     """Judge the sources of the tables that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,13 +62,18 @@ def main() -> None:
     named = {row.id: row.source for path in asked.tables for row in read_table(path) if row.id in rows}
     inside: dict[str, list[bool]] = defaultdict(list)
     widths: dict[str, list[float]] = defaultdict(list)
+    rows_of: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for source in sorted(one for one in set(named.values()) if asked.source in one):
         for off, low, high in judged(rows, source, asked.every):
+            rows_of[source].append((off, low, high))
             inside[source].append(low <= off <= high)
             widths[source].append(high - low)
         one = inside[source]
         width = sum(widths[source]) / len(one)
         print(f"{source:60s} {len(one):4d} rows  held {sum(one) / len(one):6.1%}  {width:.2f} wide", flush=True)
+    for factor in FACTORS:
+        shares = [sum(_inside(*one, factor) for one in each) / len(each) for each in rows_of.values()]
+        print(f"{factor:.2f} times as wide: mean of sources {sum(shares) / len(shares):.1%}")
     every = [one for each in inside.values() for one in each]
     of_sources = [sum(one) / len(one) for one in inside.values()]
     print(

@@ -2,6 +2,7 @@
 
     python validation/seen.py TABLE.csv ...             the ledgers beside this file and further ones
     python validation/seen.py --from-rows TABLE.csv ... the same from `left_out_rows.csv` as it was last written
+    python validation/seen.py --kept TABLE.csv ...      rows of the ledgers beside from there, of the named tables anew
 
 Writes `cost/calibration/seen.yaml`: by framework, by framework and name of release, and by GPU generation the most
 GPUs of a run, formats, whether there were mixtures over several ranks and adapters, how many projects, and `error`:
@@ -37,6 +38,8 @@ from windtunnel.physics.cost.training import release_name, training_costs, train
 from windtunnel.studies.training import predict
 from windtunnel.studies.training.lowering import passes
 
+LEFT_OUT = HERE / "left_out_rows.csv"
+Known = dict[str, tuple[Row, Case, float, float]]
 OTHERS = ("published", "unseen", "ultrascale")
 EVERY = {"ultrascale": 20, "vtrain": 4}
 ABOUT = (
@@ -46,25 +49,10 @@ ABOUT = (
 )
 
 
-def left_out(recent: list[Path]) -> dict[str, tuple[Row, Case, float, float]]:
+def left_out(recent: list[Path]) -> Known:
     """ln(predicted / measured) of every row that can be predicted, left out and as it is, by id."""
-    found: dict[str, tuple[Row, Case, float, float]] = {}
+    found = of_ledgers() | of_recent(recent)
     kept = copy.deepcopy(training_document())
-    for path in [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)]:
-        rows = [row for row in read_table(path) if row.level != "C" and row.measured_s is not None]
-        for row in rows[:: EVERY.get(path.stem, 1)]:
-            case, error = case_of(row), outcome_of(row, predict).error
-            if not isinstance(case, Skip) and error is not None:
-                found[row.id] = (row, case, math.log1p(error), math.log1p(error))
-    newer = Recent(measured(recent), CONSTANTS)
-    found |= {
-        run.row.id: (run.row, run.case, float(error), float(error))
-        for run, error in zip(newer.runs, newer.errors, strict=True)
-    }
-    for _, own, _ in without(newer, groups_of(run.source for run in newer.runs)[0]):
-        for index in own.tolist():
-            name = newer.runs[index].row.id
-            found[name] = (*found[name][:2], float(newer.errors[index]), found[name][3])
     fit = Fit(runs_of([HERE / f"{name}.csv" for name in TABLES]))
     sources = sorted({run.source for run in fit.runs})
     groups = [[source for source in sources if family in source] for family in TOGETHER]
@@ -79,6 +67,43 @@ def left_out(recent: list[Path]) -> dict[str, tuple[Row, Case, float, float]]:
             found[run.case.row.id] = (run.case.row, run.case, float(fit.errors[index]), float(before[index]))
         _restore(kept)
         fit.errors = before
+    return found
+
+
+def of_ledgers() -> Known:
+    """Rows of the ledgers beside, as they are predicted."""
+    found: Known = {}
+    for path in [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)]:
+        rows = [row for row in read_table(path) if row.level != "C" and row.measured_s is not None]
+        for row in rows[:: EVERY.get(path.stem, 1)]:
+            case, error = case_of(row), outcome_of(row, predict).error
+            if not isinstance(case, Skip) and error is not None:
+                found[row.id] = (row, case, math.log1p(error), math.log1p(error))
+    return found
+
+
+def of_recent(tables: list[Path]) -> Known:
+    """Rows of further tables, without their sources in what `recent.py` fits."""
+    newer = Recent(measured(tables), CONSTANTS)
+    found: Known = {
+        run.row.id: (run.row, run.case, float(error), float(error))
+        for run, error in zip(newer.runs, newer.errors, strict=True)
+    }
+    for _, own, _ in without(newer, groups_of(run.source for run in newer.runs)[0]):
+        for index in own.tolist():
+            name = newer.runs[index].row.id
+            found[name] = (*found[name][:2], float(newer.errors[index]), found[name][3])
+    return found
+
+
+def known_rows(tables: list[Path]) -> Known:
+    """Rows of tables as `left_out_rows.csv` has them."""
+    kept = {line["id"]: line for line in csv.DictReader(LEFT_OUT.open(encoding="utf-8"))}
+    found: Known = {}
+    for row in (row for path in tables for row in read_table(path) if row.id in kept):
+        case = case_of(row)
+        assert not isinstance(case, Skip)
+        found[row.id] = (row, case, float(kept[row.id]["left_out"]), float(kept[row.id]["as_it_is"]))
     return found
 
 
@@ -118,7 +143,7 @@ def entry_of(rows: list[tuple[Row, Case, float, float]]) -> str:
     )
 
 
-def entries_of(rows: dict[str, tuple[Row, Case, float, float]]) -> str:
+def entries_of(rows: Known) -> str:
     """The file `seen.yaml` that these rows make."""
     pairs: dict[tuple[str, str], list[tuple[Row, Case, float, float]]] = defaultdict(list)
     for one in rows.values():
@@ -137,18 +162,15 @@ def entries_of(rows: dict[str, tuple[Row, Case, float, float]]) -> str:
 
 def main() -> None:
     """Predict and write both files."""
-    recent = [Path(one) for one in sys.argv[1:] if one != "--from-rows"]
+    recent = [Path(one) for one in sys.argv[1:] if not one.startswith("--")]
+    ledgers = [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)]
     if "--from-rows" in sys.argv:
-        kept = {line["id"]: line for line in csv.DictReader((HERE / "left_out_rows.csv").open(encoding="utf-8"))}
-        tables = [HERE / f"{name}.csv" for name in (*TABLES, *OTHERS)] + recent
-        rows = {}
-        for row in (row for path in tables for row in read_table(path) if row.id in kept):
-            case = case_of(row)
-            assert not isinstance(case, Skip)
-            rows[row.id] = (row, case, float(kept[row.id]["left_out"]), float(kept[row.id]["as_it_is"]))
+        rows = known_rows(ledgers + recent)
+    elif "--kept" in sys.argv:
+        rows = known_rows(ledgers) | of_recent(recent)
     else:
         rows = left_out(recent)
-    with (HERE / "left_out_rows.csv").open("w", newline="", encoding="utf-8") as file:
+    with LEFT_OUT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("id", "source", "framework", "generation", "left_out", "as_it_is"))
         for name, (row, case, out, own) in rows.items():

@@ -190,7 +190,13 @@ def test_a_study_is_started_watched_and_removed(page: Any, address: str) -> None
     page.select_option("#verb", "survive")
     page.wait_for_url("**/studies?verb=survive")
     page.click("summary:has-text('rarer')")
-    for name, value in {"cluster.base": "h100-sxm:1024", "days": "3", "seeds": "20", "policy": "restart"}.items():
+    for name, value in {
+        "model.base": "llama-3-8b",
+        "cluster.base": "h100-sxm:1024",
+        "days": "3",
+        "seeds": "20",
+        "policy": "restart",
+    }.items():
         page.fill(f"[id='f-{name}']", value)
     page.click("#study button")
     page.wait_for_url("**/studies/2*")

@@ -10,7 +10,7 @@ from prices import plain_times
 from windtunnel.studies.serving.emulator.fleet import Fleet
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.replica import Replica, Rules, Sequence
-from windtunnel.studies.serving.replica.interrupted import blocks_held, cancel, steps_done, tokens_given, unfinished
+from windtunnel.studies.serving.replica.interrupted import blocks_held, cancel, tokens_given, unfinished
 from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.routing import LeastLoaded
 from windtunnel.studies.serving.workload.lengths import arrivals
@@ -106,15 +106,15 @@ def test_who_hangs_up_leaves_nothing_behind(seed: int, rules: Rules, blocks: int
             assert index not in ended
             left.add(index)
             assert replica.next_ns >= now  # what has passed stays as it was
-        assert 0 <= blocks_held(replica, steps_done(replica, now)) <= blocks
+        assert 0 <= blocks_held(replica, replica.steps_done(now)) <= blocks
     while replica.next_ns < NEVER:
         ended |= {one.index for one in replica.advance()}
     assert ended | left == set(range(30))
     assert not ended & left
     assert (replica.load, replica.pool.held, replica.outstanding_tokens) == (0, 0, 0)
-    assert replica._context_sum == 0
-    assert not any(replica._due)
-    assert replica._promised == 0
+    assert replica.batch.context_sum == 0
+    assert not any(replica.batch.due)
+    assert replica.cache.promised == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,8 +133,8 @@ def test_a_lost_replica_gives_back_every_request_with_the_tokens_it_had(seed: in
         replica.submit(Sequence(index, int(load.input_tokens[index]), int(load.output_tokens[index]), at), at)
     while replica.next_ns <= now:
         ended |= {one.index for one in replica.advance()}
-    done = steps_done(replica, now)
-    had = {one.index: tokens_given(replica, one, done) for one in replica.decoding.values()}
+    done = replica.steps_done(now)
+    had = {one.index: tokens_given(replica, one, done) for one in replica.running.values()}
     gone = unfinished(replica, now)
     assert {one.index for one in gone} | ended == set(sent)
     for one in gone:

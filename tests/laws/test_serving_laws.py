@@ -204,13 +204,17 @@ def test_replicas_share_the_requests(router: Any) -> None:
     assert all(one.pool.held == 0 for one in servers)
 
 
+@pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize(("arrives_s", "steps"), [(0.35, 60), (0.95, 120), (1.25, 180)])
-def test_an_engine_that_polls_admits_at_the_steps_at_which_it_looks(arrives_s: float, steps: int) -> None:
-    """The first request decodes alone; the second waits for the next multiple of 60 steps since the first's prompt."""
+def test_an_engine_that_polls_admits_at_the_steps_at_which_it_looks(arrives_s: float, steps: int, lag: bool) -> None:
+    """The first request decodes alone; the second waits for the next multiple of 60 steps since the first's prompt.
+
+    Where a step is planned while the one before it runs, the second is planned at that look, and runs one step later.
+    """
     times = plain_times()
     stamps = {}
     for every in (1, 60):
-        replica = Replica(times, Rules(receive_steps=every), 4000)
+        replica = Replica(times, Rules(receive_steps=every, lag=lag), 4000)
         load = Workload(np.array([100, 100]), np.array([400, 10]), np.array([0, int(arrives_s * 1e9)]))
         sent, _ = simulate(load, [replica], None, block_size=16)
         stamps[every] = sent

@@ -75,13 +75,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--policies", default="slurm")
-    parser.add_argument("--completing", type=float, default=0.4)
+    parser.add_argument("--completing", type=float, default=0.05)
+    parser.add_argument("--stopped", type=float, default=0.0, help="the same after a job was stopped for another")
+    parser.add_argument(
+        "--main", type=float, default=1.0, help="seconds between looks of the main loop; 0: at each event"
+    )
+    parser.add_argument("--phases", default="0.75,0.25", help="of the main loop and of backfill, within a second")
     parser.add_argument("--tenths", action="store_true", help="times as submitted, not by the log's whole seconds")
     given = parser.parse_args()
+    parameters = {"completing_s": given.completing, "stopped_completing_s": given.stopped}
+    if given.main:
+        phases = [float(word) for word in given.phases.split(",")]
+        parameters |= {"main_interval_s": given.main, "main_phase_s": phases[0], "backfill_phase_s": phases[1]}
     rows = []
     for folder in given.folders:
         if (folder / "log.txt").exists():
-            rows += judge(folder, given.policies.split(","), {"completing_s": given.completing}, given.tenths)
+            rows += judge(folder, given.policies.split(","), parameters, given.tenths)
     for name in dict.fromkeys(row[0] for row in rows):
         mine = np.array([row[1:] for row in rows if row[0] == name])
         print(

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from windtunnel.studies.measured_run.against import lateness, mean_classes, representative
+from windtunnel.studies.measured_run.against import ORDER, lateness, mean_classes, noise, representative
 from windtunnel.studies.measured_run.causes import Cause, Evidence, causes_of
 from windtunnel.studies.measured_run.traced import read_traced
 
@@ -107,7 +107,8 @@ def found_in(traces: list[Path], healthy: list[Path]) -> tuple[Cause, ...]:
     expected, late = mean_classes(base), lateness(base)
     traced = read_traced(traces)
     step_s = sum(representative(steps).length_s for steps in traced.values()) / len(traced)
-    return causes_of(Evidence(step_s, expected, traced, expected_wait_s=late.seconds if late else 0.0))
+    wait_s, differ = late.seconds if late else 0.0, {name: noise(base, name) for name in ORDER}
+    return causes_of(Evidence(step_s, expected, traced, expected_wait_s=wait_s, expected_noise=differ))
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import resource
@@ -28,7 +29,6 @@ from datetime import date
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 900
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled"}
 BEGIN, END = "<!-- fetched: begin -->", "<!-- fetched: end -->"
 
@@ -37,7 +37,8 @@ BEGIN, END = "<!-- fetched: begin -->", "<!-- fetched: end -->"
 class Fetched:
     """A repository at a commit ("": a package), and a launch line in a folder of it.
 
-    In `line`, `{inputs}` is the folder of what is made here and `{ranks}` the number of ranks.
+    In `line`, `{inputs}` is the folder of what is made here, `{ranks}` the number of ranks, of `{local}` on each of
+    `{nodes}` nodes.
     """
 
     name: str
@@ -82,7 +83,8 @@ def _wikitext(folder: Path, inputs: Path) -> None:
     """What Lightning's demonstration would download."""
     place = folder / "examples" / "fabric" / "language_model" / "data"
     place.mkdir(exist_ok=True)
-    shutil.copy(inputs / "text" / "a.txt", place / "wikitext-2.txt")
+    text = "".join((inputs / "text" / name).read_text() for name in ("a.txt", "b.txt"))
+    (place / "wikitext-2.txt").write_text(text * 4)  # 4,000 of its blocks are for evaluation
 
 
 def _nanotron(folder: Path, inputs: Path) -> None:
@@ -104,7 +106,11 @@ def _picotron(folder: Path, inputs: Path) -> None:
     known["model"] |= {"name": str(inputs / "llama"), "num_hidden_layers": 4, "num_attention_heads": 8}
     known["training"] |= {"seq_length": 256, "micro_batch_size": 2, "total_train_steps": 5, "num_samples": 400}
     known["dataset"]["name"] = str(inputs / "stories")
+    known["environment"]["HF_TOKEN"] = "none"  # the model is there
     (inputs / "picotron.json").write_text(json.dumps(known))
+    place = folder / "hf_model_safetensors"  # where it looks for what it would download
+    place.mkdir(exist_ok=True)
+    shutil.copy(inputs / "llama" / "model.safetensors", place)
 
 
 def make_inputs(inputs: Path) -> None:
@@ -152,7 +158,7 @@ def make_inputs(inputs: Path) -> None:
         pixels.randint(0, 50_000, count).astype(numpy.uint16).tofile(inputs / f"{name}.npy")
     for stage in (1, 2):
         zero = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
-        zero["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4}}
+        zero["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}  # its own needs nvcc
         (inputs / f"zero{stage}.json").write_text(json.dumps(zero))
     tokenizer = ByteLevelBPETokenizer()
     end = "<|endoftext|>"
@@ -163,6 +169,8 @@ def make_inputs(inputs: Path) -> None:
     )
     fast.chat_template = "{% for m in messages %}{{m['role']}}: {{m['content']}}\n{% endfor %}"
     fast.save_pretrained(inputs / "llama")
+    config = inputs / "llama" / "tokenizer_config.json"  # transformers 4 reads it too
+    config.write_text(config.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
     sizes = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 1024}
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -182,7 +190,8 @@ _MEGATRON = (
 def _megatron(name: str, *words: str) -> Fetched:
     commit = "d98e8a64ddf34856e74b24714e3bedb2f5a39553"
     line = (*_MEGATRON, *words)
-    limit = (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
+    connections = "8" if "--use-megatron-fsdp" in words else "1"  # it insists on either
+    limit = (("CUDA_DEVICE_MAX_CONNECTIONS", connections),)
     return Fetched(name, "https://github.com/NVIDIA/Megatron-LM", commit, line, _helpers, limit)
 
 
@@ -195,6 +204,10 @@ _WRAP = '{"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}'
 _TRL = (
     *("--model_name_or_path", "{inputs}/llama", "--output_dir", "{inputs}/out", "--max_steps", "6"),
     *("--report_to", "none", "--bf16", "True"),
+)
+_FABRIC_RUN = (  # what `fabric run` sets, before it starts torchrun
+    *(("LT_CLI_USED", "1"), ("LT_DEVICES", "{local}"), ("LT_NUM_NODES", "{nodes}"), ("LT_STRATEGY", "ddp")),
+    ("LT_ACCELERATOR", "cuda"),
 )
 _SMALL = ("--hidden_dim", "256", "--num_layers", "4", "--num_heads", "4", "--vocab_size", "4096")
 _MOE = ("--num-experts", "8", "--expert-model-parallel-size", "4", "--moe-token-dispatcher-type", "alltoall")
@@ -270,7 +283,7 @@ PROGRAMS = (
         (
             *("train_unconditional.py", "--train_data_dir", "{inputs}/pictures", "--resolution", "64"),
             *("--train_batch_size", "4", "--num_epochs", "3", "--output_dir", "{inputs}/out"),
-            *("--dataloader_num_workers", "0"),
+            *("--dataloader_num_workers", "0", "--logger", "wandb"),
         ),
         inside="examples/unconditional_image_generation",
     ),
@@ -280,6 +293,7 @@ PROGRAMS = (
         "7f0c3436cd",
         ("train.py",),
         _wikitext,
+        _FABRIC_RUN,
         inside="examples/fabric/language_model",
     ),
     Fetched(
@@ -351,8 +365,9 @@ PROGRAMS = (
         "",
         (
             *("-m", "litgpt", "pretrain", "pythia-14m", "--tokenizer_dir", "{inputs}/llama", "--data", "TextFiles"),
-            *("--data.train_data_path", "{inputs}/text", "--data.num_workers", "0", "--devices", "8"),
-            *("--train.micro_batch_size", "1", "--train.max_seq_length", "256", "--train.global_batch_size", "8"),
+            *("--data.train_data_path", "{inputs}/text", "--data.num_workers", "0"),
+            *("--devices", "{local}", "--num_nodes", "{nodes}"),
+            *("--train.micro_batch_size", "1", "--train.max_seq_length", "256", "--train.global_batch_size", "{ranks}"),
             *("--out_dir", "{inputs}/out"),
         ),
     ),
@@ -379,8 +394,8 @@ class Answer:
     cpu_s: float
 
 
-def capture(program: Fetched, place: Path, clones: Path, world_size: int) -> Answer:
-    """Capture a program, prepared if it is not yet."""
+def capture(program: Fetched, place: Path, clones: Path, world_size: int, limit_s: float) -> Answer:
+    """Capture a program, prepared if it is not yet; given up after so many seconds of wall time."""
     inputs = place / "inputs"
     make_inputs(inputs)
     folder = clones / program.repository.rpartition("/")[2] if program.repository else inputs
@@ -397,7 +412,10 @@ def capture(program: Fetched, place: Path, clones: Path, world_size: int) -> Ans
     batch = ("--global-batch-size", str(size)) if program.line[0] == "pretrain_gpt.py" else ()
 
     def filled(word: str) -> str:
-        return word.replace("{inputs}", str(inputs)).replace("{ranks}", str(size))
+        numbers = {"ranks": size, "local": min(size, 8), "nodes": -(-size // 8)}
+        for name, number in numbers.items():
+            word = word.replace(f"{{{name}}}", str(number))
+        return word.replace("{inputs}", str(inputs))
 
     more = {name: filled(value) for name, value in program.environment}
     if program.path:
@@ -411,10 +429,10 @@ def capture(program: Fetched, place: Path, clones: Path, world_size: int) -> Ans
             env={**os.environ, **OFFLINE, **more},
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
-        return Answer(program.name, size, False, f"not done in {LIMIT_S} s", float(LIMIT_S))
+        return Answer(program.name, size, False, f"not done in {limit_s:.0f} s", math.nan)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if done.returncode:
@@ -445,12 +463,13 @@ def main() -> int:
     parser.add_argument("--world-size", type=int, default=8)
     parser.add_argument("--only", default="")
     parser.add_argument("--table", type=Path, help="a document whose table between the marks is written anew")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for one program, on an idle machine")
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
     place, answers = given.folder.resolve(), []
     for program in PROGRAMS:
         if program.name.startswith(given.only):
-            one = capture(program, place, (given.clones or place).resolve(), given.world_size)
+            one = capture(program, place, (given.clones or place).resolve(), given.world_size, given.limit)
             answers.append(one)
             said = f"{'yes' if one.is_captured else 'NO'}, {one.cpu_s:.0f} CPU-s, {one.text}"
             print(f"{one.name}, {one.ranks:,} ranks: {said}", flush=True)

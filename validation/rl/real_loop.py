@@ -4,8 +4,9 @@
 
 In turn and one step ahead, with one generator each: the first three steps predict the next 20, and the same with two
 generators. A trainer and its generators are processes joined by gloo; the model is a small transformer with a cache.
-Each process counts its own CPU seconds, and messages carry the sender's time: a receiver waits until then. So what is
-measured is a machine with a core for each process, but for the caches that they share. Of the first three steps come
+Each process counts its own CPU seconds, against a fixed piece of work (`Yardstick`) before and after each phase: a core
+that shares its caches with others is slower at both. Messages carry the sender's time, and a receiver waits until then.
+So what is measured is a machine with a core for each process, however busy this one is. Of the first three steps come
 the price of a decode step (a + b x sequences), of a scored and a trained batch, and of a weight update.
 `studies/rl/clock.py` does the rest.
 """
@@ -35,6 +36,30 @@ VOCAB, WIDTH, LAYERS, HEADS, PROMPT = 512, 64, 2, 4, 8
 GROUPS, SAMPLES, CAP = 8, 4, 96
 ANSWERS = answers_of(f"mean=40,cap={CAP},sd=0.7")
 FIRST, NEXT = 3, 20
+
+
+class Yardstick:
+    """How much slower this core is than one that does a fixed piece of work in `SECONDS` of its CPU time."""
+
+    SECONDS = 0.01
+
+    def __init__(self) -> None:
+        self._weight = torch.eye(4 * WIDTH)
+        self._before = self._measured()
+
+    def _measured(self) -> float:
+        """CPU seconds of the work: products and softmax of the policy's sizes."""
+        x = torch.ones(GROUPS * SAMPLES, 4 * WIDTH)
+        begin = time.process_time()
+        for _ in range(100):
+            x = functional.softmax(x @ self._weight, -1)
+        return time.process_time() - begin
+
+    def __call__(self) -> float:
+        """By how much what was done since the last call is to be multiplied."""
+        now = self._measured()
+        both, self._before = (self._before + now) / 2.0, now
+        return self.SECONDS / both
 
 
 class Policy(nn.Module):
@@ -106,6 +131,7 @@ def worker(rank: int, generators: int, ahead: int, steps: int, place: str, resul
     rows: list[dict[str, float]] = []
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
     part = GROUPS * SAMPLES // generators
+    yardstick = Yardstick()
 
     def weights() -> float:
         """From the trainer to all; everybody goes on when the last has them. Returns its seconds."""
@@ -120,9 +146,14 @@ def worker(rank: int, generators: int, ahead: int, steps: int, place: str, resul
         return float(spent)
 
     def rollout(batch: int) -> None:
+        first = len(records)
+        yardstick()
         begin = time.process_time()
         answers = generate(policy, mine(batch, rank, generators), records)
-        now.add_(time.process_time() - begin)
+        spent = time.process_time() - begin
+        factor = yardstick()
+        records[first:] = [(count, factor * seconds) for count, seconds in records[first:]]
+        now.add_(factor * spent)
         dist.send(answers, 0)
         dist.send(now, 0)
 
@@ -137,6 +168,7 @@ def worker(rank: int, generators: int, ahead: int, steps: int, place: str, resul
         return torch.cat(held), float(latest)
 
     def learn(ids: torch.Tensor) -> tuple[float, float]:
+        yardstick()
         begin = time.process_time()
         mask = ids[:, 1:] > 0
         with torch.no_grad():
@@ -148,7 +180,9 @@ def worker(rank: int, generators: int, ahead: int, steps: int, place: str, resul
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return scored - begin, time.process_time() - scored
+        trained = time.process_time()
+        factor = yardstick()
+        return factor * (scored - begin), factor * (trained - scored)
 
     refit = weights()
     if rank and ahead:

@@ -12,12 +12,11 @@ from windtunnel.studies.techniques import named
 
 LINES = {  # in a script with a model, an optimizer and, for hooks, `ddp = DistributedDataParallel(model)`
     "megascale": "windtunnel.real.techniques.megascale.make_groups(...), and the overlap flags of the framework",
-    "collective_partitioning": "ddp.register_comm_hook(partitioning.Partitioned.of(PartitionPlan(group=True), local=8),"
-    " partitioning.partitioned_hook)",
-    "prioritised_all_to_all": "with prioritised_all_to_all.Communicator() as lane: lane.all_to_all(received, sent)",
-    "sparse_gradients": "ddp.register_comm_hook(sparse_gradients.State(model, ratio=0.05), sparse_gradients.hook)",
+    "collective_partitioning": "partitioning.apply(ddp)",
+    "prioritised_all_to_all": "lane = prioritised_all_to_all.apply(ddp), and lane.close() behind the loop",
+    "sparse_gradients": "sparse_gradients.apply(ddp, ratio=0.05)",
     "offload": 'model = offload.apply(model, device_memory="8 GiB"), before DistributedDataParallel(model)',
-    "local_sgd": "rounds = local_sgd.LocalSGD(model, rates), and rounds.after_step() after optimizer.step()",
+    "local_sgd": "local_sgd.apply(model, optimizer, local_steps=16), in place of DistributedDataParallel",
 }
 
 

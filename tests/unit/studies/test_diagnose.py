@@ -158,6 +158,23 @@ def test_uneven_work_is_no_slow_rank() -> None:
     assert found[0].seconds == pytest.approx(0.3)
 
 
+def test_what_differs_from_step_to_step_is_no_cause() -> None:
+    """Healthy ranks of a busy machine: each step another one is late, by another time, and communication varies."""
+    late = [0.0, 0.2, 0.02, 0.3, 0.01]
+    ranks = {
+        rank: [
+            StepTime(rank, step, {**HEALTHY, "host": 0.02 + more * (rank == step % 2), "all-reduce": 0.08}, {}, {})
+            for step, more in enumerate(late)
+        ]
+        for rank in range(2)
+    }
+    assert causes_of(Evidence(1.0, EXPECTED, ranks)) == ()
+    slower = traced({**HEALTHY, "all-reduce": 0.2})
+    named = [one.cause for one in causes_of(Evidence(1.12, EXPECTED, slower))]
+    assert named == ["exposed communication"]
+    assert causes_of(Evidence(1.12, EXPECTED, slower, expected_noise={"exposed communication": 0.15})) == ()
+
+
 def test_the_predicted_classes_sum_to_the_step() -> None:
     result = predicted(read({**STEP, "plan": {**PLAN, "pp": 2}}))
     assert sum(predicted_classes(result).values()) == pytest.approx(result.step_time_s)

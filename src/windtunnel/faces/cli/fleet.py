@@ -19,10 +19,17 @@ from windtunnel.questions.asked.fleet_pack import FleetPack
 from windtunnel.questions.asked.fleet_when import FleetWhen
 
 Executor = Annotated[str, Parameter(help="--seeds: serial, processes, ray or ray:ADDRESS (serial).")]
+Emitted = Annotated[Path, Parameter(help="--emit: the folder that gets the files (fleet-config).")]
 Folder = Annotated[Path, Parameter(help="Where a live run keeps its journal (fleet-live).")]
 
 
-def show_fleet(question: Fleet, outputs: Outputs, *, executor: Executor = "serial") -> None:
+def show_fleet(
+    question: Fleet,
+    outputs: Outputs,
+    *,
+    executor: Executor = "serial",
+    emit_to: Emitted = Path("fleet-config"),
+) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.fleet import answer_document
     from windtunnel.studies.fleet.study import answer
@@ -48,6 +55,11 @@ def show_fleet(question: Fleet, outputs: Outputs, *, executor: Executor = "seria
         with writing(outputs.rows):
             write_jobs(list(found.outcomes), outputs.rows)
     give(question, found, outputs, answer_document(found))
+    for name, text in found.files.items():
+        with writing(emit_to / name):
+            emit_to.mkdir(parents=True, exist_ok=True)
+            (emit_to / name).write_text(text)
+        wrote(emit_to / name)
 
 
 def show_when(question: FleetWhen, outputs: Outputs) -> None:

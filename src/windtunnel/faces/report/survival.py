@@ -49,6 +49,13 @@ COLOURS = {
     "fewer machines": "waiting-0",
     "slow hosts": "waiting-2",
 }
+LOSSES = {  # in a sentence, where the name of the part is a verb
+    "detect": "detection",
+    "localise": "finding the machine",
+    "schedule": "waiting for a machine",
+    "groups": "making the groups anew",
+    "load": "loading the state",
+}
 EPISODES_SHOWN = 400
 RANKS_SHOWN = 16
 
@@ -77,9 +84,9 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
     best, worst, first = entries[0], entries[-1], answer.entries[0]
     loss = max((part for part in best.waterfall if part != "productive"), key=lambda part: best.waterfall[part])
     most = best.waterfall[loss] / answer.wall_s
-    beside = f"; with {worst.policy} {text_of(worst.ettr, 'share')}" if worst is not best else ""
-    said = f"; its largest loss is {loss}, {text_of(most, 'share')}" if most > 0 else ""
-    verdict = f"{text_of(best.ettr, 'share')} of the time trains with {best.policy}{beside}{said}."
+    beside = f", {text_of(worst.ettr, 'share')} with {worst.policy}" if worst is not best else ""
+    said = f"; the largest loss is {LOSSES.get(loss, loss)}, {text_of(most, 'share')}" if most > 0 else ""
+    verdict = f"With {best.policy}, training goes on {text_of(best.ettr, 'share')} of the time{beside}{said}."
     yield Headline(verdict, "effective training time", _share(best), "good")
     planned = f", and {first.planned:,.0f} planned" if first.planned else ""
     every = "nothing fails"

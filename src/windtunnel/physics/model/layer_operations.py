@@ -11,7 +11,7 @@ from windtunnel.physics.model.architecture import FeedForward, Layer, Model
 from windtunnel.physics.model.attention_operations import attention_operations
 from windtunnel.physics.model.expert_operations import expert_operations
 from windtunnel.physics.model.layer_parts import activate, linear, norm_layer, residual_add
-from windtunnel.physics.model.mixers import Streamed
+from windtunnel.physics.model.mixers import Streamed, streams_of
 from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
 
 # Bytes per logit of Megatron-Core's own cross-entropy, forward and backward (`tensor_parallel/cross_entropy.py`).
@@ -98,7 +98,7 @@ def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
             "memory",
             forward_bytes=2 * size,
             backward_bytes=3 * size,
-            output_bytes=size,
+            output_bytes=size * streams_of(model),  # each layer reads all of them
             after=after,
             before_backward=Transfer("all_gather", "tp", size) if after and shard.sequence_parallel else None,
             timed=Timed("embedding", shard.tokens, h),

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from windtunnel.physics.model.architecture import Attention, AttentionCount, FeedForward, Layer
+from windtunnel.physics.model.architecture import Attention, AttentionCount, FeedForward, Layer, Model
 
 Form = Literal["gdn", "kda", "mamba2", "lightning", "mlstm", "mamba1", "rglru", "rwkv", "conv"]
 DELTA_RULE = ("gdn", "kda")
@@ -156,6 +156,11 @@ class Streamed(Layer):
     """A layer between which so many residual streams run, mixed before and behind each half (hyper-connections)."""
 
     streams: int = 1
+
+
+def streams_of(model: Model) -> int:
+    """Residual streams that run between a model's layers: several with hyper-connections."""
+    return max((layer.streams for layer, _ in model.distinct_layers() if isinstance(layer, Streamed)), default=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About, OneOf
@@ -64,6 +64,10 @@ class Fleet(Simulated):
     elastic: Annotated[
         float | None,
         About("Lyra: share of jobs that can use twice their GPUs (0.05).", SITE, least=0, most=1, rare=True),
+    ] = None
+    emit: Annotated[
+        Literal["kueue", "slurm"] | None,
+        About("Write the scheduler's configuration, as changed: Slurm's files, or Kueue's ClusterQueues.", SITE),
     ] = None
     seeds: Annotated[int | None, About("So many runs of each policy give bands.", BANDS, least=1, most=100_000)] = None
 

@@ -50,4 +50,8 @@ class Simulated(Scheduled):
     placement: Annotated[
         Literal["nodes", "pool"], About("nodes: gangs on real nodes; pool: GPUs are a count (nodes).", SITE)
     ] = "nodes"
+    change: Annotated[
+        tuple[str, ...],
+        About("What if: nodes=+32, quota.QUEUE=256, slurm.PATH=VALUE, or a field: policy=easy; repeatable.", SITE),
+    ] = ()
     seed: Annotated[int, About("Of policies and clusters that draw (0).", least=0)] = 0

@@ -22,6 +22,7 @@ WITH_VALUE = (
     *("nnodes", "nproc-per-node", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
     *("master-addr", "master-port", "local-addr", "role", "max-restarts", "monitor-interval", "start-method"),
     *("event-log-handler", "log-dir", "redirects", "tee", "local-ranks-filter", "logs-specs", "numa-binding"),
+    *("log-line-prefix-template", "print-completion"),
     *("duplicate-stdout-filters", "duplicate-stderr-filters", "signals-to-handle", "shutdown-timeout"),
 )
 SWITCHES = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")

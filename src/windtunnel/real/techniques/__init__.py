@@ -3,5 +3,5 @@
 from windtunnel.real.techniques import offload, sparse_gradients
 
 windowed = offload.apply(model, torch.optim.Adam, window="auto", device_memory="8 GiB")
-ddp.register_comm_hook(sparse_gradients.State(ddp.module, ratio=0.05), sparse_gradients.hook)
+state = sparse_gradients.apply(ddp, ratio=0.05)
 """

@@ -11,7 +11,7 @@ So a decision costs what it changes, not what there is. Such a policy answers to
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 from typing import Any
@@ -27,15 +27,17 @@ by_rank = attrgetter("rank")
 class Board:
     """Waiting and running jobs, and free GPUs. `nodes`: GPUs of each node that is up."""
 
-    def __init__(self, nodes: Sequence[int], moment: Moment) -> None:
-        self.moment = moment
+    def __init__(
+        self, nodes: Sequence[int], moment: Moment, line: Callable[[Running], Hashable] = attrgetter("gpus")
+    ) -> None:
+        self.moment, self.line = moment, line
         self.free = list(nodes)
         self.free_gpus = sum(nodes)
         self.capacity = self.free_gpus
         self.by_free: list[list[int]] = [[] for _ in range(max(nodes, default=0) + 1)]  # nodes by free GPUs, rising
         for node, count in enumerate(nodes):
             self.by_free[count].append(node)
-        self.lines: dict[int, list[tuple[Rank, Running]]] = {}
+        self.lines: dict[Hashable, list[tuple[Rank, Running]]] = {}
         self.waiting = 0
         self.running: dict[int, Running] = {}
         self.wake_ns: int | None = None
@@ -45,13 +47,13 @@ class Board:
         self.touched: set[int] = set()  # nodes whose free GPUs changed, for a policy that clears it
 
     def wait(self, job: Running) -> None:
-        """A job with its rank joins the line of its size."""
-        insort(self.lines.setdefault(job.gpus, []), (job.rank, job), key=lambda entry: entry[0])
+        """A job with its rank joins its line."""
+        insort(self.lines.setdefault(self.line(job), []), (job.rank, job), key=lambda entry: entry[0])
         self.waiting += 1
 
     def leave(self, job: Running) -> None:
         """A job that waits leaves its line."""
-        line = self.lines[job.gpus]
+        line = self.lines[self.line(job)]
         del line[bisect_left(line, job.rank, key=lambda entry: entry[0])]
         self.waiting -= 1
 
@@ -85,12 +87,11 @@ class Board:
             self.free_gpus += sign * count
 
     def queue(self) -> Generator[Running, bool, None]:
-        """All lines as one, by rank. What is started meanwhile leaves it; sent a true value it skips a size."""
-        heads = [(line[0][0], size, 0) for size, line in self.lines.items() if line]
+        """All lines as one, by rank. What is started meanwhile leaves it; sent a true value it skips a line."""
+        heads = [(line[0][0], 0, line) for line in self.lines.values() if line]
         heapify(heads)
         while heads:
-            _, size, at = heads[0]
-            line = self.lines[size]
+            _, at, line = heads[0]
             job = line[at][1]
             skip = yield job
             if at < len(line) and line[at][1] is job:  # it was not started
@@ -98,7 +99,7 @@ class Board:
             if skip or at >= len(line):
                 heappop(heads)
             else:
-                heapreplace(heads, (line[at][0], size, at))
+                heapreplace(heads, (line[at][0], at, line))
 
     def gang(self, gpus: int, per_node: int) -> Placement | None:
         """Where a gang goes, or None where it does not fit.
@@ -149,6 +150,10 @@ class Lines:
         """Where a job stands in the queue."""
         raise NotImplementedError
 
+    def line(self, job: Running) -> Hashable:
+        """In which line it waits."""
+        return job.gpus
+
     def choose(self, board: Board) -> Iterator[Move]:
         """What starts and stops now."""
         raise NotImplementedError
@@ -156,6 +161,10 @@ class Lines:
     def keeps_progress(self, job: Running) -> bool:
         """Whether a job that it stops goes on where it was."""
         return True
+
+    def run_whole(self, jobs: list[Running], nodes: list[int]) -> bool:
+        """Run all jobs at once on nodes that stay; False: the clock is to run them."""
+        return False
 
     def restore(self, board: Board, memory: object) -> None:
         """What it remembers, at another snapshot."""
@@ -165,7 +174,7 @@ class Lines:
         moment = Moment(round(snapshot.now_s * NS))
         remembered: tuple[dict[int, Rank], object] = snapshot.memory or ({}, None)
         ranks, own = remembered
-        board = Board(snapshot.nodes, moment)
+        board = Board(snapshot.nodes, moment, self.line)
         jobs = [_job_of(job, moment) for job in snapshot.jobs]
         for job in jobs:
             job.rank = ranks[job.index] if job.index in ranks else self.rank(job)

@@ -54,7 +54,7 @@ class Clock:
         self.memory: object = None
         self.moment = Moment()
         self.lines = policy if isinstance(policy, Lines) else None
-        self.board = Board(nodes, self.moment)
+        self.board = Board(nodes, self.moment, self.lines.line) if self.lines else Board(nodes, self.moment)
         self.active: dict[int, Running] = {}
         self.queue: EventQueue[tuple[int, object]] = EventQueue()
         self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)

@@ -34,7 +34,9 @@ def run_exact(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Outco
     until_s = options.until_s
     if options.changes is not None and until_s is None:
         until_s = _end_s(jobs, site)
-    clock.run(None if until_s is None else round(until_s * NS))
+    stays = options.changes is None and until_s is None
+    if not (stays and clock.lines is not None and clock.lines.run_whole(clock.jobs, clock.nodes)):
+        clock.run(None if until_s is None else round(until_s * NS))
     outcome = outcome_of(jobs, traits.name, clock.jobs)
     if options.changes is None:
         return outcome
@@ -114,7 +116,7 @@ def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    decider = options.decider or traits.make_policy(site, replace(options, quotas=jobs.quotas))
+    decider = options.decider or traits.make_policy(site, replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts))
     if options.changes is None:
         return Clock(running, nodes, decider)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)

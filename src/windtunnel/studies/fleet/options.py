@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.capacity.changes import Changes
     from windtunnel.studies.fleet.decision import Policy
-    from windtunnel.studies.fleet.jobs.trace import Quota
+    from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
     from windtunnel.studies.fleet.loans.pool import Loans
     from windtunnel.studies.fleet.tables import Speeds, Tables
 
@@ -26,4 +26,5 @@ class Options:
     loans: Loans | None = None  # for lyra
     changes: Changes | None = None  # nodes that come and go
     quotas: tuple[Quota, ...] = ()  # of the trace's queues
+    cohorts: tuple[Cohort, ...] = ()
     decider: Policy | None = None  # in place of the named policy's own

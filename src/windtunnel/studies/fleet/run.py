@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.studies.fleet.decision import Policy
-from windtunnel.studies.fleet.jobs.trace import Jobs, Quota
+from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import (
     CANCELLED,
@@ -141,8 +141,9 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
             written = "write it with `kubectl get clusterqueues,localqueues,workloads,jobs -A -o json`"
             raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
         from windtunnel.studies.fleet.on_clock import queues_of
+        from windtunnel.studies.fleet.policies.kueue.books import Books
 
-        widest = {quota.name: _most(quota, jobs.quotas) for quota in jobs.quotas}
+        widest = {name: node.most for name, node in Books(jobs.quotas, jobs.cohorts).queues.items()}
         queues = queues_of(jobs)
         unknown = [at for at, queue in enumerate(queues) if queue and queue not in widest]
         drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
@@ -151,13 +152,6 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
     if "start" in traits.needs:
         drop(np.flatnonzero(np.isnan(jobs.start_s)), Reason.SAYS_TOO_LITTLE, "does not say when it started")
     return tuple(found.values())
-
-
-def _most(quota: Quota, quotas: tuple[Quota, ...]) -> int:
-    """GPUs that a queue can have with all that it may borrow."""
-    others = [each for each in quotas if each.cohort == quota.cohort != "" and each is not quota]
-    lent = sum(each.nominal - each.guaranteed for each in others)
-    return quota.nominal + (lent if quota.borrowing_limit is None else min(lent, quota.borrowing_limit))
 
 
 def _measured(traits: Traits, options: Options, none_says: bool) -> bool:

@@ -8,17 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.questions import plain, read, run
+from windtunnel.questions import plain
 from windtunnel.questions.asked.fleet import Fleet
 
 BAND = (5.0, 50.0, 95.0)  # percentiles
-ONE = "windtunnel.studies.fleet.seeds:one_seed"
-
-
-def one_seed(*, question: Mapping[str, object]) -> dict[str, object]:
-    """Figures of one policy at one seed; `question` in its plain form, as executors carry it. Raises UserError."""
-    figures: dict[str, object] = run(read(question)).figures[0]
-    return figures
+ONE = "windtunnel.studies.fleet.study:one_seed"
 
 
 def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: str) -> list[dict[str, object]]:

@@ -11,12 +11,16 @@ site.yaml          gpu, gpus, gpus_per_node; and clouds beside them (`hybrid/clo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.files.document import read_mapping
 from windtunnel.studies.fleet.fields import known_keys
+
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
 
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
 NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8, "gpu": USUAL_NODE}  # g4dn/g5.12xlarge, p2, DGX-1; any
@@ -35,11 +39,20 @@ class Site:
     file: Path | None = None  # where the site came from
     kinds: tuple[tuple[str, int], ...] = ()  # (GPU, nodes), where there are several
     slurm: tuple[Path, ...] = ()  # Slurm's own files of it
+    changed: Cluster | None = field(default=None, compare=False)  # what these say, with something else in its place
 
     @property
     def gpus(self) -> int:
         """GPUs of all pools."""
         return self.nodes * self.per_node
+
+    @property
+    def slurm_cluster(self) -> Cluster:
+        """What its files of Slurm say, with what is changed of it; one partition and no limits where it has none."""
+        from windtunnel.studies.fleet.policies.slurm.cluster import Cluster
+        from windtunnel.studies.fleet.policies.slurm.files import read_cluster
+
+        return self.changed or (read_cluster(self.slurm) if self.slurm else Cluster())
 
     @property
     def node_kinds(self) -> tuple[str, ...]:
@@ -64,13 +77,13 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
         raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")
     gpu, count, by = found.group(1).lower(), int(found.group(2)), found.group(3)
     if by is not None:
-        return _checked(Site(gpu, count, int(by), text))
+        return checked(Site(gpu, count, int(by), text))
     size = per_node or _usual(gpu, text)
     if count < size:
         size = max(count, 1)
     if count % size:
         raise SpecError("--cluster", text, f"{count} GPUs are no whole nodes of {size}; write {gpu}:NODESxGPUS")
-    return _checked(Site(gpu, count // size, size, text))
+    return checked(Site(gpu, count // size, size, text))
 
 
 def _of_kinds(text: str, per_node: int | None) -> Site:
@@ -81,10 +94,11 @@ def _of_kinds(text: str, per_node: int | None) -> Site:
         raise SpecError("--cluster", text, "name each kind of GPU once")
     kinds = tuple((part.gpu, part.nodes) for part in parts)
     nodes = sum(part.nodes for part in parts)
-    return _checked(Site("+".join(gpu for gpu, _ in kinds), nodes, parts[0].per_node, text, kinds=kinds))
+    return checked(Site("+".join(gpu for gpu, _ in kinds), nodes, parts[0].per_node, text, kinds=kinds))
 
 
-def _checked(site: Site) -> Site:
+def checked(site: Site) -> Site:
+    """The site. Raises SpecError for one without GPUs, or with too many."""
     if not 0 < site.gpus <= MOST_GPUS:
         raise SpecError("--cluster", site.text, f"give from 1 to {MOST_GPUS:,} GPUs")
     return site
@@ -110,7 +124,7 @@ def _of_slurm(files: tuple[Path, ...], text: str) -> Site:
     cluster = read_cluster(files)
     if not cluster.nodes:
         raise SpecError("slurm", text, "give the path of slurm.conf too")
-    return _checked(Site("gpu", cluster.nodes, cluster.per_node, text, slurm=files))
+    return checked(Site("gpu", cluster.nodes, cluster.per_node, text, slurm=files))
 
 
 def _from_yaml(path: Path) -> Site:

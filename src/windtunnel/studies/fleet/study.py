@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
 
 from windtunnel.errors import SpecError
 from windtunnel.notebook import Shown
+from windtunnel.questions import read
 from windtunnel.questions.asked.fleet import ByFile, Failing, Fleet, Steady
 from windtunnel.questions.asked.fleet_flows import FleetFlows
 from windtunnel.questions.asked.fleet_lint import FleetLint
@@ -19,6 +20,7 @@ from windtunnel.questions.asked.fleet_when import FleetWhen
 from windtunnel.questions.asked.jobs import Scheduled, Simulated
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import check
+from windtunnel.studies.fleet.changed import as_changed, changed_cluster
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
@@ -35,6 +37,7 @@ from windtunnel.studies.fleet.when import When, when
 from windtunnel.units import format_many, format_time, parse_bandwidth, parse_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
+CHANGED = "changed"  # what an answer calls policies after --change
 NAMED = 5  # jobs and kinds of jobs left out that a warning names
 
 
@@ -117,12 +120,15 @@ class FleetAnswer(Answer):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was assumed
     frontier: tuple[Mapping[str, float], ...] = ()  # of lyra's loans, where it was asked for
+    files: Mapping[str, str] = field(default_factory=dict)  # the scheduler's configuration, where it was asked for
 
     def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         document = by_policy(self.figures) | dict(self.named)
         if self.outcomes:
             document["left_out"] = self.left_out
+        if self.files:
+            document["files"] = dict(self.files)
         return document
 
     @property
@@ -149,13 +155,42 @@ def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
 
 
 def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False) -> FleetAnswer:
-    """Run a trace under each policy, or with `seeds` so often on an executor. Raises UserError."""
+    """Run a trace under each policy, or with `seeds` so often on an executor; with changes, before and after them.
+
+    Raises UserError.
+    """
+    if not question.change:
+        return answer_as_it_is(question, executor, frontier=frontier)
+    before = answer_as_it_is(replace(question, change=()), executor, frontier=frontier)
+    asked = as_changed(question)
+    names = [name for name in _policies(asked.policy) if _is_file(name) or not _happened(name)]
+    if not names:
+        raise SpecError("--change", ", ".join(question.change), "what happened does not change: give a policy too")
+    after = answer_as_it_is(replace(asked, policy=",".join(names)), executor, frontier=frontier)
+    return replace(
+        before,
+        figures=(*before.figures, *({**each, "policy": f"{each['policy']} {CHANGED}"} for each in after.figures)),
+        outcomes=(*before.outcomes, *(replace(one, policy=f"{one.policy} {CHANGED}") for one in after.outcomes)),
+        warnings=tuple(dict.fromkeys((*before.warnings, *(f"{CHANGED}: {line}" for line in after.warnings)))),
+        files=after.files,
+        notes=(*before.notes, f"{CHANGED}: {', '.join(question.change)}", *after.notes[len(before.notes) :]),
+    )
+
+
+def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool = False) -> FleetAnswer:
+    """Run a trace under each policy on the cluster as it is changed. Raises UserError."""
     names, jobs, site, notes = _asked(question)
     about: RunOf = {"trace": question.trace, "where": question.where, "cluster": site.text, "gpus": site.gpus}
+    files = {}
+    if question.emit is not None:
+        from windtunnel.studies.fleet.emit import emitted
+
+        files = emitted(question.emit, jobs, site)
     if question.seeds is not None:
         from windtunnel.studies.fleet.seeds import run_seeds
 
-        return FleetAnswer(about, tuple(run_seeds(question, names, question.seeds, executor)), notes=notes)
+        banded = tuple(run_seeds(question, names, question.seeds, executor))
+        return FleetAnswer(about, banded, notes=notes, files=files)
     jobs, unfit = with_predictions(jobs, site)
     options = replace(_options(question), changes=_changes(question.capacity))
     if any(name.startswith("lyra") for name in names):
@@ -182,7 +217,12 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         nearest = min(compared, key=lambda one: float(one["log_start_error_p50_s"]))
         said = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
         notes += (f"{said}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
-    return FleetAnswer(about, figures, outcomes, warnings, notes, points)
+    return FleetAnswer(about, figures, outcomes, warnings, notes, points, files)
+
+
+def one_seed(*, question: Mapping[str, object]) -> dict[str, object]:
+    """Figures of one policy at one seed; `question` in its plain form, as executors carry it. Raises UserError."""
+    return answer_as_it_is(read(question)).figures[0]
 
 
 def _unheeded(jobs: Jobs, names: Sequence[str]) -> list[str]:
@@ -229,6 +269,7 @@ class WhenAnswer(Answer):
 
 def answer_when(question: FleetWhen) -> WhenAnswer:
     """When one job starts and ends under each policy, and why it waits. Raises UserError."""
+    question = as_changed(question)
     names, jobs, site, notes = _asked(question)
     _refuse_files(names)
     jobs, unfit = with_predictions(jobs, site)
@@ -339,7 +380,14 @@ def answer_live(question: FleetLive, folder: Path) -> Any:
 
 
 def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]:
-    """The policies, the jobs and the site of a question, and what was assumed. Raises UserError."""
+    """The policies, the jobs and the site of a question as changed, and what was assumed. Raises UserError."""
+    names, jobs, site, notes = _as_told(question)
+    if isinstance(question, Simulated) and question.change:
+        jobs, site = changed_cluster(question.change, jobs, site)
+    return names, jobs, site, notes
+
+
+def _as_told(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]:
     names = _policies(question.policy)
     jobs = read_jobs(question.trace, question.where)
     most = held_at_once(jobs)
@@ -370,6 +418,11 @@ def _policies(text: str) -> list[str]:
     if len({title(name) for name in names}) < len(names):  # figures are told apart by it
         raise SpecError("--policy", text, "name each policy once; a YAML file's name: is what it is called")
     return names
+
+
+def _happened(policy: str) -> bool:
+    traits = POLICIES.get(plain_name(policy))
+    return traits is not None and traits.loop == "log"
 
 
 def _is_file(policy: str) -> bool:

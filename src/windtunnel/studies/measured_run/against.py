@@ -100,6 +100,7 @@ class Lateness:
     share: float  # of the steps in which it is the last
     kind: str  # class in which it differs most
     is_constant: bool  # the same rank in nearly all steps, and by more than its own steps differ
+    spread_s: float = 0.0  # of what the last one of each step is behind by
 
 
 def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
@@ -133,7 +134,7 @@ def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
 
     constant = share >= CONSTANT and median(leads[rank]) > 2.0 * spread(leads[rank])
     seconds = median(leads[rank]) if constant else sum(every) / len(every)
-    return Lateness(rank, seconds, share, max(kinds, key=differs), constant)
+    return Lateness(rank, seconds, share, max(kinds, key=differs), constant, spread(every))
 
 
 def spread(values: Sequence[float]) -> float:

@@ -5,17 +5,19 @@
     arguments        what the run says of itself and the plan does not: predicted both ways
     collectives      whom the others wait for
 
-A cause is worth naming from WORTH of the step on. What is left of the gap is said as not explained.
+A cause is worth naming from WORTH of the step on, where it is more than steps differ by themselves: those of this run,
+and those of the healthy one where that was measured. What is left of the gap is said as not explained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from windtunnel.studies.measured_run.against import (
     COMMUNICATION,
     COMPUTE,
+    ORDER,
     PIPELINE,
     Lateness,
     lateness,
@@ -76,6 +78,7 @@ class Evidence:
     capacity_bytes: int = 0
     expected_wait_s: float = 0.0  # for the slowest of healthy ranks, which is another one each step
     differs: Sequence[tuple[str, float]] = ()  # what the run says of its plan, and seconds that it takes more
+    expected_noise: Mapping[str, float] = field(default_factory=dict)  # by which healthy steps differ, by class
 
 
 def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
@@ -93,13 +96,17 @@ def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
 def _of_traces(evidence: Evidence) -> list[Cause]:
     traced, expected = evidence.traced, evidence.expected
     typical = mean_classes(traced)
+    beyond = {name: noise(traced, name) + evidence.expected_noise.get(name, 0.0) for name in ORDER}
     found = []
     late = lateness(traced)
     wait_s, uneven = 0.0, ""
     if late is not None:
         wait_s = late.seconds if late.is_constant else max(0.0, late.seconds - evidence.expected_wait_s)
-        uneven = "" if late.is_constant else late.kind
-        found.append(_late(late, wait_s, len(traced)))
+        if late.is_constant or wait_s > late.spread_s:
+            uneven = "" if late.is_constant else late.kind
+            found.append(_late(late, wait_s, len(traced)))
+        else:  # another one each step, as on healthy machines
+            wait_s = 0.0
     for name, cause in (
         ("data loader", DATA_LOADER),
         ("host", HOST_BOUND),
@@ -114,11 +121,10 @@ def _of_traces(evidence: Evidence) -> list[Cause]:
             excess -= wait_s * (len(traced) - 1) / len(traced)  # the others' waiting for whom is last
         elif name == uneven:
             excess -= wait_s
-        if excess < noise(traced, name):  # its own steps differ by more
+        if excess < beyond[name]:
             continue
         said = f"{name} takes {format_time(level)} a step in the trace, {format_time(expected.get(name, 0.0))} expected"
         found.append(Cause(cause, excess, said, MENDS[cause]))
-    beyond = {name: noise(traced, name) for name in COMPUTE}
     return found + _kernels(typical, expected, beyond)
 
 

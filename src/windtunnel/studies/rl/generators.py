@@ -8,7 +8,6 @@ answer are computed again, as frameworks do that abort and send requests anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Listed
 from typing import final
 
 from windtunnel.studies.serving.build import Engine
@@ -63,9 +62,9 @@ class Generator:
         """Prompt tokens that wait or are being computed."""
         return self._replica.outstanding_tokens
 
-    def known_blocks(self, names: Listed[int]) -> int:
+    def known_blocks(self, one: Sequence) -> int:
         """Leading blocks of a prompt that the cache has already."""
-        return self._replica.known_blocks(names)
+        return self._replica.known_blocks(one)
 
     def submit(self, one: Sequence, now_ns: int) -> None:
         """An answer begins, or goes on after a tool."""

@@ -40,7 +40,7 @@ class Server(Protocol):
     def outstanding_tokens(self) -> int:
         """Prompt tokens that wait or are being computed."""
 
-    def known_blocks(self, names: Listed[int]) -> int:
+    def known_blocks(self, one: Sequence) -> int:
         """Leading blocks of a prompt that a cache has already."""
 
     def submit(self, one: Sequence, now_ns: int) -> None:
@@ -182,7 +182,7 @@ def simulate(
     Each request ends exactly once: answered or refused. At one time servers' events end in the order of the servers,
     before requests arrive: what a step plans was planned before them.
     """
-    names = workload.names_in(block_size)
+    names, span = workload.names_in(block_size)
     prompts, outputs = workload.input_tokens.tolist(), workload.output_tokens.tolist()
     client = client_of(workload)
     sent: list[Sequence] = []
@@ -193,7 +193,7 @@ def simulate(
         if longest is not None and prompt + output > longest:
             refused.append(rejected(index, prompt, output, longest))
             return None
-        one = Sequence(index, prompt, output, now_ns, names[index] if names is not None else ())
+        one = Sequence(index, prompt, output, now_ns, names[index] if names is not None else (), span)
         sent.append(one)
         return one
 

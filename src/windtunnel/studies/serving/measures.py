@@ -108,7 +108,7 @@ class Stamps:
 
 
 _read = attrgetter(
-    "index", "prompt", "output", "hit",
+    "index", "prompt", "output", "cached_len",
     "arrival_ns", "queued_ns", "scheduled_ns", "first_ns", "last_ns", "waited_ns",
 )  # fmt: skip
 

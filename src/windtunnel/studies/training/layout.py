@@ -315,9 +315,7 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
     wanted: dict[str, object] = {
         "sequence_parallel": habits.sequence_parallel and many,
         "zero_stage": habits.zero_stage,
-        "gradient_dtype": own.gradient_dtype
-        if own.gradient_dtype and plan.precision != "fp16"
-        else habits.gradient_dtype,
+        "gradient_dtype": (own.gradient_dtype if plan.precision != "fp16" else "") or habits.gradient_dtype,
         "overlap_grad_reduce": shared and (habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce),
         "overlap_param_gather": shared and habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,

@@ -436,6 +436,13 @@ def test_each_study_draws_a_report(verb: str) -> None:
     assert "report" in signature(shown).parameters
 
 
+def test_a_form_begins_filled_and_can_be_emptied(client: TestClient) -> None:
+    field = r'name="requests.prompt"[^>]* value="([^"]*)"'
+    filled = client.get("/studies", params={"verb": "serve"}).text
+    emptied = client.get("/studies", params={"verb": "serve", "empty": "yes"}).text
+    assert (re.search(field, filled)[1], re.search(field, emptied)[1]) == ("2000", "")  # type: ignore[index]
+
+
 def test_a_form_is_asked_as_its_question(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     monkeypatch.setattr(JobList, "start", lambda self, verb, line: begun.append((verb, line)) or "x")

@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 from windtunnel.real.capture.fake_tensors.control_flow import Answers  # noqa: E402
 from windtunnel.real.capture.fake_tensors.fake import fake_tensors  # noqa: E402
 from windtunnel.real.capture.recorder.recorder import Recorder  # noqa: E402
+from windtunnel.real.capture.torch_private.distributed import outside_modes  # noqa: E402
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU needs no pretended one")
 
@@ -29,6 +30,23 @@ def test_assigning_data_takes_the_device_along() -> None:
         assert (parameter @ torch.randn(4, 4, device="cuda")).device.index == 2
 
 
+def test_a_real_tensor_that_is_given_fake_data_becomes_fake() -> None:
+    """Files are read by C and Rust, past all modes; FSDP then moves parameters and buffers by their `data`."""
+    with fake_tensors("cuda"):
+        layer = nn.Linear(4, 4)
+        with outside_modes():
+            layer.weight, numbers = nn.Parameter(torch.randn(4, 4)), torch.ones(4)
+        layer.register_buffer("numbers", numbers)
+        with torch.no_grad():
+            for tensor in (*layer.parameters(), layer.numbers):
+                tensor.data = tensor.to("cuda")
+        assert {tensor.device.type for tensor in (*layer.parameters(), layer.numbers)} == {"cuda"}
+        assert isinstance(layer.weight, nn.Parameter)
+        (layer(torch.ones(2, 4, device="cuda")) * layer.numbers).sum().backward()
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.device.type == "cuda"
+
+
 @pytest.mark.parametrize(("count", "reads"), [(3, 9), (5000, 2)])
 def test_lists_hold_as_many_numbers_as_tensors(count: int, reads: int) -> None:
     """Few are read one by one; of many one is, and said of all."""
@@ -39,6 +57,16 @@ def test_lists_hold_as_many_numbers_as_tensors(count: int, reads: int) -> None:
         assert torch.arange(3).tolist() == [0, 1, 2]
         program = recorder.end_step()
     assert sum(op.kind == "sync" for op in program.ops) == reads + 3
+
+
+def test_a_storage_that_was_read_becomes_a_tensor() -> None:
+    """As safetensors makes one of a file that it has mapped; what is made of it has no data."""
+    with outside_modes():
+        storage = torch.ones(4).untyped_storage()
+    with fake_tensors("cuda"):
+        tensor = torch.asarray(storage[:8], dtype=torch.uint8).view(torch.float32).reshape(2, 1)
+        assert tensor.shape == (2, 1)
+        assert tensor.to("cuda").device.type == "cuda"
 
 
 def test_a_list_of_tensors_becomes_a_tensor() -> None:

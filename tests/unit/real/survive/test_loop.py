@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.real.survive.loop import groups
-from windtunnel.real.survive.loop.framework import lay_buckets
+from windtunnel.real.survive.loop.framework import lay_buckets, remember_wrappers, wrappers
 from windtunnel.real.survive.loop.groups import GROUPS, Replaceable, Tape, is_lost_connection
 from windtunnel.real.survive.loop.parts import digest, parts_of
 from windtunnel.survive import standby
@@ -127,7 +127,7 @@ def test_the_layout_of_buckets_is_state(ddp: torch.nn.parallel.DistributedDataPa
         return done
 
     ddp.register_comm_hook(None, hook)
-    layout = parts_of({"model": ddp})[0]
+    layout = next(one for one in parts_of({"model": ddp}) if one.name == "buckets 0")
     first = layout.copied()
     expected = backward(ddp)
     assert layout.copied() == first == [[0, 1, 2, 3]]
@@ -140,6 +140,17 @@ def test_the_layout_of_buckets_is_state(ddp: torch.nn.parallel.DistributedDataPa
     assert layout.copied() == [[3, 2], [1, 0]]
     assert all(torch.equal(one, other) for one, other in zip(backward(ddp), expected, strict=True))
     assert calls == [0, 1]  # the hook is in the new reducer, once
+
+
+def test_a_wrapper_is_known_where_the_module_inside_is_named(
+    ddp: torch.nn.parallel.DistributedDataParallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    monkeypatch.setattr(wrapper, "__init__", wrapper.__init__)
+    remember_wrappers()
+    first, second = wrapper(ddp.module), wrapper(torch.nn.Linear(2, 2))
+    assert wrappers([ddp.module, second]) == [second, first]
+    assert "buckets 1" in [one.name for one in parts_of({"model": ddp.module, "other": second})]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,32 @@ def test_a_window_by_budget_is_the_largest_that_fits() -> None:
         offload.apply(Net(), device_memory=100)
 
 
+def fail(*_: object) -> None:
+    raise RuntimeError("wrong")
+
+
+def test_a_pass_that_fails_leaves_nothing_and_the_next_is_as_ever() -> None:
+    tokens, found = torch.arange(6)[None], []
+    for failing in (False, True):
+        net = offload.apply(Net().eval(), window=1)
+        run = WINDOWS[net]
+        if failing:
+            handle = net.layers[2].up.register_forward_hook(fail)  # type: ignore[union-attr]
+            with pytest.raises(RuntimeError, match="wrong"):
+                net(tokens)
+            handle.remove()
+            out = net(tokens)
+            out.register_hook(fail)
+            with pytest.raises(RuntimeError, match="wrong"):
+                out.sum().backward()
+            del out
+            gc.collect()
+        net(tokens).square().sum().backward()
+        assert run.arena.now == 0
+        found.append([parameter.grad for parameter in net.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_an_average_of_the_weights_computes_with_its_own() -> None:
     net = offload.apply(Net(), window=1)
     average = torch.optim.swa_utils.AveragedModel(net)
@@ -141,6 +168,7 @@ def test_what_is_wrapped_is_taken_or_is_one_error() -> None:
             offload.apply(make())
     tokens = torch.arange(6)[None]
     plain, taken = sharded(True), offload.apply(sharded(True), window=2)
+    plain.eval(), taken.eval()
     assert all(module._get_fsdp_state()._fsdp_param_groups[0].fsdp_params[0].offload_to_cpu for module in taken.layers)  # type: ignore[union-attr]
     assert torch.equal(plain(tokens), taken(tokens))
     with pytest.raises(SpecError, match="before the first step"):

@@ -70,15 +70,15 @@ def test_step_times_are_those_of_scipy(apps):
 
 def test_the_compiled_clock_is_the_plain_one_job_by_job(apps):
     random = np.random.default_rng(8)
-    which = random.integers(0, len(apps), 24).tolist()
-    submits = np.cumsum(random.integers(0, 400, 24)).astype(float)
+    which = random.integers(0, len(apps), 14).tolist()
+    submits = np.cumsum(random.integers(0, 400, 14)).astype(float)
     measured = measured_of(apps)
     fast = run([ChosenBatch(apps[at], measured, at) for at in which], submits, [4] * 3, None)
     slow = [clock.Running(row, submits[row], 1, ChosenBatch(apps[at], measured, at)) for row, at in enumerate(which)]
     clock.run(slow, [4] * 3, Pollux())
     for name in ("start_s", "end_s", "restarts", "gpu_seconds"):
         assert fast[name].tolist() == [getattr(job, name) for job in slow]
-    assert fast["restarts"].sum() > 10
+    assert fast["restarts"].sum() > 5
     early = run([ChosenBatch(apps[at], measured, at) for at in which], submits, [4] * 3, 1200.0)
     assert np.isnan(early["end_s"][-1])
     ended = ~np.isnan(early["end_s"])

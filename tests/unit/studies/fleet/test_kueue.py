@@ -14,7 +14,7 @@ from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Quota
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.policies.kueue import Kueue
+from windtunnel.studies.fleet.policies.kueue.policy import Kueue
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
@@ -57,7 +57,7 @@ def test_only_lower_priority_is_stopped_in_a_queue_and_the_fewest() -> None:
     within = Quota("a", 16, within="LowerPriority")
     rows: list[Row] = [
         (0, 50, 8, "a", 1),
-        (0, 50, 4, "a", 1),
+        (1, 50, 4, "a", 1),
         (0, 50, 4, "a", 2),
         (10, 5, 4, "a", 3),
         (10, 5, 4, "a", 1),
@@ -99,6 +99,10 @@ QUOTAS = st.tuples(
 )
 
 
+def lent(quota: Quota) -> int:
+    return quota.nominal if quota.lending_limit is None else min(quota.nominal, quota.lending_limit)
+
+
 class Watched(Kueue):
     """Holds what it leaves running against the quotas."""
 
@@ -109,15 +113,10 @@ class Watched(Kueue):
             used[job.queue] += job.held_gpus
         for name, quota in self.quotas.items():
             others = [each for each in self.quotas.values() if each.cohort == quota.cohort != "" and each is not quota]
-            free = sum(
-                min(each.nominal - each.guaranteed, each.nominal - min(used[each.name], each.nominal))
-                for each in others
-            )
+            free = sum(min(lent(each), each.nominal - min(used[each.name], each.nominal)) for each in others)
             limit = free if quota.borrowing_limit is None else quota.borrowing_limit
             assert used[name] <= quota.nominal + limit
-            assert used[name] <= quota.nominal or used[name] - quota.nominal <= sum(
-                each.nominal - each.guaranteed for each in others
-            )
+            assert used[name] - quota.nominal <= sum(lent(each) for each in others)
         assert sum(used.values()) <= sum(quota.nominal for quota in self.quotas.values())
 
 

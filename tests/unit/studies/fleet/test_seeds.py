@@ -5,7 +5,7 @@ import json
 import pytest
 
 from windtunnel.faces.cli.app import main
-from windtunnel.studies.fleet.seeds import one_seed
+from windtunnel.studies.fleet.study import one_seed
 
 ROWS = ["job,submit_s,gpus,duration_s"] + [f"j{at},{at * 300},{1 + at % 9},15000" for at in range(20)]
 

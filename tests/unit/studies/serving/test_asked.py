@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.studies.serving.emulator.asked import ApiError, read
+from windtunnel.studies.serving.emulator.asked import ApiError, read, tokenized
 from windtunnel.studies.serving.emulator.tokens import in_blocks
 
 
@@ -25,6 +25,15 @@ def test_lengths_come_from_ids_text_and_messages() -> None:
     parts = [{"type": "text", "text": "x" * 40}]
     open_ended = _read({"model": "m", "messages": [{"role": "user", "content": parts}]}, True)
     assert (open_ended.prompt, open_ended.most, open_ended.named) == (17, 983, False)
+
+
+def test_tokenize_counts_what_a_request_would() -> None:
+    for body in ({"prompt": "x" * 41}, {"prompt": [7, 7, 9]}, {"messages": [{"role": "user", "content": "x" * 40}]}):
+        said = tokenized(json.dumps({"model": "m", **body}).encode(), 1000)
+        asked = _read({"model": "m", "max_tokens": 1, **body}, "messages" in body)
+        assert said["count"] == asked.prompt == len(said["tokens"])  # type: ignore[arg-type]
+        assert said["max_model_len"] == 1000
+    assert tokenized(b'{"prompt": [7, 7, 9]}', 9)["tokens"] == [7, 7, 9]
 
 
 def test_equal_names_mean_equal_prefixes() -> None:
@@ -57,6 +66,15 @@ def test_equal_names_mean_equal_prefixes() -> None:
         ({"model": "m", "prompt": "x", "max_tokens": 1.5}, 400, "max_tokens"),
         ({"model": "m", "prompt": "x", "max_tokens": 5, "min_tokens": 6}, 400, "min_tokens"),
         ({"model": "m", "prompt": "x", "n": 2}, 400, "n"),
+        ({"model": "m", "prompt": "x", "temperature": 2.1}, 400, "temperature"),
+        ({"model": "m", "prompt": "x", "temperature": float("nan")}, 400, "temperature"),
+        ({"model": "m", "prompt": "x", "top_p": 0}, 400, "top_p"),
+        ({"model": "m", "prompt": "x", "top_k": "all"}, 400, "top_k"),
+        ({"model": "m", "prompt": "x", "tool_choice": "required"}, 400, "tool_choice"),
+        ({"model": "m", "prompt": "x", "tools": [{}], "tool_choice": "required"}, 400, "tool_choice"),
+        ({"model": "m", "prompt": "x", "tools": [{}], "tool_choice": "some"}, 400, "tool_choice"),
+        ({"model": "m", "prompt": "x", "response_format": {"type": "json_schema"}}, 400, "response_format"),
+        ({"model": "m", "prompt": "x", "response_format": "json"}, 400, "response_format"),
         ({"model": "m", "prompt": "x", "logprobs": 3}, 400, "logprobs"),
         ({"model": "m", "prompt": "x", "stream": "yes"}, 400, "stream"),
         ({"model": "m", "prompt": "x", "stream_options": {}}, 400, "stream_options"),

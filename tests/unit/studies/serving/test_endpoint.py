@@ -51,7 +51,31 @@ def test_streams_whole_answers_models_and_metrics() -> None:
             assert f"vllm:{name}{{" in text
         assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 27' in text
         assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 3' in text
+        assert 'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",num_gpu_blocks="500"' in text
+        parts = [_sum(text, f"request_{name}_time_seconds") for name in ("prefill", "decode", "inference")]
+        assert parts[0] + parts[1] == pytest.approx(parts[2])
+        assert parts[2] + _sum(text, "request_queue_time_seconds") == pytest.approx(
+            _sum(text, "e2e_request_latency_seconds")
+        )
+        assert client.post("/tokenize", json={"model": "tiny", "prompt": "tell me something"}).json()["count"] == 5
         assert settles(engine)
+
+
+def _sum(text: str, metric: str) -> float:
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{metric}_sum"))
+
+
+def test_an_answer_in_json_is_an_object_whole_and_in_pieces() -> None:
+    with endpoint() as (address, _), httpx.Client(base_url=address) as client:
+        body = {**ASK, "response_format": {"type": "json_object"}}
+        whole = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        pieces = [
+            chunk["choices"][0]["text"]
+            for chunk in _chunks(client.post("/v1/completions", json={**body, "stream": True}).text)
+        ]
+        assert len(pieces) == 12
+        for text in (whole, "".join(pieces)):
+            assert len(json.loads(text)["text"].split()) == 12
 
 
 def test_answers_have_the_drawn_length_unless_told() -> None:

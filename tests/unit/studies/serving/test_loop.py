@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Listed
-
 from windtunnel.studies.serving.loop import Loop
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 
@@ -20,7 +18,7 @@ class Fixed:
     def next_ns(self) -> int:
         return self.ends[0] if self.ends else NEVER
 
-    def known_blocks(self, names: Listed[int]) -> int:
+    def known_blocks(self, one: Sequence) -> int:
         return 0
 
     def submit(self, one: Sequence, now_ns: int) -> None:

@@ -25,25 +25,40 @@ def test_a_known_prefix_is_shared_and_then_kept_until_it_is_needed() -> None:
     assert pool.known([1, 2, 3]) == 2  # the tail went first
 
 
+def test_names_that_stand_for_several_blocks_are_held_whole_and_leave_from_the_tail() -> None:
+    pool = BlockPool(20)
+    pool.take(8)
+    assert pool.name([1, 2]) == [1, 2]
+    pool.release(8, [1, 2], span=4)
+    assert (pool.held, pool.cached, pool.known([1, 2], 4)) == (0, 8, 8)
+    pool.take(14)
+    assert (pool.cached, pool.known([1, 2], 4)) == (6, 6)  # two blocks of the second went
+    assert pool.fresh_needed([1, 2], 6, 9, 4) == 9
+    assert pool.share([1, 2], 4) == [1]  # what is left of the second is its own now, and has no name
+    assert (pool.held, pool.cached, pool.known([1, 2], 4)) == (20, 0, 4)
+    pool.release(6, [1], span=4)
+    assert (pool.held, pool.cached) == (14, 4)
+
+
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=60))
-def test_blocks_are_conserved_whatever_comes(moves: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=60), st.sampled_from([1, 2, 4]))
+def test_blocks_are_conserved_whatever_comes(moves: list[tuple[int, int]], span: int) -> None:
     pool = BlockPool(24)
     live: list[tuple[int, list[int]]] = []
-    for family, blocks in moves:
-        names = [family * 100 + place for place in range(blocks)]
-        hit = pool.known(names)
-        if pool.fresh_needed(names, hit, blocks) > pool.free:
+    for family, count in moves:
+        names, blocks = [family * 100 + place for place in range(count)], count * span
+        hit = pool.known(names, span)
+        if pool.fresh_needed(names, hit, blocks, span) > pool.free:
             if live:
-                pool.release(*live.pop(0))
+                pool.release(*live.pop(0), span=span)
             continue
-        pool.share(names[:hit])
+        shared = pool.share(names[: -(-hit // span)], span)
         pool.take(blocks - hit)
-        live.append((blocks, names[:hit] + pool.name(names[hit:])))
+        live.append((blocks, shared + pool.name(names[len(shared) :])))
         assert pool.held + pool.cached <= pool.total
-        assert pool.held <= sum(count for count, _ in live)
+        assert pool.held <= sum(held for held, _ in live)
     for one in live:
-        pool.release(*one)
+        pool.release(*one, span=span)
     assert pool.held == 0
     assert pool.free == pool.total
 

@@ -86,7 +86,7 @@ def test_every_request_ends_and_leaves_its_rank(chunked: bool) -> None:
     replica, sent = _served(replace(RULES, chunked=chunked))
     assert all(one.last_ns >= one.first_ns >= 0 for one in sent)
     assert replica.pool.held == 0
-    gate = replica._gate
+    gate = replica.admission.gate
     assert gate is not None
     assert (sum(gate.here), sum(gate.waiting), sum(gate.decoding)) == (0, 0, 0)
 

@@ -66,8 +66,8 @@ def test_sessions_begin_at_their_times_and_share_what_is_common(tmp_path):
     sent, _ = sent_by(load)
     assert [sent[s].arrival_ns for s in range(SESSIONS)] == [s * 500_000_000 for s in range(SESSIONS)]
     assert load.load().rate_per_s == pytest.approx(2.0)
-    assert sent[1].hit == 320  # another session's instructions
-    assert sent[SESSIONS].hit == 640  # the prompt before
+    assert sent[1].cached_len == 320  # another session's instructions
+    assert sent[SESSIONS].cached_len == 640  # the prompt before
     without, _ = sent_by(load, caching=False)
     assert sum(one.first_ns - one.arrival_ns for one in sent.values()) < sum(
         one.first_ns - one.arrival_ns for one in without.values()

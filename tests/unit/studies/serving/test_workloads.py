@@ -56,8 +56,9 @@ def test_files_are_read_by_their_columns(tmp_path: Path) -> None:
     mooncake = tmp_path / "m.jsonl"
     mooncake.write_text('{"timestamp": 5, "input_length": 1100, "output_length": 2, "hash_ids": [4, 5]}\n')
     one = read_workload(mooncake)
-    assert one.names_in(512) == [(4, 5)]
-    assert one.names_in(256) == [(8, 9, 10, 11)]
+    assert one.names_in(512) == ([(4, 5)], 1)
+    assert one.names_in(256) == ([(4, 5)], 2)
+    assert one.names_in(1024) == ([(5,)], 1)
     plain = tmp_path / "p.csv"
     plain.write_text("input_tokens,output_tokens\n5,5\n")
     with pytest.raises(InputFileError, match="arrivals"):

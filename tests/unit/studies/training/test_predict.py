@@ -202,3 +202,15 @@ def test_matrix_units_twice_as_fast_halve_the_matrix_products() -> None:
         for cluster in (machine, with_settings(machine, {"gpu": doubled}))
     )
     assert 1.85 < before / after < 2.001  # small ones are bound by memory or by their launch
+
+
+def test_several_residual_streams_pass_from_layer_to_layer() -> None:
+    plan = {"framework": "nanotron", "ep": 4, "micro_batch": 4, "global_batch": 128, "seq_len": 64}
+    result = predict("deepseek-v4-flash", "a100-80gb-sxm:4", plan)  # an allocator frees what was allocated, no less
+    assert min(result.memory[0].categories.values()) >= 0
+    sent = predict(
+        "deepseek-v4-flash", "h200:16", {"pp": 2, "ep": 8, "global_batch": 64, "seq_len": 4096}
+    ).traffic_bytes
+    hop = next(value for name, value in sent.items() if name.startswith("send_recv pp"))
+    micro_batches, hidden = 64 // 8, load_model("deepseek-v4-flash").hidden_size
+    assert hop == pytest.approx(micro_batches * 4096 * hidden * 2 * 4, rel=0.01)  # four streams, there or back

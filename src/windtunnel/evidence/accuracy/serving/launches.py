@@ -19,7 +19,9 @@ there.
 *InferenceX* (`client` closed), benchmarks/*.sh of SemiAnalysisAI/InferenceX (1fc5d73c, 574bcd35, 0a919c5f), DeepSeek:
 
     SGLang         chunks of 32,768 tokens (8,192 with TP 4 on B200, 16,384 in FP4); on B200 requests are looked for
-                   once in 10 decode steps, once in 30 from 16 in flight on (--scheduler-recv-interval)
+                   once in 10 decode steps, once in 30 from 16 in flight on (--scheduler-recv-interval). 512 requests
+                   at once with 1,024 tokens in and out, else 256; where it drafts on B200 and B300, 512 and chunks of
+                   16,384 (dsr1_fp8_b200_mtp.sh, dsr1_fp8_b300_mtp.sh: 285b6628, 56324839)
     TensorRT-LLM   chunked prefill off, max_num_tokens = concurrency + ISL + 64, at least 8,192; FP8 on B200, 1,024 in
                    and out, 64 to 255 in flight: prompts wait 40 steps for 0.8 of that (batch_wait_*); attention ranks
                    wait for each other 60 steps (attention_dp_config); 0.8 of the memory that is left, 0.75 on H200
@@ -62,8 +64,9 @@ RANKS_WAIT_STEPS = 60
 HELD = {"b200": 30, "h200": 10}
 # By whether attention ranks have sequences of their own: tokens drafted, and the chance that one is kept. Of one: as
 # DeepSeek's report on V3 says (85 to 90 %, section 5.4.3). Of three, for which its layer was not trained: fitted on
-# seven deployments on B200.
-DRAFTED = {True: (1, 0.85), False: (3, 0.6)}
+# seven deployments of TensorRT-LLM on B200, and taken wherever a run drafted and does not say how many (SGLang's script
+# on MI355X drafts three, too).
+DRAFTED_BY = {True: (1, 0.85), False: (3, 0.6)}
 LLAMA_STEPS, LLAMA_SHARE = 20, 0.9
 SPARE_LENGTH = 200  # tokens that a request may have beyond those asked for
 OSS_TOKENS, OSS_GRAPHS, OSS_REST = 20000, 2048, 0.85
@@ -93,7 +96,7 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     deployment = replace(deployment, gpu_memory_utilization=share)
     if not taken_to_draft(row):
         return deployment
-    depth, kept = DRAFTED[deployment.attn_dp > 1]
+    depth, kept = DRAFTED_BY[deployment.attn_dp > 1]
     return replace(deployment, speculative_tokens=depth, acceptance=kept)
 
 
@@ -178,12 +181,11 @@ def _inferencex(row: ServingRow, engine: Engine) -> Rules:
     blackwell = engine.cluster.gpu.generation == "blackwell"
     four_bits = "4" in row.text("precision")
     if engine.profile.framework == "sglang":
-        chunk = 16384 if four_bits else 8192 if blackwell and engine.deployment.tp == 4 else 32768
+        drafts = blackwell and engine.times.speculative[0] > 0
+        chunk = 16384 if four_bits or drafts else 8192 if blackwell and engine.deployment.tp == 4 else 32768
         looks = next(steps for least, steps in LOOKS if concurrency >= least) if blackwell else 1
         steps = looks_every(looks, engine.times.tokens_per_step)
-        # On B300 512 of 8,192 tokens do not wait for places (TTFT 8 s); on B200 they do (105 s).
-        many = isl == row.whole_number("osl", 1) == 1024 or engine.cluster.gpu.name == "b300-sxm"
-        seqs = 512 if many else 256
+        seqs = 512 if drafts or isl == row.whole_number("osl", 1) == 1024 else 256
         seqs = min(rules.max_num_seqs, seqs * engine.deployment.attn_dp)
         return replace(_holding(rules, engine, chunk), receive_steps=steps, max_num_seqs=seqs)
     if engine.profile.framework == "trtllm":

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.serving.launches import (
+    DRAFTED_BY,
     PROMPTS,
     REPEATED_WAVES,
     deployed,
@@ -48,7 +49,6 @@ USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
 MOST_BATCH = 512  # sequences of one decode worker
 MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
 DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer
-UNSTATED_DEPTH = (3, 0.5)  # of a run that says it drafted, not how many: InferenceX's launch scripts, chat template
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
 KNOWN = 0.9  # of a turn's prompt: 30 turns a session, whose prompts grow to what the table has as their mean
@@ -168,7 +168,7 @@ def _run(
     profile = planned_ahead(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
     drafts = [(0, 0.0)]
     if row.text("spec") == "mtp" and not deployment.speculative_tokens:
-        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken) if one.drafted] or [UNSTATED_DEPTH]
+        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken) if one.drafted] or [DRAFTED_BY[False]]
     elif DRAFTING in row.text("model").lower() and row.text("spec") != "none":
         drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts
         if any(depth for depth, _ in drafts):
@@ -233,11 +233,12 @@ def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
 def _warm(engine: Engine, load: Workload) -> ServingResult:
     """A load on an engine that has seen all of its prompts, as after two warm-up requests per slot."""
     server = engine.replica()
-    names = load.names_in(engine.rules.block_size) or []
-    for prompt in dict.fromkeys(names):
-        if server.pool.cached + len(prompt) <= server.pool.total:
-            server.pool.take(len(prompt))
-            server.pool.release(len(prompt), server.pool.name(prompt))
+    names, span = load.names_in(engine.rules.block_size)
+    for prompt in dict.fromkeys(names or ()):
+        blocks = len(prompt) * span
+        if server.pool.cached + blocks <= server.pool.total:
+            server.pool.take(blocks)
+            server.pool.release(blocks, server.pool.name(prompt), span=span)
     sent, refused = simulate(load, [server], None, block_size=engine.rules.block_size, longest=engine.longest)
     hand_on(sent, engine.profile)
     return summarise(engine, load, [server], stamps_of(sent), refused, {})
@@ -307,7 +308,7 @@ def _readings(
     prefill, decode = sides
     spec = row.text("spec")
     # TensorRT-LLM's pools run under Dynamo, whose client sends prompts outside a chat template.
-    unstated = (DRAFTED, ACCEPTED) if decode.engine.startswith("trtllm") else UNSTATED_DEPTH
+    unstated = (DRAFTED, ACCEPTED) if decode.engine.startswith("trtllm") else DRAFTED_BY[False]
     if all(counts):
         if spec == "mtp":
             depth, kept = next(((one.drafted, one.accepted) for one in recipes if one.drafted), unstated)

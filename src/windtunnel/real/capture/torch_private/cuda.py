@@ -143,6 +143,8 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
     patches.set(torch.backends.cudnn, "version", lambda: 91002)
     if torch.distributed.is_available():  # DDP's C++ logger wants a timer of the device
         patches.set(torch.distributed.Logger, "set_runtime_stats_and_log", nothing)
+        if torch._C._has_cuda:  # there its reducer times itself with events of the driver, once it counts iterations
+            patches.set(torch.distributed.Reducer, "prepare_for_forward", nothing)
     patches.set(cuda.nccl, "version", lambda: (2, 27, 5))
 
 
@@ -336,7 +338,7 @@ def _fake_tensors(patches: Replacements) -> None:
 def _autograd(stack: ExitStack, state: PretendedCuda) -> None:
     """Backward on the calling thread: there is no thread for a device that is not there."""
     torch._C._ensureCUDADeviceGuardSet()
-    if not torch._C._has_cuda:
+    if not torch._C._has_cuda or torch._C._cuda_getDeviceCount() == 0:
         from windtunnel.real.capture.torch_private.guard import stand_in_for_cuda
 
         stack.enter_context(stand_in_for_cuda(lambda: state.device, state.count, state.watch_device))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed import DeviceMesh
     from torch.distributed.distributed_c10d import _World
 
-TRIED = ("2.13",)
+TRIED = ("2.12", "2.13", "2.14", "2.15")
 OLDEST = (2, 12)  # newer ones than were tried are tried; in older ones too much is missing
 ANY_TORCH = "WINDTUNNEL_ANY_TORCH"
 
@@ -94,9 +94,19 @@ def fake_backend() -> type[dist.ProcessGroup]:
     return backend
 
 
-def register_group(pg: dist.ProcessGroup, **facts: object) -> None:
-    """Enter a process group of ours in all of torch's tables (there is no public way to)."""
-    c10d()._register_pg_in_world(pg, **facts)
+def register_group(pg: dist.ProcessGroup, backend: str, store: dist.Store, name: str, tags: tuple[str, ...]) -> None:
+    """Enter a process group of ours in all of torch's tables, as `new_group` does inside: there is no public way to.
+
+    It is found by each of its `tags`, and named by the last. 2.12 has no function for this.
+    """
+    module, state = c10d(), group_state()
+    kind = module.Backend(backend)
+    state.pg_map[pg], state.pg_names[pg] = (kind, store), name
+    state.pg_backend_config[pg] = str(module.BackendConfig(kind))
+    module._register_process_group(name, pg)
+    for tag in tags:
+        state.tags_to_pg.setdefault(tag, []).append(pg)
+    state.pg_to_tag[pg] = tags[-1]
 
 
 def name_backend(pg: dist.ProcessGroup, name: str, desc: str) -> None:

@@ -1,9 +1,10 @@
 """Where a fake tensor does not do what a real one does, and programs notice. Private names of torch, tried on 2.13.
 
 - `parameter.data = parameter.to("cuda")` moves a real tensor; a fake one goes on naming its first device
-  (`fake_device`).
+  (`fake_device`), and one that was read from a file by C or Rust is real until then: a tensor on 'meta' came of it.
 - `torch.tensor([loss, norm])` reads the elements in C++, under no dispatch mode: here Python reads them, as a sync
   each.
+- `torch.asarray(storage)` (safetensors) sets a fake tensor's storage to a real one, which is refused.
 - `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
 - `pickle.dump(tensor)` writes down the mode that made it, and with it what nobody can write down.
 - `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
@@ -42,18 +43,25 @@ FEW = 4096  # elements that are read one by one: each may have a value that is k
 
 
 def data_that_moves() -> Replacements:
-    """Assigning `.data` takes the device along."""
+    """Assigning `.data` takes the device along; a real tensor that is given fake data becomes fake."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
     data: GetSetDescriptorType = torch._C.TensorBase.__dict__["data"]
 
     def assign(self: torch.Tensor, new: torch.Tensor) -> None:
+        if isinstance(new, FakeTensor) and type(self) in (torch.Tensor, torch.nn.Parameter):
+            is_parameter = isinstance(self, torch.nn.Parameter)
+            made = new.detach().requires_grad_(self.requires_grad)
+            torch._C._swap_tensor_impl(self, made)
+            self.__class__ = FakeTensor
+            vars(self).update(vars(made), **({"_is_param": True} if is_parameter else {}))
+            return
         data.__set__(self, new)
         if isinstance(new, FakeTensor):
             self.fake_device = new.fake_device
 
-    return Replacements((FakeTensor, "data", property(data.__get__, assign)))
+    return Replacements((torch.Tensor, "data", property(data.__get__, assign)))
 
 
 def lists_of_fakes() -> Replacements:
@@ -136,6 +144,22 @@ def tensors_of_fakes() -> Iterator[None]:
             yield
     finally:
         del builtins[id(tensor)]
+
+
+def storages_read() -> Replacements:
+    """`torch.asarray` of a storage, which holds data, is a real tensor, as what C reads from a file is."""
+    import torch
+
+    make = torch.asarray
+
+    @functools.wraps(make)
+    def asarray(obj: object, *args: object, **kwargs: object) -> torch.Tensor:
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+            with outside_modes():
+                return make(obj, *args, **kwargs)
+        return make(obj, *args, **kwargs)
+
+    return Replacements((torch, "asarray", asarray))
 
 
 def copies_of_fakes() -> Replacements:

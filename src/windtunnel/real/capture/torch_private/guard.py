@@ -1,10 +1,11 @@
-"""What autograd asks of a CUDA that is not there. Linux, x86-64 or aarch64; tried on PyTorch 2.13, without CUDA.
+"""What autograd asks of a CUDA that is not there. Linux, x86-64 or aarch64; tried on PyTorch 2.13 and 2.14.
 
 Autograd's C++ asks three things before it touches a 'cuda' tensor: a *device guard* for the device type (which device
 is current, which stream), the *hooks* of CUDA (is it the accelerator of this build), and a thread for each device. A
-build with CUDA has the first two even where there is no GPU; a CPU build has empty places for them. Both places are
-filled here, until exit, with copies of what is there for 'meta' and for the missing CUDA, in whose tables of virtual
-functions a few that return a constant are exchanged:
+CPU build has empty places for the first two; a build with CUDA on a machine without a GPU has a guard of one device and
+hooks that raise where they are asked of it. Both places are filled here, until exit, with copies of what is there for
+'meta' and for CUDA, in whose tables of virtual functions a few that return a constant are exchanged (their places are
+the same in PyTorch 2.12 to 2.15):
 
     guard (c10/core/impl/DeviceGuardImplInterface.h)
         exchangeDevice, getDevice, getStream: "cuda:<current>", the default stream; deviceCount: how many are pretended
@@ -94,8 +95,7 @@ def stand_in_for_cuda(
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(guard_table) + 16)
     guard_before, hooks_before = registry[_CUDA], hooks.value
     watch(on_move)
-    if not guard_before:
-        registry[_CUDA] = ctypes.addressof(guard)
+    registry[_CUDA] = ctypes.addressof(guard)
     hooks.value = ctypes.addressof(hooks_table) + 16
     _KEPT.append((guard, guard_table, hooks_table, code))
     try:

@@ -90,8 +90,8 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
         group = world.make_group(
             tuple(ranks), backend, group_name, store, desc=group_desc, timeout=timeout, device_id=device_id
         )
-        tag: dict[str, object] = {"pg_tag": f"user:{pg_tag}"} if pg_tag else {"add_to_default_tag": True}
-        _register(group.handle, backend, store, group_name, **tag)
+        tags = (f"user:{pg_tag}",) if pg_tag else ("", f"ptd:{group_name}")
+        compat.register_group(group.handle, backend, store, group_name, tags)
         return group.handle, store
 
     patches.set(c10d, "rendezvous", rendezvous)
@@ -110,13 +110,6 @@ def install(world: AnsweringWorld, patches: Replacements, messages: Messages) ->
     rpc = getattr(dist, "rpc", None)
     if hasattr(rpc, "init_rpc"):
         patches.set(rpc, "init_rpc", _refuse("torch.distributed.rpc", "use collectives or send and receive"))
-
-
-def _register(handle: dist.ProcessGroup, backend: str, store: dist.Store, name: str, **more: object) -> None:
-    config = str(compat.c10d().BackendConfig(compat.c10d().Backend(backend)))
-    compat.register_group(
-        handle, backend_name=compat.c10d().Backend(backend), store=store, group_name=name, backend_config=config, **more
-    )
 
 
 def _init(world: AnsweringWorld, original: Callable[..., object]) -> Callable[..., object]:
@@ -168,7 +161,9 @@ def _split_group(world: AnsweringWorld, original: Callable[..., object]) -> Call
         **more: object,  # of other versions of torch
     ) -> object:
         if not world.is_open:
-            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend, **more)
+            if backend is not None:  # 2.12 takes none
+                more["backend"] = backend
+            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **more)
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
         c10d, state = compat.c10d(), compat.group_state()
@@ -187,7 +182,8 @@ def _split_group(world: AnsweringWorld, original: Callable[..., object]) -> Call
             members, str(backend or asked), name, store, desc=desc, timeout=timeout, device_id=world.device_id
         )
         ranks_of = {rank: position for position, rank in enumerate(members)}
-        _register(group.handle, str(backend or asked), store, name, rank_mapping=ranks_of)
+        compat.register_group(group.handle, str(backend or asked), store, name, (f"ptd:{name}",))
+        compat.group_state().pg_group_ranks[group.handle] = ranks_of
         return group.handle
 
     return split_group
@@ -258,10 +254,12 @@ def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     patches.set(cls, "barrier", barrier_on_host)
     patches.set(cls, "_start_coalescing", start_coalescing)
     patches.set(cls, "_end_coalescing", end_coalescing)
-    for name in ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base"):
-        patches.set(cls, name, _noting_factor(world, getattr(cls, name)))
-    for name in ("reduce_scatter_single", "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"):
-        patches.set(cls, name, _noting_factor(world, getattr(cls, name)))
+    for name in (
+        *("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base"),
+        *("reduce_scatter_single", "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    ):
+        if hasattr(cls, name):  # 2.12 has no `single`
+            patches.set(cls, name, _noting_factor(world, getattr(cls, name)))
     for name in _GIVE_WORK:
         if hasattr(cls, name):
             patches.set(cls, name, _giving_handle(getattr(cls, name)))
@@ -332,7 +330,7 @@ def _noting_factor(world: AnsweringWorld, method: Callable[..., object]) -> Call
         for value in (*args, *kwargs.values()):
             op = getattr(value, "reduceOp", value)
             if isinstance(op, reduce_op) and op.op == reduce_op.PREMUL_SUM:
-                world.premul_factor = op.factor
+                world.premul_factor = getattr(op, "factor", None)  # 2.12 shows none: taken as 1
         return method(group, *args, **kwargs)
 
     return reduce

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch import nn
@@ -21,15 +22,38 @@ from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+MADE: WeakSet[nn.Module] = WeakSet()  # wrappers of a script that runs under the launcher
+NUMBERS = count()
+
+
+def remember_wrappers() -> None:
+    """From now on each DistributedDataParallel is known, also where the script names the module inside alone."""
+    first = DistributedDataParallel.__init__
+
+    def init(self: DistributedDataParallel, *arguments: object, **named: object) -> None:
+        first(self, *arguments, **named)
+        self.number_made = next(NUMBERS)
+        MADE.add(self)
+
+    DistributedDataParallel.__init__ = init
+
+
+def wrappers(things: Iterable[object]) -> list[DistributedDataParallel]:
+    """Those inside these things, then the others in the order in which the script made them."""
+    inside = [each for one in things if isinstance(one, nn.Module) for each in one.modules()]
+    every = [*inside, *sorted(MADE, key=lambda one: one.number_made)]
+    return list(dict.fromkeys(one for one in every if isinstance(one, DistributedDataParallel)))
+
 
 def forget_step(things: Iterable[object]) -> None:
     """The step under way has failed: the next one starts clean."""
+    things = list(things)
+    for wrapper in wrappers(things):
+        wrapper._update_process_group(wrapper.process_group)
     for thing in things:
         if isinstance(thing, nn.Module):
             for module in thing.modules():
-                if isinstance(module, DistributedDataParallel):
-                    module._update_process_group(module.process_group)
-                elif isinstance(module, FSDPModule) and module._get_fsdp_state()._is_root:
+                if isinstance(module, FSDPModule) and module._get_fsdp_state()._is_root:
                     module.reset_iter_state()
         elif isinstance(thing, GradScaler):
             thing._per_optimizer_states.clear()
@@ -38,10 +62,9 @@ def forget_step(things: Iterable[object]) -> None:
 
 def lay_buckets(things: Iterable[object]) -> None:
     """Lay buckets out anew where the next forward pass would: all ranks have done the call, so it is the same here."""
-    for thing in things:
-        for module in thing.modules() if isinstance(thing, nn.Module) else ():
-            if isinstance(module, DistributedDataParallel) and module.reducer._rebuild_buckets():
-                module._has_rebuilt_buckets = True
+    for wrapper in wrappers(things):
+        if wrapper.reducer._rebuild_buckets():
+            wrapper._has_rebuilt_buckets = True
 
 
 @dataclass
@@ -61,10 +84,11 @@ class Buckets:
             self.known = reducer, self.module._has_rebuilt_buckets, layout
         return self.known[2]
 
-    def write(self, layout: Any) -> None:
+    def write(self, layout: object) -> None:
         """Another reducer where this is another layout, with what the old one had been told."""
         if layout == self.read():
             return
+        assert isinstance(layout, list), "as read"
         module = self.module
         parameters, sparse = module._build_params_for_reducer()
         names = module._build_debug_param_to_name_mapping(parameters)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from windtunnel.process import die_with_parent
 from windtunnel.real.survive.live.group import store_of
 from windtunnel.real.survive.live.place import Place, own_place
+from windtunnel.real.survive.loop.framework import remember_wrappers
 from windtunnel.real.survive.loop.groups import GROUPS, Tape, make_groups_replaceable
 from windtunnel.real.survive.watch.log import RankLog
 
@@ -120,6 +121,7 @@ def prepare() -> None:
         os.environ.pop(name, None)
     os.environ.__class__ = _AskedEnvironment
     make_groups_replaceable()
+    remember_wrappers()
 
 
 def finished() -> None:

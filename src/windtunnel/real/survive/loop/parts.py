@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.errors import SpecError
-from windtunnel.real.survive.loop.framework import Buckets
+from windtunnel.real.survive.loop.framework import Buckets, wrappers
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -56,6 +55,8 @@ def parts_of(things: Mapping[str, object]) -> list[Part]:
         else:
             remedy = "give what has state_dict and load_state_dict: a model, an optimizer, a scheduler, a scaler"
             raise SpecError(f"standby: {name}", type(thing).__name__, remedy)
+    layouts = [Buckets(one) for one in wrappers(things.values())]
+    found += [Part(f"buckets {at}", one.read, one.write) for at, one in enumerate(layouts)]
     return [*found, Part("random numbers", random_numbers, set_random_numbers)]
 
 
@@ -78,14 +79,7 @@ def _of_module(name: str, module: nn.Module) -> list[Part]:
                 value = DTensor.from_local(value, one.device_mesh, one.placements, run_check=False)
             one.grad = value
 
-    layouts = [
-        Part(f"{name}: buckets of {inner or 'it'}", layout.read, layout.write)
-        for inner, one in module.named_modules()
-        if isinstance(one, DistributedDataParallel)
-        for layout in [Buckets(one)]
-    ]
     return [
-        *layouts,
         Part(f"{name}: parameters", parameters, _nothing),  # `put` has filled them in place
         Part(f"{name}: buffers", buffers, _nothing),
         Part(f"{name}: gradients", gradients, set_gradients),

@@ -5,7 +5,7 @@ from windtunnel.real.techniques import collective_partitioning as partitioning
 summed = partitioning.all_reduce_by_group(gradient, inside, across)
 y = partitioning.gather_then_matmul(shard, weight, group, pieces=4)
 z = partitioning.matmul_then_scatter(x, weight, group, pieces=4)
-ddp.register_comm_hook(partitioning.Partitioned.of(PartitionPlan(group=True), local=8), partitioning.partitioned_hook)
+partitioning.apply(ddp, group=True)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
-    from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned, partitioned_hook
+    from windtunnel.real.techniques.collective_partitioning.ddp_hook import Partitioned, apply, partitioned_hook
     from windtunnel.real.techniques.collective_partitioning.partitioned import (
         all_reduce_by_group,
         all_reduce_by_primitive,
@@ -28,6 +28,7 @@ __all__ = [
     "Partitioned",
     "all_reduce_by_group",
     "all_reduce_by_primitive",
+    "apply",
     "gather_then_matmul",
     "matmul_then_scatter",
     "partitioned_hook",
@@ -39,6 +40,7 @@ __getattr__ = lazily(
         "Partitioned": "ddp_hook",
         "all_reduce_by_group": "partitioned",
         "all_reduce_by_primitive": "partitioned",
+        "apply": "ddp_hook",
         "gather_then_matmul": "partitioned",
         "matmul_then_scatter": "partitioned",
         "partitioned_hook": "ddp_hook",

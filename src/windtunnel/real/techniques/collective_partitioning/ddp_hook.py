@@ -12,6 +12,7 @@ hold the same bits.
 
 # No `from __future__ import annotations` here: DistributedDataParallel reads the hook's annotations as objects.
 
+import os
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from windtunnel.errors import LayoutError
 from windtunnel.real.techniques.collective_partitioning.partitioned import _gather, _padded, _scatter, two_levels
+from windtunnel.real.techniques.hooking import require_bare, world_of
 from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
 
 
@@ -90,3 +92,16 @@ def partitioned_hook(state: Partitioned, bucket: dist.GradBucket) -> torch.futur
     while bucket.is_last() and state.underway:
         state.underway[:] = [other for other in state.underway if not other.go_on()]
     return one.result
+
+
+def apply(model: object, local: int | None = None, **parameters: object) -> Partitioned:
+    """Put the hook into `model`, a DistributedDataParallel; `local`: ranks of a node, as torchrun says. On all ranks.
+
+    Raises SpecError, LayoutError.
+    """
+    ddp = require_bare(model)
+    here = local if local is not None else int(os.environ.get("LOCAL_WORLD_SIZE", world_of(ddp)))
+    plan = PartitionPlan(**parameters)  # type: ignore[arg-type]  # it checks them
+    state = Partitioned.from_plan(plan, here, ddp.process_group)
+    ddp.register_comm_hook(state, partitioned_hook)
+    return state

@@ -8,7 +8,7 @@ from windtunnel.lazy import lazily
 from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
 
 if TYPE_CHECKING:
-    from windtunnel.real.techniques.local_sgd.loop import LearningRate, LocalSGD
+    from windtunnel.real.techniques.local_sgd.loop import LearningRate, LocalSGD, apply
 
-__all__ = ["LearningRate", "LocalPlan", "LocalSGD"]
-__getattr__ = lazily(__name__, {"LearningRate": "loop", "LocalSGD": "loop"})
+__all__ = ["LearningRate", "LocalPlan", "LocalSGD", "apply"]
+__getattr__ = lazily(__name__, {"LearningRate": "loop", "LocalSGD": "loop", "apply": "loop"})

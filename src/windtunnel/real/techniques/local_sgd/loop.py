@@ -1,5 +1,7 @@
 """Local SGD in PyTorch: K local steps, then one all-reduce averages the weights; the rate is eta0 phi(r) psi(k).
 
+    local = apply(model, optimizer, local_steps=20)      # and the loop as it is; or by hand:
+
     rates = LearningRate(optimizer, LocalPlan(local_steps=20, rounds="exponential", steps="exponential"))
     local = LocalSGD(model, rates)
     for batch in batches:
@@ -85,3 +87,25 @@ class LocalSGD:
         for parameter in self.parameters:
             parameter.detach().copy_(flat[at : at + parameter.numel()].view_as(parameter))
             at += parameter.numel()
+
+
+def apply(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None, **parameters: object
+) -> LocalSGD:
+    """Average the weights of `model` after every `local_steps` steps of `optimizer`; its rates follow the plan.
+
+    `parameters` are those of the plan; without them rates stay as they are. An optimizer step that one rank alone
+    leaves out (GradScaler) would part the ranks. Raises SpecError.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise SpecError(
+            "model", type(model).__name__, "give the module itself: this takes DistributedDataParallel's place"
+        )
+    said = {"rounds": "constant", "steps": "constant", **parameters}
+    plan = LocalPlan(**said)  # type: ignore[arg-type]  # it checks them
+    local = LocalSGD(model, LearningRate(optimizer, plan), group)
+    first = 0 if group is None else dist.get_global_rank(group, 0)
+    for tensor in (*model.parameters(), *model.buffers()):  # all begin alike
+        dist.broadcast(tensor.detach(), first, group=group)
+    optimizer.register_step_post_hook(lambda *_: local.after_step() and None)
+    return local

@@ -21,8 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -43,7 +42,6 @@ class _Copies:
     coming: Future[None] | None = None
     left: int = 0  # gradients that the backward pass has still to give: of parameters, and of what went in
     here: bool = False
-    recomputed: bool = False  # in a backward pass
 
     def ask(self) -> None:
         """Room is taken at once, and filled by the thread that copies."""
@@ -83,13 +81,15 @@ class _Copied(torch.autograd.Function):  # type: ignore[misc]
     """A parameter of the host -> its copy on the device; the gradient back."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, copies: _Copies, number: int) -> torch.Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, parameter: torch.Tensor, copies: _Copies, number: int
+    ) -> torch.Tensor:
         """That of the unit's parameter of this number, which is there."""
         ctx.copies, ctx.host = copies, parameter.device
         return copies.unit.tensor(number, copies.storages[number])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """To the host."""
         arena, size = ctx.copies.unit.window.arena, gradient.numel() * gradient.element_size()
         arena.take(size)
@@ -108,10 +108,34 @@ class _Unit:
     parameters: list[nn.Parameter]
     places: list[tuple[nn.Module, str, int]] = field(default_factory=list)  # module, name, number of the parameter
     ahead: _Copies | None = None  # asked for before its turn
-    kept: list[_Copies] = field(default_factory=list)  # of forward passes that have not come back, newest last
+    entered: list[_Copies] = field(default_factory=list)  # of forward passes under way
+    _came: list[ref[_Copies]] = field(default_factory=list)  # of those over, while autograd's graph holds them
+    _again: list[_Copies] = field(default_factory=list)  # of those within a backward pass
 
     def __post_init__(self) -> None:
         self.bytes = sum(p.numel() * p.element_size() for p in self.parameters)
+
+    def kept(self) -> list[_Copies]:
+        """Of forward passes that have not come back, newest last; those of one that failed went with its graph."""
+        there = [one for came in self._came if (one := came()) is not None]
+        self._came = [ref(one) for one in there]
+        return there
+
+    def keep(self, copies: _Copies) -> None:
+        """Until the backward pass; what it recomputes itself is in no graph."""
+        if _in_backward():
+            self._again.append(copies)
+        else:
+            self._came.append(ref(copies))
+
+    def end(self, copies: _Copies | None = None) -> None:
+        """The backward pass is over for these, or for all."""
+        there = self.kept()
+        gone = [one for one in there if copies in (None, one)]
+        self._came = [ref(one) for one in there if one not in gone]
+        for one in (*gone, *self._again):
+            one.drop()
+        self._again.clear()
 
     def ask(self) -> _Copies:
         """Copies for the next forward pass."""
@@ -166,9 +190,7 @@ class _Unit:
 
     def over(self, copies: _Copies) -> None:
         """Their backward pass is over, and that of a recomputation in it."""
-        for one in [one for one in self.kept if one is copies or one.recomputed]:
-            self.kept.remove(one)
-            one.drop()
+        self.end(copies)
         self.window.ask_before(self)
 
 
@@ -207,9 +229,9 @@ class Hosted:
             if id(module) != own:
                 return
             if unit is self.rest:
+                self.ending = False  # of a backward pass that failed
                 self._forget()
-            unit.kept.append(unit.enter(_tensors([*given, *named.values()])))
-            unit.kept[-1].recomputed = _in_backward()
+            unit.entered.append(unit.enter(_tensors([*given, *named.values()])))
             ahead = self.layers[: self.window] if unit is self.rest else self.layers[unit.number + self.window :][:1]
             for one in ahead if not _in_backward() else ():
                 one.ask()
@@ -223,12 +245,13 @@ class Hosted:
             if id(module) != own:
                 return
             unit.put(unit.parameters)
-            copies, made = unit.kept[-1], _tensors(out)
+            copies, made = unit.entered.pop(), _tensors(out)
             if unit is self.rest:
                 self._forget()
             if not torch.is_grad_enabled() or (made and not any(one.requires_grad for one in made)):
-                unit.kept.pop().drop()
+                copies.drop()
                 return
+            unit.keep(copies)
             for one in made:
                 if one.requires_grad:
                     one.register_hook(lambda gradient: self._before_backward(copies))
@@ -246,8 +269,8 @@ class Hosted:
     def ask_before(self, unit: _Unit) -> None:
         """A layer's backward pass is over, and there is room for another."""
         number = unit.number - self.window - 1
-        if unit.number >= 0 <= number and self.layers[number].kept:
-            self.layers[number].kept[-1].ask()
+        if unit.number >= 0 <= number and (there := self.layers[number].kept()):
+            there[-1].ask()
 
     def _forget(self) -> None:
         for unit in self.layers:
@@ -258,8 +281,7 @@ class Hosted:
         self.ending = False
         self._forget()
         for unit in (*self.layers, self.rest):
-            while unit.kept:
-                unit.kept.pop().drop()
+            unit.end()
 
 
 def not_traced(hook: Hook) -> Hook:

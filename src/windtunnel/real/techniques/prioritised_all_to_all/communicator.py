@@ -35,25 +35,40 @@ LETTERS = {"a": ALL_TO_ALL, "r": ALL_REDUCE}
 class Operation:
     """Something that was handed to the communicator."""
 
+    failure: BaseException | None
+
     def __init__(self, run: Callable[[], object], parts: int = 1) -> None:
         self.run, self._left = run, parts
-        self._done, self._failure = threading.Event(), [None]
+        self._done, self.failure = threading.Event(), None
+        self._lock, self._then = threading.Lock(), list[Callable[[Operation], None]]()
         self.asked_s = time.perf_counter()
 
     def finish(self, failure: BaseException | None = None) -> None:
         """One part more is done; or, with a failure, all of it is over."""
         if failure is not None:
-            self._failure[0] = failure  # type: ignore[call-overload]
+            self.failure = failure
         self._left -= 1
         if self._left <= 0 or failure is not None:
-            self._done.set()
+            with self._lock:
+                self._done.set()
+                waiting, self._then = self._then, []
+            for then in waiting:
+                then(self)
+
+    def then(self, do: Callable[[Operation], None]) -> None:
+        """Once it is over, well or not; at once where it is."""
+        with self._lock:
+            if not self._done.is_set():
+                self._then.append(do)
+                return
+        do(self)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until it is done. Raises RuntimeError where its collective failed, TimeoutError after `timeout_s`."""
         if not self._done.wait(timeout_s):
             raise TimeoutError(f"a collective has not ended in {timeout_s} s")
-        if self._failure[0] is not None:
-            raise RuntimeError("a collective failed on the communication thread") from self._failure[0]
+        if self.failure is not None:
+            raise RuntimeError("a collective failed on the communication thread") from self.failure
 
 
 class Communicator:

@@ -2,8 +2,7 @@
 
 from windtunnel.real.techniques import sparse_gradients
 
-state = sparse_gradients.State(ddp.module, ratio=0.05)
-ddp.register_comm_hook(state, sparse_gradients.hook)
+state = sparse_gradients.apply(ddp, ratio=0.05)
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
-    from windtunnel.real.techniques.sparse_gradients.ddp_hook import State, hook
+    from windtunnel.real.techniques.sparse_gradients.ddp_hook import State, apply, hook
 
-__all__ = ["State", "hook"]
-__getattr__ = lazily(__name__, {"State": "ddp_hook", "hook": "ddp_hook"})
+__all__ = ["State", "apply", "hook"]
+__getattr__ = lazily(__name__, {"State": "ddp_hook", "apply": "ddp_hook", "hook": "ddp_hook"})

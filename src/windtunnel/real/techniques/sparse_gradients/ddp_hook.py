@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from windtunnel.errors import SpecError
+from windtunnel.real.techniques.hooking import require_bare
 from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
 
 STEERING = 0.5  # of log tau, per unit of density
@@ -145,3 +146,12 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
         return bucket.buffer()
 
     return work.get_future().then(unpack)
+
+
+def apply(model: object, **parameters: object) -> State:
+    """Put the hook into `model`, a DistributedDataParallel; `parameters` are those of the plan. Raises SpecError."""
+    ddp = require_bare(model)
+    plan = SparsePlan(**parameters)  # type: ignore[arg-type]  # it checks them
+    state = State(ddp.module, plan, ddp.process_group)
+    ddp.register_comm_hook(state, hook)
+    return state

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from windtunnel.studies.fleet.jobs.trace import Notes, Quota
+from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu", "aws.amazon.com/neuron")
 SLICES = ("nvidia.com/mig-", "gpu.intel.com/")  # parts of a GPU, or GPUs by their driver
@@ -200,14 +200,7 @@ def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, .
     for each in objects:
         if _text(each, "kind") != "ClusterQueue":
             continue
-        spec, name = _mapping(each, "spec"), _text(each, "metadata", "name")
-        rows = [
-            resource
-            for group in _items(spec, "resourceGroups")
-            for flavor in _items(group, "flavors")
-            for resource in _items(flavor, "resources")
-            if _text(resource, "name") in GPU_RESOURCES
-        ]
+        spec, name, rows = _mapping(each, "spec"), _text(each, "metadata", "name"), _gpu_quotas(each)
         if len(rows) > 1:
             notes.add("has several flavors of GPU, which count together", name)
         quotas.append(
@@ -226,6 +219,32 @@ def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, .
             )
         )
     return tuple(quotas)
+
+
+def cohorts_of_objects(objects: Sequence[Object]) -> tuple[Cohort, ...]:
+    """Cohorts that have quotas, limits or parents of their own; those that queues only name need none."""
+    return tuple(
+        Cohort(
+            _text(each, "metadata", "name"),
+            _text(each, "spec", "parentName") or _text(each, "spec", "parent"),
+            sum(_count(row, "nominalQuota", default=0) for row in rows),
+            _limit(rows, "borrowingLimit"),
+            _limit(rows, "lendingLimit"),
+            _weight(_text(each, "spec", "fairSharing", "weight")),
+        )
+        for each, rows in ((each, _gpu_quotas(each)) for each in objects if _text(each, "kind") == "Cohort")
+    )
+
+
+def _gpu_quotas(holder: Object) -> list[Object]:
+    """Quotas of GPUs of a ClusterQueue or a Cohort, of each flavor."""
+    return [
+        resource
+        for group in _items(holder, "spec", "resourceGroups")
+        for flavor in _items(group, "flavors")
+        for resource in _items(flavor, "resources")
+        if _text(resource, "name") in GPU_RESOURCES
+    ]
 
 
 def _number(text: str) -> float | None:

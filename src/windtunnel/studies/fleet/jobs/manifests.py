@@ -11,12 +11,12 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.files.document import read_documents
 from windtunnel.files.table import Table, table_of
-from windtunnel.studies.fleet.jobs.kubernetes import jobs_of_objects, quotas_of_objects
-from windtunnel.studies.fleet.jobs.trace import Notes, Quota, Unread
+from windtunnel.studies.fleet.jobs.kubernetes import cohorts_of_objects, jobs_of_objects, quotas_of_objects
+from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota, Unread
 
 
-def read_manifests(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...]]:
-    """The table of jobs, what was not understood, and the quotas of queues. Raises InputFileError."""
+def read_manifests(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...], tuple[Cohort, ...]]:
+    """The table of jobs, what was not understood, the quotas of queues and their cohorts. Raises InputFileError."""
     items: list[object] = []
     for document in read_documents(path, "give a trace that can be read"):
         inner = (
@@ -39,4 +39,4 @@ def read_manifests(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, 
         problem = f"{unread[0].examples[0] or 'an object'} {unread[0].reason}" if unread else "holds no job"
         raise InputFileError(path, problem, "write it with `kubectl get -o yaml`")
     quotas = quotas_of_objects(objects, notes)
-    return table_of(path, rows), notes.rows(), quotas
+    return table_of(path, rows), notes.rows(), quotas, cohorts_of_objects(objects)

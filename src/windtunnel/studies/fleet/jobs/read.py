@@ -16,7 +16,7 @@ import numpy as np
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.table import Table, read_table
 from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
-from windtunnel.studies.fleet.jobs.trace import Jobs, Quota, Unread
+from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota, Unread
 
 ALIASES = {
     "job": ("job", "pod", "job_id", "id", "name"),
@@ -47,13 +47,13 @@ def read_jobs(path: str | Path, where: str = "") -> Jobs:
     Raises InputFileError (file, line, value, remedy) or SpecError (`where`).
     """
     path = Path(path)
-    table, unread, quotas = _table(path)
+    table, unread, quotas, cohorts = _table(path)
     table = matching(table, where)
     check_one_selection(table, SELECTORS)
-    return replace(jobs_of(table), not_understood=unread, quotas=quotas)
+    return replace(jobs_of(table), not_understood=unread, quotas=quotas, cohorts=cohorts)
 
 
-def _table(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...]]:
+def _table(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...], tuple[Cohort, ...]]:
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
         from windtunnel.studies.fleet.jobs.manifests import read_manifests
 
@@ -67,12 +67,12 @@ def _table(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...]]:
         if b"|" in first and b"," not in first:
             from windtunnel.studies.fleet.jobs.slurm import read_sacct
 
-            return *read_sacct(path), ()
+            return *read_sacct(path), (), ()
         if first.lstrip().lower().startswith(b"jobid "):
             raise InputFileError(
                 path, "is sacct's table for people", "write it with `sacct -P -D -X -a -o JobID,Submit,...`"
             )
-    return read_table(path, TRACE), (), ()
+    return read_table(path, TRACE), (), (), ()
 
 
 def jobs_of(table: Table) -> Jobs:

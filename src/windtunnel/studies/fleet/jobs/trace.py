@@ -45,10 +45,17 @@ class Quota:
     borrow_priority: float | None = None
     weight: float = 1.0  # of fair sharing
 
-    @property
-    def guaranteed(self) -> int:
-        """GPUs that it never lends."""
-        return 0 if self.lending_limit is None else max(self.nominal - self.lending_limit, 0)
+
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """Queues and cohorts that share: its own GPUs, beside theirs, and what it borrows of and lends to its parent."""
+
+    name: str
+    parent: str = ""
+    nominal: int = 0
+    borrowing_limit: int | None = None
+    lending_limit: int | None = None
+    weight: float = 1.0
 
 
 @dataclass
@@ -85,6 +92,7 @@ class Jobs:
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further columns of this layout, as texts
     not_understood: tuple[Unread, ...] = ()
     quotas: tuple[Quota, ...] = ()  # of the queues that the file names
+    cohorts: tuple[Cohort, ...] = ()  # that have more than a name
 
     def __len__(self) -> int:
         return len(self.name)

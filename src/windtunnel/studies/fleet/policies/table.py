@@ -12,7 +12,6 @@ from windtunnel.studies.fleet.policies import (
     gavel,
     gittins,
     hybrid,
-    kueue,
     log,
     lyra,
     optimus,
@@ -24,6 +23,7 @@ from windtunnel.studies.fleet.policies import (
     themis,
     tiresias,
 )
+from windtunnel.studies.fleet.policies.kueue import policy as kueue
 from windtunnel.studies.fleet.policies.slurm import policy as slurm
 from windtunnel.studies.fleet.traits import Traits
 

@@ -7,7 +7,6 @@ time per output token includes that wait, as where decoding pulls caches.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Listed
 from typing import final
 
 from windtunnel.studies.serving.replica.handover import adopt, can_hold, hold
@@ -38,7 +37,7 @@ class DecodeOnly:
         """No prompt is computed here."""
         return 0
 
-    def known_blocks(self, names: Listed[int]) -> int:
+    def known_blocks(self, one: Sequence) -> int:
         """None: prompts are computed elsewhere."""
         return 0
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from windtunnel.studies.serving.disaggregated.server import Disaggregated
 from windtunnel.studies.serving.replica import interrupted
-from windtunnel.studies.serving.replica.handover import give_up, hand_back, handed
+from windtunnel.studies.serving.replica.handover import give_up, hand_back
 from windtunnel.studies.serving.replica.sequence import Sequence
 
 
 def step_ends_ns(server: Disaggregated, now_ns: int) -> int:
     """When the next step or copy ends after `now_ns`; `NEVER` where nothing goes on."""
-    return min(server.next_ns, *(interrupted.step_ends_ns(one, now_ns) for one in server.decode))
+    return min(server.next_ns, *(one.step_ends_ns(now_ns) for one in server.decode))
 
 
 def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
@@ -33,7 +33,7 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
         server.unwanted.add(index)
         return True
     for place, replica in enumerate(server.decode):
-        for one in handed(replica):
+        for one in replica.adopted:
             if one.index == index:
                 hand_back(replica, one, now_ns)
                 server.look_again(len(server.prefill) + place, now_ns)
@@ -44,7 +44,7 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
 def unfinished(server: Disaggregated, now_ns: int) -> list[Sequence]:
     """What goes with the machines: every request, with the tokens that its client has, to be computed elsewhere."""
     gone = [one for replica in server.decode for one in interrupted.unfinished(replica, now_ns)]
-    gone += [one for replica in server.decode for one in _homeless(handed(replica), 1)]
+    gone += [one for replica in server.decode for one in _homeless(replica.adopted, 1)]
     moving = [one for one in server.copying if one.index not in server.unwanted]
     gone += _homeless(moving, 0) + _homeless([one for one, _, _ in server.ready], 0)
     gone += [one for replica in server.prefill for one in interrupted.unfinished(replica, now_ns)]

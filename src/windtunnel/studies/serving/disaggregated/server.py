@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Listed
 from functools import partial
 from typing import final
 
@@ -68,9 +67,9 @@ class Disaggregated:
         """Requests whose cache is on its way."""
         return [*self._copies.values()]
 
-    def known_blocks(self, names: Listed[int]) -> int:
+    def known_blocks(self, one: Sequence) -> int:
         """Leading blocks of a prompt that a prefill replica has already."""
-        return max(one.known_blocks(names) for one in self.prefill)
+        return max(replica.known_blocks(one) for replica in self.prefill)
 
     def look_again(self, place: int, now_ns: int) -> None:
         """Somebody has left a replica (prefill replicas come first): its event may end earlier, and there is room."""

@@ -25,7 +25,7 @@ def step_ends_ns(unit: Unit, now_ns: int) -> int:
     """When the step ends that runs at `now_ns`, or something else happens; `NEVER` where nothing does."""
     if isinstance(unit, Disaggregated):
         return pools.step_ends_ns(unit, now_ns)
-    return alone.step_ends_ns(unit, now_ns)
+    return unit.step_ends_ns(now_ns)
 
 
 def cancel(unit: Unit, index: int, now_ns: int) -> bool:

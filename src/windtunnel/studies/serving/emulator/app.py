@@ -1,6 +1,7 @@
 """The endpoint: OpenAI's routes over an engine. It reads no file and writes none; every error is the API's own.
 
     POST /v1/chat/completions   POST /v1/completions      stream or whole
+    POST /tokenize                                        how many tokens a prompt or messages have
     GET  /v1/models   /v1/models/{name}   /health   /metrics   /version
 
 A stream is one `data:` line per token, written together where several are there, and `data: [DONE]`. A client that
@@ -17,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, final
 
 from windtunnel.http_guard import Receive, Scope, Send
-from windtunnel.studies.serving.emulator.asked import ApiError, read
+from windtunnel.studies.serving.emulator.asked import ApiError, read, tokenized
 from windtunnel.studies.serving.emulator.engine import Answer, Engine
 from windtunnel.studies.serving.emulator.tokens import word
 
@@ -53,6 +54,12 @@ def application(
         except ApiError as error:
             return refusal(error)
 
+    async def tokenize(request: Request) -> Response:
+        try:
+            return JSONResponse(tokenized(await request.body(), longest))
+        except ApiError as error:
+            return refusal(error)
+
     def card(name: str) -> dict[str, object]:
         return {
             "id": name, "object": "model", "created": created, "owned_by": "windtunnel", "root": names[0],
@@ -73,7 +80,7 @@ def application(
         return Response(status_code=200 if well else 503)
 
     async def metrics(request: Request) -> Response:
-        text = engine.metrics.text(names[0], engine.fleet.gauges(engine.clock.now_ns()))
+        text = engine.metrics.text(names[0], engine.fleet.gauges(engine.clock.now_ns()), engine.fleet.cache_config())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def told_version(request: Request) -> Response:
@@ -102,6 +109,7 @@ def application(
         routes=[
             Route("/v1/chat/completions", ask, methods=["POST"]),
             Route("/v1/completions", ask, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
@@ -183,7 +191,7 @@ class Telling:
         if answer.error is not None:
             await _send_json(send, answer.error.status, answer.error.body())
             return
-        text = "".join(word(answer.index, place) for place in range(answer.tokens))
+        text = "".join(self._word(place) for place in range(answer.tokens))
         choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": self._reason()}
         if answer.asked.chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
@@ -192,14 +200,22 @@ class Telling:
         await _send_json(send, 200, {**self._frame(False), "choices": [choice], "usage": self._usage()})
 
     def _line(self, place: int) -> str:
-        """One token of a stream; its words need no escapes."""
+        """One token of a stream; of what needs escapes its words have quotation marks alone."""
         answer = self.answer
         chat = answer.asked.chat
         reason = f'"{self._reason()}"' if place == answer.length - 1 else "null"
-        text = word(answer.index, place)
+        text = self._word(place).replace('"', '\\"')
         role = '"role":"assistant",' if chat and place == 0 else ""
         content = f'"delta":{{{role}"content":"{text}"}}' if chat else f'"text":"{text}"'
         return f'{self._before}{content},"logprobs":null,"finish_reason":{reason}}}]}}\n\n'
+
+    def _word(self, place: int) -> str:
+        """The token at a place; of an answer in JSON the first and the last close it in."""
+        answer = self.answer
+        text = word(answer.index, place)
+        if not answer.asked.json:
+            return text
+        return ('{"text": "' if place == 0 else "") + text + ('"}' if place == answer.length - 1 else "")
 
     def _frame(self, stream: bool) -> dict[str, object]:
         chat, index = self.answer.asked.chat, self.answer.index
@@ -220,7 +236,7 @@ class Telling:
             "prompt_tokens": answer.asked.prompt,
             "completion_tokens": answer.tokens,
             "total_tokens": answer.asked.prompt + answer.tokens,
-            "prompt_tokens_details": {"cached_tokens": min(answer.sequence.hit, answer.asked.prompt)},
+            "prompt_tokens_details": {"cached_tokens": min(answer.sequence.cached_len, answer.asked.prompt)},
         }
 
 

@@ -1,7 +1,8 @@
 """A body of the API to a request: lengths, limits, and what the answer must look like; or the API's own error.
 
-What would change the answer in a way that simulated words cannot (several choices, log probabilities, echo, images) is
-refused; what only steers sampling (temperature, seed, stop, tools) is read past.
+What would change the answer in a way that simulated words cannot (several choices, log probabilities, echo, images, a
+tool that must be called, a schema) is refused; what only steers sampling (temperature, seed, stop, tools that may be
+called) has to lie in the API's range and is read past. An answer in JSON is an object with one text.
 """
 
 from __future__ import annotations
@@ -20,6 +21,15 @@ from windtunnel.studies.serving.emulator.tokens import (
 )
 
 COMPLETION_TOKENS = 16  # of `/v1/completions` that names none: the API's own
+RANGES = {  # of sampling, as vLLM has them (sampling_params.py): lowest, whether it may be that, highest
+    "temperature": (0.0, True, 2.0),
+    "top_p": (0.0, False, 1.0),
+    "min_p": (0.0, True, 1.0),
+    "presence_penalty": (-2.0, True, 2.0),
+    "frequency_penalty": (-2.0, True, 2.0),
+    "repetition_penalty": (0.0, False, 1e6),
+    "top_k": (-1.0, True, 1e9),
+}
 ONES = {"n": (None, 1), "best_of": (None, 1), "echo": (None, False), "logprobs": (None, False), "suffix": (None, "")}
 
 
@@ -50,6 +60,7 @@ class Asked:
     stream: bool
     usage: bool  # whether a stream ends with its usage
     names: tuple[int, ...]
+    json: bool = False  # whether the answer is a JSON object
 
 
 def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_size: int) -> Asked:
@@ -66,6 +77,8 @@ def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_si
     for name, allowed in ONES.items():
         if body.get(name) not in allowed:
             raise ApiError(400, f"{name}: simulated answers have one choice, without {name}", param=name)
+    _check_sampling(body)
+    _check_tools(body)
     tokens, content, width = _chat(body) if chat else _prompt(body)
     stream = _flag(body, "stream")
     options = body.get("stream_options")
@@ -98,7 +111,59 @@ def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_si
         stream=stream,
         usage=bool((options or {}).get("include_usage")),
         names=names,
+        json=_wants_json(body),
     )
+
+
+def tokenized(raw: bytes, longest: int) -> dict[str, object]:
+    """What `/tokenize` answers: the count that a request with this prompt or these messages has. Raises ApiError.
+
+    Ids are numbers of the text's pieces, equal for equal pieces: there is no vocabulary.
+    """
+    body = _object(raw)
+    tokens, content, width = _chat(body) if body.get("messages") is not None else _prompt(body)
+    pieces = [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
+    ids = [*pieces[:tokens], *[0] * (tokens - len(pieces))]  # marks around messages are the rest
+    return {"count": tokens, "max_model_len": longest, "tokens": ids}
+
+
+def _check_sampling(body: Mapping[str, object]) -> None:
+    for name, (lowest, itself, highest) in RANGES.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ApiError(400, f"{name}: give a number", param=name)
+        if not lowest <= value <= highest or (value == lowest and not itself):
+            least = "at least" if itself else "above"
+            raise ApiError(400, f"{name} {value}: give a number {least} {lowest:g}, at most {highest:g}", param=name)
+
+
+def _check_tools(body: Mapping[str, object]) -> None:
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools is not None and not isinstance(tools, list):
+        raise ApiError(400, "tools: give a list", param="tools")
+    if choice in (None, "none", "auto"):
+        return
+    if not tools:
+        raise ApiError(400, "tool_choice: only with tools", param="tool_choice")
+    if choice == "required" or isinstance(choice, dict):
+        raise ApiError(400, "tool_choice: simulated answers call no tool; give auto or none", param="tool_choice")
+    raise ApiError(400, f"tool_choice {str(choice)[:100]!r}: give none, auto or required", param="tool_choice")
+
+
+def _wants_json(body: Mapping[str, object]) -> bool:
+    wanted = body.get("response_format")
+    if wanted is None:
+        return False
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    if kind == "json_schema":
+        raise ApiError(
+            400, "response_format: simulated words follow no schema; give json_object", param="response_format"
+        )
+    if kind not in ("text", "json_object"):
+        raise ApiError(400, "response_format: give type text or json_object", param="response_format")
+    return bool(kind == "json_object")
 
 
 def _object(raw: bytes) -> Mapping[str, object]:

@@ -37,14 +37,16 @@ class Loss:
 class Answer:
     """What one request has got so far. `ready` is set when something is new; whoever reads it clears it."""
 
-    __slots__ = ("arrival_ns", "asked", "done", "error", "index", "last_ns", "length", "ready", "sequence", "tokens")
+    __slots__ = (
+        "arrival_ns", "asked", "done", "error", "first_ns", "index", "last_ns", "length", "ready", "sequence", "tokens",
+    )  # fmt: skip
 
     def __init__(self, index: int, asked: Asked, length: int, sequence: Sequence, arrival_ns: int) -> None:
         self.index, self.asked, self.length, self.sequence = index, asked, length, sequence
         self.tokens = 0
         self.done = False
         self.error: ApiError | None = None
-        self.arrival_ns = self.last_ns = arrival_ns
+        self.arrival_ns = self.first_ns = self.last_ns = arrival_ns
         self.ready = asyncio.Event()
 
 
@@ -179,11 +181,20 @@ class Engine:
             answer.last_ns = output.at_ns
             answer.tokens += output.tokens
             metrics.output_tokens += output.tokens
+        if answer.tokens == output.tokens:
+            answer.first_ns = output.at_ns
         if output.lost:
             answer.error = ApiError(503, "the replica that served this request was lost", "server_error")
             metrics.ended["error"] += 1
         elif output.finished:
             metrics.e2e.add((output.at_ns - answer.arrival_ns) * 1e-9)
+            decode_s, begun_ns = (output.at_ns - answer.first_ns) * 1e-9, answer.sequence.scheduled_ns
+            metrics.prefill.add((answer.first_ns - begun_ns) * 1e-9)
+            metrics.decode.add(decode_s)
+            metrics.inference.add((output.at_ns - begun_ns) * 1e-9)
+            if answer.length > 1:
+                metrics.per_token.add(decode_s / (answer.length - 1))
+            metrics.most_sizes.add(answer.asked.most)
             metrics.prompt_sizes.add(answer.asked.prompt)
             metrics.output_sizes.add(answer.length)
             metrics.ended["length" if answer.length == answer.asked.most else "stop"] += 1

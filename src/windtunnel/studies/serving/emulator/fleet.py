@@ -24,8 +24,7 @@ from windtunnel.studies.serving.disaggregated.units import (
     unfinished,
 )
 from windtunnel.studies.serving.loop import Loop, Router
-from windtunnel.studies.serving.replica.handover import handed
-from windtunnel.studies.serving.replica.interrupted import blocks_held, steps_done, tokens_given
+from windtunnel.studies.serving.replica.interrupted import blocks_held, tokens_given
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 
@@ -50,7 +49,7 @@ class Gauge:
     waiting: int
     kv_use: float
     preemptions: int
-    prefix_lookups: int
+    prefix_lookups: int  # tokens
     prefix_hits: int
 
 
@@ -147,6 +146,17 @@ class Fleet:
             ends.append(self._told[0].at_ns)
         return min(ends, default=NEVER)
 
+    def cache_config(self) -> dict[str, object]:
+        """What is constant of the KV cache of a replica, under vLLM's names; of a pair of pools, of its decode side."""
+        one = next((decoders_of(one)[0] for one in self.replicas if one is not None), None)
+        if one is None:
+            return {}
+        return {
+            "block_size": one.rules.block_size,
+            "enable_prefix_caching": one.rules.prefix_caching,
+            "num_gpu_blocks": one.pool.total,
+        }
+
     def gauges(self, now_ns: int) -> list[Gauge]:
         """Each replica as it stands."""
         self._catch_up(now_ns)
@@ -156,7 +166,7 @@ class Fleet:
                 found.append(Gauge(False, 0, 0, 0.0, 0, 0, 0))
                 continue
             parts = replicas_of(one)
-            held = sum(blocks_held(part, steps_done(part, now_ns)) for part in parts)
+            held = sum(blocks_held(part, part.steps_done(now_ns)) for part in parts)
             found.append(
                 Gauge(
                     True,
@@ -164,8 +174,8 @@ class Fleet:
                     len(one.waiting),
                     held / sum(part.pool.total for part in parts),
                     sum(part.tally.preemptions for part in parts),
-                    sum(part.pool.lookups for part in parts),
-                    sum(part.pool.hits for part in parts),
+                    sum(part.pool.lookups * part.rules.block_size for part in parts),
+                    sum(part.pool.hits * part.rules.block_size for part in parts),
                 )
             )
         return found
@@ -175,7 +185,7 @@ class Fleet:
         self._loop.run(now_ns)
         for one in self.replicas:
             for part in () if one is None else decoders_of(one):
-                done = steps_done(part, now_ns)
+                done = part.steps_done(now_ns)
                 if done:
                     self._note(part, done, now_ns)
 
@@ -187,16 +197,16 @@ class Fleet:
         server = self.replicas[place]
         assert server is not None
         for part in decoders_of(server):
-            self._note(part, steps_done(part, now_ns), now_ns)
+            self._note(part, part.steps_done(now_ns), now_ns)
 
     def _note(self, replica: Replica, done: int, at_ns: int) -> None:
         for one in replica.waiting:  # those that were preempted at once are at the head
             if not one.preemptions:
                 break
             self._tell(one, one.generated, at_ns)
-        for one in handed(replica):
+        for one in replica.adopted:
             self._tell(one, one.generated, at_ns)
-        for one in replica.decoding.values():
+        for one in replica.running.values():
             self._tell(one, tokens_given(replica, one, done), at_ns)
 
     def _tell(self, one: Sequence, tokens: int, at_ns: int) -> None:

@@ -7,7 +7,7 @@ speed of the clock; `windtunnel:lag_seconds` is real time between a token's time
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
@@ -50,14 +50,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self.ttft, self.itl, self.e2e, self.queue = Histogram(TTFT), Histogram(ITL), Histogram(E2E), Histogram(E2E)
-        self.prompt_sizes, self.output_sizes = Histogram(TOKENS), Histogram(TOKENS)
+        self.prefill, self.decode, self.inference = Histogram(E2E), Histogram(E2E), Histogram(E2E)
+        self.per_token = Histogram(ITL)
+        self.prompt_sizes, self.output_sizes, self.most_sizes = Histogram(TOKENS), Histogram(TOKENS), Histogram(TOKENS)
         self.lag = Histogram(LAG)
         self.prompt_tokens = self.output_tokens = 0
         self.refused = self.lost = 0
         self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0}
 
-    def text(self, model: str, gauges: Sequence[Gauge]) -> str:
-        """The page."""
+    def text(self, model: str, gauges: Sequence[Gauge], cache: Mapping[str, object]) -> str:
+        """The page. `cache`: what is constant of the KV cache, as labels."""
         name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         lines: list[str] = []
 
@@ -74,8 +76,13 @@ class Metrics:
         by_engine("vllm:kv_cache_usage_perc", "gauge", "KV cache in use, 1 is all of it.", [g.kv_use for g in gauges])
         by_engine("windtunnel:replica_alive", "gauge", "1 where a replica is there.", [int(g.alive) for g in gauges])
         by_engine("vllm:num_preemptions_total", "counter", "Preemptions.", [g.preemptions for g in gauges])
-        by_engine("vllm:prefix_cache_queries_total", "counter", "Blocks asked for.", [g.prefix_lookups for g in gauges])
-        by_engine("vllm:prefix_cache_hits_total", "counter", "Blocks found.", [g.prefix_hits for g in gauges])
+        by_engine(
+            "vllm:prefix_cache_queries_total", "counter", "Prompt tokens asked for.", [g.prefix_lookups for g in gauges]
+        )
+        by_engine("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found.", [g.prefix_hits for g in gauges])
+        labels = ",".join(f'{key}="{value}"' for key, value in cache.items())
+        head("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig.")
+        lines.extend(f'vllm:cache_config_info{{{labels},engine="{place}"}} 1' for place in range(len(gauges)))
         for metric, words, value in (
             ("vllm:prompt_tokens_total", "Prompt tokens computed.", self.prompt_tokens),
             ("vllm:generation_tokens_total", "Output tokens.", self.output_tokens),
@@ -94,6 +101,11 @@ class Metrics:
             ("vllm:inter_token_latency_seconds", "Time between tokens.", self.itl),
             ("vllm:e2e_request_latency_seconds", "From arrival to last token.", self.e2e),
             ("vllm:request_queue_time_seconds", "From arrival to the first step.", self.queue),
+            ("vllm:request_prefill_time_seconds", "From the first step to the first token.", self.prefill),
+            ("vllm:request_decode_time_seconds", "From the first token to the last.", self.decode),
+            ("vllm:request_inference_time_seconds", "From the first step to the last token.", self.inference),
+            ("vllm:request_time_per_output_token_seconds", "Time per token after the first.", self.per_token),
+            ("vllm:request_params_max_tokens", "Most tokens that finished requests asked for.", self.most_sizes),
             ("vllm:request_prompt_tokens", "Prompt tokens of finished requests.", self.prompt_sizes),
             ("vllm:request_generation_tokens", "Output tokens of finished requests.", self.output_sizes),
             ("windtunnel:lag_seconds", "Real time by which tokens were handed on late.", self.lag),

@@ -6,6 +6,9 @@ and is taken away, the longest unused first, when a block is needed. Blocks of o
 tail, so that tails go before heads (vLLM's order).
 
     held + cached + empty = total           always
+
+A name may stand for a `span` of blocks, as where a trace names 512 tokens: it is given when all of them are full, and
+of one that nobody holds the last blocks go first.
 """
 
 from __future__ import annotations
@@ -17,42 +20,45 @@ from typing import final
 
 @final
 class BlockPool:
-    """A replica's blocks. `held`: referenced by sequences; `cached`: known prefixes that nobody uses."""
+    """A replica's blocks. `held`: referenced by sequences; `cached`: of known prefixes that nobody uses."""
 
-    __slots__ = ("_cached", "_held", "held", "hits", "lookups", "peak", "total")
+    __slots__ = ("_cached", "_held", "cached", "held", "hits", "lookups", "peak", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.held = 0
+        self.cached = 0
         self.peak = 0
         self.hits = self.lookups = 0  # blocks found, blocks asked for
-        self._held: dict[int, int] = {}  # named block -> references
-        self._cached: OrderedDict[int, None] = OrderedDict()  # as given back; a dict is slow to find its first again
+        self._held: dict[int, int] = {}  # name -> references
+        # Name -> blocks that are left of it, as given back; a dict is slow to find its first again.
+        self._cached: OrderedDict[int, int] = OrderedDict()
 
     @property
     def free(self) -> int:
         """Blocks that can be had: empty ones and cached ones."""
         return self.total - self.held
 
-    @property
-    def cached(self) -> int:
-        """Blocks that hold a known prefix nobody uses."""
-        return len(self._cached)
-
-    def known(self, names: Sequence[int]) -> int:
+    def known(self, names: Sequence[int], span: int = 1) -> int:
         """How many leading blocks of a prompt are there already."""
         held, cached = self._held, self._cached
         count = 0
         for name in names:
-            if name not in held and name not in cached:
+            if name in held:
+                count += span
+                continue
+            left = cached.get(name, 0)
+            count += left
+            if left < span:
                 break
-            count += 1
         return count
 
-    def fresh_needed(self, names: Sequence[int], hit: int, blocks: int) -> int:
+    def fresh_needed(self, names: Sequence[int], hit: int, blocks: int, span: int = 1) -> int:
         """Free blocks that a sequence of `blocks` takes when its first `hit` named ones are known."""
         cached = self._cached
-        return blocks - hit + (sum(1 for name in names[:hit] if name in cached) if cached else 0)
+        if not cached:
+            return blocks - hit
+        return blocks - hit + sum(cached[name] for name in names[: -(-hit // span)] if name in cached)
 
     def take(self, blocks: int) -> None:
         """Hold so many more unnamed blocks. AssertionError where there are not as many."""
@@ -60,25 +66,38 @@ class BlockPool:
         assert self.held <= self.total, f"{self.held} blocks held of {self.total}"
         if self.held > self.peak:
             self.peak = self.held
-        cached = self._cached
-        if cached:
-            over = self.held + len(cached) - self.total
+        over = self.held + self.cached - self.total
+        if over > 0:
+            cached = self._cached
+            self.cached -= over
             while over > 0:
-                cached.popitem(last=False)
-                over -= 1
+                name, left = cached.popitem(last=False)
+                if left > over:
+                    cached[name] = left - over
+                    cached.move_to_end(name, last=False)
+                over -= left
 
-    def share(self, names: Sequence[int]) -> None:
-        """Hold known blocks: one more reference each."""
+    def share(self, names: Sequence[int], span: int = 1) -> list[int]:
+        """Hold the known blocks of these names; returns those of which there is one more reference.
+
+        Where only the first blocks of the last name are left they become the sequence's own, without a name.
+        """
         held, cached = self._held, self._cached
+        shared = []
         for name in names:
-            if name in cached:
-                del cached[name]
-                self.held += 1
+            left = cached.pop(name, 0)
+            if left:
+                self.cached -= left
+                self.held += left
+                if left < span:
+                    break
                 held[name] = 1
             else:
                 held[name] += 1
+            shared.append(name)
         if self.held > self.peak:
             self.peak = self.held
+        return shared
 
     def name(self, names: Sequence[int]) -> list[int]:
         """Give names to as many held blocks, now that they are full; returns those that are really named.
@@ -91,24 +110,26 @@ class BlockPool:
             if name in held:
                 continue
             if name in cached:  # the copy that nobody uses gives way
-                del cached[name]
+                self.cached -= cached.pop(name)
             held[name] = 1
             given.append(name)
         return given
 
-    def release(self, blocks: int, names: Sequence[int], keep: bool = True) -> None:
+    def release(self, blocks: int, names: Sequence[int], keep: bool = True, span: int = 1) -> None:
         """Give back `blocks` in all, of which `names` are named: last block first. `keep`: as cached prefixes."""
-        held, cached = self._held, self._cached
-        unnamed = blocks - len(names)
+        unnamed = blocks - span * len(names)
         assert unnamed >= 0
         self.held -= unnamed
-        for name in reversed(names):
-            count = held[name] - 1
-            if count:
-                held[name] = count
-                continue
-            del held[name]
-            self.held -= 1
-            if keep:
-                cached[name] = None
+        if names:
+            held, cached = self._held, self._cached
+            for name in reversed(names):
+                count = held[name] - 1
+                if count:
+                    held[name] = count
+                    continue
+                del held[name]
+                self.held -= span
+                if keep:
+                    cached[name] = span
+                    self.cached += span
         assert self.held >= 0

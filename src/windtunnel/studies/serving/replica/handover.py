@@ -6,33 +6,32 @@ copy is there (`adopt`); the first keeps its own blocks until then (`give_up`).
 
 from __future__ import annotations
 
-from windtunnel.studies.serving.replica.replica import IDLE, RUN, SHIFT, Replica
+from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.step_time.times import SHIFT
 
 
 def can_hold(replica: Replica, one: Sequence) -> bool:
     """Whether blocks and a place in the batch are there for a prompt that was computed elsewhere."""
-    here = len(replica.decoding) + len(replica._adopted) + len(replica.partial) + replica._held
-    promised = replica.blocks_for(replica._run[0] if replica._mode == RUN else 1)  # to the steps that are under way
+    here = len(replica.running) + len(replica.adopted) + len(replica.prefilling) + replica.coming
     spare = replica.rules.watermark_blocks if here else 0  # alone it may have all, as where prompts are admitted
-    room = _blocks(replica, one) + spare + promised <= replica.pool.free
+    room = _blocks(replica, one) + spare + replica.blocks_under_way() <= replica.pool.free
     return room and here < replica.rules.max_num_seqs and not replica.waiting
 
 
 def hold(replica: Replica, one: Sequence) -> None:
     """Take the blocks into which a prompt's cache will be copied."""
     replica.pool.take(_blocks(replica, one))
-    replica._held += 1
+    replica.coming += 1
     replica.load += 1
 
 
 def let_go(replica: Replica, one: Sequence, now_ns: int) -> None:
     """Free the blocks of a cache that was to come here: the queue may go on."""
     replica.pool.release(_blocks(replica, one), ())
-    replica._held -= 1
+    replica.coming -= 1
     replica.load -= 1
-    if replica._mode == IDLE and replica.waiting:
-        replica._wake(now_ns)
+    replica.wake_if_idle(now_ns)
 
 
 def adopt(replica: Replica, one: Sequence, now_ns: int) -> None:
@@ -40,29 +39,23 @@ def adopt(replica: Replica, one: Sequence, now_ns: int) -> None:
     one.queued_ns = now_ns if one.queued_ns < 0 else one.queued_ns
     if one.generated == 1:  # its client has the first token since the copy ended
         one.token_ticks = one.first_ns << SHIFT
-    replica._adopted.append(one)
-    if replica._mode == IDLE:
-        replica._wake(now_ns)
-    elif replica._mode == RUN:
-        replica._cut(now_ns << SHIFT)
-
-
-def handed(replica: Replica) -> list[Sequence]:
-    """Sequences whose cache is here and that join at the next step."""
-    return replica._adopted
+    replica.adopted.append(one)
+    if replica.idle:
+        replica.wake(now_ns)
+    else:
+        replica.cut(now_ns)
 
 
 def hand_back(replica: Replica, one: Sequence, now_ns: int) -> None:
-    """One of those leaves before that."""
-    replica._adopted.remove(one)
+    """A sequence whose cache is here leaves before it joins the batch."""
+    replica.adopted.remove(one)
     let_go(replica, one, now_ns)
 
 
 def give_up(replica: Replica, one: Sequence, now_ns: int) -> None:
     """A prompt's cache has been copied away: its blocks here are free, and the queue may go on."""
-    replica._give_back(one, one.blocks)
-    if replica._mode == IDLE and replica.waiting:
-        replica._wake(now_ns)
+    replica.cache.give_back(one, one.blocks)
+    replica.wake_if_idle(now_ns)
 
 
 def _blocks(replica: Replica, one: Sequence) -> int:

@@ -48,12 +48,10 @@ def blocks_of(steps: int, due: Sequence[int], done: int, batch: int) -> int:
     """Blocks that `batch` sequences take in `steps` more steps, `done` decode steps into their replica's life."""
     size = len(due)
     whole, rest = divmod(steps, size)
-    needed = whole * batch
-    place = -done % size
-    for _ in range(rest):
-        needed += due[place]
-        place = place - 1 if place else size - 1
-    return needed
+    last = -done % size  # of the steps that are left over: this place and those before it
+    first = last - rest + 1
+    needed = sum(due[first : last + 1]) if first >= 0 else sum(due[: last + 1]) + sum(due[first:])
+    return whole * batch + needed
 
 
 def steps_that_fit(steps: int, free: int, due: Sequence[int], done: int, batch: int) -> int:

@@ -14,13 +14,12 @@ class Sequence:
     __slots__ = (
         "arrival_ns",
         "blocks",
+        "cached_len",
         "computed",
         "context",
         "end_step",
-        "epoch",
         "first_ns",
         "generated",
-        "hit",
         "index",
         "joined",
         "known",
@@ -33,27 +32,32 @@ class Sequence:
         "rank",
         "scheduled_ns",
         "shared",
+        "span",
+        "ticket",
         "token_ticks",
         "used_ns",
         "waited_ns",
     )
 
-    def __init__(self, index: int, prompt: int, output: int, arrival_ns: int, names: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, index: int, prompt: int, output: int, arrival_ns: int, names: tuple[int, ...] = (), span: int = 1
+    ) -> None:
         self.index = index  # in the workload
         self.prompt = prompt
         self.output = output
         self.arrival_ns = arrival_ns
-        self.names = names  # of its full prompt blocks
+        self.names = names  # of its full prompt blocks, each of `span` of them
+        self.span = span
         self.known = prompt  # tokens to compute before the next one can be sampled
         self.computed = 0  # of those
         self.generated = 0
-        self.hit = 0  # prompt tokens that a prefix cache saved
+        self.cached_len = 0  # prompt tokens that a prefix cache saved
         self.blocks = 0  # held when it joined the decoding, or while it is prefilled
         self.shared: list[int] = []  # names among them
         self.context = 0  # cached tokens when it joined
         self.joined = 0  # the replica's decode step count then
         self.end_step = 0  # and when its last token comes
-        self.epoch = 0  # rises when it leaves the decoding before its end
+        self.ticket = 0  # of that in the queue of its batch
         self.preemptions = 0
         self.rank = -1  # the attention rank it belongs to, where ranks admit prompts together
         self.token_ticks = -1  # when it got its last token, while it does not decode; -1 = none yet
@@ -64,7 +68,6 @@ class Sequence:
     def lose_cache(self) -> None:
         """Its machine is gone: prompt and tokens so far are to be computed elsewhere."""
         self.known = self.prompt + self.generated
-        self.computed = self.blocks = self.hit = 0
+        self.computed = self.blocks = self.cached_len = 0
         self.shared = []
-        self.epoch += 1
         self.queued_ns = self.rank = -1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING, final
 
 from windtunnel.studies.serving.kv.pool import BlockPool
@@ -71,7 +70,7 @@ class StepwiseReplica:
         here = (*self.waiting, *self.running)
         return sum(one.known - one.computed for one in here)
 
-    def known_blocks(self, names: Listed[int]) -> int:
+    def known_blocks(self, one: Sequence) -> int:
         """None: this replica keeps no prefixes."""
         return 0
 

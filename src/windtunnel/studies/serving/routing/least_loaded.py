@@ -16,11 +16,14 @@ class LeastLoaded:
 
     def choose(self, one: Sequence, servers: Listed[Server]) -> int:
         """Index of a replica."""
-        best, least = 0, servers[0].load
-        for place in range(1, len(servers)):
-            load = servers[place].load
-            if load < least or (load == least and servers[place].outstanding_tokens < servers[best].outstanding_tokens):
-                best, least = place, load
+        loads = [server.load for server in servers]
+        least = min(loads)
+        best = loads.index(least)
+        if least and loads.count(least) > 1:  # who has none has no tokens either
+            fewest = servers[best].outstanding_tokens
+            for place in range(best + 1, len(loads)):
+                if loads[place] == least and servers[place].outstanding_tokens < fewest:
+                    best, fewest = place, servers[place].outstanding_tokens
         return best
 
 

@@ -21,8 +21,13 @@ class PrefixAware:
         """Index of a replica."""
         loads = [server.load for server in servers]
         most = min(loads) + self.slack
-        fitting = [place for place, load in enumerate(loads) if load <= most]
-        return max(fitting, key=lambda place: (servers[place].known_blocks(one.names), -loads[place], -place))
+        best, best_known, best_load = 0, -1, 0
+        for place, load in enumerate(loads):
+            if load <= most:
+                known = servers[place].known_blocks(one)
+                if known > best_known or (known == best_known and load < best_load):
+                    best, best_known, best_load = place, known, load
+        return best
 
 
 ROUTER = Traits(PrefixAware, looks_into_caches=True)

@@ -135,7 +135,7 @@ class SharedPool:
 
     def _arrive(self, model: int, index: int) -> None:
         served, run = self.pool.models[model], self.runs[model]
-        load, names = served.workload, self._names[model]
+        load, (names, span) = served.workload, self._names[model]
         prompt, output = int(load.input_tokens[index]), int(load.output_tokens[index])
         longest = max(engine.longest for engine in served.engines.values())
         if prompt + output > longest:
@@ -143,7 +143,7 @@ class SharedPool:
             self._left -= 1
             self._answered(model, index)
             return
-        one = Sequence(index, prompt, output, self.now_ns, names[index] if names is not None else ())
+        one = Sequence(index, prompt, output, self.now_ns, names[index] if names is not None else (), span)
         run.sent.append(one)
         self._send(model, one)
 

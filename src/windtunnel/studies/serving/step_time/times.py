@@ -27,6 +27,7 @@ from typing import Protocol
 from windtunnel.studies.serving.engines.profile import Profile
 
 TICKS_PER_NS = 1024
+SHIFT = TICKS_PER_NS.bit_length() - 1  # ticks >> SHIFT = ns
 TICKS_PER_S = TICKS_PER_NS * 10**9
 EXPERT_KNEE = 512.0  # tokens of a step, of all attention ranks
 LONG_CHUNK = 2048  # tokens at which attention of a prompt is at its rate
@@ -97,6 +98,7 @@ class StepTimes:
     _prefill: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
     _mixed: dict[int, float] = field(default_factory=dict, repr=False)
     _heads: dict[int, float] = field(default_factory=dict, repr=False)
+    _attention: dict[int, list[float]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _surface(self) -> Callable[[float, float], float]:
@@ -157,7 +159,7 @@ class StepTimes:
             fixed = self._kernels_of_mixed(own, max(own, (decoding + fresh) / stages))
         if decoding:
             context = context_sum / decoding
-            alone = self._surface(decoding / batches, context)
+            alone = self._beside(decoding, batches, context)
             attention += max(alone, decoding / batches * self._tile(context)) if profile.mixed_decode_tile else alone
         sampled = decoding + finishing
         head = self._heads.get(sampled)
@@ -169,6 +171,18 @@ class StepTimes:
             gpu = launched
         exposed = self._exposed((decoding + len(chunks)) / ranks, gpu)
         return max(1, round(TICKS_PER_S * (gpu + profile.mixed_step_s + exposed)))
+
+    def _beside(self, decoding: int, batches: int, context: float) -> float:
+        """Attention of sequences that decode beside prompts; straight between contexts, as that of a decode step."""
+        nodes = self._contexts
+        if not nodes[0] < context < nodes[-1]:
+            return self._surface(decoding / batches, context)
+        known = self._attention.get(decoding)
+        if known is None:
+            known = self._attention[decoding] = [self._surface(decoding / batches, node) for node in nodes]
+        place = bisect_right(nodes, context)
+        low, high = nodes[place - 1], nodes[place]
+        return known[place - 1] + (known[place] - known[place - 1]) * (context - low) / (high - low)
 
     def _kernels_of_mixed(self, tokens: float, group_tokens: float) -> float:
         """What a mixed step's kernels take beside attention and head: of its tokens alone.

@@ -101,18 +101,18 @@ class Workload:
     def __len__(self) -> int:
         return len(self.input_tokens)
 
-    def names_in(self, block_size: int) -> list[tuple[int, ...]] | None:
-        """Prefix names for blocks of `block_size` tokens, which the given blocks are whole multiples of, or parts."""
+    def names_in(self, block_size: int) -> tuple[Sequence[tuple[int, ...]] | None, int]:
+        """(prefix names, the blocks of `block_size` tokens that each of them stands for); None where there are none.
+
+        The given blocks are whole multiples of those, or parts of them. Raises SpecError.
+        """
         if self.prefix_names is None:
-            return None
-        if block_size == self.prefix_block:
-            return list(self.prefix_names)
+            return None, 1
         if self.prefix_block % block_size == 0:
-            per = self.prefix_block // block_size
-            return [tuple(name * per + i for name in names for i in range(per)) for names in self.prefix_names]
+            return self.prefix_names, self.prefix_block // block_size
         if block_size % self.prefix_block == 0:
             per = block_size // self.prefix_block
-            return [tuple(names[per - 1 :: per]) for names in self.prefix_names]
+            return [tuple(names[per - 1 :: per]) for names in self.prefix_names], 1
         raise SpecError(
             "block_size",
             block_size,

@@ -12,6 +12,7 @@ from windtunnel.physics.model import Layer
 from windtunnel.physics.model.adapters import learning, with_adapters
 from windtunnel.physics.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.physics.model.layer_parts import linear
+from windtunnel.physics.model.mixers import streams_of
 from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.physics.model.plain_operations import (
     plain_embedding_operations,
@@ -207,7 +208,7 @@ def _piece(
     root = 0.0
     if keep.root_gathered and layout.gathers_in_passes:
         root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
-    stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes
+    stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes * streams_of(model)
     own = iter(kept)
     held = [block if block.is_end else replace(block, operations=next(own)) for block in blocks]
     received = 0 if first else int(stream)
@@ -303,7 +304,7 @@ def _units(
     keep = replace(keep, quantised_weights=layout.casts_weights and not keep.fsdp2)
     bare = replace(keep, gathered_inputs=False)
     share = gathered_share(layout, keep) if keep.gathered_inputs else 0.0
-    stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes
+    stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes * streams_of(layout.model)
     width = _gathered_width(layout, shard)
     units = []
     for number, block in enumerate(blocks):
@@ -349,7 +350,7 @@ def _plain_units(
     width = shard.activation_bytes
     # `compile` is of layers: embedding and head stay as they are.
     on_cpu = layout.cluster.gpu.generation == "cpu"
-    stream = shard.residual_tokens * layout.model.hidden_size * width
+    stream = shard.residual_tokens * layout.model.hidden_size * width * streams_of(layout.model)
     units = []
     for block in blocks:
         key = (id(block.operations), block.recompute, block.offload, later)

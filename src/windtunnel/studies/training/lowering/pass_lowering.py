@@ -183,7 +183,7 @@ def _cast_weights(build: PassBuilder, op: Operation, name: str, share: float = 1
 
 
 def _dispatch(build: PassBuilder, name: str, transfer: Transfer, op: Operation, *, backward: bool = False) -> None:
-    """What experts need of each other, hidden behind another micro-batch, or behind the product that does it."""
+    """What experts need of each other, as far as another micro-batch, or the product that does it, does not hide it."""
     skew, pricer = op.skew, build.pricer
     hidden = build.hidden_share(transfer)
     if op.product is not None:

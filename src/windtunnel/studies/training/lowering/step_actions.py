@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.physics.cost.price import FREE, nanoseconds
 from windtunnel.physics.cost.training import MATH
 from windtunnel.physics.graph import OpKind
+from windtunnel.physics.model.mixers import streams_of
 from windtunnel.physics.model.operations import Transfer
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.pass_builder import Segment
@@ -123,7 +124,7 @@ def hop_bytes(layout: Layout) -> float:
     plan = layout.plan
     cut = plan.sequence_parallel or layout.habits.scatters_sends
     tokens = layout.tokens_per_rank / (plan.tp if cut else 1)
-    return tokens * layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
+    return tokens * layout.model.hidden_size * streams_of(layout.model) * (4 if plan.precision == "fp32" else 2)
 
 
 def hop(pricer: Pricer, *, far: bool) -> tuple[int, str]:

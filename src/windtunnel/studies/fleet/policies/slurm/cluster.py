@@ -99,6 +99,7 @@ class Cluster:
     preempt: str = PREEMPT_OFF
     youngest_first: bool = False
     exempt_s: float = 0.0
+    names: tuple[str, ...] = ()  # of the nodes
     settings: Mapping[str, float] = field(default_factory=dict)  # of the policy, as SchedulerParameters say
 
     def partition(self, asked: str) -> Partition | None:

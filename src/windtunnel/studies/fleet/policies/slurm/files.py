@@ -106,6 +106,7 @@ def read_conf(path: Path) -> Cluster:
     kind = settings.get("preempttype", "").lower()
     return Cluster(
         nodes=len(names),
+        names=tuple(names),
         per_node=sizes.pop(),
         cpus=sum(nodes[name][1] for name in names),
         partitions={each.name: each for each in made},

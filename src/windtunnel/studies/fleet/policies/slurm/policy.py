@@ -22,25 +22,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.board import Board, Lines, Move, by_rank
 from windtunnel.studies.fleet.decision import EMPTY, Placement
+from windtunnel.studies.fleet.policies.slurm.backfill import Backfill
 from windtunnel.studies.fleet.policies.slurm.cluster import (
     CANCEL,
     REQUEUE,
-    Association,
-    Cluster,
-    Limits,
 )
-from windtunnel.studies.fleet.policies.slurm.files import read_cluster
-from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, Future, Holder, Space, bits, mask_of
-from windtunnel.studies.fleet.policies.slurm.order import Factors, factors_of, levels
+from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Free, bits
 from windtunnel.studies.fleet.policies.slurm.preemption import mode_of, victims
-from windtunnel.studies.fleet.policies.slurm.state import State, state_units
+from windtunnel.studies.fleet.policies.slurm.rules import Rules
+from windtunnel.studies.fleet.policies.slurm.state import State
+from windtunnel.studies.fleet.policies.slurm.whole import LEAST, can_run, run_whole
 from windtunnel.studies.fleet.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -48,41 +45,10 @@ if TYPE_CHECKING:
     from windtunnel.studies.fleet.options import Options
     from windtunnel.studies.fleet.site import Site
 
-YEAR_S = 365 * 86_400.0
-BATCH_S = 30.0
-Held = tuple[str, int | None, int | None]  # what is counted, and the most GPUs and jobs of it
-
 
 @dataclass(frozen=True)
-class Slurm(Lines):
-    """`per_node` 0: GPUs are a count."""
-
-    per_node: int
-    backfill_interval_s: float = 30.0
-    resolution_s: float = 60.0
-    window_s: float = 86_400.0
-    depth: int = 500
-    depth_user: int = 0  # 0: no limit
-    depth_partition: int = 0
-    main_depth: int = 100
-    reserved_after_s: float = 0.0  # bf_min_age_reserve
-    batch_s: float = BATCH_S  # of ends that are foreseen at once; 0: each by itself
-    completing_s: float = 0.0
-    requeue_after_s: float = 121.0  # the life of a job's credential, and 1 s
-    deferred: int = 0
-    cluster: Cluster = field(default_factory=Cluster)
-
-    @cached_property
-    def _factors(self) -> Factors:
-        return factors_of(self.cluster)
-
-    @cached_property
-    def _levels(self) -> dict[str, int]:
-        return levels(self.cluster)
-
-    @cached_property
-    def _accounts(self) -> dict[str, Association]:
-        return {each.account: each for each in self.cluster.associations if not each.user}
+class Slurm(Rules, Lines):
+    """The two loops on a board."""
 
     def rank(self, job: Running) -> Rank:
         """By the log; the queue is ordered anew when it is asked for."""
@@ -91,6 +57,13 @@ class Slurm(Lines):
     def keeps_progress(self, job: Running) -> bool:
         """Whether a job that it stops goes on where it was."""
         return mode_of(self.cluster, job) != REQUEUE
+
+    def run_whole(self, jobs: list[Running], nodes: list[int]) -> bool:
+        """Many jobs run in compiled code, to the same starts."""
+        if len(jobs) < LEAST or not can_run(self, jobs):
+            return False
+        run_whole(self, jobs, len(nodes))
+        return True
 
     def choose(self, board: Board) -> Iterator[Move]:
         """What starts and stops now."""
@@ -105,23 +78,36 @@ class Slurm(Lines):
             state.waiting = board.waiting
             board.wake_ns = min(state.doomed.values(), default=None)
             return
-        interval_ns = round(self.backfill_interval_s * NS)
-        passes = now_ns % interval_ns == 0 and state.changed
-        if passes or not self.deferred:
+        next_main_ns, next_pass_ns = self._turns(now_ns)
+        passes = next_pass_ns == now_ns and state.changed
+        main = not self.deferred and next_main_ns == now_ns and (state.news or not self.main_interval_s)
+        if passes or main:
             queue = self._queue(board, state)
-            if not self.deferred:
+            if main:
+                state.news = False
                 yield from self._main(queue, board, state)
             if passes:
                 state.changed = False
-                yield from self._backfill(queue, board, state)
+                yield from Backfill(self, queue, board, state, self.start, self.preempt).moves()
         state.waiting = board.waiting
-        times = [now_ns - now_ns % interval_ns + interval_ns] if state.changed else []
+        next_main_ns, next_pass_ns = self._turns(now_ns + 1)
+        times = [next_pass_ns] if state.changed else []
+        times += [next_main_ns] if state.news and self.main_interval_s and not self.deferred else []
         times += [each[0] for each in state.completing]
         times += [*state.not_before.values(), *state.doomed.values()]
-        if self._recalculates:
+        if self.recalculates and (board.running or state.completing):  # else nothing ends, whoever is first
             every_ns = round(self.cluster.calculated_every_s * NS)
             times.append(now_ns - now_ns % every_ns + every_ns)
         board.wake_ns = min((each for each in times if each > now_ns), default=None)
+
+    def _turns(self, now_ns: int) -> tuple[int, int]:
+        """When the main loop and backfill are next due, from a time on."""
+
+        def due(interval_s: float, phase_s: float) -> int:
+            interval_ns, phase_ns = round(interval_s * NS), round(phase_s * NS)
+            return now_ns + (phase_ns - now_ns) % interval_ns if interval_ns else now_ns
+
+        return due(self.main_interval_s, self.main_phase_s), due(self.backfill_interval_s, self.backfill_phase_s)
 
     def restore(self, board: Board, memory: object) -> None:
         """What it remembers, at another snapshot."""
@@ -134,10 +120,6 @@ class Slurm(Lines):
         board.touched = set(range(len(board.free)))
 
     # What happened since it was asked last
-
-    @property
-    def _recalculates(self) -> bool:
-        return self.cluster.multifactor and self.cluster.weights.change
 
     def _state(self, board: Board) -> State:
         now_ns = board.moment.ns
@@ -152,9 +134,9 @@ class Slurm(Lines):
                 if not self.per_node:
                     state.free.add(units, -1)
             board.given.clear()
-        if board.given or board.waiting != state.waiting:
-            state.changed = True
-        self._release(board, state)
+        before = state.changed
+        state.changed = bool(board.given) or board.waiting != state.waiting
+        self._release(board, state, self.completing_s)
         due = [placement for time_ns, placement in state.completing if time_ns <= now_ns]
         if due:
             state.completing = [each for each in state.completing if each[0] > now_ns]
@@ -165,28 +147,30 @@ class Slurm(Lines):
         for index in [index for index, time_ns in state.not_before.items() if time_ns <= now_ns]:
             del state.not_before[index]
             state.changed = True
-        if self._recalculates:
+        if self.recalculates:
             tick_ns = now_ns - now_ns % round(self.cluster.calculated_every_s * NS)
             if state.calculated_ns != tick_ns:
                 state.calculated_ns = tick_ns
                 state.fairness.tick(board.running, now_ns, self.cluster)
                 state.priorities.clear()
                 state.changed = True
+        state.news |= state.changed
+        state.changed |= before
         return state
 
-    def _release(self, board: Board, state: State) -> None:
-        """Jobs have ended or were stopped."""
+    def _release(self, board: Board, state: State, completing_s: float) -> None:
+        """Jobs have ended or were stopped, and their nodes are free so long after."""
         now_ns = board.moment.ns
         for job, _ in board.given:
             if job.index not in state.placed:
                 continue
             _, _, units = state.placed.pop(job.index)
             state.doomed.pop(job.index, None)
-            for name, _, _ in self._limits(job):
+            for name, _, _ in self.limits(job):
                 state.gpus[name] -= job.gpus
                 state.jobs[name] -= 1
-            if self.completing_s:
-                state.completing.append((now_ns + round(self.completing_s * NS), units))
+            if completing_s:
+                state.completing.append((now_ns + round(completing_s * NS), units))
             else:
                 self._free(units, board, state)
         board.given.clear()
@@ -228,7 +212,7 @@ class Slurm(Lines):
     def _take(self, job: Running, placement: Placement, units: Placement, state: State) -> None:
         state.placed[job.index] = job, placement, units
         state.preempting.discard(job.index)
-        for name, _, _ in self._limits(job):
+        for name, _, _ in self.limits(job):
             state.gpus[name] = state.gpus.get(name, 0) + job.gpus
             state.jobs[name] = state.jobs.get(name, 0) + 1
 
@@ -237,200 +221,45 @@ class Slurm(Lines):
     def _queue(self, board: Board, state: State) -> list[Running]:
         """Jobs that may start, by order."""
         queue = [job for line in board.lines.values() for _, job in line if job.index not in state.not_before]
-        if not self.cluster.partitions and not self.cluster.multifactor:
+        if not self.ordered_by_tier:
             return sorted(queue, key=by_rank)
         for job in queue:
             if job.index not in state.priorities:
-                priority = self._factors.priority(job, board.moment.ns, state.fairness.factors)
-                partition = self.cluster.partition(job.queue)
-                tier = partition.tier if partition else 1
-                level = self._levels.get(job.owner.qos, 0)
-                state.priorities[job.index] = (-level, -tier, -priority, job.submit_ns // S_NS, job.index)
+                priority = self.priority(job, board.moment.ns, state.fairness.factors)
+                state.priorities[job.index] = (*self.band(job), -priority, job.submit_ns // S_NS, job.index)
         return sorted(queue, key=lambda job: state.priorities[job.index])
 
-    def _limits(self, job: Running) -> list[Held]:
-        """What a job counts against."""
-        if not self.cluster.limits_hold or not (self.cluster.qos or self.cluster.associations):
-            return []
-        owner, found = job.owner, list[Held]()
-
-        def add(prefix: str, limits: Limits) -> None:
-            for name, gpus, jobs in (
-                (prefix, limits.gpus, limits.jobs),
-                (f"{prefix} user {owner.user}", limits.user_gpus, limits.user_jobs),
-                (f"{prefix} account {owner.account}", limits.account_gpus, limits.account_jobs),
-            ):
-                if gpus is not None or jobs is not None:
-                    found.append((name, gpus, jobs))
-
-        qos = self.cluster.qos.get(owner.qos)
-        if qos is not None:
-            add(f"qos {qos.name}", qos.limits)
-        partition = self.cluster.partition(job.queue)
-        if partition is not None and partition.qos in self.cluster.qos:
-            add(f"partition {partition.name}", self.cluster.qos[partition.qos].limits)
-        own = self._factors.association.get((owner.account, owner.user))
-        if own is not None:
-            add(f"user {owner.account} {owner.user}", own.limits)
-        account, seen = owner.account, set[str]()
-        while account in self._accounts and account not in seen:
-            seen.add(account)
-            limits = self._accounts[account].limits
-            add(f"account {account}", Limits(gpus=limits.gpus, jobs=limits.jobs))
-            account = self._accounts[account].parent
-        return found
-
-    def _allowed(self, job: Running, state: State) -> bool:
-        """Whether limits let it run now."""
-        return all(
-            (gpus is None or state.gpus.get(name, 0) + job.gpus <= gpus)
-            and (jobs is None or state.jobs.get(name, 0) < jobs)
-            for name, gpus, jobs in self._limits(job)
-        )
-
-    def _units_of(self, job: Running, state: State) -> int:
-        """Units that it may be given, as bits."""
-        partition = self.cluster.partition(job.queue)
-        whole = (1 << len(state.free.gpus)) - 1
-        if partition is None or not self.per_node or partition.nodes == (1 << self.cluster.nodes) - 1:
-            return whole
-        return partition.nodes & whole
-
-    def _limit_ns(self, job: Running) -> int:
-        """For how long it is planned from its start."""
-        partition = self.cluster.partition(job.queue)
-        most_s = YEAR_S if partition is None or partition.most_s is None else partition.most_s
-        limit_s = job.limit_s
-        if limit_s is None and partition is not None:
-            limit_s = partition.limit_s or partition.most_s
-        if limit_s is not None:
-            return round(min(limit_s, most_s) * NS)
-        return job.left_ns + (job.moment.ns - job.placed_ns if job.placement else 0)
-
-    # The two loops
+    # The main loop; the other is `backfill.py`
 
     def _main(self, queue: list[Running], board: Board, state: State) -> Iterator[Move]:
         """Jobs in order, until each partition is stopped."""
         stopped: set[str] = set()
-        blocked = 0
+        blocked, whole = 0, state.whole
         for job in queue[: self.main_depth or None]:
             partition = self.cluster.partition(job.queue)
             name = partition.name if partition else ""
-            units = self._units_of(job, state)
-            if name in stopped or not self._allowed(job, state):
+            units = self.nodes_of(job, whole)
+            if name in stopped or not self.allowed(job, state):
                 continue
             placed = state.free.choose(job.gpus, units & ~blocked)
             if placed is not None:
-                yield self._start(job, placed, board, state)
+                yield self.start(job, placed, board, state)
                 continue
             for victim in victims(self.cluster, job, units & ~blocked, board, state):
-                yield from self._preempt(victim, board, state)
+                yield from self.preempt(victim, board, state)
             placed = state.free.choose(job.gpus, units & ~blocked) if job.index in state.preempting else None
             if placed is not None:
-                yield self._start(job, placed, board, state)
+                yield self.start(job, placed, board, state)
                 continue
             if board.moment.ns - job.submit_ns < self.reserved_after_s * NS:
                 continue
             stopped.add(name)
             blocked |= units
-            if blocked == (1 << len(state.free.gpus)) - 1:
+            if blocked == whole:
                 return
 
-    def _backfill(self, queue: list[Running], board: Board, state: State) -> Iterator[Move]:
-        """Each job in order starts, or reserves."""
-        now_ns = board.moment.ns
-        step_ns, window_ns = max(round(self.resolution_s * NS), 1), round(self.window_s * NS)
-        last = self._last(queue, state)
-        if last < 0:
-            return
-        space = Space(now_ns, (1 << len(state.free.gpus)) - 1)
-        future = self._future(board, state)
-        busy = mask_of(node for _, placement in state.completing for node, _ in placement)
-        tests, users, partitions = 0, dict[str, int](), dict[str, int]()
-        for number, job in enumerate(queue):
-            if tests >= self.depth or number > last:
-                return
-            if job.placement or not self._allowed(job, state):
-                continue
-            for most, counts, name in (
-                (self.depth_user, users, job.owner.user),
-                (self.depth_partition, partitions, job.queue),
-            ):
-                counts[name] = counts.get(name, 0) + 1
-                if most and counts[name] > most:
-                    break
-            else:
-                tests += 1
-                units, limit_ns = self._units_of(job, state), self._limit_ns(job)
-                later_ns: int | None = now_ns
-                while later_ns is not None:
-                    from_ns, begin_ns = later_ns, 0
-                    among, later_ns = space.among(units, from_ns, from_ns + limit_ns)
-                    found = future.start(job.gpus, among)
-                    if found is None or found[0] > now_ns:
-                        stopped = victims(self.cluster, job, among, board, state) if from_ns == now_ns else []
-                        if stopped:
-                            freed = mask_of(node for victim in stopped for node, _ in state_units(victim, state))
-                            for victim in stopped:
-                                yield from self._preempt(victim, board, state)
-                            placed = state.free.choose(job.gpus, among)
-                            if placed is None:
-                                space.reserve(now_ns, now_ns + limit_ns, freed & among)
-                            else:
-                                yield self._start(job, placed, board, state)
-                            future = self._future(board, state)
-                            break
-                    if found is None:
-                        continue
-                    begin_ns, then = max(found[0], from_ns), found[1]
-                    placed = then.choose(job.gpus, among)
-                    assert placed is not None
-                    taken = mask_of(node for node, _ in placed)
-                    if begin_ns <= now_ns and taken & busy:
-                        begin_ns, later_ns = now_ns + S_NS, None
-                    if begin_ns <= now_ns:
-                        yield self._start(job, placed, board, state)
-                        last = self._last(queue, state)
-                        future = self._future(board, state)
-                        break
-                    if later_ns is not None and begin_ns > later_ns:
-                        continue
-                    if begin_ns > now_ns + window_ns or now_ns - job.submit_ns < self.reserved_after_s * NS:
-                        break
-                    first_ns, last_ns = (each // step_ns * step_ns for each in (begin_ns, begin_ns + limit_ns))
-                    if space.overlaps(taken, first_ns, last_ns):
-                        later_ns = begin_ns if begin_ns > from_ns else None
-                        if later_ns is not None:
-                            continue
-                    space.reserve(first_ns, last_ns, taken)
-                    break
-
-    def _last(self, queue: list[Running], state: State) -> int:
-        """The last in the queue that has room now: what those behind it would reserve keeps nobody from anything."""
-        if self.cluster.preempts_by:
-            return len(queue) - 1
-        fit: dict[tuple[int, str], bool] = {}
-        for at in range(len(queue) - 1, -1, -1):
-            job = queue[at]
-            key = job.gpus, job.queue
-            if key not in fit:
-                fit[key] = state.free.fits(job.gpus, self._units_of(job, state))
-            if fit[key] and not job.placement:
-                return at
-        return -1
-
-    def _future(self, board: Board, state: State) -> Future:
-        """Of what runs now, by limits."""
-        now_ns = board.moment.ns
-        holders = []
-        for job in board.running.values():
-            units = state.placed[job.index][2]
-            holders.append(Holder(job.placed_ns + self._limit_ns(job), units, mask_of(node for node, _ in units)))
-        for time_ns, units in state.completing:
-            holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
-        return Future(now_ns, state.free, holders, round(self.batch_s * NS))
-
-    def _start(self, job: Running, units: Placement, board: Board, state: State) -> Move:
+    def start(self, job: Running, units: Placement, board: Board, state: State) -> Move:
+        """A job starts on units."""
         placement = units if self.per_node else board.gang(job.gpus, 0)
         assert placement is not None
         self._take(job, placement, units, state)
@@ -439,7 +268,8 @@ class Slurm(Lines):
 
     # Preemption
 
-    def _preempt(self, job: Running, board: Board, state: State) -> Iterator[Move]:
+    def preempt(self, job: Running, board: Board, state: State) -> Iterator[Move]:
+        """A job is stopped, at once or when its grace time is over."""
         qos = self.cluster.qos.get(job.owner.qos)
         grace_s = qos.grace_s if qos else 0.0
         if grace_s:
@@ -455,12 +285,12 @@ class Slurm(Lines):
             if mode == REQUEUE:
                 state.not_before[job.index] = board.moment.ns + round(self.requeue_after_s * NS)
             yield job, None
-        self._release(board, state)
+        self._release(board, state, max(self.completing_s, self.stopped_completing_s))
         self._update(board, state)
 
 
 def _make(site: Site, options: Options) -> Slurm:
-    cluster = read_cluster(site.slurm) if site.slurm else Cluster()
+    cluster = site.slurm_cluster
     if options.pool and cluster.partitions:
         raise SpecError("--placement", "pool", "leave it out: partitions of slurm.conf are of nodes")
     policy = Slurm(0 if options.pool else site.per_node, cluster=cluster)

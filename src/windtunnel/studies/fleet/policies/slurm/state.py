@@ -27,6 +27,12 @@ class State:
     calculated_ns: int | None = None
     waiting: int = 0  # as it was last asked
     changed: bool = True  # since the last backfill
+    news: bool = True  # since the main loop looked last
+
+    @property
+    def whole(self) -> int:
+        """All units, as bits."""
+        return (1 << len(self.free.gpus)) - 1
 
 
 def state_units(job: Running, state: State) -> Placement:

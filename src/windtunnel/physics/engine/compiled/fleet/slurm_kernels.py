@@ -1,0 +1,717 @@
+"""Slurm's two loops compiled: rigid jobs in partitions, under limits, by priority; backfill planned by time limits.
+
+The same starts as `studies/fleet/policies/slurm/policy.py`, which also knows preemption and nodes that fail. `run` goes
+on until nothing more happens, or until priorities are due to be calculated anew: then it returns and is called again.
+
+Sets of nodes are bits, 62 in a word, so that words are never negative. Arrays of one purpose are rows of one array:
+numba compiles these many times faster than tuples of arrays. Each function's `.py_func` is the same uncompiled.
+
+    jobs    i64[13, jobs + 1]       rows named below, jobs by submission; times in ns
+    site    i64[16]                 the cluster and how it schedules, named below
+    now     i64[12]                 counts and times, named below
+    sets    i64[partitions + 5, words]   nodes of partitions, of all, and four for scratch
+    free    i64[2, nodes]           GPUs free now, and as a future is foreseen
+    least   i64[2, per node + 1, words]  nodes with so many or more free, the same
+    lists   i64[5, nodes x per node + 1] jobs that run and end, named below
+    caps    i64[limits, 3]          of groups: which counter, most GPUs, most jobs; -1: no limit
+    first   i64[groups + 1]         where each group's caps begin
+    used    i64[counters, 2]        GPUs and jobs held
+    counts  i64[users + lines + kinds, 4]  of a pass, and of which; of kinds whether one fits, when one can begin
+    times   i64[steps]              when steps of reserved nodes begin
+    steps   i64[steps, words]       nodes that no reservation holds
+    held    i64[]                   nodes of jobs from `FIRST` on; the last of a job holds the rest
+    spans   i64[3, nodes]           scratch: first and last of neighbours, nodes taken
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
+
+NEVER = np.iinfo(np.int64).max
+BITS = 62
+S_NS = 1_000_000_000
+DONE, TICK = 0, 1
+# Rows of `jobs`: AFTER is the rank by submission, KIND equal where GPUs and partition are, START -1 before it starts
+SUBMIT, LASTS, LIMIT, GPUS, BAND, AFTER, PARTITION, LINE, USER, KIND, GROUP, START, FIRST = range(13)
+# Places of `now`
+NOW, WAKE, NEXT, WAITING, RUNNING, GIVEN, COMPLETING, CHANGED, SEEN, CALCULATED, STAMP, TICKED = range(12)
+# Places of `site`: times in ns; EVERY is between calculations of priorities, 0: never
+PER_NODE, INTERVAL, STEP, WINDOW, BATCH, COMPLETES, RESERVED_AFTER, EVERY = range(8)
+MAIN_DEPTH, DEPTH, DEPTH_USER, DEPTH_LINE, DEFERRED, PARTITIONS, USERS, LINES = range(8, 16)
+# Rows of `lists`: running by the end of their limit, running with the first to end on top, ended since the last
+# decision, ended with nodes that are not free yet, and when these are
+BY_LIMIT, HEAP, ENDED, ENDING, FREED = range(5)
+# Rows of `sets` behind partitions
+ALL, AMONG, TAKEN, BUSY, SCRATCH = range(5)
+
+
+@njit(cache=True)
+def _many(word: int) -> int:
+    """Bits of a word."""
+    word -= (word >> 1) & 0x5555555555555555
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    word += word >> 8
+    word += word >> 16
+    word += word >> 32
+    return word & 0x7F
+
+
+@njit(cache=True)
+def _set(free: Array, least: Array, node: int, count: int) -> None:
+    """A node has so many GPUs free."""
+    word, bit, before = node // BITS, 1 << (node % BITS), free[node]
+    for size in range(before + 1, count + 1):
+        least[size, word] |= bit
+    for size in range(count + 1, before + 1):
+        least[size, word] &= ~bit
+    free[node] = count
+
+
+@njit(cache=True)
+def _fits(least: Array, gpus: int, among: Array) -> bool:
+    """Whether a job fits on some of these nodes."""
+    per_node = len(least) - 1
+    whole, rest = gpus // per_node, gpus % per_node
+    idle, some = 0, 0
+    for word in range(len(among)):
+        if whole:
+            idle += _many(least[per_node, word] & among[word])
+        if rest:
+            some += _many(least[rest, word] & among[word])
+    return idle >= whole and (rest == 0 or some > whole)
+
+
+@njit(cache=True)
+def _runs(mask: Array, spans: Array) -> int:
+    """First and last of neighbours in a mask, to two rows; returns how many."""
+    nodes = spans.shape[1]
+    many, inside, node = 0, False, 0
+    for word in range(len(mask)):
+        left = mask[word]
+        here = min(BITS, nodes - node)
+        if left == 0:
+            if inside:
+                spans[1, many], inside = node - 1, False
+                many += 1
+            node += here
+            continue
+        for _ in range(here):
+            if left & 1:
+                if not inside:
+                    spans[0, many], inside = node, True
+            elif inside:
+                spans[1, many], inside = node - 1, False
+                many += 1
+            left >>= 1
+            node += 1
+    if inside:
+        spans[1, many] = node - 1
+        many += 1
+    return many
+
+
+@njit(cache=True)
+def _wholes(mask: Array, count: int, spans: Array) -> None:
+    """So many nodes: the tightest run of neighbours that is enough, else the longest, and so on."""
+    many, got = _runs(mask, spans), 0
+    while got < count:
+        left, best, size = count - got, -1, 0
+        for at in range(many):
+            length = spans[1, at] - spans[0, at] + 1
+            if length >= left and (best < 0 or length < size):
+                best, size = at, length
+        if best < 0:
+            for at in range(many):
+                length = spans[1, at] - spans[0, at] + 1
+                if length > size:
+                    best, size = at, length
+        begin = spans[0, best]
+        spans[1, best] = begin - 1
+        for node in range(begin, begin + min(size, left)):
+            spans[2, got] = node
+            got += 1
+
+
+@njit(cache=True)
+def _choose(free: Array, least: Array, gpus: int, among: Array, mask: Array, spans: Array) -> int:
+    """Nodes for a job that fits, to the last row; returns how many: whole ones, then that of the rest."""
+    per_node = len(least) - 1
+    whole, rest = gpus // per_node, gpus % per_node
+    if whole:
+        mask[:] = least[per_node] & among
+        _wholes(mask, whole, spans)
+    if rest == 0:
+        return whole
+    mask[:] = least[rest] & among
+    for at in range(whole):
+        mask[spans[2, at] // BITS] &= ~(1 << (spans[2, at] % BITS))
+    chosen, least_total = -1, 0
+    for at in range(_runs(mask, spans)):
+        total, node = 0, spans[0, at]
+        for each in range(spans[0, at], spans[1, at] + 1):
+            total += free[each]
+            if free[each] < free[node]:
+                node = each
+        if chosen < 0 or total < least_total:
+            chosen, least_total = node, total
+    spans[2, whole] = chosen
+    return whole + 1
+
+
+@njit(cache=True)
+def _count_free(free: Array, least: Array, gpus: int) -> None:
+    """The sets of nodes that `_choose` asks for are made of free GPUs."""
+    per_node = len(least) - 1
+    rest = gpus % per_node
+    least[per_node] = 0
+    least[rest] = 0
+    for node in range(len(free)):
+        word, bit = node // BITS, 1 << (node % BITS)
+        if free[node] >= rest:
+            least[rest, word] |= bit
+        if free[node] == per_node:
+            least[per_node, word] |= bit
+
+
+@njit(cache=True)
+def _give(jobs: Array, held: Array, free: Array, least: Array, job: int) -> None:
+    """The GPUs of a job are free."""
+    per_node, left = len(least) - 1, jobs[GPUS, job]
+    for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
+        node, count = held[at], min(left, per_node)
+        _set(free, least, node, free[node] + count)
+        left -= count
+
+
+@njit(cache=True)
+def _on(jobs: Array, held: Array, job: int, among: Array) -> bool:
+    """Whether a running job has one of these nodes."""
+    for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
+        node = held[at]
+        if (among[node // BITS] >> (node % BITS)) & 1:
+            return True
+    return False
+
+
+@njit(cache=True)
+def _future(
+    now: Array, batch: int, jobs: Array, lists: Array, held: Array, free: Array, least: Array, gpus: int, among: Array
+) -> int:
+    """When a job fits on these nodes, if those that run end at their limits, some at once; -1: never.
+
+    What is free then is in the second row of `free`; at once: in the first.
+    """
+    if _fits(least[0], gpus, among):
+        return int(now[NOW])
+    per_node = least.shape[1] - 1
+    whole, rest = gpus // per_node, gpus % per_node
+    nodes, idle, some = 0, 0, 0
+    for word in range(len(among)):
+        nodes += _many(among[word])
+        idle += _many(among[word] & least[0, per_node, word])
+        some += _many(among[word] & least[0, rest, word])
+    if nodes < whole + (rest > 0):
+        return -1
+    free[1] = free[0]
+    window, barrier, at, done, last, begun = batch, 0, 0, 0, 0, False
+    while True:
+        job, end = -1, NEVER
+        while at < now[RUNNING] and not _on(jobs, held, lists[BY_LIMIT, at], among):
+            at += 1
+        while done < now[COMPLETING] and not _on(jobs, held, lists[ENDING, done], among):
+            done += 1
+        if at < now[RUNNING]:
+            job = lists[BY_LIMIT, at]
+            end = jobs[START, job] + jobs[LIMIT, job]
+        completes = done < now[COMPLETING] and lists[FREED, done] < end
+        if completes:
+            job, end = lists[ENDING, done], lists[FREED, done]
+        if job < 0 or (begun and end > barrier + window):
+            if begun and idle >= whole and (rest == 0 or some > whole):
+                return int(max(last, now[NOW] + S_NS))
+            if job < 0:
+                return -1
+            window *= 2
+            while end > barrier + window:
+                if window:
+                    window *= 2
+                else:
+                    barrier = end
+        elif not begun:
+            begun = True
+            barrier = end + (window - end % window if window else 0)
+        left = jobs[GPUS, job]
+        for place in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
+            node, count = held[place], min(left, per_node)
+            left -= count
+            free[1, node] += count
+            if (among[node // BITS] >> (node % BITS)) & 1:
+                idle += free[1, node] == per_node
+                some += free[1, node] >= rest and free[1, node] - count < rest
+        last = end
+        if completes:
+            done += 1
+        else:
+            at += 1
+
+
+@njit(cache=True)
+def _step_of(times: Array, many: int, time: int) -> int:
+    """The step that holds a time; 0 for what lies before."""
+    low, high = 0, many
+    while low < high:
+        middle = (low + high) // 2
+        if times[middle] <= time:
+            low = middle + 1
+        else:
+            high = middle
+    return max(low - 1, 0)
+
+
+@njit(cache=True)
+def _cut(times: Array, steps: Array, many: int, time: int) -> int:
+    """A step begins at a time; returns how many there are."""
+    at = _step_of(times, many, time)
+    if times[at] == time:
+        return many
+    for each in range(many, at + 1, -1):
+        times[each] = times[each - 1]
+        steps[each] = steps[each - 1]
+    times[at + 1] = time
+    steps[at + 1] = steps[at]
+    return many + 1
+
+
+@njit(cache=True)
+def _reserve(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int) -> int:
+    """Nodes are held from one time to another; returns how many steps there are."""
+    begin, end = max(begin, times[0]), max(end, times[0])
+    many = _cut(times, steps, _cut(times, steps, many, begin), end)
+    for at in range(_step_of(times, many, begin), _step_of(times, many, end)):
+        for word in range(len(nodes)):
+            steps[at, word] &= ~nodes[word]
+    return many
+
+
+@njit(cache=True)
+def _change(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int, left: Array) -> int:
+    """When there may be others of these nodes than from `begin` on, -1: never before `end`."""
+    for word in range(len(left)):
+        left[word] = nodes[word]
+    for at in range(_step_of(times, many, begin), many - 1):
+        if times[at] > end:
+            break
+        for word in range(len(left)):
+            left[word] &= steps[at, word]
+            if nodes[word] & steps[at + 1, word] & ~left[word]:
+                return int(times[at + 1])
+    return -1
+
+
+@njit(cache=True)
+def _skip(times: Array, steps: Array, many: int, nodes: Array, since: int, limit: int, soonest: int) -> int:
+    """The last time, of those when there may be others of these nodes, that lies before the job can begin at all."""
+    at = _step_of(times, many, since)
+    while at + 1 < many and times[at] <= since + limit:
+        for word in range(len(nodes)):
+            if nodes[word] & steps[at + 1, word] & ~steps[at, word]:
+                if times[at + 1] >= soonest:
+                    return since
+                since = times[at + 1]
+                break
+        at += 1
+    return since
+
+
+@njit(cache=True)
+def _among(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int, left: Array) -> None:
+    """Of these nodes those that are never held meanwhile, to `left`."""
+    for word in range(len(left)):
+        left[word] = nodes[word]
+    for at in range(_step_of(times, many, begin), many):
+        if times[at] > end:
+            break
+        for word in range(len(left)):
+            left[word] &= steps[at, word]
+
+
+@njit(cache=True)
+def _overlaps(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int) -> bool:
+    """Whether some of these nodes are held between two times."""
+    for at in range(_step_of(times, many, begin), many):
+        if times[at] >= end:
+            break
+        for word in range(len(nodes)):
+            if nodes[word] & ~steps[at, word]:
+                return True
+    return False
+
+
+@njit(cache=True)
+def _allowed(jobs: Array, first: Array, caps: Array, used: Array, job: int) -> bool:
+    """Whether limits let it run now."""
+    group = jobs[GROUP, job]
+    for at in range(first[group], first[group + 1]):
+        counter = caps[at, 0]
+        if caps[at, 1] >= 0 and used[counter, 0] + jobs[GPUS, job] > caps[at, 1]:
+            return False
+        if caps[at, 2] >= 0 and used[counter, 1] >= caps[at, 2]:
+            return False
+    return True
+
+
+@njit(cache=True)
+def _count(jobs: Array, first: Array, caps: Array, used: Array, job: int, sign: int) -> None:
+    """A job counts against its limits, or no longer."""
+    group = jobs[GROUP, job]
+    for at in range(first[group], first[group + 1]):
+        used[caps[at, 0], 0] += sign * jobs[GPUS, job]
+        used[caps[at, 0], 1] += sign
+
+
+@njit(cache=True)
+def _begin(
+    now: Array, jobs: Array, lists: Array, held: Array, free: Array, least: Array, spans: Array, job: int, nodes: int
+) -> None:
+    """A job starts on the nodes of the last row of `spans`."""
+    jobs[START, job] = now[NOW]
+    left, begin, per_node = jobs[GPUS, job], jobs[FIRST, job], len(least) - 1
+    for at in range(nodes):
+        node, count = spans[2, at], min(left, per_node)
+        held[begin + at] = node
+        _set(free, least, node, free[node] - count)
+        left -= count
+    at, end = now[RUNNING], now[NOW] + jobs[LIMIT, job]
+    while at:
+        other = lists[BY_LIMIT, at - 1]
+        if jobs[START, other] + jobs[LIMIT, other] <= end:
+            break
+        lists[BY_LIMIT, at] = other
+        at -= 1
+    lists[BY_LIMIT, at] = job
+    at, due = now[RUNNING], now[NOW] + jobs[LASTS, job]
+    while at:
+        above = lists[HEAP, (at - 1) // 2]
+        if jobs[START, above] + jobs[LASTS, above] <= due:
+            break
+        lists[HEAP, at] = above
+        at = (at - 1) // 2
+    lists[HEAP, at] = job
+    now[RUNNING] += 1
+    now[WAITING] -= 1
+
+
+@njit(cache=True)
+def _end(now: Array, jobs: Array, lists: Array) -> None:
+    """The first to end has ended."""
+    job = lists[HEAP, 0]
+    now[RUNNING] -= 1
+    size = now[RUNNING]
+    last, at = lists[HEAP, size], 0
+    due = jobs[START, last] + jobs[LASTS, last]
+    while 2 * at + 1 < size:
+        below = 2 * at + 1
+        left, right = lists[HEAP, below], lists[HEAP, min(below + 1, size - 1)]
+        if jobs[START, right] + jobs[LASTS, right] < jobs[START, left] + jobs[LASTS, left]:
+            below, left = below + 1, right
+        if jobs[START, left] + jobs[LASTS, left] >= due:
+            break
+        lists[HEAP, at] = left
+        at = below
+    lists[HEAP, at] = last
+    at = 0
+    while lists[BY_LIMIT, at] != job:
+        at += 1
+    for each in range(at, size):
+        lists[BY_LIMIT, each] = lists[BY_LIMIT, each + 1]
+    lists[ENDED, now[GIVEN]] = job
+    now[GIVEN] += 1
+
+
+@njit(cache=True)
+def _enqueue(jobs: Array, priority: Array, queue: Array, job: int, many: int) -> None:
+    """A job joins `many` that wait."""
+    low, high = 0, many
+    while low < high:
+        middle = (low + high) // 2
+        other = queue[middle]
+        if jobs[BAND, job] != jobs[BAND, other]:
+            before = jobs[BAND, job] < jobs[BAND, other]
+        elif priority[job] != priority[other]:
+            before = priority[job] > priority[other]
+        else:
+            before = jobs[AFTER, job] < jobs[AFTER, other]
+        if before:
+            high = middle
+        else:
+            low = middle + 1
+    for at in range(many, low, -1):
+        queue[at] = queue[at - 1]
+    queue[low] = job
+
+
+@njit(cache=True)
+def order(now: Array, jobs: Array, priority: Array, queue: Array) -> None:
+    """Those that wait stand by their priorities, where these have changed."""
+    waiting = queue[: now[WAITING]].copy()
+    for many in range(len(waiting)):
+        _enqueue(jobs, priority, queue, waiting[many], many)
+
+
+@njit(cache=True)
+def _main(
+    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, queue: Array, held: Array, free: Array,
+    least: Array, spans: Array, first: Array, caps: Array, used: Array, many: int
+) -> None:  # fmt: skip
+    """Jobs in order, until each partition is stopped."""
+    ours = site[PARTITIONS]
+    left, units = sets[ours + TAKEN], sets[ours + AMONG]
+    left[:] = sets[ours + ALL]
+    stopped = np.zeros(ours, np.bool_)
+    for at in range(min(many, site[MAIN_DEPTH]) if site[MAIN_DEPTH] else many):
+        job = queue[at]
+        partition = jobs[PARTITION, job]
+        if stopped[partition] or not _allowed(jobs, first, caps, used, job):
+            continue
+        units[:] = sets[partition] & left
+        if _fits(least[0], jobs[GPUS, job], units):
+            nodes = _choose(free[0], least[0], jobs[GPUS, job], units, sets[ours + SCRATCH], spans)
+            _begin(now, jobs, lists, held, free[0], least[0], spans, job, nodes)
+            _count(jobs, first, caps, used, job, 1)
+            continue
+        if now[NOW] - jobs[SUBMIT, job] < site[RESERVED_AFTER]:
+            continue
+        stopped[partition] = True
+        nothing = True
+        for word in range(len(left)):
+            left[word] &= ~sets[partition, word]
+            nothing = nothing and left[word] == 0
+        if nothing:
+            return
+
+
+@njit(cache=True)
+def _last(
+    now: Array, site: Array, jobs: Array, sets: Array, queue: Array, least: Array, counts: Array, many: int
+) -> int:
+    """The last in the queue that has room now; -1: none has."""
+    now[STAMP] += 1
+    for at in range(many - 1, -1, -1):
+        job = queue[at]
+        kind = site[USERS] + site[LINES] + jobs[KIND, job]
+        if counts[kind, 1] != now[STAMP]:
+            counts[kind, 1] = now[STAMP]
+            counts[kind, 0] = _fits(least, jobs[GPUS, job], sets[jobs[PARTITION, job]])
+        if counts[kind, 0] and jobs[START, job] < 0:
+            return at
+    return -1
+
+
+@njit(cache=True)
+def _turn(counts: Array, at: int, stamp: int, most: int) -> bool:
+    """Whether one more of these is tested in this pass."""
+    if counts[at, 1] != stamp:
+        counts[at, 0], counts[at, 1] = 0, stamp
+    counts[at, 0] += 1
+    return bool(most == 0 or counts[at, 0] <= most)
+
+
+@njit(cache=True)
+def _test(
+    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, held: Array, free: Array, least: Array,
+    spans: Array, counts: Array, times: Array, steps: Array, job: int, many: int
+) -> int:  # fmt: skip
+    """A job may start now (0; its nodes are in `spans`), or reserves: how many steps of reserved nodes there are."""
+    time, ours = now[NOW], site[PARTITIONS]
+    units, limit, gpus = sets[jobs[PARTITION, job]], jobs[LIMIT, job], jobs[GPUS, job]
+    among, taken, busy, scratch = sets[ours + AMONG], sets[ours + TAKEN], sets[ours + BUSY], sets[ours + SCRATCH]
+    kind = site[USERS] + site[LINES] + jobs[KIND, job]
+    if counts[kind, 2] != now[STAMP]:
+        counts[kind, 2] = now[STAMP]
+        counts[kind, 3] = _future(now, 0, jobs, lists, held, free, least, gpus, units)
+    soonest, later = counts[kind, 3], time  # nobody of its kind can begin before, whatever is reserved
+    if soonest < 0 or soonest > time + site[WINDOW]:
+        return many
+    while later >= 0:
+        since = _skip(times, steps, many, units, later, limit, soonest)
+        later = _change(times, steps, many, units, since, since + limit, among)
+        _among(times, steps, many, units, since, since + limit, among)
+        then = _future(now, site[BATCH], jobs, lists, held, free, least, gpus, among)
+        if then < 0:
+            continue
+        row = 0 if then == time else 1
+        if row:
+            _count_free(free[1], least[1], gpus)
+        nodes = _choose(free[row], least[row], gpus, among, scratch, spans)
+        begin = max(then, since)
+        taken[:] = 0
+        for at in range(nodes):
+            taken[spans[2, at] // BITS] |= 1 << (spans[2, at] % BITS)
+        if begin <= time:
+            clear = True
+            for word in range(len(taken)):
+                clear = clear and taken[word] & busy[word] == 0
+            if clear:
+                return 0
+            begin, later = time + S_NS, -1
+        if later >= 0 and begin > later:
+            continue
+        if begin > time + site[WINDOW] or time - jobs[SUBMIT, job] < site[RESERVED_AFTER]:
+            return many
+        step = site[STEP]
+        from_step, to_step = begin // step * step, (begin + limit) // step * step
+        if _overlaps(times, steps, many, taken, from_step, to_step):
+            later = begin if begin > since else -1
+            if later >= 0:
+                continue
+        return _reserve(times, steps, many, taken, from_step, to_step)
+    return many
+
+
+@njit(cache=True)
+def _backfill(
+    now: Array, site: Array, jobs: Array, sets: Array, lists: Array, queue: Array, held: Array, free: Array,
+    least: Array, spans: Array, first: Array, caps: Array, used: Array, counts: Array, times: Array, steps: Array,
+    queued: int
+) -> None:  # fmt: skip
+    """Each job in order starts, or reserves."""
+    last = _last(now, site, jobs, sets, queue, least[0], counts, queued)
+    stamp, tests, many, busy = now[STAMP], 0, 1, sets[site[PARTITIONS] + BUSY]
+    times[0] = now[NOW]
+    steps[0] = sets[site[PARTITIONS] + ALL]
+    busy[:] = 0
+    for each in range(now[COMPLETING]):
+        job = lists[ENDING, each]
+        for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
+            busy[held[at] // BITS] |= 1 << (held[at] % BITS)
+    for at in range(queued):
+        if tests >= site[DEPTH] or at > last:
+            return
+        job = queue[at]
+        if jobs[START, job] >= 0 or not _allowed(jobs, first, caps, used, job):
+            continue
+        if not _turn(counts, jobs[USER, job], stamp, site[DEPTH_USER]):
+            continue
+        if not _turn(counts, site[USERS] + jobs[LINE, job], stamp, site[DEPTH_LINE]):
+            continue
+        tests += 1
+        found = _test(now, site, jobs, sets, lists, held, free, least, spans, counts, times, steps, job, many)
+        if found:
+            many = found
+            continue
+        _begin(now, jobs, lists, held, free[0], least[0], spans, job, -(-jobs[GPUS, job] // site[PER_NODE]))
+        _count(jobs, first, caps, used, job, 1)
+        last = _last(now, site, jobs, sets, queue, least[0], counts, queued)
+
+
+@njit(cache=True)
+def _release(
+    now: Array, site: Array, jobs: Array, lists: Array, held: Array, free: Array, least: Array, first: Array,
+    caps: Array, used: Array
+) -> None:  # fmt: skip
+    """Nodes of jobs that have ended are free, or complete."""
+    if now[GIVEN] or now[WAITING] != now[SEEN]:
+        now[CHANGED] = 1
+    for at in range(now[GIVEN]):
+        job = lists[ENDED, at]
+        _count(jobs, first, caps, used, job, -1)
+        if site[COMPLETES]:
+            lists[ENDING, now[COMPLETING]] = job
+            lists[FREED, now[COMPLETING]] = now[NOW] + site[COMPLETES]
+            now[COMPLETING] += 1
+        else:
+            _give(jobs, held, free, least, job)
+    now[GIVEN] = 0
+    due = 0
+    while due < now[COMPLETING] and lists[FREED, due] <= now[NOW]:
+        _give(jobs, held, free, least, lists[ENDING, due])
+        due += 1
+    if due:
+        now[CHANGED] = 1
+        now[COMPLETING] -= due
+        for at in range(now[COMPLETING]):
+            lists[ENDING, at] = lists[ENDING, at + due]
+            lists[FREED, at] = lists[FREED, at + due]
+
+
+@njit(cache=True)
+def _ask_again(now: Array, site: Array, jobs: Array, lists: Array, queue: Array, queued: int) -> None:
+    """Those that started leave the queue; when the next decision is due though nothing happens."""
+    kept, wake, time = 0, NEVER, now[NOW]
+    for at in range(queued):
+        if jobs[START, queue[at]] < 0:
+            queue[kept] = queue[at]
+            kept += 1
+    if queued and now[CHANGED]:
+        wake = time - time % site[INTERVAL] + site[INTERVAL]
+    for at in range(now[COMPLETING] if queued else 0):
+        if lists[FREED, at] > time:
+            wake = min(wake, lists[FREED, at])
+    if queued and site[EVERY] and now[RUNNING] + now[COMPLETING]:  # else nothing ends, whoever is first
+        wake = min(wake, time - time % site[EVERY] + site[EVERY])
+    now[SEEN] = now[WAITING]
+    if wake < NEVER:
+        now[WAKE] = max(wake, time + 1)
+
+
+@njit(cache=True)
+def _next(now: Array, jobs: Array, priority: Array, lists: Array, queue: Array) -> bool:
+    """Take in what happens next; False: nothing more does."""
+    count = jobs.shape[1] - 1
+    end, arrival = NEVER, NEVER
+    if now[RUNNING]:
+        end = jobs[START, lists[HEAP, 0]] + jobs[LASTS, lists[HEAP, 0]]
+    if now[NEXT] < count:
+        arrival = jobs[SUBMIT, now[NEXT]]
+    elif now[RUNNING] + now[WAITING] == 0:
+        return False
+    time = min(arrival, end, now[WAKE])
+    if time == NEVER:
+        return False
+    now[NOW] = time
+    while now[RUNNING] and jobs[START, lists[HEAP, 0]] + jobs[LASTS, lists[HEAP, 0]] == time:
+        _end(now, jobs, lists)
+    while now[NEXT] < count and jobs[SUBMIT, now[NEXT]] == time:
+        _enqueue(jobs, priority, queue, now[NEXT], now[WAITING])
+        now[WAITING] += 1
+        now[NEXT] += 1
+    if now[WAKE] == time:
+        now[WAKE] = NEVER
+    return True
+
+
+@njit(cache=True)
+def run(
+    now: Array, site: Array, jobs: Array, priority: Array, sets: Array, lists: Array, queue: Array, held: Array,
+    free: Array, least: Array, spans: Array, first: Array, caps: Array, used: Array, counts: Array, times: Array,
+    steps: Array
+) -> int:  # fmt: skip
+    """Up to the end (DONE), or until priorities are to be calculated (TICK): then set them, and call again."""
+    while now[TICKED] or _next(now, jobs, priority, lists, queue):
+        if now[RUNNING] + now[WAITING] == 0:
+            continue
+        if now[TICKED] == 0:
+            _release(now, site, jobs, lists, held, free[0], least[0], first, caps, used)
+            tick = now[NOW] - now[NOW] % site[EVERY] if site[EVERY] else now[CALCULATED]
+            if now[CALCULATED] != tick:
+                now[CALCULATED] = tick
+                now[CHANGED], now[TICKED] = 1, 1
+                return TICK
+        now[TICKED] = 0
+        queued = now[WAITING]
+        if queued:
+            passes = now[NOW] % site[INTERVAL] == 0 and now[CHANGED] != 0
+            if not site[DEFERRED]:
+                _main(now, site, jobs, sets, lists, queue, held, free, least, spans, first, caps, used, queued)
+            if passes:
+                now[CHANGED] = 0
+                _backfill(
+                    now, site, jobs, sets, lists, queue, held, free, least, spans, first, caps, used, counts, times,
+                    steps, queued
+                )  # fmt: skip
+        _ask_again(now, site, jobs, lists, queue, queued)
+    return DONE

@@ -1,0 +1,28 @@
+"""One line in a user's script: a communication hook on the DistributedDataParallel that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from windtunnel.errors import SpecError
+
+Hook = Callable[..., torch.futures.Future[torch.Tensor]]
+
+
+def require_bare(model: object) -> DistributedDataParallel:
+    """The model, which is DistributedDataParallel's and has no hook yet. Raises SpecError."""
+    if not isinstance(model, DistributedDataParallel):
+        raise SpecError("model", type(model).__name__, "give the DistributedDataParallel that reduces its gradients")
+    if model._comm_hooks:
+        raise SpecError("model", "a communication hook", "it has one already, and there is room for one")
+    return model
+
+
+def world_of(model: DistributedDataParallel) -> int:
+    """Ranks that it reduces over."""
+    size: int = dist.get_world_size(model.process_group)
+    return size

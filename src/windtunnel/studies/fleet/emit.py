@@ -1,0 +1,224 @@
+"""A cluster's scheduler as configuration: Slurm's own files, or Kueue's ClusterQueues, that read back as the same.
+
+slurm   slurm.conf, qos.txt and assoc.txt (as `sacctmgr -P show` prints them), load.sh that makes these, site.yaml
+kueue   queues.yaml: ClusterQueues of one flavor of nvidia.com/gpu
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+
+from windtunnel.errors import SpecError
+from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
+from windtunnel.studies.fleet.policies.slurm.cluster import PREEMPT_OFF, Association, Cluster, Limits, Partition, Qos
+from windtunnel.studies.fleet.policies.slurm.files import FLAGS, PARAMETERS
+from windtunnel.studies.fleet.site import Site
+
+WEIGHTS = {"size": "JobSize", "association": "Assoc", "qos": "QOS"}
+QOS = "Name|Priority|GraceTime|Preempt|PreemptMode|GrpTRES|GrpJobs|MaxTRES|MaxTRESPU|MaxJobsPU|MaxTRESPA|MaxJobsPA"
+ASSOC = "Account|ParentName|User|Share|Priority|GrpTRES|GrpJobs|MaxTRES|MaxJobs"
+
+
+def emitted(kind: str, jobs: Jobs, site: Site) -> dict[str, str]:
+    """Files by name. Raises SpecError where there is nothing of that kind."""
+    if kind == "kueue":
+        if not jobs.quotas:
+            raise SpecError("--emit", kind, f"{jobs.source} has no ClusterQueues to write")
+        return {"queues.yaml": queues_text(jobs.quotas, jobs.cohorts)}
+    return slurm_files(site.slurm_cluster, site)
+
+
+def queues_text(quotas: Sequence[Quota], cohorts: Sequence[Cohort]) -> str:
+    """Cohorts and ClusterQueues, a document each; JSON is YAML."""
+    objects = [*map(_cohort, cohorts), *map(_queue, quotas)]
+    return "".join(f"---\n{json.dumps(each, indent=1)}\n" for each in objects)
+
+
+def _groups(holder: Quota | Cohort) -> list[dict[str, object]]:
+    limits = {"borrowingLimit": holder.borrowing_limit, "lendingLimit": holder.lending_limit}
+    gpus = {"name": "nvidia.com/gpu", "nominalQuota": holder.nominal}
+    gpus |= {name: value for name, value in limits.items() if value is not None}
+    return [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "default-flavor", "resources": [gpus]}]}]
+
+
+def _cohort(cohort: Cohort) -> dict[str, object]:
+    spec: dict[str, object] = {"resourceGroups": _groups(cohort), "fairSharing": {"weight": f"{cohort.weight:g}"}}
+    if cohort.parent:
+        spec["parentName"] = cohort.parent
+    metadata = {"name": cohort.name}
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Cohort", "metadata": metadata, "spec": spec}
+
+
+def _queue(quota: Quota) -> dict[str, object]:
+    borrow: dict[str, object] = {"policy": quota.borrow_within}
+    if quota.borrow_priority is not None:
+        borrow["maxPriorityThreshold"] = int(quota.borrow_priority)
+    spec: dict[str, object] = {
+        "namespaceSelector": {},
+        "queueingStrategy": "StrictFIFO" if quota.strict else "BestEffortFIFO",
+        "resourceGroups": _groups(quota),
+        "preemption": {
+            "withinClusterQueue": quota.within,
+            "reclaimWithinCohort": quota.reclaim,
+            "borrowWithinCohort": borrow,
+        },
+        "fairSharing": {"weight": f"{quota.weight:g}"},
+    }
+    if quota.cohort:
+        spec["cohortName"] = quota.cohort
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "ClusterQueue",
+        "metadata": {"name": quota.name},
+        "spec": spec,
+    }
+
+
+def slurm_files(cluster: Cluster, site: Site) -> dict[str, str]:
+    """Slurm's files of a cluster; without partitions one of all nodes."""
+    nodes, per_node = cluster.nodes or site.nodes, cluster.per_node or site.per_node
+    names = cluster.names or tuple(f"n{at + 1}" for at in range(nodes))
+    partitions = list(cluster.partitions.values()) or [Partition("all", (1 << nodes) - 1)]
+    lines = [
+        f"NodeName={','.join(names)} CPUs={max(cluster.cpus // nodes, 1)} Gres=gpu:{per_node} State=UNKNOWN",
+        "GresTypes=gpu",
+        "SelectType=select/cons_tres",
+        "SchedulerType=sched/backfill",
+        f"PriorityType=priority/{'multifactor' if cluster.multifactor else 'basic'}",
+        f"PriorityMaxAge={_span(cluster.most_age_s)}",
+        f"PriorityDecayHalfLife={_span(cluster.half_life_s)}",
+        f"PriorityCalcPeriod={_span(cluster.calculated_every_s)}",
+        f"PriorityFavorSmall={'YES' if cluster.favours_small else 'NO'}",
+        *_weights(cluster),
+        f"AccountingStorageEnforce={'limits,qos' if cluster.limits_hold else 'none'}",
+        f"PreemptType=preempt/{ {'qos': 'qos', 'partition': 'partition_prio'}.get(cluster.preempts_by, 'none') }",
+        f"PreemptMode={cluster.preempt}",
+        *([f"PreemptExemptTime={_span(cluster.exempt_s)}"] if cluster.exempt_s else []),
+        *_parameters(cluster),
+        *(_partition(each, names, cluster.default_partition) for each in partitions),
+    ]
+    files = {"slurm.conf": "\n".join(lines) + "\n"}
+    if cluster.qos:
+        files["qos.txt"] = "\n".join([QOS, *map(_qos, cluster.qos.values())]) + "\n"
+    if cluster.associations:
+        files["assoc.txt"] = "\n".join([ASSOC, *map(_association, cluster.associations)]) + "\n"
+    if cluster.qos or cluster.associations:
+        files["load.sh"] = "\n".join(["#!/bin/sh", "set -e", *_commands(cluster)]) + "\n"
+    named = [name for name in files if name != "load.sh"]
+    return {**files, "site.yaml": f"slurm: [{', '.join(named)}]\n"}
+
+
+def _weights(cluster: Cluster) -> Iterator[str]:
+    for each in fields(cluster.weights):
+        value = getattr(cluster.weights, each.name)
+        if value and each.name == "gpus":
+            yield f"PriorityWeightTRES=gres/gpu={value:g}"
+        elif value:
+            yield f"PriorityWeight{WEIGHTS.get(each.name, each.name.capitalize())}={value:.0f}"
+
+
+def _parameters(cluster: Cluster) -> list[str]:
+    known = {name: (key, unit) for key, (name, unit) in PARAMETERS.items()}
+    flags = {name: key for key, name in FLAGS.items() if name}
+    words = [
+        flags[name] if name in flags else f"{known[name][0]}={value / known[name][1]:.0f}"
+        for name, value in cluster.settings.items()
+    ]
+    words += ["preempt_youngest_first"] if cluster.youngest_first else []
+    return [f"SchedulerParameters={','.join(words)}"] if words else []
+
+
+def _partition(each: Partition, names: Sequence[str], default: str) -> str:
+    words = [f"PartitionName={each.name}"]
+    words.append(f"Nodes={','.join(name for at, name in enumerate(names) if each.nodes >> at & 1)}")
+    words += ["Default=YES"] if each.name == default else []
+    words += ["State=UP", f"PriorityTier={each.tier}", f"PriorityJobFactor={each.factor}"]
+    words.append(f"MaxTime={'INFINITE' if each.most_s is None else _span(each.most_s)}")
+    words += [f"DefaultTime={_span(each.limit_s)}"] if each.limit_s is not None else []
+    words += [f"QOS={each.qos}"] if each.qos else []
+    words += [f"PreemptMode={each.preempt}"] if each.preempt else []
+    return " ".join(words)
+
+
+def _qos(each: Qos) -> str:
+    limits = each.limits
+    row = (
+        each.name,
+        each.priority,
+        _span(each.grace_s),
+        ",".join(sorted(each.stops)),
+        each.preempt,
+        _tres(limits.gpus),
+        limits.jobs,
+        _tres(limits.job_gpus),
+        _tres(limits.user_gpus),
+        limits.user_jobs,
+        _tres(limits.account_gpus),
+        limits.account_jobs,
+    )
+    return _row(row)
+
+
+def _association(each: Association) -> str:
+    limits = each.limits
+    row = (each.account, each.parent, each.user, each.share, each.priority)
+    return _row((*row, _tres(limits.gpus), limits.jobs, _tres(limits.job_gpus), limits.user_jobs))
+
+
+def _row(values: Iterable[object]) -> str:
+    return "|".join("" if value is None else str(value) for value in values)
+
+
+def _commands(cluster: Cluster) -> Iterator[str]:
+    """What makes sacctmgr's database say the same; -1 takes a limit away."""
+    for qos in cluster.qos.values():
+        yield f"sacctmgr -i add qos {qos.name} || true"
+    for qos in cluster.qos.values():
+        stops = ",".join(sorted(qos.stops))
+        grace = f" gracetime={qos.grace_s:.0f}" if qos.grace_s else ""
+        mode = f" preemptmode={qos.preempt.lower()}" if qos.preempt and qos.preempt != PREEMPT_OFF else ""
+        yield (
+            f"sacctmgr -i modify qos {qos.name} set priority={qos.priority} preempt={stops}{grace}{mode}"
+            f" {_limits(qos.limits, ('MaxTRESPerUser', 'MaxJobsPerUser'))}"
+        )
+    for each in cluster.associations:
+        if each.account == "root":
+            continue
+        limits = _limits(each.limits, ("", "MaxJobs"))
+        if each.user:
+            yield f"sacctmgr -i add user {each.user} account={each.account} || true"
+            who = f"user {each.user} where account={each.account}"
+        else:
+            yield f"sacctmgr -i add account {each.account} parent={each.parent or 'root'} || true"
+            who = f"account {each.account}"
+        yield f"sacctmgr -i modify {who} set fairshare={each.share} priority={each.priority} {limits}"
+
+
+def _limits(limits: Limits, of_user: tuple[str, str]) -> str:
+    words: Mapping[str, int | None] = {
+        "GrpTRES=gres/gpu": limits.gpus,
+        "GrpJobs": limits.jobs,
+        "MaxTRESPerJob=gres/gpu": limits.job_gpus,
+        **({f"{of_user[0]}=gres/gpu": limits.user_gpus} if of_user[0] else {}),
+        of_user[1]: limits.user_jobs,
+        **(
+            {"MaxTRESPerAccount=gres/gpu": limits.account_gpus, "MaxJobsPerAccount": limits.account_jobs}
+            if of_user[0]
+            else {}
+        ),
+    }
+    return " ".join(f"{name}={-1 if value is None else value}" for name, value in words.items())
+
+
+def _tres(gpus: int | None) -> str:
+    return "" if gpus is None else f"gres/gpu={gpus}"
+
+
+def _span(seconds: float) -> str:
+    """Days-hours:minutes:seconds."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}-{hour:02}:{minute:02}:{second:02}"

@@ -1,0 +1,1 @@
+"""Kueue: quotas in a tree of cohorts, cycles of admission, preemption."""

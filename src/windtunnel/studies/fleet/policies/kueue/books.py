@@ -1,0 +1,141 @@
+"""What queues of a tree of cohorts use, and what each may have beside it.
+
+    local      = (quota of a subtree - lending limit)+, which its parent never sees; 0 without a limit
+    quota      of a subtree = its own nominal + what its children's subtrees have beyond their local quota
+    used       of a cohort = what its children use beyond their local quota
+    available  = (local - used)+ + min(available to the parent, quota - local - (used - local)+ + borrowing limit)
+    share      = (used - quota)+ / what the parent's subtree may have at most / weight
+
+Source: Kueue, its concepts and KEP 79 and 1714.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
+
+Share = tuple[bool, float]  # whether it borrows on a weight of 0, then how much; less comes first
+
+
+class Node:
+    """A queue or a cohort. GPUs; `parent` None: it shares with nobody above."""
+
+    __slots__ = ("borrowing", "cohorts", "lending", "local", "name", "parent", "queues", "quota", "used", "weight")
+
+    def __init__(self, name: str, nominal: int, borrowing: int | None, lending: int | None, weight: float) -> None:
+        self.name, self.quota, self.borrowing, self.lending, self.weight = name, nominal, borrowing, lending, weight
+        self.parent: Node | None = None
+        self.cohorts: list[Node] = []
+        self.queues: list[Node] = []
+        self.local = self.used = 0
+
+    def settle(self) -> None:
+        """Sum up the quotas below."""
+        for cohort in self.cohorts:
+            cohort.settle()
+        self.quota += sum(each.quota - each.local for each in (*self.cohorts, *self.queues))
+        self.local = 0 if self.lending is None else max(self.quota - self.lending, 0)
+
+    def above(self) -> Iterator[Node]:
+        """Its cohort, that one's, and so on to the root."""
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+    @property
+    def available(self) -> int:
+        """GPUs that it may still get; negative where it has too many."""
+        if self.parent is None:
+            return self.quota - self.used
+        more = self.parent.available
+        if self.borrowing is not None:
+            more = min(more, self.quota - self.local - max(self.used - self.local, 0) + self.borrowing)
+        return max(self.local - self.used, 0) + more
+
+    @property
+    def most(self) -> int:
+        """GPUs that it may have when nobody else has any."""
+        if self.parent is None:
+            return self.quota
+        most = self.local + self.parent.most
+        return most if self.borrowing is None else min(most, self.quota + self.borrowing)
+
+    def reach(self, gpus: int) -> tuple[int, bool]:
+        """Height of the lowest subtree whose quota holds so many more; whether that is less than the whole tree."""
+        node, left = self, gpus
+        while node.used + left > node.quota:
+            if node.parent is None:
+                return node.height, False
+            left -= max(node.local - node.used, 0)
+            node = node.parent
+        return node.height, node.parent is not None
+
+    @property
+    def height(self) -> int:
+        """Steps down to the farthest leaf."""
+        return max((each.height + 1 for each in (*self.cohorts, *self.queues)), default=0)
+
+    def add(self, gpus: int) -> None:
+        """It uses more, or less."""
+        beyond = max(self.used - self.local, 0)
+        self.used += gpus
+        change = max(self.used - self.local, 0) - beyond
+        if self.parent is not None and change:
+            self.parent.add(change)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether it uses more than its quota, of what others share."""
+        return self.parent is not None and self.used > self.quota
+
+    @property
+    def share(self) -> Share:
+        """What it borrows of what its cohort may have, by its weight."""
+        if self.parent is None or self.used <= self.quota:
+            return False, 0.0
+        whole = self.parent.most
+        ratio = (self.used - self.quota) * 1000 / whole if whole > 0 else 0.0
+        return (True, ratio) if ratio and not self.weight else (False, ratio / (self.weight or 1.0))
+
+
+class Books:
+    """All queues by name, and the cohorts above them."""
+
+    def __init__(self, quotas: Iterable[Quota], cohorts: Iterable[Cohort] = ()) -> None:
+        self.queues: dict[str, Node] = {}
+        self.cohorts: dict[str, Node] = {}
+        parents = {}
+        for each in cohorts:
+            limits = each.nominal, each.borrowing_limit, each.lending_limit, each.weight
+            self.cohorts[each.name] = Node(each.name, *limits)
+            parents[each.name] = each.parent
+        for name, parent in parents.items():
+            if parent and name not in self._path(parent, parents):  # a cycle is cut where it closes
+                self.cohorts[name].parent = self._cohort(parent)
+                self._cohort(parent).cohorts.append(self.cohorts[name])
+        for quota in quotas:
+            node = Node(quota.name, quota.nominal, quota.borrowing_limit, quota.lending_limit, quota.weight)
+            node.local = 0 if quota.lending_limit is None else max(quota.nominal - quota.lending_limit, 0)
+            self.queues[quota.name] = node
+            if quota.cohort:
+                node.parent = self._cohort(quota.cohort)
+                node.parent.queues.append(node)
+        for cohort in self.cohorts.values():
+            if cohort.parent is None:
+                cohort.settle()
+
+        self.roots = [each for each in (*self.cohorts.values(), *self.queues.values()) if each.parent is None]
+
+    def _cohort(self, name: str) -> Node:
+        if name not in self.cohorts:
+            self.cohorts[name] = Node(name, 0, None, None, 1.0)
+        return self.cohorts[name]
+
+    @staticmethod
+    def _path(name: str, parents: dict[str, str]) -> list[str]:
+        path = [name]
+        while (name := parents.get(name, "")) and name not in path:
+            path.append(name)
+        return path

@@ -1,0 +1,135 @@
+"""One pass of Slurm's backfill: jobs in order, each of which starts or reserves nodes until its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from windtunnel.studies.fleet.board import Board, Move
+from windtunnel.studies.fleet.decision import Placement
+from windtunnel.studies.fleet.policies.slurm.nodes import S_NS, Future, Holder, Space, mask_of
+from windtunnel.studies.fleet.policies.slurm.preemption import victims
+from windtunnel.studies.fleet.policies.slurm.rules import Rules
+from windtunnel.studies.fleet.policies.slurm.state import State, state_units
+from windtunnel.studies.fleet.running import NS, Running
+
+Start = Callable[[Running, Placement, Board, State], Move]
+Preempt = Callable[[Running, Board, State], Iterator[Move]]
+
+
+class Backfill:
+    """A pass over a queue. `space`: what jobs before have reserved; `future`: what runs now, by limits."""
+
+    def __init__(
+        self, rules: Rules, queue: list[Running], board: Board, state: State, start: Start, preempt: Preempt
+    ) -> None:
+        self.rules, self.queue, self.board, self.state = rules, queue, board, state
+        self.start, self.preempt = start, preempt
+        self.now_ns = board.moment.ns
+        self.space = Space(self.now_ns, state.whole)
+        self.busy = mask_of(node for _, placement in state.completing for node, _ in placement)
+        self.counts: dict[tuple[str, str], int] = {}  # of jobs met, by user and by partition
+        self.last = self._last()
+
+    def moves(self) -> Iterator[Move]:
+        """What starts, and what is stopped for it."""
+        if self.last < 0:
+            return
+        self.future, tests = self._foreseen(), 0
+        for number, job in enumerate(self.queue):
+            if tests >= self.rules.depth or number > self.last:
+                return
+            if job.placement or not self.rules.allowed(job, self.state) or not self._has_turn(job):
+                continue
+            tests += 1
+            yield from self._test(job)
+
+    def _has_turn(self, job: Running) -> bool:
+        """Whether its user and its partition have tests left."""
+        for most, key in (
+            (self.rules.depth_user, ("user", job.owner.user)),
+            (self.rules.depth_partition, ("partition", job.queue)),
+        ):
+            self.counts[key] = self.counts.get(key, 0) + 1
+            if most and self.counts[key] > most:
+                return False
+        return True
+
+    def _test(self, job: Running) -> Iterator[Move]:
+        """A job starts, now or on what others are stopped for; else it reserves at the first time that it can."""
+        units, limit_ns = self.rules.nodes_of(job, self.state.whole), self.rules.limit_ns(job)
+        later_ns: int | None = self.now_ns
+        while later_ns is not None:
+            since_ns = later_ns
+            among, later_ns = self.space.among(units, since_ns, since_ns + limit_ns)
+            fits = self.future.start(job.gpus, among)
+            if since_ns == self.now_ns and (fits is None or fits[0] > self.now_ns):
+                stopped = victims(self.rules.cluster, job, among, self.board, self.state)
+                if stopped:
+                    yield from self._instead_of(job, stopped, among, limit_ns)
+                    return
+            if fits is None:
+                continue
+            begin_ns, placed = max(fits[0], since_ns), fits[1].choose(job.gpus, among)
+            assert placed is not None
+            taken = mask_of(node for node, _ in placed)
+            if begin_ns <= self.now_ns and not taken & self.busy:
+                yield self.start(job, placed, self.board, self.state)
+                self.last, self.future = self._last(), self._foreseen()
+                return
+            if begin_ns <= self.now_ns:
+                begin_ns, later_ns = self.now_ns + S_NS, None
+            later_ns = self._reserve(job, taken, (begin_ns, begin_ns + limit_ns), since_ns, later_ns)
+
+    def _reserve(
+        self, job: Running, taken: int, span_ns: tuple[int, int], since_ns: int, later_ns: int | None
+    ) -> int | None:
+        """Nodes are held for a job; returns from when on to try again, None: no more."""
+        begin_ns, end_ns = span_ns
+        if later_ns is not None and begin_ns > later_ns:
+            return later_ns
+        too_new = self.now_ns - job.submit_ns < self.rules.reserved_after_s * NS
+        if begin_ns > self.now_ns + round(self.rules.window_s * NS) or too_new:
+            return None
+        step_ns = max(round(self.rules.resolution_s * NS), 1)
+        first_ns, last_ns = begin_ns // step_ns * step_ns, end_ns // step_ns * step_ns
+        if begin_ns > since_ns and self.space.overlaps(taken, first_ns, last_ns):
+            return begin_ns
+        self.space.reserve(first_ns, last_ns, taken)
+        return None
+
+    def _instead_of(self, job: Running, stopped: list[Running], among: int, limit_ns: int) -> Iterator[Move]:
+        """A job starts on what others give, or keeps it until they have stopped."""
+        freed = mask_of(node for victim in stopped for node, _ in state_units(victim, self.state))
+        for victim in stopped:
+            yield from self.preempt(victim, self.board, self.state)
+        placed = self.state.free.choose(job.gpus, among)
+        if placed is None:
+            self.space.reserve(self.now_ns, self.now_ns + limit_ns, freed & among)
+        else:
+            yield self.start(job, placed, self.board, self.state)
+        self.future = self._foreseen()
+
+    def _last(self) -> int:
+        """The last in the queue that has room now: what those behind it would reserve keeps nobody from anything."""
+        if self.rules.cluster.preempts_by:
+            return len(self.queue) - 1
+        fit: dict[tuple[int, str], bool] = {}
+        for at in range(len(self.queue) - 1, -1, -1):
+            job = self.queue[at]
+            key = job.gpus, job.queue
+            if key not in fit:
+                fit[key] = self.state.free.fits(job.gpus, self.rules.nodes_of(job, self.state.whole))
+            if fit[key] and not job.placement:
+                return at
+        return -1
+
+    def _foreseen(self) -> Future:
+        """Of what runs now, by limits."""
+        holders = []
+        for job in self.board.running.values():
+            units = self.state.placed[job.index][2]
+            end_ns = job.placed_ns + self.rules.limit_ns(job)
+            holders.append(Holder(end_ns, units, mask_of(node for node, _ in units)))
+        for time_ns, units in self.state.completing:
+            holders.append(Holder(time_ns, units, mask_of(node for node, _ in units)))
+        return Future(self.now_ns, self.state.free, holders, round(self.rules.batch_s * NS))

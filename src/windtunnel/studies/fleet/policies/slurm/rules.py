@@ -1,0 +1,129 @@
+"""What Slurm's policy is told, and what follows for a job alone: its order, its limits, its nodes, its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Limits
+from windtunnel.studies.fleet.policies.slurm.order import Factors, Key, factors_of, levels
+from windtunnel.studies.fleet.policies.slurm.state import State
+from windtunnel.studies.fleet.running import NS, Running
+
+YEAR_S = 365 * 86_400.0
+BATCH_S = 30.0
+Held = tuple[str, int | None, int | None]  # what is counted, and the most GPUs and jobs of it
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`per_node` 0: GPUs are a count."""
+
+    per_node: int
+    backfill_interval_s: float = 30.0
+    resolution_s: float = 60.0
+    window_s: float = 86_400.0
+    depth: int = 500
+    depth_user: int = 0  # 0: no limit
+    depth_partition: int = 0
+    main_depth: int = 100
+    reserved_after_s: float = 0.0  # bf_min_age_reserve
+    main_interval_s: float = 0.0  # slurmctld looks whether anything happened each second; 0: at each event
+    main_phase_s: float = 0.0  # when in its interval
+    backfill_phase_s: float = 0.0
+    batch_s: float = BATCH_S  # of ends that are foreseen at once; 0: each by itself
+    completing_s: float = 0.0
+    stopped_completing_s: float = 0.0  # the same after a job was stopped for another: signals, KillWait, epilog
+    requeue_after_s: float = 121.0  # the life of a job's credential, and 1 s
+    deferred: int = 0
+    cluster: Cluster = field(default_factory=Cluster)
+
+    @cached_property
+    def _factors(self) -> Factors:
+        return factors_of(self.cluster)
+
+    @cached_property
+    def _levels(self) -> dict[str, int]:
+        return levels(self.cluster)
+
+    @cached_property
+    def _accounts(self) -> dict[str, Association]:
+        return {each.account: each for each in self.cluster.associations if not each.user}
+
+    @property
+    def recalculates(self) -> bool:
+        """Whether priorities change while jobs wait."""
+        return self.cluster.multifactor and self.cluster.weights.change
+
+    @property
+    def ordered_by_tier(self) -> bool:
+        """Whether there is more to the order than the log's priorities."""
+        return bool(self.cluster.partitions) or self.cluster.multifactor
+
+    def band(self, job: Running) -> tuple[int, int]:
+        """What comes before priority: whom its QOS may preempt, and the tier of its partition; less is first."""
+        partition = self.cluster.partition(job.queue)
+        return -self._levels.get(job.owner.qos, 0), -(partition.tier if partition else 1)
+
+    def priority(self, job: Running, now_ns: int, fair: Mapping[Key, float]) -> float:
+        """By its factors, at a time and with factors of users."""
+        return self._factors.priority(job, now_ns, fair)
+
+    def limits(self, job: Running) -> list[Held]:
+        """What a job counts against."""
+        if not self.cluster.limits_hold or not (self.cluster.qos or self.cluster.associations):
+            return []
+        owner, found = job.owner, list[Held]()
+
+        def add(prefix: str, limits: Limits) -> None:
+            for name, gpus, jobs in (
+                (prefix, limits.gpus, limits.jobs),
+                (f"{prefix} user {owner.user}", limits.user_gpus, limits.user_jobs),
+                (f"{prefix} account {owner.account}", limits.account_gpus, limits.account_jobs),
+            ):
+                if gpus is not None or jobs is not None:
+                    found.append((name, gpus, jobs))
+
+        qos = self.cluster.qos.get(owner.qos)
+        if qos is not None:
+            add(f"qos {qos.name}", qos.limits)
+        partition = self.cluster.partition(job.queue)
+        if partition is not None and partition.qos in self.cluster.qos:
+            add(f"partition {partition.name}", self.cluster.qos[partition.qos].limits)
+        own = self._factors.association.get((owner.account, owner.user))
+        if own is not None:
+            add(f"user {owner.account} {owner.user}", own.limits)
+        account, seen = owner.account, set[str]()
+        while account in self._accounts and account not in seen:
+            seen.add(account)
+            limits = self._accounts[account].limits
+            add(f"account {account}", Limits(gpus=limits.gpus, jobs=limits.jobs))
+            account = self._accounts[account].parent
+        return found
+
+    def allowed(self, job: Running, state: State) -> bool:
+        """Whether limits let it run now."""
+        return all(
+            (gpus is None or state.gpus.get(name, 0) + job.gpus <= gpus)
+            and (jobs is None or state.jobs.get(name, 0) < jobs)
+            for name, gpus, jobs in self.limits(job)
+        )
+
+    def nodes_of(self, job: Running, whole: int) -> int:
+        """Units of all that it may be given, as bits."""
+        partition = self.cluster.partition(job.queue)
+        if partition is None or not self.per_node or partition.nodes == (1 << self.cluster.nodes) - 1:
+            return whole
+        return partition.nodes & whole
+
+    def limit_ns(self, job: Running) -> int:
+        """For how long it is planned from its start."""
+        partition = self.cluster.partition(job.queue)
+        most_s = YEAR_S if partition is None or partition.most_s is None else partition.most_s
+        limit_s = job.limit_s
+        if limit_s is None and partition is not None:
+            limit_s = partition.limit_s or partition.most_s
+        if limit_s is not None:
+            return round(min(limit_s, most_s) * NS)
+        return job.left_ns + (job.moment.ns - job.placed_ns if job.placement else 0)

@@ -1,0 +1,180 @@
+"""A run of Slurm's policy from one end to the other in compiled code: `engine/compiled/fleet/slurm_kernels.py`.
+
+The same starts as the policy on the clock, which it leaves what the kernels do not know: preemption, nodes that fail,
+restarts, GPUs as a count, loops with phases, deferred scheduling with priorities that change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.studies.fleet.policies.slurm.nodes import S_NS
+from windtunnel.studies.fleet.policies.slurm.order import Fairness
+from windtunnel.studies.fleet.policies.slurm.rules import Rules
+from windtunnel.studies.fleet.running import NS, Running
+
+if TYPE_CHECKING:
+    from windtunnel.physics.engine.compiled.arrays import Array
+
+Ints = NDArray[np.int64]
+LEAST = 500  # jobs from which loading, or compiling, is worth it
+
+
+def can_run(policy: Rules, jobs: list[Running]) -> bool:
+    """Whether compiled code knows all of it."""
+    cluster = policy.cluster
+    return (
+        policy.per_node > 0
+        and not cluster.preempts_by
+        and not (policy.main_interval_s or policy.main_phase_s or policy.backfill_phase_s)
+        and not (policy.deferred and policy.recalculates)
+        and min(job.submit_ns for job in jobs) >= 0
+        and all(job.work.restart_s == 0 for job in jobs)
+    )
+
+
+def run_whole(policy: Rules, jobs: list[Running], nodes: int) -> None:
+    """Jobs start, hold nodes and end; on return each is as the clock would leave it."""
+    from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
+
+    order = sorted(jobs, key=lambda job: (job.submit_ns, job.index))
+    memory = memory_of(policy, order, nodes)
+    now, table, priority, queue = memory["now"], memory["jobs"], memory["priority"], memory["queue"]
+    fairness, every_ns = Fairness(), int(memory["site"][kernels.EVERY])
+    if not every_ns:
+        priority[:] = [policy.priority(job, job.submit_ns, {}) for job in order]
+    while kernels.run(**memory) == kernels.TICK:
+        now_ns = int(now[kernels.NOW])
+        running = {}
+        for row in memory["lists"][kernels.BY_LIMIT, : now[kernels.RUNNING]].tolist():
+            order[row].placed_ns = int(table[kernels.START, row])
+            running[row] = order[row]
+        fairness.tick(running, now_ns, policy.cluster)
+        for row in queue[: now[kernels.WAITING]].tolist():
+            priority[row] = policy.priority(order[row], now_ns, fairness.factors)
+        last = int(np.searchsorted(table[kernels.SUBMIT, :-1], now_ns - now_ns % every_ns + every_ns))
+        for row in range(int(now[kernels.NEXT]), last):
+            priority[row] = policy.priority(order[row], order[row].submit_ns, fairness.factors)
+        kernels.order(now, table, priority, queue)
+    start, lasts = table[kernels.START].tolist(), table[kernels.LASTS].tolist()
+    for row, job in enumerate(order):
+        if start[row] >= 0:
+            job.start_ns = job.placed_ns = start[row]
+            job.end_ns = start[row] + lasts[row]
+            job.gpu_ns = lasts[row] * job.gpus
+
+
+def numbers(values: Iterable[Hashable]) -> Ints:
+    """A number for each distinct value, by first appearance."""
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(value, len(known)) for value in values], np.int64)
+
+
+def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Array]:
+    """The arrays of the kernels, by name, for jobs by submission."""
+    from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
+
+    table, masks = _table(policy, order), _masks(policy, order, nodes)
+    table[kernels.PARTITION, :-1] = numbers(_partition(policy, job) for job in order)
+    groups = table[kernels.GROUP, :-1]
+    of_group = [policy.limits(order[at]) for at in np.unique(groups, return_index=True)[1]]
+    counters = {name: at for at, name in enumerate(dict.fromkeys(each[0] for group in of_group for each in group))}
+    caps = [
+        [counters[name], *(-1 if most is None else most for most in mosts)]
+        for group in of_group
+        for name, *mosts in group
+    ]
+    per_node, cluster = policy.per_node, policy.cluster
+    users, lines, kinds = (int(table[row].max()) + 1 for row in (kernels.USER, kernels.LINE, kernels.KIND))
+    site = np.zeros(16, np.int64)
+    site[: kernels.EVERY] = [
+        per_node,
+        round(policy.backfill_interval_s * NS),
+        max(round(policy.resolution_s * NS), 1),
+        round(policy.window_s * NS),
+        round(policy.batch_s * NS),
+        round(policy.completing_s * NS),
+        round(policy.reserved_after_s * NS),
+    ]
+    if policy.recalculates:
+        site[kernels.EVERY] = round(cluster.calculated_every_s * NS)
+    site[kernels.MAIN_DEPTH : kernels.PARTITIONS] = [
+        policy.main_depth,
+        policy.depth,
+        policy.depth_user,
+        policy.depth_partition,
+        policy.deferred,
+    ]
+    site[kernels.PARTITIONS :] = len(masks) - 5, users, lines
+    now = np.zeros(12, np.int64)
+    now[[kernels.WAKE, kernels.CALCULATED]] = kernels.NEVER
+    now[kernels.CHANGED] = 1
+    steps = 2 * min(policy.depth, len(order)) + 3
+    words = masks.shape[1]
+    return {
+        "now": now,
+        "site": site,
+        "jobs": table,
+        "priority": np.zeros(len(order)),
+        "sets": masks,
+        "lists": np.zeros((5, nodes * per_node + 1), np.int64),
+        "queue": np.zeros(len(order), np.int64),
+        "held": np.zeros(int(table[kernels.FIRST, -1]), np.int64),
+        "free": np.full((2, nodes), per_node, np.int64),
+        "least": np.array([[masks[-5]] * (per_node + 1)] * 2, np.int64),
+        "spans": np.zeros((3, nodes), np.int64),
+        "first": np.cumsum([0, *map(len, of_group)]).astype(np.int64),
+        "caps": np.array(caps or np.empty((0, 3)), np.int64),
+        "used": np.zeros((len(counters), 2), np.int64),
+        "counts": np.zeros((users + lines + kinds, 4), np.int64),
+        "times": np.zeros(steps, np.int64),
+        "steps": np.zeros((steps, words), np.int64),
+    }
+
+
+def _partition(policy: Rules, job: Running) -> str:
+    partition = policy.cluster.partition(job.queue)
+    return partition.name if partition else ""
+
+
+def _masks(policy: Rules, order: list[Running], nodes: int) -> Ints:
+    """Nodes of partitions by first appearance, of all, and room for four more."""
+    from windtunnel.physics.engine.compiled.fleet.slurm_kernels import BITS
+
+    whole = (1 << nodes) - 1
+    sample = {_partition(policy, job): job for job in reversed(order)}
+    masks = [policy.nodes_of(sample[name], whole) for name in dict.fromkeys(_partition(policy, job) for job in order)]
+    words = -(-nodes // BITS)
+    return np.array(
+        [[mask >> BITS * word & (1 << BITS) - 1 for word in range(words)] for mask in (*masks, whole, 0, 0, 0, 0)],
+        np.int64,
+    )
+
+
+def _table(policy: Rules, order: list[Running]) -> Ints:
+    """What is known of each job beforehand, as rows."""
+    from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
+
+    table = np.zeros((13, len(order) + 1), np.int64)
+    jobs = table[:, :-1]
+    by_tier = policy.ordered_by_tier
+    bands = [policy.band(job) if by_tier else (0, 0) for job in order]
+    ranks = {band: at for at, band in enumerate(sorted(set(bands)))}
+    jobs[kernels.SUBMIT] = [job.submit_ns for job in order]
+    jobs[kernels.LASTS] = [round(job.work.phase_end(0) * NS) for job in order]
+    jobs[kernels.LIMIT] = [policy.limit_ns(job) for job in order]
+    jobs[kernels.GPUS] = [job.gpus for job in order]
+    jobs[kernels.BAND] = [ranks[band] for band in bands]
+    after = jobs[kernels.SUBMIT] // S_NS if by_tier else jobs[kernels.SUBMIT]
+    jobs[kernels.AFTER, np.lexsort(([job.index for job in order], after))] = np.arange(len(order))
+    jobs[kernels.LINE] = numbers(job.queue for job in order)
+    jobs[kernels.USER] = numbers(job.owner.user for job in order)
+    jobs[kernels.KIND] = numbers((job.gpus, job.queue) for job in order)
+    jobs[kernels.GROUP] = numbers((job.queue, job.owner) for job in order)
+    jobs[kernels.START] = -1
+    table[kernels.FIRST, 1:] = np.cumsum(-(-jobs[kernels.GPUS] // policy.per_node))
+    return table

@@ -1,0 +1,207 @@
+"""Admission: who waits, when the engine looks at them, and who is taken in beside the running.
+
+waiting -> (looked at, gathered, room in batch, budget and cache) -> prefilling -> the running batch
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from windtunnel.studies.serving.replica.batch import RunningBatch
+from windtunnel.studies.serving.replica.cache import SequenceCache
+from windtunnel.studies.serving.replica.ranks import RankGate
+from windtunnel.studies.serving.replica.rules import Rules, expected_share
+from windtunnel.studies.serving.replica.sequence import Sequence
+from windtunnel.studies.serving.step_time.times import SHIFT
+
+Chunks = list[tuple[Sequence, int]]  # tokens of prompts in one step
+
+
+@final
+class Admission:
+    """The queue of a replica, and the rules by which it is emptied."""
+
+    __slots__ = (
+        "_own_tokens",
+        "batch",
+        "cache",
+        "gate",
+        "gather_until",
+        "just_finished",
+        "last_start",
+        "outstanding_tokens",
+        "polls",
+        "prefilling",
+        "ratio_from",
+        "received",
+        "rules",
+        "seen",
+        "swap_in_ticks",
+        "waiting",
+    )
+
+    def __init__(self, rules: Rules, batch: RunningBatch, cache: SequenceCache, drafted: int) -> None:
+        self.rules, self.batch, self.cache = rules, batch, cache
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: list[Sequence] = []  # taken in, prompt not yet computed
+        self.outstanding_tokens = 0  # prompt tokens that wait or are being computed: what routers look at
+        self.ratio_from = 0  # step since which the expected share of output falls
+        gated = rules.ranks > 1 and rules.gather_steps > 0
+        self.gate = RankGate(rules.ranks, rules.gather_steps) if gated else None
+        self.gather_until = -1  # decode step at which waiting prompts are taken in anyway; -1 = none wait
+        self.polls = rules.receive_steps > 1
+        self.received = 0  # a decode step at which the engine looked for requests; multiples of the rule after it, too
+        self.seen = False  # whether it has looked at those that wait
+        self.last_start = 0  # ticks: when the last step began, and the one after it was planned where plans lag
+        self.just_finished = 0  # sequences that ended with it
+        self.swap_in_ticks = 0  # of swapping in that the next step waits for
+        self._own_tokens = 1 + drafted  # of a running sequence in a step
+
+    def forget(self, one: Sequence) -> None:
+        """Somebody who waits goes away."""
+        self.outstanding_tokens -= one.known - one.computed
+        self.waiting.remove(one)
+        if self.gate is not None:
+            self.gate.waiting[one.rank] -= 1
+            self.gate.leaves(one)
+        if not self.waiting:
+            self.gather_until = -1
+
+    def unseen(self) -> bool:
+        """Whether the engine does not know of those that wait, since it has not looked for requests yet."""
+        if self.seen or self.prefilling:
+            return False
+        since = (self.batch.steps - self.received) % self.rules.receive_steps  # steps since it looked last
+        return since > self.rules.lag
+
+    def gathers(self) -> bool:
+        """Whether prompts are held back until there are enough of them, or their time is up."""
+        gate, steps = self.gate, self.batch.steps
+        if gate is not None and self.waiting and not self.prefilling:
+            closed = not gate.opens(steps)
+            self.gather_until = gate.opens_at(steps) if closed else -1
+            return closed
+        if self.rules.gather == 1:
+            return False
+        if not self.batch.running or self.prefilling or len(self.waiting) >= self.rules.gather:
+            self.gather_until = -1
+            return False
+        if self.gather_until < 0:
+            self.gather_until = steps + self.rules.gather_steps
+        if steps >= self.gather_until:
+            self.gather_until = -1
+            return False
+        return True
+
+    def chunks(self, budget: int, kept: int, preempted: bool, clock: int) -> Chunks:
+        """Prompt tokens of the next step, `budget` at most; `kept` blocks are for those that decode beside them.
+
+        Nobody new is taken in where one was preempted for this step. `clock`: when it begins, in ticks.
+        """
+        chunks: Chunks = []
+        for one in self.prefilling:
+            n = min(one.known - one.computed, budget, self.rules.longest_chunk)
+            if n > 0:
+                chunks.append((one, n))
+                budget -= n
+                if one.names:
+                    self.cache.name(one, n)
+        if not preempted and self.waiting and budget > 0:
+            if self.gate is None:
+                self._admit(chunks, budget, kept, clock)
+            else:
+                self._admit_by_rank(self.gate, chunks, kept, clock)
+                if not chunks:
+                    self.gate.nobody_came()
+        if self.polls:
+            self.seen = bool(self.waiting)
+        return chunks
+
+    def _admit(self, chunks: Chunks, budget: int, kept: int, clock: int) -> None:
+        """Take in waiting requests while there is room."""
+        rules, cache, waiting = self.rules, self.cache, self.waiting
+        size, longest = rules.block_size, rules.longest_chunk
+        here = len(self.batch.running) + len(self.prefilling)
+        while waiting and budget > 0 and here < rules.max_num_seqs:
+            one = waiting[0]
+            if rules.lag and self.too_late(one, here):
+                return
+            hit = cache.known(one) if one.names else 0
+            rest = one.known - hit * size
+            n = min(rest, budget, longest)
+            if n < rest and not rules.chunked and (chunks or rest <= rules.longest_whole):
+                return  # whole prompts only: it waits for an empty step; one that never fits is taken in pieces
+            if not self._room_for(one, cache.fresh(one, hit) + kept, here):
+                return
+            waiting.popleft()
+            here += 1
+            budget -= self._take_in(one, hit, n, chunks, clock)
+
+    def _admit_by_rank(self, gate: RankGate, chunks: Chunks, kept: int, clock: int) -> None:
+        """The same where each attention rank has a queue and a token budget of its own."""
+        rules = self.rules
+        budgets = [rules.longest_chunk - self._own_tokens * count for count in gate.decoding]
+        taken = [False] * len(budgets)
+        here = len(self.batch.running) + len(self.prefilling)
+        stay: deque[Sequence] = deque()
+        while self.waiting:
+            one = self.waiting.popleft()
+            hit = self.cache.known(one)
+            rest, rank = one.known - hit * rules.block_size, one.rank
+            n = min(rest, budgets[rank])
+            if n <= 0 or (n < rest and not rules.chunked and (taken[rank] or rest <= rules.longest_whole)):
+                budgets[rank] = 0  # in the order of arrival
+                stay.append(one)
+                continue
+            full = here >= rules.max_num_seqs or self.too_late(one, here)
+            if full or not self._room_for(one, self.cache.fresh(one, hit) + kept, here):
+                stay.append(one)
+                break
+            here += 1
+            taken[rank] = True
+            gate.waiting[rank] -= 1
+            self._take_in(one, hit, n, chunks, clock)
+            budgets[rank] -= n
+        self.waiting.extendleft(reversed(stay))
+
+    def _take_in(self, one: Sequence, hit: int, n: int, chunks: Chunks, clock: int) -> int:
+        """Give a request its blocks, of which `hit` are cached, and `n` tokens of the next step; returns those."""
+        rules = self.rules
+        self.cache.take_in(one, hit)
+        if one.scheduled_ns < 0:
+            planned = self.last_start >> SHIFT  # not before it came: the step that ran then may have left nobody
+            one.scheduled_ns = max(planned, one.queued_ns) if rules.lag else clock >> SHIFT
+        self.outstanding_tokens -= one.computed
+        self.prefilling.append(one)
+        if rules.swap_ticks_per_block and one.generated:
+            self.swap_in_ticks += rules.swap_ticks_per_block * one.blocks
+            self.outstanding_tokens -= one.known - one.computed - 1
+            one.computed = one.known - 1
+            n = 1
+        chunks.append((one, n))
+        if one.names:
+            self.cache.name(one, n)
+        return n
+
+    def too_late(self, one: Sequence, here: int) -> bool:
+        """Whether the next step was planned before this request, or the place for it, was there."""
+        rules = self.rules
+        if not rules.lag or not (self.batch.running or self.prefilling):
+            return False
+        return one.queued_ns << SHIFT > self.last_start or here + self.just_finished >= rules.max_num_seqs
+
+    def _room_for(self, one: Sequence, fresh: int, here: int) -> bool:
+        rules, cache = self.rules, self.cache
+        free = cache.pool.free
+        if here == 0:  # alone it may have all; one that will never fit is refused before it comes here
+            return fresh <= free
+        if rules.reserve == "output":
+            return cache.promised + cache.final_blocks(one) <= cache.pool.total and fresh <= free
+        if rules.reserve == "ratio":
+            ratio = expected_share(rules.reserve_ratio, self.batch.steps - self.ratio_from)
+            lacking = self.batch.lacking_tokens()
+            lacking += sum(other.output - other.generated for other in self.prefilling)
+            expected = ratio * lacking + (one.output - one.generated) * ratio
+            return fresh + int(expected / rules.block_size) <= free
+        return fresh + rules.watermark_blocks <= free
