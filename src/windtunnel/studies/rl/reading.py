@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import exp, hypot
-from typing import Any
 
 import numpy as np
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.typed import check

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.files.bytes import read_text

@@ -7,7 +7,6 @@ not overlap also holds its sender's compute stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
