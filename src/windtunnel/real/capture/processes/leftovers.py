@@ -82,7 +82,7 @@ def _keep(folder: Path) -> None:
 
 def end_all(folder: Path, leaders: Collection[int] = ()) -> None:
     """Kill what carries this folder and the sessions that `leaders` led, until none is left: one may start another."""
-    until = time.monotonic() + _PATIENCE_S
+    until, quiet = time.monotonic() + _PATIENCE_S, 0
     while True:
         left = {*_started_in(folder), *(pid for pid, _, session in processes() if session in leaders)} - {os.getpid()}
         for leader in leaders:
@@ -91,7 +91,8 @@ def end_all(folder: Path, leaders: Collection[int] = ()) -> None:
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not left or time.monotonic() > until:
+        quiet = 0 if left else quiet + 1  # a program that is being started shows no environment for a moment
+        if quiet == 2 or time.monotonic() > until:
             return
         time.sleep(0.01)
 
