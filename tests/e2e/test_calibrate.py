@@ -107,7 +107,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_ranks_of_a_killed_measurement_are_gone_and_the_file_is_as_it_was(
     tmp_path: Path, copies: bytes, number: int
 ) -> None:
