@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give, note, noted, working, wrote
-from windtunnel.files.write import check_writable, writing
+from windtunnel.files.write import check_writable, write_atomically, writing
 from windtunnel.questions.asked.fleet import Fleet
 from windtunnel.questions.asked.fleet_flows import FleetFlows
 from windtunnel.questions.asked.fleet_lint import FleetLint
@@ -58,7 +58,7 @@ def show_fleet(
     for name, text in found.files.items():
         with writing(emit_to / name):
             emit_to.mkdir(parents=True, exist_ok=True)
-            (emit_to / name).write_text(text)
+        write_atomically(emit_to / name, text.encode())
         wrote(emit_to / name)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from shlex import quote
 
 from windtunnel.errors import SpecError
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota
@@ -172,28 +173,28 @@ def _row(values: Iterable[object]) -> str:
 
 
 def _commands(cluster: Cluster) -> Iterator[str]:
-    """What makes sacctmgr's database say the same; -1 takes a limit away."""
+    """What makes sacctmgr's database say the same; -1 takes a limit away. Names are quoted: they come from files."""
     for qos in cluster.qos.values():
-        yield f"sacctmgr -i add qos {qos.name} || true"
+        yield f"sacctmgr -i add qos {quote(qos.name)} || true"
     for qos in cluster.qos.values():
         stops = ",".join(sorted(qos.stops))
         grace = f" gracetime={qos.grace_s:.0f}" if qos.grace_s else ""
-        mode = f" preemptmode={qos.preempt.lower()}" if qos.preempt and qos.preempt != PREEMPT_OFF else ""
+        mode = f" preemptmode={quote(qos.preempt.lower())}" if qos.preempt and qos.preempt != PREEMPT_OFF else ""
         yield (
-            f"sacctmgr -i modify qos {qos.name} set priority={qos.priority} preempt={stops}{grace}{mode}"
+            f"sacctmgr -i modify qos {quote(qos.name)} set priority={qos.priority} preempt={quote(stops)}{grace}{mode}"
             f" {_limits(qos.limits, ('MaxTRESPerUser', 'MaxJobsPerUser'))}"
         )
     for each in cluster.associations:
         if each.account == "root":
             continue
-        limits = _limits(each.limits, ("", "MaxJobs"))
+        limits, account = _limits(each.limits, ("", "MaxJobs")), quote(each.account)
         if each.user:
-            yield f"sacctmgr -i add user {each.user} account={each.account} || true"
-            who = f"user {each.user} where account={each.account}"
+            yield f"sacctmgr -i add user {quote(each.user)} account={account} || true"
+            who = f"user {quote(each.user)} where account={account}"
         else:
-            yield f"sacctmgr -i add account {each.account} parent={each.parent or 'root'} || true"
-            who = f"account {each.account}"
-        yield f"sacctmgr -i modify {who} set fairshare={each.share} priority={each.priority} {limits}"
+            yield f"sacctmgr -i add account {account} parent={quote(each.parent or 'root')} || true"
+            who = f"account {account}"
+        yield f"sacctmgr -i modify {who} set fairshare={quote(str(each.share))} priority={each.priority} {limits}"
 
 
 def _limits(limits: Limits, of_user: tuple[str, str]) -> str:

@@ -173,7 +173,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         outcomes=(*before.outcomes, *(replace(one, policy=f"{one.policy} {CHANGED}") for one in after.outcomes)),
         warnings=tuple(dict.fromkeys((*before.warnings, *(f"{CHANGED}: {line}" for line in after.warnings)))),
         files=after.files,
-        notes=(*before.notes, f"{CHANGED}: {', '.join(question.change)}", *after.notes[len(before.notes) :]),
+        notes=tuple(dict.fromkeys((*before.notes, f"{CHANGED}: {', '.join(question.change)}", *after.notes))),
     )
 
 

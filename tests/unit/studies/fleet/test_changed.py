@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from windtunnel.files.document import read_documents
 from windtunnel.questions import plain, read
 from windtunnel.questions.asked.fleet import Fleet
 from windtunnel.studies.fleet.changed import as_changed, changed_cluster
-from windtunnel.studies.fleet.emit import emitted
+from windtunnel.studies.fleet.emit import emitted, slurm_files
 from windtunnel.studies.fleet.jobs.kubernetes import cohorts_of_objects, quotas_of_objects
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
+from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Qos
 from windtunnel.studies.fleet.site import parse_site
 from windtunnel.studies.fleet.study import answer
 
@@ -131,3 +133,22 @@ def test_what_is_written_reads_back_the_same(log: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no ClusterQueues"):
         emitted("kueue", jobs, site)
     assert json.loads(json.dumps(emitted("slurm", jobs, site)))
+
+
+def test_names_of_files_are_no_commands_in_what_is_written(log: Path, tmp_path: Path) -> None:
+    """load.sh is run by an operator: sacctmgr gets each name as one word, whatever is in it."""
+    name = f"a; touch {tmp_path / 'made'} $(touch {tmp_path / 'too'}) 'b"
+    cluster = Cluster(
+        qos={name: Qos(name, stops=frozenset({name}))},
+        associations=(Association("root"), Association(name, parent=name), Association(name, user=name)),
+    )
+    script = tmp_path / "load.sh"
+    script.write_text(slurm_files(cluster, parse_site("gpu:2x8"))["load.sh"])
+    tool = tmp_path / "sacctmgr"
+    tool.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >> "$SAID"\n')
+    tool.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SAID": str(tmp_path / "said")}
+    subprocess.run(["/bin/sh", script], env=environment, check=True)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name in ("made", "too")) == []
+    said = (tmp_path / "said").read_text().splitlines()
+    assert {name, f"preempt={name}", f"parent={name}", f"account={name}"} <= set(said)
