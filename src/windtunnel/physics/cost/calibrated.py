@@ -133,7 +133,7 @@ class CalibratedCosts:
         return np.asarray((whole * (blocks + 1) * _KEY_BLOCK / 2.0 + (seq - whole) * seq) / seq)
 
     def elementwise(self, op_phase: str, rows: float, width: float, dtype: str) -> Price:
-        """Any operation on rows x width: "rms_norm backward", "cross_entropy forward" (tokens, vocab), ..."""
+        """An operation on rows x width: "rms_norm backward", "cross_entropy forward" (tokens, vocab), ..."""
         return self._priced(op_phase, (rows, width), dtype)
 
     def optimizer(self, kind: str, parameters: float, dtype: str) -> Price:

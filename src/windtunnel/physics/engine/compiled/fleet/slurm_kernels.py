@@ -6,13 +6,13 @@ on until nothing more happens, or until priorities are due to be calculated anew
 Sets of nodes are bits, 62 in a word, so that words are never negative. Arrays of one purpose are rows of one array:
 numba compiles these many times faster than tuples of arrays. Each function's `.py_func` is the same uncompiled.
 
-    jobs    i64[13, jobs + 1]       rows named below, jobs by submission; times in ns
-    site    i64[16]                 the cluster and how it schedules, named below
-    now     i64[12]                 counts and times, named below
+    jobs    i64[13, jobs + 1]       rows named in `slurm_arrays`, jobs by submission; times in ns
+    site    i64[16]                 the cluster and how it schedules, named in `slurm_arrays`
+    now     i64[12]                 counts and times, named in `slurm_arrays`
     sets    i64[partitions + 5, words]   nodes of partitions, of all, and four for scratch
     free    i64[2, nodes]           GPUs free now, and as a future is foreseen
     least   i64[2, per node + 1, words]  nodes with so many or more free, the same
-    lists   i64[5, nodes x per node + 1] jobs that run and end, named below
+    lists   i64[5, nodes x per node + 1] jobs that run and end, named in `slurm_arrays`
     caps    i64[limits, 3]          of groups: which counter, most GPUs, most jobs; -1: no limit
     first   i64[groups + 1]         where each group's caps begin
     used    i64[counters, 2]        GPUs and jobs held
@@ -29,326 +29,72 @@ import numpy as np
 
 from windtunnel.physics.engine.compiled import njit
 from windtunnel.physics.engine.compiled.arrays import Array
-
-NEVER = np.iinfo(np.int64).max
-BITS = 62
-S_NS = 1_000_000_000
-DONE, TICK = 0, 1
-# Rows of `jobs`: AFTER is the rank by submission, KIND equal where GPUs and partition are, START -1 before it starts
-SUBMIT, LASTS, LIMIT, GPUS, BAND, AFTER, PARTITION, LINE, USER, KIND, GROUP, START, FIRST = range(13)
-# Places of `now`
-NOW, WAKE, NEXT, WAITING, RUNNING, GIVEN, COMPLETING, CHANGED, SEEN, CALCULATED, STAMP, TICKED = range(12)
-# Places of `site`: times in ns; EVERY is between calculations of priorities, 0: never
-PER_NODE, INTERVAL, STEP, WINDOW, BATCH, COMPLETES, RESERVED_AFTER, EVERY = range(8)
-MAIN_DEPTH, DEPTH, DEPTH_USER, DEPTH_LINE, DEFERRED, PARTITIONS, USERS, LINES = range(8, 16)
-# Rows of `lists`: running by the end of their limit, running with the first to end on top, ended since the last
-# decision, ended with nodes that are not free yet, and when these are
-BY_LIMIT, HEAP, ENDED, ENDING, FREED = range(5)
-# Rows of `sets` behind partitions
-ALL, AMONG, TAKEN, BUSY, SCRATCH = range(5)
-
-
-@njit(cache=True)
-def _many(word: int) -> int:
-    """Bits of a word."""
-    word -= (word >> 1) & 0x5555555555555555
-    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
-    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
-    word += word >> 8
-    word += word >> 16
-    word += word >> 32
-    return word & 0x7F
-
-
-@njit(cache=True)
-def _set(free: Array, least: Array, node: int, count: int) -> None:
-    """A node has so many GPUs free."""
-    word, bit, before = node // BITS, 1 << (node % BITS), free[node]
-    for size in range(before + 1, count + 1):
-        least[size, word] |= bit
-    for size in range(count + 1, before + 1):
-        least[size, word] &= ~bit
-    free[node] = count
-
-
-@njit(cache=True)
-def _fits(least: Array, gpus: int, among: Array) -> bool:
-    """Whether a job fits on some of these nodes."""
-    per_node = len(least) - 1
-    whole, rest = gpus // per_node, gpus % per_node
-    idle, some = 0, 0
-    for word in range(len(among)):
-        if whole:
-            idle += _many(least[per_node, word] & among[word])
-        if rest:
-            some += _many(least[rest, word] & among[word])
-    return idle >= whole and (rest == 0 or some > whole)
-
-
-@njit(cache=True)
-def _runs(mask: Array, spans: Array) -> int:
-    """First and last of neighbours in a mask, to two rows; returns how many."""
-    nodes = spans.shape[1]
-    many, inside, node = 0, False, 0
-    for word in range(len(mask)):
-        left = mask[word]
-        here = min(BITS, nodes - node)
-        if left == 0:
-            if inside:
-                spans[1, many], inside = node - 1, False
-                many += 1
-            node += here
-            continue
-        for _ in range(here):
-            if left & 1:
-                if not inside:
-                    spans[0, many], inside = node, True
-            elif inside:
-                spans[1, many], inside = node - 1, False
-                many += 1
-            left >>= 1
-            node += 1
-    if inside:
-        spans[1, many] = node - 1
-        many += 1
-    return many
-
-
-@njit(cache=True)
-def _wholes(mask: Array, count: int, spans: Array) -> None:
-    """So many nodes: the tightest run of neighbours that is enough, else the longest, and so on."""
-    many, got = _runs(mask, spans), 0
-    while got < count:
-        left, best, size = count - got, -1, 0
-        for at in range(many):
-            length = spans[1, at] - spans[0, at] + 1
-            if length >= left and (best < 0 or length < size):
-                best, size = at, length
-        if best < 0:
-            for at in range(many):
-                length = spans[1, at] - spans[0, at] + 1
-                if length > size:
-                    best, size = at, length
-        begin = spans[0, best]
-        spans[1, best] = begin - 1
-        for node in range(begin, begin + min(size, left)):
-            spans[2, got] = node
-            got += 1
-
-
-@njit(cache=True)
-def _choose(free: Array, least: Array, gpus: int, among: Array, mask: Array, spans: Array) -> int:
-    """Nodes for a job that fits, to the last row; returns how many: whole ones, then that of the rest."""
-    per_node = len(least) - 1
-    whole, rest = gpus // per_node, gpus % per_node
-    if whole:
-        mask[:] = least[per_node] & among
-        _wholes(mask, whole, spans)
-    if rest == 0:
-        return whole
-    mask[:] = least[rest] & among
-    for at in range(whole):
-        mask[spans[2, at] // BITS] &= ~(1 << (spans[2, at] % BITS))
-    chosen, least_total = -1, 0
-    for at in range(_runs(mask, spans)):
-        total, node = 0, spans[0, at]
-        for each in range(spans[0, at], spans[1, at] + 1):
-            total += free[each]
-            if free[each] < free[node]:
-                node = each
-        if chosen < 0 or total < least_total:
-            chosen, least_total = node, total
-    spans[2, whole] = chosen
-    return whole + 1
-
-
-@njit(cache=True)
-def _count_free(free: Array, least: Array, gpus: int) -> None:
-    """The sets of nodes that `_choose` asks for are made of free GPUs."""
-    per_node = len(least) - 1
-    rest = gpus % per_node
-    least[per_node] = 0
-    least[rest] = 0
-    for node in range(len(free)):
-        word, bit = node // BITS, 1 << (node % BITS)
-        if free[node] >= rest:
-            least[rest, word] |= bit
-        if free[node] == per_node:
-            least[per_node, word] |= bit
-
-
-@njit(cache=True)
-def _give(jobs: Array, held: Array, free: Array, least: Array, job: int) -> None:
-    """The GPUs of a job are free."""
-    per_node, left = len(least) - 1, jobs[GPUS, job]
-    for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-        node, count = held[at], min(left, per_node)
-        _set(free, least, node, free[node] + count)
-        left -= count
-
-
-@njit(cache=True)
-def _on(jobs: Array, held: Array, job: int, among: Array) -> bool:
-    """Whether a running job has one of these nodes."""
-    for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-        node = held[at]
-        if (among[node // BITS] >> (node % BITS)) & 1:
-            return True
-    return False
-
-
-@njit(cache=True)
-def _future(
-    now: Array, batch: int, jobs: Array, lists: Array, held: Array, free: Array, least: Array, gpus: int, among: Array
-) -> int:
-    """When a job fits on these nodes, if those that run end at their limits, some at once; -1: never.
-
-    What is free then is in the second row of `free`; at once: in the first.
-    """
-    if _fits(least[0], gpus, among):
-        return int(now[NOW])
-    per_node = least.shape[1] - 1
-    whole, rest = gpus // per_node, gpus % per_node
-    nodes, idle, some = 0, 0, 0
-    for word in range(len(among)):
-        nodes += _many(among[word])
-        idle += _many(among[word] & least[0, per_node, word])
-        some += _many(among[word] & least[0, rest, word])
-    if nodes < whole + (rest > 0):
-        return -1
-    free[1] = free[0]
-    window, barrier, at, done, last, begun = batch, 0, 0, 0, 0, False
-    while True:
-        job, end = -1, NEVER
-        while at < now[RUNNING] and not _on(jobs, held, lists[BY_LIMIT, at], among):
-            at += 1
-        while done < now[COMPLETING] and not _on(jobs, held, lists[ENDING, done], among):
-            done += 1
-        if at < now[RUNNING]:
-            job = lists[BY_LIMIT, at]
-            end = jobs[START, job] + jobs[LIMIT, job]
-        completes = done < now[COMPLETING] and lists[FREED, done] < end
-        if completes:
-            job, end = lists[ENDING, done], lists[FREED, done]
-        if job < 0 or (begun and end > barrier + window):
-            if begun and idle >= whole and (rest == 0 or some > whole):
-                return int(max(last, now[NOW] + S_NS))
-            if job < 0:
-                return -1
-            window *= 2
-            while end > barrier + window:
-                if window:
-                    window *= 2
-                else:
-                    barrier = end
-        elif not begun:
-            begun = True
-            barrier = end + (window - end % window if window else 0)
-        left = jobs[GPUS, job]
-        for place in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-            node, count = held[place], min(left, per_node)
-            left -= count
-            free[1, node] += count
-            if (among[node // BITS] >> (node % BITS)) & 1:
-                idle += free[1, node] == per_node
-                some += free[1, node] >= rest and free[1, node] - count < rest
-        last = end
-        if completes:
-            done += 1
-        else:
-            at += 1
-
-
-@njit(cache=True)
-def _step_of(times: Array, many: int, time: int) -> int:
-    """The step that holds a time; 0 for what lies before."""
-    low, high = 0, many
-    while low < high:
-        middle = (low + high) // 2
-        if times[middle] <= time:
-            low = middle + 1
-        else:
-            high = middle
-    return max(low - 1, 0)
-
-
-@njit(cache=True)
-def _cut(times: Array, steps: Array, many: int, time: int) -> int:
-    """A step begins at a time; returns how many there are."""
-    at = _step_of(times, many, time)
-    if times[at] == time:
-        return many
-    for each in range(many, at + 1, -1):
-        times[each] = times[each - 1]
-        steps[each] = steps[each - 1]
-    times[at + 1] = time
-    steps[at + 1] = steps[at]
-    return many + 1
-
-
-@njit(cache=True)
-def _reserve(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int) -> int:
-    """Nodes are held from one time to another; returns how many steps there are."""
-    begin, end = max(begin, times[0]), max(end, times[0])
-    many = _cut(times, steps, _cut(times, steps, many, begin), end)
-    for at in range(_step_of(times, many, begin), _step_of(times, many, end)):
-        for word in range(len(nodes)):
-            steps[at, word] &= ~nodes[word]
-    return many
-
-
-@njit(cache=True)
-def _change(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int, left: Array) -> int:
-    """When there may be others of these nodes than from `begin` on, -1: never before `end`."""
-    for word in range(len(left)):
-        left[word] = nodes[word]
-    for at in range(_step_of(times, many, begin), many - 1):
-        if times[at] > end:
-            break
-        for word in range(len(left)):
-            left[word] &= steps[at, word]
-            if nodes[word] & steps[at + 1, word] & ~left[word]:
-                return int(times[at + 1])
-    return -1
-
-
-@njit(cache=True)
-def _skip(times: Array, steps: Array, many: int, nodes: Array, since: int, limit: int, soonest: int) -> int:
-    """The last time, of those when there may be others of these nodes, that lies before the job can begin at all."""
-    at = _step_of(times, many, since)
-    while at + 1 < many and times[at] <= since + limit:
-        for word in range(len(nodes)):
-            if nodes[word] & steps[at + 1, word] & ~steps[at, word]:
-                if times[at + 1] >= soonest:
-                    return since
-                since = times[at + 1]
-                break
-        at += 1
-    return since
-
-
-@njit(cache=True)
-def _among(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int, left: Array) -> None:
-    """Of these nodes those that are never held meanwhile, to `left`."""
-    for word in range(len(left)):
-        left[word] = nodes[word]
-    for at in range(_step_of(times, many, begin), many):
-        if times[at] > end:
-            break
-        for word in range(len(left)):
-            left[word] &= steps[at, word]
-
-
-@njit(cache=True)
-def _overlaps(times: Array, steps: Array, many: int, nodes: Array, begin: int, end: int) -> bool:
-    """Whether some of these nodes are held between two times."""
-    for at in range(_step_of(times, many, begin), many):
-        if times[at] >= end:
-            break
-        for word in range(len(nodes)):
-            if nodes[word] & ~steps[at, word]:
-                return True
-    return False
+from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
+    AFTER,
+    ALL,
+    AMONG,
+    BAND,
+    BATCH,
+    BITS,
+    BUSY,
+    BY_LIMIT,
+    CALCULATED,
+    CHANGED,
+    COMPLETES,
+    COMPLETING,
+    DEFERRED,
+    DEPTH,
+    DEPTH_LINE,
+    DEPTH_USER,
+    DONE,
+    ENDED,
+    ENDING,
+    EVERY,
+    FIRST,
+    FREED,
+    GIVEN,
+    GPUS,
+    GROUP,
+    HEAP,
+    INTERVAL,
+    KIND,
+    LASTS,
+    LIMIT,
+    LINE,
+    LINES,
+    MAIN_DEPTH,
+    NEVER,
+    NEXT,
+    NOW,
+    PARTITION,
+    PARTITIONS,
+    PER_NODE,
+    RESERVED_AFTER,
+    RUNNING,
+    S_NS,
+    SCRATCH,
+    SEEN,
+    STAMP,
+    START,
+    STEP,
+    SUBMIT,
+    TAKEN,
+    TICK,
+    TICKED,
+    USER,
+    USERS,
+    WAITING,
+    WAKE,
+    WINDOW,
+)
+from windtunnel.physics.engine.compiled.fleet.slurm_nodes import choose, count_free, fits, future, give_back, set_free
+from windtunnel.physics.engine.compiled.fleet.slurm_reservations import (
+    never_held,
+    next_change,
+    overlaps,
+    reserve,
+    skip_to,
+)
 
 
 @njit(cache=True)
@@ -383,7 +129,7 @@ def _begin(
     for at in range(nodes):
         node, count = spans[2, at], min(left, per_node)
         held[begin + at] = node
-        _set(free, least, node, free[node] - count)
+        set_free(free, least, node, free[node] - count)
         left -= count
     at, end = now[RUNNING], now[NOW] + jobs[LIMIT, job]
     while at:
@@ -478,8 +224,8 @@ def _main(
         if stopped[partition] or not _allowed(jobs, first, caps, used, job):
             continue
         units[:] = sets[partition] & left
-        if _fits(least[0], jobs[GPUS, job], units):
-            nodes = _choose(free[0], least[0], jobs[GPUS, job], units, sets[ours + SCRATCH], spans)
+        if fits(least[0], jobs[GPUS, job], units):
+            nodes = choose(free[0], least[0], jobs[GPUS, job], units, sets[ours + SCRATCH], spans)
             _begin(now, jobs, lists, held, free[0], least[0], spans, job, nodes)
             _count(jobs, first, caps, used, job, 1)
             continue
@@ -505,7 +251,7 @@ def _last(
         kind = site[USERS] + site[LINES] + jobs[KIND, job]
         if counts[kind, 1] != now[STAMP]:
             counts[kind, 1] = now[STAMP]
-            counts[kind, 0] = _fits(least, jobs[GPUS, job], sets[jobs[PARTITION, job]])
+            counts[kind, 0] = fits(least, jobs[GPUS, job], sets[jobs[PARTITION, job]])
         if counts[kind, 0] and jobs[START, job] < 0:
             return at
     return -1
@@ -532,21 +278,21 @@ def _test(
     kind = site[USERS] + site[LINES] + jobs[KIND, job]
     if counts[kind, 2] != now[STAMP]:
         counts[kind, 2] = now[STAMP]
-        counts[kind, 3] = _future(now, 0, jobs, lists, held, free, least, gpus, units)
+        counts[kind, 3] = future(now, 0, jobs, lists, held, free, least, gpus, units)
     soonest, later = counts[kind, 3], time  # nobody of its kind can begin before, whatever is reserved
     if soonest < 0 or soonest > time + site[WINDOW]:
         return many
     while later >= 0:
-        since = _skip(times, steps, many, units, later, limit, soonest)
-        later = _change(times, steps, many, units, since, since + limit, among)
-        _among(times, steps, many, units, since, since + limit, among)
-        then = _future(now, site[BATCH], jobs, lists, held, free, least, gpus, among)
+        since = skip_to(times, steps, many, units, later, limit, soonest)
+        later = next_change(times, steps, many, units, since, since + limit, among)
+        never_held(times, steps, many, units, since, since + limit, among)
+        then = future(now, site[BATCH], jobs, lists, held, free, least, gpus, among)
         if then < 0:
             continue
         row = 0 if then == time else 1
         if row:
-            _count_free(free[1], least[1], gpus)
-        nodes = _choose(free[row], least[row], gpus, among, scratch, spans)
+            count_free(free[1], least[1], gpus)
+        nodes = choose(free[row], least[row], gpus, among, scratch, spans)
         begin = max(then, since)
         taken[:] = 0
         for at in range(nodes):
@@ -564,11 +310,11 @@ def _test(
             return many
         step = site[STEP]
         from_step, to_step = begin // step * step, (begin + limit) // step * step
-        if _overlaps(times, steps, many, taken, from_step, to_step):
+        if overlaps(times, steps, many, taken, from_step, to_step):
             later = begin if begin > since else -1
             if later >= 0:
                 continue
-        return _reserve(times, steps, many, taken, from_step, to_step)
+        return reserve(times, steps, many, taken, from_step, to_step)
     return many
 
 
@@ -624,11 +370,11 @@ def _release(
             lists[FREED, now[COMPLETING]] = now[NOW] + site[COMPLETES]
             now[COMPLETING] += 1
         else:
-            _give(jobs, held, free, least, job)
+            give_back(jobs, held, free, least, job)
     now[GIVEN] = 0
     due = 0
     while due < now[COMPLETING] and lists[FREED, due] <= now[NOW]:
-        _give(jobs, held, free, least, lists[ENDING, due])
+        give_back(jobs, held, free, least, lists[ENDING, due])
         due += 1
     if due:
         now[CHANGED] = 1

@@ -39,28 +39,29 @@ def can_run(policy: Rules, jobs: list[Running]) -> bool:
 
 def run_whole(policy: Rules, jobs: list[Running], nodes: int) -> None:
     """Jobs start, hold nodes and end; on return each is as the clock would leave it."""
+    from windtunnel.physics.engine.compiled.fleet import slurm_arrays as places
     from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
 
     order = sorted(jobs, key=lambda job: (job.submit_ns, job.index))
     memory = memory_of(policy, order, nodes)
     now, table, priority, queue = memory["now"], memory["jobs"], memory["priority"], memory["queue"]
-    fairness, every_ns = Fairness(), int(memory["site"][kernels.EVERY])
+    fairness, every_ns = Fairness(), int(memory["site"][places.EVERY])
     if not every_ns:
         priority[:] = [policy.priority(job, job.submit_ns, {}) for job in order]
-    while kernels.run(**memory) == kernels.TICK:
-        now_ns = int(now[kernels.NOW])
+    while kernels.run(**memory) == places.TICK:
+        now_ns = int(now[places.NOW])
         running = {}
-        for row in memory["lists"][kernels.BY_LIMIT, : now[kernels.RUNNING]].tolist():
-            order[row].placed_ns = int(table[kernels.START, row])
+        for row in memory["lists"][places.BY_LIMIT, : now[places.RUNNING]].tolist():
+            order[row].placed_ns = int(table[places.START, row])
             running[row] = order[row]
         fairness.tick(running, now_ns, policy.cluster)
-        for row in queue[: now[kernels.WAITING]].tolist():
+        for row in queue[: now[places.WAITING]].tolist():
             priority[row] = policy.priority(order[row], now_ns, fairness.factors)
-        last = int(np.searchsorted(table[kernels.SUBMIT, :-1], now_ns - now_ns % every_ns + every_ns))
-        for row in range(int(now[kernels.NEXT]), last):
+        last = int(np.searchsorted(table[places.SUBMIT, :-1], now_ns - now_ns % every_ns + every_ns))
+        for row in range(int(now[places.NEXT]), last):
             priority[row] = policy.priority(order[row], order[row].submit_ns, fairness.factors)
         kernels.order(now, table, priority, queue)
-    start, lasts = table[kernels.START].tolist(), table[kernels.LASTS].tolist()
+    start, lasts = table[places.START].tolist(), table[places.LASTS].tolist()
     for row, job in enumerate(order):
         if start[row] >= 0:
             job.start_ns = job.placed_ns = start[row]
@@ -76,11 +77,11 @@ def numbers(values: Iterable[Hashable]) -> Ints:
 
 def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Array]:
     """The arrays of the kernels, by name, for jobs by submission."""
-    from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
+    from windtunnel.physics.engine.compiled.fleet import slurm_arrays as places
 
     table, masks = _table(policy, order), _masks(policy, order, nodes)
-    table[kernels.PARTITION, :-1] = numbers(_partition(policy, job) for job in order)
-    groups = table[kernels.GROUP, :-1]
+    table[places.PARTITION, :-1] = numbers(_partition(policy, job) for job in order)
+    groups = table[places.GROUP, :-1]
     of_group = [policy.limits(order[at]) for at in np.unique(groups, return_index=True)[1]]
     counters = {name: at for at, name in enumerate(dict.fromkeys(each[0] for group in of_group for each in group))}
     caps = [
@@ -89,9 +90,9 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         for name, *mosts in group
     ]
     per_node, cluster = policy.per_node, policy.cluster
-    users, lines, kinds = (int(table[row].max()) + 1 for row in (kernels.USER, kernels.LINE, kernels.KIND))
+    users, lines, kinds = (int(table[row].max()) + 1 for row in (places.USER, places.LINE, places.KIND))
     site = np.zeros(16, np.int64)
-    site[: kernels.EVERY] = [
+    site[: places.EVERY] = [
         per_node,
         round(policy.backfill_interval_s * NS),
         max(round(policy.resolution_s * NS), 1),
@@ -101,18 +102,18 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         round(policy.reserved_after_s * NS),
     ]
     if policy.recalculates:
-        site[kernels.EVERY] = round(cluster.calculated_every_s * NS)
-    site[kernels.MAIN_DEPTH : kernels.PARTITIONS] = [
+        site[places.EVERY] = round(cluster.calculated_every_s * NS)
+    site[places.MAIN_DEPTH : places.PARTITIONS] = [
         policy.main_depth,
         policy.depth,
         policy.depth_user,
         policy.depth_partition,
         policy.deferred,
     ]
-    site[kernels.PARTITIONS :] = len(masks) - 5, users, lines
+    site[places.PARTITIONS :] = len(masks) - 5, users, lines
     now = np.zeros(12, np.int64)
-    now[[kernels.WAKE, kernels.CALCULATED]] = kernels.NEVER
-    now[kernels.CHANGED] = 1
+    now[[places.WAKE, places.CALCULATED]] = places.NEVER
+    now[places.CHANGED] = 1
     steps = 2 * min(policy.depth, len(order)) + 3
     words = masks.shape[1]
     return {
@@ -123,7 +124,7 @@ def memory_of(policy: Rules, order: list[Running], nodes: int) -> dict[str, Arra
         "sets": masks,
         "lists": np.zeros((5, nodes * per_node + 1), np.int64),
         "queue": np.zeros(len(order), np.int64),
-        "held": np.zeros(int(table[kernels.FIRST, -1]), np.int64),
+        "held": np.zeros(int(table[places.FIRST, -1]), np.int64),
         "free": np.full((2, nodes), per_node, np.int64),
         "least": np.array([[masks[-5]] * (per_node + 1)] * 2, np.int64),
         "spans": np.zeros((3, nodes), np.int64),
@@ -143,7 +144,7 @@ def _partition(policy: Rules, job: Running) -> str:
 
 def _masks(policy: Rules, order: list[Running], nodes: int) -> Ints:
     """Nodes of partitions by first appearance, of all, and room for four more."""
-    from windtunnel.physics.engine.compiled.fleet.slurm_kernels import BITS
+    from windtunnel.physics.engine.compiled.fleet.slurm_arrays import BITS
 
     whole = (1 << nodes) - 1
     sample = {_partition(policy, job): job for job in reversed(order)}
@@ -157,24 +158,24 @@ def _masks(policy: Rules, order: list[Running], nodes: int) -> Ints:
 
 def _table(policy: Rules, order: list[Running]) -> Ints:
     """What is known of each job beforehand, as rows."""
-    from windtunnel.physics.engine.compiled.fleet import slurm_kernels as kernels
+    from windtunnel.physics.engine.compiled.fleet import slurm_arrays as places
 
     table = np.zeros((13, len(order) + 1), np.int64)
     jobs = table[:, :-1]
     by_tier = policy.ordered_by_tier
     bands = [policy.band(job) if by_tier else (0, 0) for job in order]
     ranks = {band: at for at, band in enumerate(sorted(set(bands)))}
-    jobs[kernels.SUBMIT] = [job.submit_ns for job in order]
-    jobs[kernels.LASTS] = [round(job.work.phase_end(0) * NS) for job in order]
-    jobs[kernels.LIMIT] = [policy.limit_ns(job) for job in order]
-    jobs[kernels.GPUS] = [job.gpus for job in order]
-    jobs[kernels.BAND] = [ranks[band] for band in bands]
-    after = jobs[kernels.SUBMIT] // S_NS if by_tier else jobs[kernels.SUBMIT]
-    jobs[kernels.AFTER, np.lexsort(([job.index for job in order], after))] = np.arange(len(order))
-    jobs[kernels.LINE] = numbers(job.queue for job in order)
-    jobs[kernels.USER] = numbers(job.owner.user for job in order)
-    jobs[kernels.KIND] = numbers((job.gpus, job.queue) for job in order)
-    jobs[kernels.GROUP] = numbers((job.queue, job.owner) for job in order)
-    jobs[kernels.START] = -1
-    table[kernels.FIRST, 1:] = np.cumsum(-(-jobs[kernels.GPUS] // policy.per_node))
+    jobs[places.SUBMIT] = [job.submit_ns for job in order]
+    jobs[places.LASTS] = [round(job.work.phase_end(0) * NS) for job in order]
+    jobs[places.LIMIT] = [policy.limit_ns(job) for job in order]
+    jobs[places.GPUS] = [job.gpus for job in order]
+    jobs[places.BAND] = [ranks[band] for band in bands]
+    after = jobs[places.SUBMIT] // S_NS if by_tier else jobs[places.SUBMIT]
+    jobs[places.AFTER, np.lexsort(([job.index for job in order], after))] = np.arange(len(order))
+    jobs[places.LINE] = numbers(job.queue for job in order)
+    jobs[places.USER] = numbers(job.owner.user for job in order)
+    jobs[places.KIND] = numbers((job.gpus, job.queue) for job in order)
+    jobs[places.GROUP] = numbers((job.queue, job.owner) for job in order)
+    jobs[places.START] = -1
+    table[places.FIRST, 1:] = np.cumsum(-(-jobs[places.GPUS] // policy.per_node))
     return table

@@ -1,0 +1,235 @@
+"""Nodes as bits and counts: whether a job fits, on which it runs, and when, if what runs ends at its limits.
+
+Arrays are those of `slurm_kernels.py`.
+"""
+
+from __future__ import annotations
+
+from windtunnel.physics.engine.compiled import njit
+from windtunnel.physics.engine.compiled.arrays import Array
+from windtunnel.physics.engine.compiled.fleet.slurm_arrays import (
+    BITS,
+    BY_LIMIT,
+    COMPLETING,
+    ENDING,
+    FIRST,
+    FREED,
+    GPUS,
+    LIMIT,
+    NEVER,
+    NOW,
+    RUNNING,
+    S_NS,
+    START,
+)
+
+
+@njit(cache=True)
+def _many(word: int) -> int:
+    """Bits of a word."""
+    word -= (word >> 1) & 0x5555555555555555
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    word += word >> 8
+    word += word >> 16
+    word += word >> 32
+    return word & 0x7F
+
+
+@njit(cache=True)
+def set_free(free: Array, least: Array, node: int, count: int) -> None:
+    """A node has so many GPUs free."""
+    word, bit, before = node // BITS, 1 << (node % BITS), free[node]
+    for size in range(before + 1, count + 1):
+        least[size, word] |= bit
+    for size in range(count + 1, before + 1):
+        least[size, word] &= ~bit
+    free[node] = count
+
+
+@njit(cache=True)
+def fits(least: Array, gpus: int, among: Array) -> bool:
+    """Whether a job fits on some of these nodes."""
+    per_node = len(least) - 1
+    whole, rest = gpus // per_node, gpus % per_node
+    idle, some = 0, 0
+    for word in range(len(among)):
+        if whole:
+            idle += _many(least[per_node, word] & among[word])
+        if rest:
+            some += _many(least[rest, word] & among[word])
+    return idle >= whole and (rest == 0 or some > whole)
+
+
+@njit(cache=True)
+def _runs(mask: Array, spans: Array) -> int:
+    """First and last of neighbours in a mask, to two rows; returns how many."""
+    nodes = spans.shape[1]
+    many, inside, node = 0, False, 0
+    for word in range(len(mask)):
+        left = mask[word]
+        here = min(BITS, nodes - node)
+        if left == 0:
+            if inside:
+                spans[1, many], inside = node - 1, False
+                many += 1
+            node += here
+            continue
+        for _ in range(here):
+            if left & 1:
+                if not inside:
+                    spans[0, many], inside = node, True
+            elif inside:
+                spans[1, many], inside = node - 1, False
+                many += 1
+            left >>= 1
+            node += 1
+    if inside:
+        spans[1, many] = node - 1
+        many += 1
+    return many
+
+
+@njit(cache=True)
+def _wholes(mask: Array, count: int, spans: Array) -> None:
+    """So many nodes: the tightest run of neighbours that is enough, else the longest, and so on."""
+    many, got = _runs(mask, spans), 0
+    while got < count:
+        left, best, size = count - got, -1, 0
+        for at in range(many):
+            length = spans[1, at] - spans[0, at] + 1
+            if length >= left and (best < 0 or length < size):
+                best, size = at, length
+        if best < 0:
+            for at in range(many):
+                length = spans[1, at] - spans[0, at] + 1
+                if length > size:
+                    best, size = at, length
+        begin = spans[0, best]
+        spans[1, best] = begin - 1
+        for node in range(begin, begin + min(size, left)):
+            spans[2, got] = node
+            got += 1
+
+
+@njit(cache=True)
+def choose(free: Array, least: Array, gpus: int, among: Array, mask: Array, spans: Array) -> int:
+    """Nodes for a job that fits, to the last row; returns how many: whole ones, then that of the rest."""
+    per_node = len(least) - 1
+    whole, rest = gpus // per_node, gpus % per_node
+    if whole:
+        mask[:] = least[per_node] & among
+        _wholes(mask, whole, spans)
+    if rest == 0:
+        return whole
+    mask[:] = least[rest] & among
+    for at in range(whole):
+        mask[spans[2, at] // BITS] &= ~(1 << (spans[2, at] % BITS))
+    chosen, least_total = -1, 0
+    for at in range(_runs(mask, spans)):
+        total, node = 0, spans[0, at]
+        for each in range(spans[0, at], spans[1, at] + 1):
+            total += free[each]
+            if free[each] < free[node]:
+                node = each
+        if chosen < 0 or total < least_total:
+            chosen, least_total = node, total
+    spans[2, whole] = chosen
+    return whole + 1
+
+
+@njit(cache=True)
+def count_free(free: Array, least: Array, gpus: int) -> None:
+    """The sets of nodes that `choose` asks for are made of free GPUs."""
+    per_node = len(least) - 1
+    rest = gpus % per_node
+    least[per_node] = 0
+    least[rest] = 0
+    for node in range(len(free)):
+        word, bit = node // BITS, 1 << (node % BITS)
+        if free[node] >= rest:
+            least[rest, word] |= bit
+        if free[node] == per_node:
+            least[per_node, word] |= bit
+
+
+@njit(cache=True)
+def give_back(jobs: Array, held: Array, free: Array, least: Array, job: int) -> None:
+    """The GPUs of a job are free."""
+    per_node, left = len(least) - 1, jobs[GPUS, job]
+    for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
+        node, count = held[at], min(left, per_node)
+        set_free(free, least, node, free[node] + count)
+        left -= count
+
+
+@njit(cache=True)
+def _on(jobs: Array, held: Array, job: int, among: Array) -> bool:
+    """Whether a running job has one of these nodes."""
+    for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
+        node = held[at]
+        if (among[node // BITS] >> (node % BITS)) & 1:
+            return True
+    return False
+
+
+@njit(cache=True)
+def future(
+    now: Array, batch: int, jobs: Array, lists: Array, held: Array, free: Array, least: Array, gpus: int, among: Array
+) -> int:
+    """When a job fits on these nodes, if those that run end at their limits, some at once; -1: never.
+
+    What is free then is in the second row of `free`; at once: in the first.
+    """
+    if fits(least[0], gpus, among):
+        return int(now[NOW])
+    per_node = least.shape[1] - 1
+    whole, rest = gpus // per_node, gpus % per_node
+    nodes, idle, some = 0, 0, 0
+    for word in range(len(among)):
+        nodes += _many(among[word])
+        idle += _many(among[word] & least[0, per_node, word])
+        some += _many(among[word] & least[0, rest, word])
+    if nodes < whole + (rest > 0):
+        return -1
+    free[1] = free[0]
+    window, barrier, at, done, last, begun = batch, 0, 0, 0, 0, False
+    while True:
+        job, end = -1, NEVER
+        while at < now[RUNNING] and not _on(jobs, held, lists[BY_LIMIT, at], among):
+            at += 1
+        while done < now[COMPLETING] and not _on(jobs, held, lists[ENDING, done], among):
+            done += 1
+        if at < now[RUNNING]:
+            job = lists[BY_LIMIT, at]
+            end = jobs[START, job] + jobs[LIMIT, job]
+        completes = done < now[COMPLETING] and lists[FREED, done] < end
+        if completes:
+            job, end = lists[ENDING, done], lists[FREED, done]
+        if job < 0 or (begun and end > barrier + window):
+            if begun and idle >= whole and (rest == 0 or some > whole):
+                return int(max(last, now[NOW] + S_NS))
+            if job < 0:
+                return -1
+            window *= 2
+            while end > barrier + window:
+                if window:
+                    window *= 2
+                else:
+                    barrier = end
+        elif not begun:
+            begun = True
+            barrier = end + (window - end % window if window else 0)
+        left = jobs[GPUS, job]
+        for place in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
+            node, count = held[place], min(left, per_node)
+            left -= count
+            free[1, node] += count
+            if (among[node // BITS] >> (node % BITS)) & 1:
+                idle += free[1, node] == per_node
+                some += free[1, node] >= rest and free[1, node] - count < rest
+        last = end
+        if completes:
+            done += 1
+        else:
+            at += 1
