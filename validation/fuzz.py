@@ -322,7 +322,7 @@ def work(door: str, seeds: range, folder: Path, out: Path) -> None:
             "whatif",
             "compare",
             "explain",
-            "runs",
+            "runs list",
             "validate",
             "techniques",
             "ask",

@@ -65,7 +65,7 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.survive:SurviveSpot",
         "windtunnel.studies.survive:answer_spot",
         "Say what spot machines give a job that lives on them, policy by policy.",
-        example="gpt-1.5b minutes.csv --policy parcae,varuna,on-demand",
+        example="minutes.csv --model gpt-1.5b --policy parcae,varuna,on-demand",
     ),
     "serve": Verb(
         "windtunnel.questions.asked.serve:Serve",
@@ -83,7 +83,7 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.serve_policies:ServePolicies",
         "windtunnel.studies.serving.policies:answer",
         "Compare batching policies and routers on the same requests.",
-        example="llama-2-13b --cluster a100-80gb:1 --rate 2 --prompt 500 --output 200 --policy fastserve,fcfs,mlfq",
+        example="llama-2-13b --cluster a100-80gb:1 --rate 2 --prompt 500 --output 200 --policy fcfs,skip-join",
     ),
     "serve spot": Verb(
         "windtunnel.questions.asked.serve_spot:ServeSpot",

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from inspect import Parameter as Argument
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
 
@@ -119,7 +120,10 @@ def _not_given(error: MissingArgumentError) -> str:
     _, _, meant = str(error).partition(" Did you mean ")
     remedy = f"did you mean {meant}" if meant else f"see {_help(error)}"
     if error.keyword is None:
-        return f"{error.argument.name if error.argument is not None else ''} is not given: {remedy}"
+        name = error.argument.name if error.argument is not None else ""
+        if error.argument is not None and error.argument.field_info.kind is Argument.POSITIONAL_OR_KEYWORD:
+            name = name.removeprefix("--").upper()  # as the help says it first
+        return f"{name} is not given: {remedy}"
     return f"{error.keyword} has no value (one that begins with - is written {error.keyword}=-1): {remedy}"
 
 

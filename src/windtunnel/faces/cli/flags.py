@@ -26,6 +26,7 @@ from windtunnel.questions.words import (
 )
 
 SET = f"Change one number, e.g. {SET_EXAMPLE}."
+ARGUMENTS = Group.create_default_arguments()  # places, which have a flag as well
 OUTPUT = Group("Output", sort_key=100)
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 
@@ -97,12 +98,15 @@ def command(
     groups: dict[str, Group] = {}
     arguments: list[Argument] = []
     names: dict[str, str] = {}  # Python's name of a parameter, and the flag
+    place = Argument.POSITIONAL_ONLY if several else Argument.POSITIONAL_OR_KEYWORD
     for name, meanings in flag_fields(kind).items():
         python = name.replace("-", "_") + ("_" if iskeyword(name) else "")
         names[python] = name
         field = meanings[0]
         group = None
-        if field.about.group:
+        if field.path in positional:
+            group = ARGUMENTS
+        elif field.about.group:
             group = groups.setdefault(field.about.group, Group(field.about.group, sort_key=len(groups) + 1))
         needed = field.required and all(one.required for one in meanings) and "." not in field.path
         shown = everything or not all(one.about.rare for one in meanings)
@@ -113,11 +117,9 @@ def command(
         arguments.append(
             Argument(
                 python,
-                Argument.POSITIONAL_ONLY if field.path in positional else Argument.KEYWORD_ONLY,
+                place if field.path in positional else Argument.KEYWORD_ONLY,
                 default=Argument.empty if needed else None,
-                annotation=_annotation(
-                    name, field, group, shown=shown, positional=field.path in positional, needed=needed
-                ),
+                annotation=_annotation(name, field, group, shown=shown, needed=needed),
             )
         )
     files = parts_from_files(kind)
@@ -133,8 +135,8 @@ def command(
     for output in fields(Outputs):
         if output.name in outputs:
             shown = everything or output.name in ("report", "json")
-            place: object = Annotated[places[output.name], Parameter(group=OUTPUT, show=shown)]
-            arguments.append(Argument(output.name, Argument.KEYWORD_ONLY, default=output.default, annotation=place))
+            written: object = Annotated[places[output.name], Parameter(group=OUTPUT, show=shown)]
+            arguments.append(Argument(output.name, Argument.KEYWORD_ONLY, default=output.default, annotation=written))
     order = {path: number for number, path in enumerate(positional)}
     arguments.sort(key=lambda one: order.get(one.name, len(order)))
 
@@ -163,9 +165,9 @@ def command(
     return verb_function
 
 
-def _annotation(name: str, field: Field, group: Group | None, *, shown: bool, positional: bool, needed: bool) -> object:
+def _annotation(name: str, field: Field, group: Group | None, *, shown: bool, needed: bool) -> object:
     about = field.about
-    flags = None if positional else (f"--{name}", *(f"--{one}" for one in about.names if not field.parts))
+    flags = (f"--{name}", *(f"--{one}" for one in about.names if not field.parts))
     several = get_origin(field.type) in (tuple, dict) and get_args(field.type)[0] is str
     own = field.type is bool or bool(field.choices)
     kind: Any = tuple[str, ...] if several else field.type if own else str

@@ -226,8 +226,13 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
         Route("/uploads", upload, methods=["POST"]),
         Route("/static/{name}", static),
     ]
+
+    async def nothing(request: Request, _: Exception) -> Response:
+        text = f"{request.url.path}: there is no such page"
+        return HTMLResponse(page.draw("error.html.j2", title="Sorry", here="", text=text), 404)
+
     return Guard(
-        Starlette(routes=routes, lifespan=lifespan),
+        Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: nothing}),
         hosts,
         token,
         page=True,

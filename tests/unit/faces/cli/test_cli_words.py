@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.app import main
+from windtunnel.faces.cli.app import build, main
 from windtunnel.faces.cli.flags import Given, spelled
 from windtunnel.faces.cli.output import cold
 from windtunnel.faces.cli.predict import plan_below
+from windtunnel.faces.cli.verbs import LAUNCHERS
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.questions import QUESTIONS, question_class, read
@@ -295,6 +296,21 @@ def test_any_words_end_with_a_known_status(words: list[str]) -> None:
     if status == 2:
         assert err.getvalue().startswith("windtunnel: error: ")
         assert err.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [verb for verb, asked in QUESTIONS.items() if asked.example])
+def test_the_application_takes_the_example_of_every_verb(verb: str) -> None:
+    words = spelled([*verb.split(), *shlex.split(QUESTIONS[verb].example)])
+    if verb not in LAUNCHERS:  # whose script takes what follows it
+        build(verb.split()[0]).parse_args(words, print_error=False, exit_on_error=False)
+
+
+def test_what_has_a_place_may_be_given_by_its_flag() -> None:
+    placed, flagged = (
+        build("fleet").parse_args(["fleet", "when", *words, "--cluster", "t4:8"], print_error=False)[1]
+        for words in (["jobs.csv", "j3"], ["--job", "j3", "jobs.csv"])
+    )
+    assert placed.arguments == flagged.arguments
 
 
 @pytest.mark.parametrize("words", [["--help"], ["predict", "--help"], ["validate", "--help"], ["--version"]])
