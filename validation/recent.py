@@ -32,7 +32,7 @@ from windtunnel.studies.training.lowering import passes
 # Priors, none a fit to these rows. read_s: a hundred launches, what a layer's modules, hooks and autograd take from the
 # read on. expert_reads: one, of how many tokens go where; sixty launches, half of one; 22 copies of rows a layer, 1.5
 # ms of an H100, one. flash4_reads: five kernels' arguments made in Python. adapter_token_s: a step of a product's loop
-# takes 64 tokens and a microsecond, two such products a pass in three. attention_flash2, gemm: Hopper's. shared:
+# takes 64 tokens and a microsecond, two such products a pass in three. attention_flash2: Hopper's. shared:
 # collectives alone. graphed_step_share: between nothing and all of it. replicas_of_nic: half of a NIC, what traffic
 # that meets at random on a fat tree keeps.
 CONSTANTS = (
@@ -42,7 +42,6 @@ CONSTANTS = (
     Constant("adapter_token_s.hopper", 0.0, 6e-8, 1e-9, 1e-8),
     Constant("adapter_token_s.default", 0.0, 6e-8, 1e-9, "adapter_token_s.hopper"),
     Constant("generations.blackwell.attention_flash2", 1.0, 4.0, 0.05, "generations.hopper.attention_flash2"),
-    Constant("generations.cdna4.gemm.fp8", 0.2, 0.95, 0.01, "generations.hopper.gemm.fp8"),
     Constant("generations.cdna4.shared", 1.0, 5.0, 0.1, 1.0),
     Constant("host.graphed_step_share", 0.0, 1.0, 0.05, 0.5),
     Constant("replicas_of_nic", 0.05, 1.0, 0.01, 0.5),

@@ -1,4 +1,7 @@
-"""Naive equals fast: a pass in which equal blocks are copied is, bit by bit, the pass with every block added."""
+"""Naive equals fast: a pass in which equal blocks are copied is, bit by bit, the pass with every block added.
+
+Copied are blocks of the pass itself, and those of the step's other passes.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_copied_blocks_are_the_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, fields = PLANS[name]
-    cluster = parse_cluster("h100-sxm:64")
-    layout = resolve(load_model(model), cluster, Plan(global_batch=64, seq_len=4096, micro_batch=1, **fields))
-    pieces = {piece.key: piece for piece in pieces_of(layout)}.values()
-    phases = list(Kind) if layout.schedule == "zb-h1" else [Kind.FORWARD, Kind.BACKWARD]
+    layout, pieces, phases = _passes(name)
     copied: list[int] = []
     repeat = pass_lowering.PassBuilder.repeat
 
@@ -55,9 +54,32 @@ def test_copied_blocks_are_the_blocks(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pass_lowering, "_alike", lambda order, number: 0)
     naive = [_built(layout, piece, phase) for piece in pieces for phase in phases]
     for one, other in zip(fast, naive, strict=True):
-        assert one.keys() == other.keys()
-        for field, value in one.items():
-            np.testing.assert_array_equal(value, other[field], err_msg=field, strict=isinstance(value, np.ndarray))
+        _equal(one, other)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_blocks_copied_from_other_passes_are_the_blocks(name: str) -> None:
+    layout, pieces, phases = _passes(name)
+    pricer, built = Pricer(layout), pass_lowering.Built()
+    for piece in pieces:
+        for phase in phases:
+            alone = build_segment(pricer, piece.blocks, phase)
+            _equal(_fields(build_segment(pricer, piece.blocks, phase, built=built)), _fields(alone))
+    assert built or layout.gathers_in_passes, "no block could be copied"
+
+
+def _passes(name: str) -> tuple[Any, list[Any], list[Kind]]:
+    model, fields = PLANS[name]
+    cluster = parse_cluster("h100-sxm:64")
+    layout = resolve(load_model(model), cluster, Plan(global_batch=64, seq_len=4096, micro_batch=1, **fields))
+    pieces = list({piece.key: piece for piece in pieces_of(layout)}.values())
+    return layout, pieces, list(Kind) if layout.schedule == "zb-h1" else [Kind.FORWARD, Kind.BACKWARD]
+
+
+def _equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for field, value in one.items():
+        np.testing.assert_array_equal(value, other[field], err_msg=field, strict=isinstance(value, np.ndarray))
 
 
 def model_layers(layout: Any) -> int:
@@ -67,8 +89,11 @@ def model_layers(layout: Any) -> int:
 def _built(layout: Any, piece: Any, phase: Kind) -> dict[str, Any]:
     """All of a pass, and the price of each kernel and transfer in it."""
     noted: list[Any] = []
-    segment = build_segment(Pricer(layout), piece.blocks, phase, noted)
+    return _fields(build_segment(Pricer(layout), piece.blocks, phase, noted)) | {"noted": repr(noted)}
+
+
+def _fields(segment: pass_lowering.Segment) -> dict[str, Any]:
     found = {field.name: getattr(segment, field.name) for field in dataclasses.fields(segment)}
     graph = found.pop("graph")
     found |= {f"graph.{field.name}": getattr(graph, field.name) for field in dataclasses.fields(graph)}
-    return found | {"noted": repr(noted)}
+    return found

@@ -291,6 +291,11 @@ def fields_of_notes(row: Row) -> dict[str, object]:
         fields["compile"] = True
     if "ulysses cp" in row.notes.lower():
         fields["cp_kind"] = "ulysses"
+    # NVIDIA's LoRA since NeMo 2 (MLPerf v5.0, `megatron_gpt_peft_tuning_config.yaml`): `cp_comm_type` is a2a unless
+    # told otherwise. Containers of 24.09 are the round's before, and AMD's is NeMo 1: both without it.
+    theirs = re.match(r"mlperf-v[5-9]", release_of(row) or "") and not row.gpu.startswith("MI")
+    if theirs and task_of(row) == "lora" and "24.09" not in row.url_or_file:
+        fields["cp_kind"] = "ulysses"
     # `nemotron/nemotron4-340b-synth.yaml` of that release: `optim.dtype: bf16`.
     if "dgxc-benchmarking@v24.11" in row.url_or_file and "nemotron/README_340b" in row.url_or_file:
         fields.setdefault("optimizer_dtype", "bf16")

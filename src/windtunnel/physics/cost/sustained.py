@@ -69,9 +69,8 @@ def _level_off(
     kernels: KernelCosts, training: TrainingCosts, price: Price, flops: float, dtype: str
 ) -> Price:  # fmt: skip
     shares, gpu = training.sustained.gemm, kernels.gpu
-    # Both 16-bit formats run on the same units; AMD's narrow ones under the same limit of power: where one was not
-    # fitted, the other's share holds.
-    share = shares.get(dtype, shares.get({"fp16": "bf16", "mxfp4": "fp8"}.get(dtype, dtype)))
+    # Both 16-bit formats run on the same units: where one was not fitted, the other's share holds.
+    share = shares.get(dtype, shares.get({"fp16": "bf16"}.get(dtype, dtype)))
     if share is None or price.seconds == 0.0 or not gpu.supports(dtype):
         return price
     limit = flops / (share * gpu.kernel_scale.clock * gpu.peak_flops(dtype))

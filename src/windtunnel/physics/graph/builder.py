@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from windtunnel.physics.graph.program import DTYPES, Graph, OpKind
 
 COLUMNS = ("kind", "stream", "dep_ptr", "dep_idx", "label", "category", "flops", "bytes")
+
+Name = TypeVar("Name")
 
 
 class GraphBuilder:
@@ -88,6 +91,25 @@ class GraphBuilder:
         self._dep_idx += (index + copies * n).ravel().tolist()
         self._dep_ptr += (ends + copies * len(index)).ravel().tolist()
 
+    def copy_of(self, other: GraphBuilder, first: int, end: int) -> int:
+        """Append another builder's ops from `first` to `end`, each after ops as far back as they were there.
+
+        None of them has a rendezvous. Returns by how much their numbers are higher here.
+        """
+        moved = len(self._kind) - first
+        begins, ends = other._dep_ptr[first], other._dep_ptr[end]
+        further = len(self._dep_idx) - begins
+        self._dep_idx += [op + moved for op in other._dep_idx[begins:ends]]
+        self._dep_ptr += [at + further for at in other._dep_ptr[first + 1 : end + 1]]
+        self._kind += other._kind[first:end]
+        self._flops += other._flops[first:end]
+        self._bytes += other._bytes[first:end]
+        self._duration_ns += other._duration_ns[first:end]
+        _renamed(self._stream, self._streams, other._stream[first:end], other._streams)
+        _renamed(self._label, self._labels, other._label[first:end], other._labels)
+        _renamed(self._category, self._categories, other._category[first:end], other._categories)
+        return moved
+
     def build(self, multiplicity: Sequence[int] | None = None) -> Graph:
         """Freeze. `multiplicity[p]`: real ranks that program p stands for (default 1 each)."""
         ranks = [rank for rank, _ in self._streams]
@@ -115,6 +137,13 @@ class GraphBuilder:
     def duration_ns(self) -> NDArray[np.int64]:
         """int64[n]: the durations that were given to `op`."""
         return np.array(self._duration_ns, dtype=np.int64)
+
+
+def _renamed(column: list[int], names: dict[Name, int], more: list[int], others: dict[Name, int]) -> None:
+    """Append another table's numbers of names as this table's, which takes in those that are new."""
+    known = list(others)
+    place = {number: names.setdefault(known[number], len(names)) for number in dict.fromkeys(more)}
+    column += [place[number] for number in more]
 
 
 def _numbered(keys: Iterable[Hashable]) -> dict[object, int]:

@@ -18,7 +18,7 @@ from copy import copy
 import numpy as np
 
 from windtunnel.physics.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.physics.cost.communication.collectives import collective, nic_share, tier
+from windtunnel.physics.cost.communication.collectives import Group, collective, nic_share, tier
 from windtunnel.physics.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.physics.cost.price import FREE, Price, Source
 from windtunnel.physics.cost.scans import scan_price
@@ -308,8 +308,22 @@ class Pricer:
                 price = price.fitted(shared, self._sigma["exposed"])
             if transfer.group == "edp" and self.layout.shows_expert_traffic:
                 price = self._between_racks(transfer, price)
+            if (transfer.kind, transfer.group) == ("all_gather", "tp"):
+                price = price.scaled(self._links_left_idle(group))
             known = self._transfers[transfer, skew] = (price, tier(group))
         return known
+
+    def _links_left_idle(self, group: Group) -> float:
+        """Links to all of a group over those in use where chunks go from neighbour to neighbour beside a product.
+
+        TransformerEngine gathers so (`ring_exchange`, what MLPerf's files of `ub_tp_comm_overlap` set for all gathers):
+        without a switch one link each way, where NCCL's rings take all of them.
+        """
+        plan, link = self.layout.plan, self.layout.cluster.scale_up
+        if not plan.overlap_tp or plan.framework != "megatron" or tier(group) != "scale_up":
+            return 1.0
+        peer = link.to_one_peer_bytes_per_s
+        return max(1.0, min(link.bandwidth_bytes_per_s, (group.size - 1) * peer) / peer)
 
     def _between_racks(self, transfer: Transfer, price: Price) -> Price:
         """What replicas of experts exchange while every other group does, over the NICs of those in one domain."""

@@ -391,6 +391,27 @@ def test_gradients_of_megatron_lm_are_in_bf16_where_its_example_says_so(case: An
     assert case(framework="Megatron-LM", date="2024-07").plan.gradient_dtype is None
 
 
+def test_nvidias_lora_exchanges_heads_between_context_ranks_since_its_round_of_2025(case: Any) -> None:
+    run = {
+        "task": "lora",
+        "source": "MLPerf Training v5.0",
+        "notes": "LoRA rank 16",
+        "gpu": "H100-SXM",
+        "cp": 2,
+        "dp": 1,
+    }
+    kinds = {
+        name: case(**run | changes).plan.cp_kind
+        for name, changes in {
+            "theirs": {},
+            "the round before": {"source": "MLPerf Training v4.1"},
+            "its container": {"url_or_file": "results/n8_ngc24.09_nemo/llama2_70b_lora"},
+            "AMD's": {"gpu": "MI300X"},
+        }.items()
+    }
+    assert kinds == {"theirs": "ulysses", "the round before": "ring", "its container": "ring", "AMD's": "ring"}
+
+
 def test_lora_on_mi300x_recomputes_what_its_configuration_says(case: Any) -> None:
     run = {"gpu": "MI300X", "task": "lora", "source": "MLPerf Training v5.0", "recompute": "", "notes": "LoRA rank 16"}
     assert {plan.recompute for plan in case(**run).plans} == {"full:21"}

@@ -17,6 +17,7 @@ from windtunnel.physics.hardware import cluster_with, parse_cluster
 from windtunnel.physics.hardware.gpu import GENERATIONS
 from windtunnel.physics.model import load_model
 from windtunnel.physics.model.expert_operations import ranks_per_token
+from windtunnel.physics.model.operations import Transfer
 from windtunnel.physics.step.result import Result
 from windtunnel.studies.training import Plan, predict
 from windtunnel.studies.training.layout import resolve
@@ -101,6 +102,25 @@ def test_a_graph_tells_more_than_256_categories_apart() -> None:
     graph = builder.build()
     timeline = replay(graph, builder.duration_ns())
     assert np.array_equal(exposed(timeline, graph).compute_ns[0], np.arange(1, 301))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "changes", "times"),
+    [
+        ("gh200:8", {}, 3.0),  # one of three links
+        ("gh200:8", {"overlap_tp": False}, 1.0),
+        ("gh200:8", {"framework": "torchtitan"}, 1.0),
+        ("gh200:8", {"tp": 2}, 1.0),
+        ("h100-sxm:8", {}, 1.0),  # a switch
+    ],
+)
+def test_gathers_from_neighbour_to_neighbour_use_one_link_of_a_mesh(
+    cluster: str, changes: dict[str, Any], times: float
+) -> None:
+    layout = layout_of(cluster, **{"tp": 4, "overlap_tp": True} | changes)
+    transfer = Transfer("all_gather", "tp", 2.0**26)
+    alone = collective("all_gather", 2**26, layout.group("tp"), layout.cluster).seconds
+    assert Pricer(layout).transfer(transfer)[0].seconds == pytest.approx(times * alone)
 
 
 def test_every_generation_has_constants_and_an_unknown_one_is_an_error() -> None:

@@ -227,6 +227,30 @@ class PassBuilder:
         self.last += moved
         return moved
 
+    def since(self, mark: tuple[int, ...]) -> Stretch:
+        """What was added since a mark, to be copied into passes that have the same."""
+        return Stretch(self, mark, self.mark(), tuple(self.pending), self.last, self.sync)
+
+    def copy_of(self, stretch: Stretch) -> None:
+        """Add what this pass or another was given, for the block that is being added, from the same state."""
+        other, begun, ended = stretch.build, stretch.begun, stretch.ended
+        first, end = begun[0], ended[0]
+        moved = self.builder.copy_of(other.builder, first, end)
+        shares = [(op + moved, share) for op, share in other.nic_shares.items() if first <= op < end]
+        self.nic_shares.update(shares)
+        self.block_of += [self.block] * (end - first)
+        self.classes += other.classes[first:end]
+        accounted = slice(begun[1], ended[1])
+        self.sources += other.sources[accounted]
+        self.seconds += other.seconds[accounted]
+        self.p5_s += other.p5_s[accounted]
+        self.p95_s += other.p95_s[accounted]
+        self.sent += other.sent[begun[2] : ended[2]]
+        self.flops += other.flops[begun[3] : ended[3]]
+        self.pending = [op + moved for op in stretch.pending]
+        self.sync = tuple(op + moved for op in stretch.sync)
+        self.last = stretch.last + moved
+
     def finish(self) -> Segment:
         """Replay, and split the duration."""
         graph, durations = self.builder.build(), self.builder.duration_ns()
@@ -251,6 +275,18 @@ class PassBuilder:
             end_ns=timeline.end_ns,
             block=np.array(self.block_of, np.int32),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Ops of a pass from one mark to another, and what the next op waited for then."""
+
+    build: PassBuilder
+    begun: tuple[int, ...]
+    ended: tuple[int, ...]
+    pending: tuple[int, ...]
+    last: int
+    sync: tuple[int, ...]
 
 
 def summed_up(parts: Iterable[tuple[Key, float]]) -> dict[Key, float]:

@@ -20,7 +20,7 @@ from windtunnel.physics.cost.price import Price
 from windtunnel.physics.model.adapters import ADAPTER
 from windtunnel.physics.model.operations import Operation, Transfer
 from windtunnel.studies.training.lowering.block import Block
-from windtunnel.studies.training.lowering.pass_builder import PassBuilder, Segment
+from windtunnel.studies.training.lowering.pass_builder import PassBuilder, Segment, Stretch
 from windtunnel.studies.training.lowering.shards.block_shards import Gathers
 from windtunnel.studies.training.memory.saved_tensors import keeping
 from windtunnel.studies.training.pricing import Pricer
@@ -43,18 +43,31 @@ CATEGORY = {
 }
 
 
+# Blocks of passes at the same prices: phase, ops by identity, whether recomputed, what they begin with.
+Built = dict[tuple[object, ...], Stretch]
+
+
 def build_segment(
-    pricer: Pricer, blocks: Sequence[Block], phase: Kind, noted: list[tuple[int, int, Price]] | None = None
+    pricer: Pricer,
+    blocks: Sequence[Block],
+    phase: Kind,
+    noted: list[tuple[int, int, Price]] | None = None,
+    built: Built | None = None,
 ) -> Segment:
     """Lower, price and replay one pass over `blocks`.
 
-    `noted`: a list that takes each kernel and transfer as (op of the graph, index of its block, price).
+    `noted`: a list that takes each kernel and transfer as (op of the graph, index of its block, price). `built`: blocks
+    of the step's other passes, which this one copies where it has the same, and adds to.
     """
-    return build_pass(pricer, blocks, phase, noted).finish()
+    return build_pass(pricer, blocks, phase, noted, built).finish()
 
 
 def build_pass(
-    pricer: Pricer, blocks: Sequence[Block], phase: Kind, noted: list[tuple[int, int, Price]] | None = None
+    pricer: Pricer,
+    blocks: Sequence[Block],
+    phase: Kind,
+    noted: list[tuple[int, int, Price]] | None = None,
+    built: Built | None = None,
 ) -> PassBuilder:
     """The same pass, lowered and priced, but not replayed."""
     build = PassBuilder(pricer, noted=noted)
@@ -64,7 +77,15 @@ def build_pass(
     number = 0
     while number < len(order):
         begun, before = build.mark(), (build.state(), gathers.state(number))
-        _add_block(build, order, number, phase, gathers, fetched)
+        key = (phase, id(order[number].operations), order[number].recompute, repr(before))
+        alone = built is not None and noted is None and gathers.idle and not order[number].offload
+        if built is not None and alone and key in built:
+            build.block = gathers.index(number)
+            build.copy_of(built[key])
+        else:
+            _add_block(build, order, number, phase, gathers, fetched)
+            if built is not None and alone:
+                built[key] = build.since(begun)
         number += 1
         # Equal blocks that begin alike add the same ops: once is enough, and the rest are copies.
         times = _alike(order, number - 1)

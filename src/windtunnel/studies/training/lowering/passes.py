@@ -11,7 +11,7 @@ from windtunnel.studies.training.answers import forget_answers
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.studies.training.lowering.pass_builder import Segment
-from windtunnel.studies.training.lowering.pass_lowering import build_segment
+from windtunnel.studies.training.lowering.pass_lowering import Built, build_segment
 from windtunnel.studies.training.lowering.step import LoweredStep
 from windtunnel.studies.training.pricing import Pricer
 from windtunnel.studies.training.schedules import Kind, Schedule
@@ -26,6 +26,7 @@ def distinct_passes(
     kinds = [Kind(int(kind)) for kind in np.unique(schedule.kind)]
     table = np.full((len(pieces), len(Kind)), -1, np.int32)
     known: dict[tuple[object, Kind], int] = {}
+    built: Built = {}
     segments: list[Segment] = []
     names: list[str] = []
     for stage, piece in enumerate(pieces):
@@ -33,7 +34,7 @@ def distinct_passes(
             key = (piece.key, kind)
             if key not in known:
                 known[key] = len(segments)
-                segments.append(_pass(piece, kind, pricer))
+                segments.append(_pass(piece, kind, pricer, built))
                 names.append(kind.words)
             table[stage, kind] = known[key]
     return tuple(segments), tuple(names), table
@@ -67,7 +68,7 @@ def forget_passes() -> None:
     _PIECES.clear()
 
 
-def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
+def _pass(piece: Piece, kind: Kind, pricer: Pricer, built: Built | None = None) -> Segment:
     """A pass, remembered: it does not depend on how many replicas or micro-batches there are."""
     layout = pricer.layout
     # The model goes in by identity (and is kept alive): hashing every layer would cost more than the look-up saves.
@@ -75,7 +76,7 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
     key = (id(layout.model), layout.pass_key, piece.key, kind, pace)
     found = _PASSES.get(key)
     if found is None:
-        found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, kind))
+        found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, kind, built=built))
         while len(_PASSES) > PASSES_KEPT:
             _PASSES.popitem(last=False)
     else:

@@ -41,6 +41,11 @@ class Gathers:
         self._gathered, self._reduced = gathered, reduced
         self._forward = phase is Kind.FORWARD
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is gathered or reduced inside the pass."""
+        return not (self._gather or self._reduce)
+
     def state(self, number: int) -> tuple[object, ...]:
         """What the block will wait for, counted back from the next op."""
         if not self._gather:
