@@ -2,7 +2,7 @@
 
     python validation/new_models.py ROWS [--out table.csv]
 
-ROWS: new_models.csv, new_models_training.csv, or accelerators.csv (Cloud TPUs).
+ROWS: new_models.csv, new_models_training.csv, accelerators.csv (TPU, Trainium, Ascend) or accelerators_serving.csv.
 
 `*_blind.csv` are the tables before any work on these models. Each row is a run as published; an empty cell was not.
 Models are configs that `aiconfigurator-core` ships, or `TYPE` for the defaults of transformers' class (the shape of
@@ -50,6 +50,9 @@ def trained(row: dict[str, str], folder: Path) -> tuple[list[tuple[float, float]
         plan["vpp"] = int(row["vpp"])
     plan |= {key: int(row[key]) for key in ("zero_stage", "shard_group") if row[key]}
     plan |= {key: row[key] for key in ("recompute", "optimizer", "loss") if row.get(key)}
+    # A compiled graph (column graph) has no host in between.
+    for column, names in {"overlap_tp": ("overlap_tp",), "graph": ("cuda_graphs", "full_graph")}.items():
+        plan |= dict.fromkeys(names, True) if row.get(column) else {}
     if row.get("framework"):
         of_framework = {"framework": row["framework"]}
     else:
