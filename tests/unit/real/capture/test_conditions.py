@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.real.capture.processes import conditions
 from windtunnel.real.capture.processes.conditions import (
     Loop,
     branches_on,
@@ -27,6 +28,13 @@ PERIODS = {
     ),
     "an attribute": ("args.every = 5\nfor i in range(15):\n    if i % args.every == 0: evaluate()\n    ended()", 5),
     "counted by itself": ("i = 0\nwhile i < 14:\n    i += 1\n    if i % 7 == 0: sync()\n    ended()", 7),
+    "an index": ("sizes = (1, 2, 3)\nfor i in range(7):\n    x = sizes[i % len(sizes)]\n    ended()", 3),
+    "a counter": ("n = 0\nfor i in range(14):\n    ended()\n    n += 1\n    if n == 5: n = 0; average()", 5),
+    "a counter that is passed": (
+        "n = 0\nfor i in range(14):\n    ended()\n    n += 2\n    if n >= 5: n = 0; average()",
+        3,
+    ),
+    "a check": ("for i in range(9):\n    if 12 % 4: raise ValueError\n    if i >= 4: break\n    ended()", 1),
     "printing": ("for i in range(12):\n    if i % 3 == 0: print(i)\n    ended()", 1),
     "too far apart": ("for i in range(5):\n    if i % 1000 == 999: save()\n    ended()", 1),
     "a rank's": ("rank = 3\nfor i in range(5):\n    if rank % 2 == 0: sync()\n    ended()", 1),
@@ -36,6 +44,8 @@ PERIODS = {
 def run(text: str, folder: Path, most: int = 1000) -> Loop:
     path, loop, count = folder / "train.py", Loop(), 0
     path.write_text(text)
+    for known in (conditions._tree, conditions.conditions_of, conditions._rounds_of):
+        known.cache_clear()  # another script of the same name
 
     def ended() -> None:
         nonlocal count
@@ -49,7 +59,7 @@ def run(text: str, folder: Path, most: int = 1000) -> Loop:
         def __getattr__(self, name: str) -> object:
             return lambda *_: None
 
-    names = {name: lambda *_: None for name in ("sync", "save", "step", "evaluate")}
+    names = {name: lambda *_: None for name in ("sync", "save", "step", "evaluate", "average")}
     exec(compile(text, str(path), "exec"), {"ended": ended, "args": Anything(), "outer": Anything(), **names})
     return loop
 
@@ -69,6 +79,32 @@ def test_a_step_that_is_named_is_waited_for(tmp_path: Path) -> None:
     loop = run("for i in range(9):\n    if i == 5: sync()\n    ended()", tmp_path, most=2)
     assert loop.steps_more(2) == 5
     assert loop.unseen(2) == ["train.py:2: `i == 5` holds in 5 steps, and 2 were seen"]
+
+
+def test_loops_inside_the_loop_and_what_lies_behind_them(tmp_path: Path) -> None:
+    epochs = "x = [0] * 9\nfor epoch in range(3):\n    for part in enumerate(x):\n        ended()\n    evaluate()"
+    loop = run(epochs, tmp_path, most=2)
+    assert loop.rounds() == 9
+    assert loop.unseen(2) == [
+        "train.py:3: `for ... in enumerate(x)` goes round 9 times, and 2 steps were seen: nothing behind it"
+    ]
+    assert loop.unseen(20) == []
+    assert run("for epoch in range(3):\n    ended()", tmp_path).rounds() == 0
+    assert run("for epoch in range(3):\n    for _ in range(4): step()\n    ended()", tmp_path).rounds() == 0
+
+
+def test_conditions_where_nobody_looks_are_named(tmp_path: Path) -> None:
+    helper = "def due(i):\n    return i % 4 == 0\nfor i in range(3):\n    if due(i): sync()\n    ended()"
+    loop = run(helper, tmp_path)
+    path = str(tmp_path / "train.py")
+    assert loop.not_met({path: "train.py"}) == ["train.py:2: `i % 4`"]
+    assert run("for i in range(3):\n    if i % 2 == 0: sync()\n    ended()", tmp_path).not_met({}) == []
+
+
+def test_words_that_change_are_a_reason_to_look_on(tmp_path: Path) -> None:
+    turns = 'for turn in ("one", "{}", "one"):\n    if turn == "one": sync()\n    ended()'
+    assert run(turns.format("other"), tmp_path).changes()
+    assert not run(turns.format("one"), tmp_path).changes()
 
 
 def test_ranks_that_a_source_names_come_first(tmp_path: Path) -> None:

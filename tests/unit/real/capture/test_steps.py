@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox
 from windtunnel.real.capture.processes.steps import Steps
+from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.program import Op, RankProgram
 
 
@@ -24,6 +26,15 @@ class Loop:
     def steps_more(self, done: int) -> int:
         return 0 * done
 
+    def rounds(self) -> int:
+        return 0
+
+    def changes(self) -> bool:
+        return False
+
+    def not_met(self, paths: Mapping[str, str]) -> list[str]:
+        return list(paths.values())
+
     def unseen(self, steps: int) -> list[str]:
         return [f"of {steps}"]
 
@@ -33,9 +44,17 @@ def program(ops: int) -> RankProgram:
 
 
 def steps_of(folder: Path, rank: int, period: int, **more: Any) -> Steps:
-    made = Steps(rank, 2, FileMailbox(folder, rank), 5.0, goes_on=more.pop("goes_on", True))
+    made = Steps(rank, 2, FileMailbox(folder, rank), 5.0, **{"goes_on": True, **more})
     made.loop = Loop(period)  # type: ignore[assignment]
     return made
+
+
+def taken(steps: Steps, letters: str) -> int:
+    """How many steps it takes of those, the last one again and again; letters that are alike are steps that are."""
+    for at in range(1000):
+        if steps.take(program("abcdefgh".index(letters[min(at, len(letters) - 1)]) + 1)):
+            return at + 1
+    raise AssertionError("no end")
 
 
 def test_rank_0_goes_on_for_a_period_and_others_do_as_it_does(tmp_path: Path) -> None:
@@ -44,17 +63,57 @@ def test_rank_0_goes_on_for_a_period_and_others_do_as_it_does(tmp_path: Path) ->
     assert [first.take(program(size)) for size in sizes] == [False, False, False, True]
     assert [other.take(program(size)) for size in sizes] == [False, False, False, True]
     assert first.digest == other.digest
-    assert first.period() == 4
+    assert first.facts()["period"] == 4
     assert first.facts()["main"] == first.digests[0]
     assert [first.programs[key].facts["step"] for key in first.digests] == [2, 2, 4, 2]
 
 
-@pytest.mark.parametrize(("sizes", "period"), [([3, 3, 3, 3], 1), ([3, 5, 3, 5], 2), ([3, 5, 5, 3], 4)])
-def test_the_period_is_the_least_after_which_steps_repeat(sizes: list[int], period: int, tmp_path: Path) -> None:
-    steps = steps_of(tmp_path, 0, 4)
-    for size in sizes:
-        steps.take(program(size))
-    assert steps.period() == period
+@pytest.mark.parametrize(("letters", "period"), [("aaaa", 1), ("abab", 2), ("abba", 4)])
+def test_the_period_is_the_least_after_which_steps_repeat(letters: str, period: int, tmp_path: Path) -> None:
+    steps, later = steps_of(tmp_path, 0, 4), steps_of(tmp_path, 1, 1)
+    assert taken(steps, letters) == 4
+    assert (steps.facts()["period"], len(steps.digests)) == (period, 4)  # as the conditions ask
+    assert taken(later, letters) == 4
+    assert later.digest == steps.digest
+
+
+@pytest.mark.parametrize(
+    ("letters", "period", "kept"),
+    [
+        ("abc" * 50, 3, 3),
+        ("aaaab" * 30, 5, 5),
+        ("d" + "aab" * 50, 3, 4),
+        ("a" * 150, 1, 1),
+        ("abcdefg" * 10 + "h", 1, 135),
+    ],
+)
+def test_what_no_condition_says_is_looked_for_until_it_was_seen_twice(
+    letters: str, period: int, kept: int, tmp_path: Path
+) -> None:
+    steps, later = (
+        steps_of(tmp_path, rank, 1, files=lambda: {"train.py": "train.py:3: `step % every`"}) for rank in (0, 1)
+    )
+    assert taken(steps, letters * 2) == 135
+    assert (steps.facts()["period"], len(steps.digests)) == (period, kept)
+    assert taken(later, letters * 2) == kept
+    assert later.digest == steps.digest
+    said = steps.unseen()
+    assert said[-1] == "train.py:3: `step % every` was not evaluated, and 136 steps were seen"
+    assert any("differ" in one for one in said) == (kept == 135)
+
+
+def test_the_first_steps_may_have_more_to_say_to_each_other(tmp_path: Path) -> None:
+    """As DistributedDataParallel's second step has: the one after it is kept."""
+    call = Communication("broadcast", "0", (0, 1), 0, 8, is_control=True)
+    told = RankProgram(0, 2, (Op("c10d.broadcast_", "communication", communication=call),))
+    steps, other = steps_of(tmp_path, 0, 1), steps_of(tmp_path, 1, 1)
+    for one in (steps, other):
+        assert [one.take(step) for step in (told, program(2))] == [False, True]
+        assert one.main == one.digests[1]
+    assert steps.facts()["period"] == 1
+    again = steps_of(tmp_path, 0, 1)
+    assert [again.take(step) for step in (told, told)] == [False, True]
+    assert again.digest == again.digests[0]
 
 
 def test_without_conditions_the_wanted_step_is_the_last(tmp_path: Path) -> None:
@@ -66,8 +125,9 @@ def test_without_conditions_the_wanted_step_is_the_last(tmp_path: Path) -> None:
 
 
 def test_who_runs_more_steps_than_rank_0_has_is_told_that_there_are_none(tmp_path: Path) -> None:
-    first, other = steps_of(tmp_path, 0, 9), steps_of(tmp_path, 1, 9)
+    first, beside = steps_of(tmp_path, 0, 9), steps_of(tmp_path, 1, 9)
     assert not first.take(program(3))
+    assert not beside.take(program(3))
     first.close()  # the script is over
-    assert not other.take(program(3))
-    assert other.take(program(3))
+    assert beside.take(program(3))
+    assert steps_of(tmp_path, 2, 9).take(program(3))

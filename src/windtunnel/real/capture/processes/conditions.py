@@ -23,13 +23,15 @@ MOST_STEPS = 64  # that a capture goes on for by itself
 MOST_RANKS = 6  # that a source names and that are run for it
 MOST_UNNAMED, LEAST_UNNAMED = 2, 8  # of them where nothing says that they are ranks
 _PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.Load, ast.operator)
+_WRAPPED = ("enumerate", "tqdm", "iter", "reversed")  # what goes round as often as its first argument
+_NO_LOOP = ("<module>", "__init__", "__getitem__", "__len__", "forward")  # functions that are no part of the training's
 _DISTRIBUTED = ("dist", "torch.distributed", "distributed", "c10d")
 _GATES = ("print", "log", "info", "debug", "warning", "set_description", "format", "write", "append", "update")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """`left % modulus` or `left == value` in a test, at a line of a function."""
+    """`left % modulus`, `left == value` or `left >= value`, in a test or an index, at a line of a function."""
 
     line: int
     function: tuple[str, int]  # name and first line; a module's is ("<module>", 1)
@@ -49,14 +51,59 @@ def _tree(path: str) -> ast.Module | None:
 
 @cache
 def conditions_of(path: str) -> tuple[Condition, ...]:
-    """Tests of a file on which more than printing hangs."""
+    """Tests of a file on which more than printing hangs, and what is returned or taken in turn (`sizes[i % 3]`)."""
     tree = _tree(path)
     found: list[Condition] = []
     if tree is not None:
         for function, node in _statements(tree, ("<module>", 1)):
+            if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
+                continue
             if isinstance(node, ast.If | ast.IfExp) and not _only_says(node):
-                found += _conditions(node.test, function)
+                ends = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break | ast.Return | ast.Raise)
+                found += _conditions(node.test, function, is_end=ends)
+            elif isinstance(node, ast.Subscript):
+                found += [one for one in _conditions(node.slice, function) if one.is_modulus]
+            elif isinstance(node, ast.Return) and node.value is not None:
+                found += [one for one in _conditions(node.value, function) if one.is_modulus]
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class Round:
+    """A `for` or `while` of a function; of a `for`, what it goes over."""
+
+    line: int
+    end: int
+    text: str  # of the head
+    over: CodeType | None = field(compare=False, repr=False)  # compiled; None where it is not plain
+
+
+@cache
+def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
+    """Loops of a file by function, outer ones first."""
+    tree = _tree(path)
+    found: dict[tuple[str, int], list[Round]] = {}
+    for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
+        if isinstance(node, ast.For | ast.While):
+            over = node.iter if isinstance(node, ast.For) else None
+            while isinstance(over, ast.Call) and over.args and ast.unparse(over.func).split(".")[-1] in _WRAPPED:
+                over = over.args[0]
+            head = f"for ... in {ast.unparse(node.iter)}" if isinstance(node, ast.For) else ast.unparse(node.test)
+            parts = [over]
+            if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range":
+                parts = [*over.args]
+            compiled = _compiled(over) if over is not None and all(_is_plain(part) for part in parts) else None
+            last = node.body[-1].end_lineno or node.lineno
+            found.setdefault(function, []).append(Round(node.lineno, last, head, compiled))
+    return found
+
+
+def _is_plain(node: ast.AST | None) -> bool:
+    """Whether evaluating it does nothing but look up names and attributes, reckon, and take lengths."""
+    if isinstance(node, ast.Call):
+        is_length = isinstance(node.func, ast.Name) and node.func.id == "len" and not node.keywords
+        return is_length and all(_is_plain(part) for part in node.args)
+    return isinstance(node, _PLAIN) and all(_is_plain(part) for part in ast.iter_child_nodes(node))
 
 
 def _statements(node: ast.AST, function: tuple[str, int]) -> Iterator[tuple[tuple[str, int], ast.AST]]:
@@ -85,17 +132,20 @@ def _is_telling(name: str) -> bool:
     )
 
 
-def _conditions(test: ast.expr, function: tuple[str, int]) -> list[Condition]:
+def _conditions(test: ast.expr, function: tuple[str, int], *, is_end: bool = False) -> list[Condition]:
+    """`is_end`: what hangs on it leaves the loop, so that `left >= right` is the end of the training."""
     found: list[tuple[ast.expr, ast.expr, bool, ast.expr]] = []
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             found.append((node.left, node.right, True, node))
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq if is_end else ast.Eq | ast.GtE):
             found.append((node.left, node.comparators[0], False, node))
     return [
         Condition(node.lineno, function, ast.unparse(node), _compiled(left), _compiled(right), modulus)
         for left, right, modulus, node in found
-        if all(isinstance(part, _PLAIN) for side in (left, right) for part in ast.walk(side))
+        if _is_plain(left)
+        and _is_plain(right)
+        and not isinstance(left, ast.Constant)
         and not (isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod))
     ]
 
@@ -120,15 +170,24 @@ class Seen:
 
     def every(self) -> int:
         """How many steps lie between two at which it holds; 0 where it is not known, 1 where it says nothing."""
+        if not self.condition.is_modulus and (fallen := self._fallen()):
+            rest = self.lefts[fallen:]
+            stride = rest[1] - rest[0] if len(rest) > 1 else self.lefts[1] - self.lefts[0]
+            return (self.lefts[fallen - 1] - rest[0]) // stride + 1 if stride > 0 else 1
         strides = {after - before for before, after in zip(self.lefts, self.lefts[1:], strict=False)}
         if len(strides) != 1 or not self.condition.is_modulus or self.right <= 1:
             return 0 if self.condition.is_modulus and self.right > 1 else 1
         stride = strides.pop()
         return abs(self.right) // gcd(abs(self.right), abs(stride)) if stride else 1
 
+    def _fallen(self) -> int:
+        """The step at which a counter began anew; 0: at none."""
+        pairs = enumerate(zip(self.lefts, self.lefts[1:], strict=False), 1)
+        return next((at for at, (before, after) in pairs if after < before), 0)
+
     def steps_until(self) -> int:
-        """How many more steps it takes until `left == right` has been passed; 0 for never."""
-        if self.condition.is_modulus or len(self.lefts) < 2:
+        """How many more steps it takes until `left == right` has been passed; 0 for never, or when it has been."""
+        if self.condition.is_modulus or len(self.lefts) < 2 or self._fallen():
             return 0
         stride = self.lefts[-1] - self.lefts[-2]
         left = self.right - self.lefts[-1]
@@ -136,13 +195,16 @@ class Seen:
 
 
 class Loop:
-    """Watches the conditions of the functions that are being run when a step ends."""
+    """Watches the conditions of the functions that are being run when a step ends, and the loops that they are in."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Condition], Seen] = {}
+        self._words: dict[tuple[str, Condition], set[object]] = {}  # values that are compared and are no numbers
+        self._rounds: dict[tuple[str, Round], int] = {}  # inner ones, and how often they go round; 0: not known
 
     def look(self, frame: FrameType | None, name_of: Callable[[str], str]) -> None:
         """A step has ended in this frame. `name_of` gives a file's short name, "" for what is no script's."""
+        inside: list[tuple[str, Round, int]] = []  # the innermost first
         while frame is not None:
             code = frame.f_code
             name = name_of(code.co_filename)
@@ -151,13 +213,20 @@ class Loop:
                 for one in conditions_of(code.co_filename):
                     if one.function == here:
                         self._take(name, one, frame)
+                for part in reversed(_rounds_of(code.co_filename).get(here, ())):
+                    if part.line <= frame.f_lineno <= part.end:
+                        inside.append((name, part, _length(part, frame)))
             frame = frame.f_back
+        for name, part, length in inside[:-1]:  # the outermost is the training
+            self._rounds[name, part] = length
 
     def _take(self, name: str, condition: Condition, frame: FrameType) -> None:
         try:
             left, right = (eval(side, frame.f_globals, frame.f_locals) for side in (condition.left, condition.right))
         except Exception:  # a name that is not there yet, or whatever an attribute does
             return
+        if isinstance(left, str | bool | None) and isinstance(right, str | bool | None):
+            self._words.setdefault((name, condition), set()).add(left)
         if any(isinstance(value, bool) or not isinstance(value, int) for value in (left, right)):
             return
         seen = self._seen.setdefault((name, condition), Seen(name, condition))
@@ -174,8 +243,26 @@ class Loop:
         until = [more for one in self._seen.values() if 0 < (more := one.steps_until()) <= most]
         return max(until, default=0)
 
+    def rounds(self) -> int:
+        """Steps of the longest inner loop that is not too long, if each round is a step."""
+        return max((length for length in self._rounds.values() if length <= MOST_STEPS), default=0)
+
+    def changes(self) -> bool:
+        """Whether a condition compares words (`turn == "both"`) that were not always the same."""
+        return any(len(values) > 1 for values in self._words.values())
+
+    def not_met(self, paths: Mapping[str, str]) -> list[str]:
+        """Conditions with a modulus in files (path -> short name) whose functions never lay below a step's end."""
+        met = {(name, condition.function) for name, condition in self._seen}
+        return [
+            f"{name}:{one.line}: `{one.text}`"
+            for path, name in paths.items()
+            for one in conditions_of(path)
+            if one.is_modulus and one.function[0] not in _NO_LOOP and (name, one.function) not in met
+        ]
+
     def unseen(self, steps: int) -> list[str]:
-        """What hangs on conditions that did not hold in so many steps."""
+        """What hangs on conditions that did not hold, and on loops that did not end, in so many steps."""
         found = []
         for one in self._seen.values():
             every, more = one.every(), one.steps_until()
@@ -183,7 +270,23 @@ class Loop:
                 found.append(f"{one.words} holds every {every:,} steps, and {steps} were seen")
             elif more > 0:
                 found.append(f"{one.words} holds in {more:,} steps, and {steps} were seen")
+        for (name, part), length in self._rounds.items():
+            if steps <= length or not length:
+                goes = f"goes round {length:,} times" if length else "ends some time"
+                found.append(
+                    f"{name}:{part.line}: `{part.text}` {goes}, and {steps} steps were seen: nothing behind it"
+                )
         return found
+
+
+def _length(part: Round, frame: FrameType) -> int:
+    """How often a loop goes round; 0 where that is not known."""
+    if part.over is None:
+        return 0
+    try:
+        return len(eval(part.over, frame.f_globals, frame.f_locals))
+    except Exception:  # it has no length, or a name is gone
+        return 0
 
 
 def ranks_named(paths: Sequence[str], world_size: int) -> list[int]:

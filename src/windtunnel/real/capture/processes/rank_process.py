@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -97,11 +97,14 @@ class Played:
     def __init__(self, target: str) -> None:
         self._target = target  # path of the script; "" of a module
         self.recorder: Recorder | None = None
+        self.steps: Steps | None = None
 
     def write_calls(self, path: Path, *, is_partial: bool = False) -> None:
-        """Leave the log of its calls."""
+        """Leave the log of its calls, in as many steps as all ranks run."""
         if self.recorder is not None:
-            write_whole(path, json.dumps(self.recorder.journal.log(is_partial=is_partial).to_plain()).encode())
+            steps = self.steps.kept if self.steps is not None else None
+            log = self.recorder.journal.log(is_partial=is_partial, steps=steps)
+            write_whole(path, json.dumps(log.to_plain()).encode())
 
     def facts(self) -> dict[str, object]:
         """For the launcher: what is wrong, and which files of the user's were run."""
@@ -123,6 +126,7 @@ def _played(
     from torch.multiprocessing import reductions
 
     from windtunnel.real.capture.fake_tensors.checkpoints import checkpoints_kept
+    from windtunnel.real.capture.fake_tensors.control_flow import script_files
     from windtunnel.real.capture.fake_tensors.fake import fake_tensors
     from windtunnel.real.capture.recorder.recorder import Recorder
     from windtunnel.real.capture.torch_private import distributed as compat
@@ -135,7 +139,8 @@ def _played(
     torch.set_num_threads(1)
     _leave_modes_in_forks(compat)
     box = FileMailbox(folder, rank)
-    steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")))
+    own = partial(script_files, "" if launch.is_module else launch.target)
+    steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")), files=own)
 
     def stepped(program: RankProgram) -> None:
         if not steps.done and steps.take(replace(program, **_meshes(compat))):
@@ -173,7 +178,7 @@ def _played(
                 on_bound=steps.look,
             ) as recorder,
         ):
-            world.fake, played.recorder = True, recorder
+            world.fake, played.recorder, played.steps = True, recorder, steps
             try:
                 with _files_of(rank, folder, copied=copied), checkpoints_kept(say_once):
                     run_script(launch)

@@ -1,7 +1,10 @@
 """How many steps a rank runs, and which of them it keeps.
 
-The wanted step is the last, unless the script's own conditions (`step % 4 == 0`) say that later ones differ: then rank
-0 goes on until these have held, as long as that costs no more than it has cost so far, and the others do as rank 0.
+The wanted step is the last, unless later ones may differ: the script's own conditions say so (`step % 4 == 0`), or what
+is still a first time (control messages, as DistributedDataParallel's second step has), or tests that are made where
+nobody sees them, or a loop inside the loop. Then rank 0 goes on, as long as that costs no more than it has cost so far:
+until the conditions have held, or else until it has seen the same steps twice over. The others run as many as it then
+says: those before the steps repeat, and one period.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -19,23 +23,41 @@ from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.rank_classes.equality import digest
 
 LEAST_BUDGET_S = 10.0  # of CPU time, for steps beyond the wanted one
+MOST_FIRST = 8  # steps, from the wanted one on, that may differ before they repeat
+SURE = 8  # steps that have to repeat where one before them did not, and two more for each such
+ENOUGH = 2 * MOST_STEPS + MOST_FIRST
+ON = b"on"  # the answer to who asks for another step; else how many of them are kept
 
 
 class Steps:
     """The steps of one rank."""
 
-    def __init__(self, rank: int, wanted: int, box: FileMailbox, timeout_s: float, *, goes_on: bool) -> None:
+    def __init__(
+        self,
+        rank: int,
+        wanted: int,
+        box: FileMailbox,
+        timeout_s: float,
+        *,
+        goes_on: bool,
+        files: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`files`: of the user's own, path -> short name."""
         self._rank, self._wanted, self._box, self._timeout_s, self._goes_on = rank, wanted, box, timeout_s, goes_on
+        self._files = files
         self.loop = Loop()
         self.digests: list[str] = []  # of the wanted step and those after it
         self.programs: dict[str, RankProgram] = {}
         self.done = False
-        self._count = 0
         self._spent_s = 0.0  # up to the wanted step
+        self._begins = 0  # 1 where the wanted step has control messages: the next may have none
+        self._hidden: list[str] = []  # conditions of which nothing is known
+        self._period = 0  # after which they repeat; 0: not seen
+        self._least = 1  # steps that conditions ask for
+        self._ran = 0  # steps of `digests`, before any were left out
 
     def look(self) -> None:
         """A step ends here."""
-        self._count += 1
         self.loop.look(sys._getframe(2), script_name)
 
     def take(self, program: RankProgram) -> bool:
@@ -43,9 +65,12 @@ class Steps:
         key = digest(program)
         program = replace(program, facts={**program.facts, "step": self._wanted + len(self.digests)})
         self.digests.append(key)
+        self._ran = len(self.digests)
         self.programs.setdefault(key, program)
         if len(self.digests) == 1:
             self._spent_s = time.process_time()
+            self._begins = int(any(op.communication is not None and op.communication.is_control for op in program.ops))
+            self._hidden = [] if self._rank else self.loop.not_met(self._files())
         self.done = not self._another()
         return self.done
 
@@ -53,19 +78,71 @@ class Steps:
         if not self._goes_on:
             return False
         seen = self._wanted - 1 + len(self.digests)
-        key = f"{STEPS}0>0/{seen}"
         if self._rank:
-            return self._box.get(key, self._timeout_s) == b"on"
-        needed = max(self._wanted - 1 + self.loop.period(), seen + self.loop.steps_more(seen))
+            said = self._box.get(_key(seen), self._timeout_s)
+            if said != ON:
+                self._keep(int(said))
+            return said == ON
         budget_s = max(LEAST_BUDGET_S, self._spent_s)
-        another = seen < min(needed, MOST_STEPS) and time.process_time() - self._spent_s < budget_s
-        self._box.post(key, b"on" if another else b"end")
+        another = self._wants_more(seen) and time.process_time() - self._spent_s < budget_s
+        if another:
+            self._box.post(_key(seen), ON)
+        else:
+            self._say_last()
         return another
+
+    def _wants_more(self, seen: int) -> bool:
+        known = self.loop.period()
+        needed = max(self._wanted - 1 + self._begins + known, seen + self.loop.steps_more(seen))
+        if seen < min(needed, MOST_STEPS):
+            self._least = max(self._least, min(needed, MOST_STEPS) - self._wanted + 1)
+            return True
+        rounds = self.loop.rounds()
+        searched = bool(self._hidden) or (rounds > 0 and len(self.digests) <= 2 * rounds + MOST_FIRST)
+        return seen < ENOUGH and (searched or not self._repetition())
+
+    def _repetition(self) -> tuple[int, int] | None:
+        """(steps before they repeat, the least period): as the conditions have it, or else as was seen twice."""
+        count, known = len(self.digests), self.loop.period()
+        least = SURE if known == 1 and self.loop.changes() else known
+        for period in (one for one in range(1, known + 1) if known % one == 0):
+            for first in range(self._begins + 1):
+                if count >= first + least and self._repeats(first, period):
+                    return first, period
+        for period in range(1, count // 2 + 1):
+            for first in range(min(MOST_FIRST, count - 2 * period) + 1):
+                sure = 2 * period if first <= self._begins else max(2 * period, SURE + 2 * first)
+                if count - first >= sure and self._repeats(first, period):
+                    return first, period
+        return None
+
+    def _repeats(self, first: int, period: int) -> bool:
+        kept = self.digests[first:]
+        return all(one == other for one, other in zip(kept, kept[period:], strict=False))
+
+    def _say_last(self) -> None:
+        """Tell the others how many to run, and leave out what only repeats."""
+        repetition = self._repetition()
+        if repetition is not None:
+            self._period = repetition[1]
+            self._keep(max(sum(repetition), self._least))
+        for number in {len(self.digests), self._ran}:
+            self._box.post(_key(self._wanted - 1 + number), str(len(self.digests)).encode())
+
+    def _keep(self, count: int) -> None:
+        del self.digests[count:]
+        self.programs = {key: self.programs[key] for key in dict.fromkeys(self.digests)}
 
     def close(self) -> None:
         """There is no other step, whoever asks."""
-        if self._goes_on and not self._rank:
-            self._box.post(f"{STEPS}0>0/{self._wanted + len(self.digests)}", b"end")
+        if self._goes_on and not self._rank and not self.done:
+            self._say_last()
+            self._box.post(_key(self._wanted + self._ran), str(len(self.digests)).encode())
+
+    @property
+    def kept(self) -> int | None:
+        """The number of the last step that all ranks run; None where this one has come to none."""
+        return self._wanted - 1 + len(self.digests) if self.digests else None
 
     @property
     def main(self) -> str:
@@ -80,22 +157,24 @@ class Steps:
             return self.digests[0]
         return blake2b("".join(self.digests).encode(), digest_size=16).hexdigest()
 
-    def period(self) -> int:
-        """The least number of steps after which they repeat, of those that the script's conditions allow."""
-        most = self.loop.period()
-        for period in range(1, most + 1):
-            pairs = zip(self.digests, self.digests[period:], strict=False)
-            if most % period == 0 and all(one == other for one, other in pairs) and len(self.digests) >= period:
-                return period
-        return 1
+    def unseen(self) -> list[str]:
+        """What may lie beyond the steps that were run."""
+        seen = self._wanted - 1 + self._ran
+        found = self.loop.unseen(seen)
+        if self._goes_on and not self._rank and self._ran and not self._period:
+            found.append(f"steps {self._wanted} to {seen} differ and were not seen to repeat: more are needed")
+        return found + [f"{words} was not evaluated, and {seen} steps were seen" for words in self._hidden]
 
     def facts(self) -> dict[str, object]:
         """For the launcher."""
-        seen = self._wanted - 1 + len(self.digests)
         return {
             "digest": self.digest,
             "main": self.main,
             "digests": self.digests,
-            "period": self.period(),
-            "unseen": self.loop.unseen(seen),
+            "period": self._period or 1,
+            "unseen": self.unseen(),
         }
+
+
+def _key(seen: int) -> str:
+    return f"{STEPS}0>0/{seen}"

@@ -65,9 +65,10 @@ class CallJournal:
         """What ended so far were no steps."""
         self._bounds.clear()
 
-    def log(self, *, is_partial: bool = False) -> CallLog:
-        """All calls of whole steps; of a script that ended none, or that still runs, all."""
-        last = self._bounds[-1] if self._bounds and not is_partial else None
+    def log(self, *, is_partial: bool = False, steps: int | None = None) -> CallLog:
+        """All calls of whole steps, or of the first `steps`; of a script that ended none, or that still runs, all."""
+        bounds = self._bounds[:steps] if steps else self._bounds
+        last = bounds[-1] if bounds and not is_partial else None
         entries = [
             entry._replace(step=bisect_right(self._bounds, op))
             for entry, op in zip(self._log.entries, self._ops, strict=True)

@@ -1,13 +1,14 @@
 """When two ranks run the same program: peers written as roles, not as global ranks.
 
-The role of a call's group is its turn among the groups that the rank calls in, and how its members lie: their
-distances from the first. A message's peer is (place of the peer - own place) mod size; the root of a broadcast, reduce,
-gather or scatter is its place in the group. A number in the name of a module (`experts.5`) is its turn among those that
-the rank comes to: ranks that hold different experts do the same. What op i is, what it depends on, where it runs, its
-shapes and bytes: all as recorded. But of a kernel that goes over lists of tensors (`_foreach_add_`) only the elements
-count, not how they are cut: FSDP 1 cuts flat shards anywhere, and each rank holds other pieces of parameters. Memory is
-compared by what matters of it: what is resident in each category, and the peak. What the host of a GPU does to its own
-tensors beside the model is a batch being put together: how long documents are differs by rank, and is not compared.
+The role of a call's group is its turn among the groups that the rank calls in, and how its members lie: their distances
+from the first. A message's peer is (place of the peer - own place) mod size; the root of a broadcast, reduce, gather or
+scatter is its place in the group. A number in the name of a module (`experts.5`) is its turn among those that the rank
+comes to: ranks that hold different experts do the same. What op i is, what it depends on, where it runs, its shapes and
+bytes: all as recorded; but not how many calls of its group came before, which differs from step to step. Of a kernel
+that goes over lists of tensors (`_foreach_add_`) only the elements count, not how they are cut: FSDP 1 cuts flat shards
+anywhere, and each rank holds other pieces of parameters. Memory is compared by what matters of it: what is resident in
+each category, and the peak. What the host of a GPU does to its own tensors beside the model is a batch being put
+together: how long documents are differs by rank, and is not compared.
 
 Roles are invariant when a group is moved: two ranks at the same places of their own groups have equal programs.
 """
@@ -43,7 +44,7 @@ def digest(program: RankProgram) -> str:
     text = hashlib.blake2b(digest_size=16)
     for role in _roles(program):
         text.update(repr(role).encode())
-    text.update(repr(memory_facts(program)).encode())
+    text.update(repr(sorted(memory_facts(program).items())).encode())
     return text.hexdigest()
 
 
@@ -196,7 +197,6 @@ def _call_role(call: Communication, turns: dict[str, int], lies: dict[tuple[str,
         call.sent_bytes,
         call.received_bytes,
         call.is_async,
-        call.sequence,
         call.is_control,
         call.batch,
     )
