@@ -110,9 +110,10 @@ def engine_of(
     if prices is not None:
         told = prices_from
     generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
+    blackwell = generation.startswith("blackwell")  # Ultra too
     routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
     # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
-    borrowed = routed and prices is None and generation == "blackwell" and "fp8" in deployment.routed
+    borrowed = routed and prices is None and blackwell and "fp8" in deployment.routed
     slices, groups = deployment.expert_sizes
     borrowed = borrowed and slices == 1 < groups <= WIDE
     times = StepTimes(
@@ -122,7 +123,7 @@ def engine_of(
         deployment.attn_dp,
         (deployment.speculative_tokens, deployment.acceptance) if deployment.speculative_tokens else (0, 0.0),
         2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
-        used.quantised_prefill_factor_blackwell if generation == "blackwell" and quantised else 1.0,
+        used.quantised_prefill_factor_blackwell if blackwell and quantised else 1.0,
         used.expert_marginal_blackwell_fp8 if borrowed else 1.0,
         used.draft_step_hopper_s if generation == "hopper" else 0.0,
     )
@@ -155,7 +156,7 @@ def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str
         return deployment.kv
     if deployment.weights in ("bf16", "fp16"):
         return profile.kv
-    return profile.kv_blackwell_quantised if cluster.gpu.generation == "blackwell" else profile.kv_quantised
+    return profile.kv_blackwell_quantised if cluster.gpu.generation.startswith("blackwell") else profile.kv_quantised
 
 
 def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: Profile, kv: str) -> Layers:

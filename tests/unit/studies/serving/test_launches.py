@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.evidence.accuracy.serving.launches import deployed, engine_of_row, held_back, planned_ahead
+from windtunnel.evidence.accuracy.serving.launches import (
+    deployed,
+    engine_of_row,
+    held_back,
+    planned_ahead,
+    prompt_tokens,
+)
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
-from windtunnel.studies.serving.build import Engine, engine_of
+from windtunnel.studies.serving.build import Engine, engine_of, kv_format
 from windtunnel.studies.serving.engines.profile import load_engine
 
 DEEPSEEK = {
@@ -117,3 +123,46 @@ def test_the_first_token_of_sglangs_pools_comes_with_those_after_it() -> None:
     assert held_back(ServingRow({**row, "mode": "agg"})) == 0
     assert held_back(ServingRow({**row, "engine": "trtllm"})) == 0
     assert held_back(ServingRow({**row, "source": "campaign/x"})) == 0
+
+
+def _sglang(**fields: str) -> Engine:
+    one = {**DEEPSEEK, "engine": "sglang", "engine_version": "0.5.12", "tp": "8", "attn_dp": "1", "moe_ep": "1"}
+    return _started({**one, "moe_tp": fields.get("tp", "8"), "measured": "2026-05-22", **fields})
+
+
+EIGHT_BITS = {"precision": "fp8_block", "gemm_quant": "fp8_block", "moe_quant": "fp8_block"}
+MXFP4 = {"precision": "mxfp4", "gemm_quant": "mxfp4", "moe_quant": "mxfp4"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "chunk", "seqs", "looks", "cache"),
+    [
+        ({}, 16384, 256, 30, "fp8"),
+        ({**EIGHT_BITS}, 32768, 128, 30, "fp8"),
+        ({**EIGHT_BITS, "gpu": "b300_sxm"}, 32768, 128, 30, "fp8"),
+        ({**EIGHT_BITS, "tp": "4", "isl": "8192"}, 8192, 32, 10, "fp8"),
+        ({**EIGHT_BITS, "gpu": "h200_sxm"}, 32768, 512, 1, "bf16"),
+        ({**EIGHT_BITS, "gpu": "mi300x"}, 131072, 1024, 1, "fp8"),
+        ({**EIGHT_BITS, "gpu": "mi300x", "engine_version": "0.5.6"}, 196608, 1024, 1, "bf16"),
+        ({**MXFP4, "gpu": "mi355x"}, 196608, 1024, 1, "fp8"),
+        ({**MXFP4, "gpu": "mi355x", "isl": "8192"}, 32768, 1024, 1, "fp8"),
+    ],
+)
+def test_sglang_starts_as_its_scripts_say(
+    fields: dict[str, str], chunk: int, seqs: int, looks: int, cache: str
+) -> None:
+    engine = _sglang(**fields)
+    rules = engine.rules
+    assert (rules.longest_chunk, rules.max_num_seqs, rules.receive_steps) == (chunk, seqs, looks)
+    kv = engine.deployment.kv or kv_format(engine.deployment, engine.profile, engine.cluster)
+    assert kv == cache
+
+
+def test_prompts_are_as_long_as_the_server_counted_them() -> None:
+    row = {**DEEPSEEK, "engine": "sglang", "engine_version": "", "measured": "2026-05-13"}
+    assert prompt_tokens(ServingRow(row)) == 5152
+    assert prompt_tokens(ServingRow({**row, "measured": "2026-05-16"})) == 1024
+    assert prompt_tokens(ServingRow({**row, "measured": "2026-04-17"})) == 1024
+    assert prompt_tokens(ServingRow({**row, "measured": "2026-04-17", "gpu": "b300_sxm"})) == 5152
+    assert prompt_tokens(ServingRow({**row, "engine": "trtllm"})) == 1024
+    assert prompt_tokens(ServingRow({**row, "client": ""})) == 1024

@@ -18,15 +18,23 @@ there.
 
 *InferenceX* (`client` closed), benchmarks/*.sh of SemiAnalysisAI/InferenceX (1fc5d73c, 574bcd35, 0a919c5f), DeepSeek:
 
-    SGLang         chunks of 32,768 tokens (8,192 with TP 4 on B200, 16,384 in FP4); on B200 requests are looked for
-                   once in 10 decode steps, once in 30 from 16 in flight on (--scheduler-recv-interval). 512 requests
-                   at once with 1,024 tokens in and out, else 256; where it drafts on B200 and B300, 512 and chunks of
-                   16,384 (dsr1_fp8_b200_mtp.sh, dsr1_fp8_b300_mtp.sh: 285b6628, 56324839)
+    SGLang         H200: chunks of 32,768 tokens; 512 requests at once with 1,024 tokens in and out, else 256.
+                   B200, B300 (dsr1_fp*_b*.sh: 1fc5d73c, 8eec0d4e): FP8 128 requests and chunks of 32,768, with TP 4
+                   32 and 8,192; FP4 256 and 16,384; drafting 512 and 16,384 (dsr1_fp8_b200_mtp.sh,
+                   dsr1_fp8_b300_mtp.sh: 285b6628, 56324839). Requests are looked for once in 10 decode steps, once in
+                   30 from 16 in flight on with TP 8 (--scheduler-recv-interval). 8-bit cache, as everywhere there.
+                   AMD (dsr1_fp*_mi*.sh: 2e46dba0, 1fc5d73c, 8eec0d4e; perf-changelog.yaml, pull request 544): chunks
+                   of 196,608, no limit of requests; MI300X and MI325X from 0.5.7 on 131,072 and an 8-bit cache; FP4
+                   on MI355X has that cache, and chunks of 32,768 with 8,192 tokens in, 1,024 out, more than 32 at once
     TensorRT-LLM   chunked prefill off, max_num_tokens = concurrency + ISL + 64, at least 8,192; FP8 on B200, 1,024 in
                    and out, 64 to 255 in flight: prompts wait 40 steps for 0.8 of that (batch_wait_*); attention ranks
                    wait for each other 60 steps (attention_dp_config); 0.8 of the memory that is left, 0.75 on H200
     the same,      (*_trt_mtp.sh, 1fc5d73c, 13dd0c2a, 111f0312) one token with attention ranks, else three; batch =
     drafting       concurrency / ranks; max_num_tokens = (tokens drafted + 1) x batch + ISL + 64: one prompt of a rank
+
+    the client     draws tokens, writes them as text and sends that. transformers 5, in SGLang's images from 0.5.10 on,
+                   loads DeepSeek's tokenizer with another's way to part words: until 2026-05-15 (pull requests 937,
+                   1381) a server got 35,921 tokens for 7,140. Rows keep the number that was asked for
 
     SGLang,        decode workers hand tokens on when their number is 1 more than a multiple of so many (its
     in pools       stream_output): 10 on H200, 30 on B200 (NVIDIA/srt-slurm, recipes/h200 7f8eb967, recipes/b200-fp8
@@ -48,7 +56,7 @@ import math
 from dataclasses import replace
 
 from windtunnel.evidence.accuracy.serving.recipes import drafted_not_yet
-from windtunnel.evidence.accuracy.serving.rows import ServingRow, engine_named
+from windtunnel.evidence.accuracy.serving.rows import ServingRow, engine_named, gpu_of
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import Profile, order_of
@@ -59,8 +67,10 @@ PROMPTS = 100  # aiperf's, where none are said
 REPEATED_WAVES = 50  # requests per slot of bench_run.sh
 MIXED_SINCE = "0.5.6"
 LOOKS = ((16, 30), (0, 10))  # from so many requests in flight on, decode steps between two looks
+AMDS_CHUNK, AMDS_LATER_CHUNK, AMDS_CACHE_SINCE = 196608, 131072, "0.5.7"
 WAIT_STEPS, WAIT_SHARE = 40, 0.8
 RANKS_WAIT_STEPS = 60
+MISREAD_SINCE, MISREAD_UNTIL, MISREAD = "0.5.10", "2026-05-15", 35921 / 7140
 HELD = {"b200": 30, "h200": 10}
 # By whether attention ranks have sequences of their own: tokens drafted, and the chance that one is kept. Of one: as
 # DeepSeek's report on V3 says (85 to 90 %, section 5.4.3). Of three, for which its layer was not trained: fitted on
@@ -90,7 +100,13 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     """A deployment with what has to be known before its memory is laid out: as InferenceX starts it."""
     if _inferencex_other(row):
         return _others_deployed(row, deployment)
-    if not _inferencex_deepseek(row) or not deployment.engine.startswith("trtllm"):
+    if not _inferencex_deepseek(row):
+        return deployment
+    if deployment.engine.startswith("sglang") and _on_amd(row):
+        generation = gpu_of(row.text("gpu"), 1).gpu.generation
+        eight = _four_bits(row) or (generation == "cdna3" and _since(row, AMDS_CACHE_SINCE))
+        return replace(deployment, kv=deployment.kv or ("fp8" if eight else "bf16"))
+    if not deployment.engine.startswith("trtllm"):
         return deployment
     share = REST["blackwell" if _on_blackwell(row) else "hopper"]
     deployment = replace(deployment, gpu_memory_utilization=share)
@@ -137,6 +153,20 @@ def held_back(row: ServingRow) -> int:
     return HELD.get(row.text("gpu").lower().partition("_")[0], 0) if told else 0
 
 
+def prompt_tokens(row: ServingRow) -> int:
+    """Tokens of a prompt as the server counts them; see the module's docstring on the client's tokenizer."""
+    asked = row.whole_number("isl", 1)
+    if not _inferencex_deepseek(row) or row.text("engine") != "sglang" or row.disaggregated:
+        return asked
+    if not row.text("measured") or row.text("measured") > MISREAD_UNTIL:
+        return asked
+    # The first images for B300 were of that release already.
+    since = row.text("gpu").startswith("b300") or order_of(engine_named(row).partition("-")[2]) >= order_of(
+        MISREAD_SINCE
+    )
+    return round(asked * MISREAD) if since else asked
+
+
 def of_configurator(row: ServingRow) -> bool:
     """Whether a row is of a campaign."""
     return row.text("source").startswith("campaign/")
@@ -176,17 +206,47 @@ def _configurators(row: ServingRow, engine: Engine) -> Rules:
     return _holding(rules, engine, BATCH + isl + SPARE)
 
 
+def _on_amd(row: ServingRow) -> bool:
+    return row.text("gpu").lower().startswith("mi")
+
+
+def _since(row: ServingRow, release: str) -> bool:
+    return order_of(engine_named(row).partition("-")[2]) >= order_of(release)
+
+
+def _four_bits(row: ServingRow) -> bool:
+    return "4" in row.text("precision")
+
+
+def _sglangs_limits(row: ServingRow, engine: Engine) -> tuple[int, int, int]:
+    """Tokens of a chunk, requests at once (0: no limit), and decode steps between two looks for requests."""
+    concurrency, isl = row.whole_number("concurrency", 1), row.whole_number("isl", 1)
+    short = isl == row.whole_number("osl", 1) == 1024
+    generation = engine.cluster.gpu.generation
+    if generation.startswith("cdna"):
+        if _four_bits(row):
+            long = isl == 8192 and row.whole_number("osl", 1) == 1024 and concurrency > 32
+            return 32768 if long else AMDS_CHUNK, 0, 1
+        later = generation == "cdna3" and _since(row, AMDS_CACHE_SINCE)
+        return AMDS_LATER_CHUNK if later else AMDS_CHUNK, 0, 1
+    if not generation.startswith("blackwell"):
+        return 32768, 512 if short else 256, 1
+    looks = next(steps for least, steps in LOOKS if concurrency >= least)
+    if engine.times.speculative[0]:
+        return 16384, 512, looks
+    if _four_bits(row):
+        return 16384, 256, looks
+    return (8192, 32, 10) if engine.deployment.tp == 4 else (32768, 128, looks)
+
+
 def _inferencex(row: ServingRow, engine: Engine) -> Rules:
     rules, concurrency, isl = engine.rules, row.whole_number("concurrency", 1), row.whole_number("isl", 1)
-    blackwell = engine.cluster.gpu.generation == "blackwell"
-    four_bits = "4" in row.text("precision")
-    if engine.profile.framework == "sglang":
-        drafts = blackwell and engine.times.speculative[0] > 0
-        chunk = 16384 if four_bits or drafts else 8192 if blackwell and engine.deployment.tp == 4 else 32768
-        looks = next(steps for least, steps in LOOKS if concurrency >= least) if blackwell else 1
+    blackwell = _on_blackwell(row)
+    four_bits = _four_bits(row)
+    if engine.profile.engine == "sglang":
+        chunk, seqs, looks = _sglangs_limits(row, engine)
         steps = looks_every(looks, engine.times.tokens_per_step)
-        seqs = 512 if drafts or isl == row.whole_number("osl", 1) == 1024 else 256
-        seqs = min(rules.max_num_seqs, seqs * engine.deployment.attn_dp)
+        seqs = min(rules.max_num_seqs, (seqs or rules.max_num_seqs) * engine.deployment.attn_dp)
         return replace(_holding(rules, engine, chunk), receive_steps=steps, max_num_seqs=seqs)
     if engine.profile.framework == "trtllm":
         ranks, drafted = engine.deployment.attn_dp, engine.times.speculative[0]

@@ -19,6 +19,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     engine_of_row,
     held_back,
     planned_ahead,
+    prompt_tokens,
     repeats,
     taken_to_draft,
 )
@@ -147,9 +148,10 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     waves = row.whole_number("prompts_per_slot", REPEATED_WAVES if repeats(row) else 10)
     waves = max(min(waves, LEAST_WAVES), min(waves, MOST_REQUESTS // concurrency))
     ratio = row.number("length_ratio") or 1.0
-    prompts, outputs = lengths(
-        concurrency * waves, row.whole_number("isl", 1), row.whole_number("osl", 1), min(ratio, 1.0), 0
-    )
+    isl = prompt_tokens(row)
+    if isl != row.whole_number("isl", 1):
+        assumed.append(f"prompts of {isl} tokens: the client's tokenizer counted another way than the server's")
+    prompts, outputs = lengths(concurrency * waves, isl, row.whole_number("osl", 1), min(ratio, 1.0), 0)
     return Workload(prompts, outputs, None, concurrency)
 
 
