@@ -17,7 +17,7 @@ class JobTrace:
 
     __pydantic_config__: ClassVar = STRICT
     positional: ClassVar[tuple[str, ...]] = ("trace",)
-    trace: Annotated[str, About("CSV, Parquet, YAML or `sacct -P` text.")]
+    trace: Annotated[str, About("CSV, Parquet, YAML, or text of `sacct -P`, `scontrol show job`, `squeue`.")]
     where: Annotated[str, WHERE] = ""
 
 

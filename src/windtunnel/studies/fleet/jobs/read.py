@@ -15,6 +15,7 @@ import numpy as np
 
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.table import Table, read_table
+from windtunnel.studies.fleet.jobs.slurm_records import is_records
 from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota, Unread
 
@@ -68,6 +69,10 @@ def _table(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...], tu
             from windtunnel.studies.fleet.jobs.slurm import read_sacct
 
             return *read_sacct(path), (), ()
+        if is_records(first):
+            from windtunnel.studies.fleet.jobs.slurm import read_records
+
+            return *read_records(path), (), ()
         if first.lstrip().lower().startswith(b"jobid "):
             raise InputFileError(
                 path, "is sacct's table for people", "write it with `sacct -P -D -X -a -o JobID,Submit,...`"

@@ -19,13 +19,14 @@ Source: sacct(1) of Slurm 22.05.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.table import Table, read_table, table_of
+from windtunnel.studies.fleet.jobs.slurm_records import Row, of_squeue, records
 from windtunnel.studies.fleet.jobs.trace import Notes, Unread
 
 GPUS = re.compile(r"gres/gpu(?::([^=,]*))?=(\d+)")
@@ -71,12 +72,23 @@ class Attempt:
 def read_sacct(path: Path) -> tuple[Table, tuple[Unread, ...]]:
     """The table of jobs, and what was not understood. Raises InputFileError."""
     raw = read_table(path, delimiter="|")
+    if raw.has("JOBID"):
+        return _read(path, ((line, of_squeue(path, row)) for line, row in raw.rows()))
     for column in ("JobID", "Submit"):
         if not raw.has(column):
             raise InputFileError(path, f"has no column {column}", ASK)
+    return _read(path, raw.rows())
+
+
+def read_records(path: Path) -> tuple[Table, tuple[Unread, ...]]:
+    """The same of `scontrol show job` or the completion log. Raises InputFileError."""
+    return _read(path, records(path))
+
+
+def _read(path: Path, rows_read: Iterable[tuple[int, Row]]) -> tuple[Table, tuple[Unread, ...]]:
     notes = Notes()
     attempts: dict[str, list[Attempt]] = {}
-    for line, row in raw.rows():
+    for line, row in rows_read:
         if "." not in row["JobID"]:
             for attempt in _tasks(_attempt(path, line, row, notes), notes):
                 attempts.setdefault(attempt.job, []).append(attempt)
