@@ -173,6 +173,8 @@ def main() -> int:
                 tally["wrong"] += 1
                 log.write(json.dumps({"seed": seed, "status": status, "found": found, "case": case}) + "\n")
                 log.flush()
+            if (seed + 1) % 1000 == 0:
+                print(f"to {seed}: {dict(tally)}", file=sys.stderr, flush=True)
     print(dict(tally), f"{time.process_time() - begin:.0f} s of CPU")
     return int(tally["wrong"] > 0)
 

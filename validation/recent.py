@@ -1,6 +1,7 @@
 """Constants that training runs of 2026 informed, how each row moves with them, and what they are without a source.
 
     python validation/recent.py TABLE.csv ...          errors by source: as it is, without it, without its project
+    python validation/recent.py TABLE.csv ... --write  and keep the means in `history/recent.csv`
     python validation/recent.py TABLE.csv ... --fit    fit these constants to all rows, print what to change
 
 Which source informed what is read off the rows: each constant is moved a little and the rows that can depend on it are
@@ -12,6 +13,7 @@ numbers apart) is what its configuration or code says, and stays.
 from __future__ import annotations
 
 import copy
+import csv
 import math
 import sys
 from collections import Counter, defaultdict
@@ -46,6 +48,7 @@ CONSTANTS = (
     Constant("host.graphed_step_share", 0.0, 1.0, 0.05, 0.5),
     Constant("replicas_of_nic", 0.05, 1.0, 0.01, 0.5),
 )
+KEPT = Path(__file__).parent / "history" / "recent.csv"
 STEP = 0.1  # of a constant's value, by which it is moved to see what depends on it
 ROUNDS = 3
 SMALL = 1e-6
@@ -189,6 +192,21 @@ def main() -> None:
             tables[title] |= {int(row): float(fit.errors[row]) for row in rows}
             print(f"{' and '.join(group)}: to priors {', '.join(orphans) or 'nothing'}", file=sys.stderr)
     print_errors(tables, fit)
+    if "--write" in sys.argv:
+        write(tables, fit)
+
+
+def write(tables: dict[str, dict[int, float]], fit: Recent) -> None:
+    """Mean errors of each source, in percent; a source that is its project alone is left out once."""
+    tables = {**tables, "project out": tables["source out"] | tables["project out"]}
+    lines = []
+    for source in sorted({run.source for run in fit.runs}):
+        own = [index for index, run in enumerate(fit.runs) if run.source == source]
+        means = [100 * np.abs(np.expm1([errors[index] for index in own])).mean() for errors in tables.values()]
+        lines.append([source, len(own), *(f"{mean:.1f}" for mean in means)])
+    with KEPT.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([["source", "rows", *tables], *lines])
 
 
 def print_errors(tables: dict[str, dict[int, float]], fit: Recent) -> None:

@@ -1,12 +1,14 @@
 """Fills the marked parts of README.md: the prediction by running its command, accuracy from docs/accuracy-history.md.
 
-    python validation/update_readme.py            # after validation/blind.py ... --write
+    python validation/update_readme.py            # after validation/blind.py ... --write, recent.py ... --write
 
-A test holds README.md against what this script would write.
+And the table of runs of 2026 in docs/physics/training.md, from `history/recent.csv` and the history's first section. A
+test holds both pages against what this script would write.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shlex
@@ -16,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README, HISTORY = ROOT / "README.md", ROOT / "docs" / "accuracy-history.md"
+TRAINING, RECENT = ROOT / "docs" / "physics" / "training.md", ROOT / "validation" / "history" / "recent.csv"
 FIRST, SINCE = ("mean", "held"), ("mean", "median", "bias", "held", "left out")
 PREDICT = (
     "windtunnel predict llama-3.1-405b --cluster h100-sxm:8192"
@@ -56,6 +59,19 @@ def accuracy_table(history: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def recent_table(history: str, kept: str) -> str:
+    """Mean errors of the sources of 2026: before any change, as it is, without the source and without its project."""
+    blind = dict(re.findall(r"^\| ([^|]+) \| \d+ \| [\d.]+ \| ([\d.]+) ", history.rpartition("\n## ")[2], re.MULTILINE))
+    rows = list(csv.DictReader(kept.splitlines()))
+    names = ("blind", "as it is", "source out", "project out")
+    each = [{**row, "blind": blind[row["source"]]} for row in rows]
+    means = {name: f"{sum(float(row[name]) for row in each) / len(each):.1f}" for name in names}
+    lines = ["| source | rows | " + " | ".join(names) + " |", "|---|" + "---:|" * (1 + len(names))]
+    for row in (*each, {"source": "mean of sources", "rows": "", **means}):
+        lines.append(f"| {row['source']} | {row['rows']} | " + " | ".join(f"{row[name]} %" for name in names) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def prediction() -> str:
     """The command and what it prints, as a code block."""
     done = subprocess.run(
@@ -74,10 +90,16 @@ def updated(readme: str, history: str) -> str:
     return filled(filled(readme, "prediction", prediction()), "accuracy", accuracy_table(history))
 
 
+def training_updated(page: str, history: str) -> str:
+    """docs/physics/training.md as it should be."""
+    return filled(page, "runs of 2026", recent_table(history, RECENT.read_text(encoding="utf-8")))
+
+
 def main() -> None:
-    """Write README.md."""
-    text = updated(README.read_text(encoding="utf-8"), HISTORY.read_text(encoding="utf-8"))
-    README.write_text(text, encoding="utf-8")
+    """Write both pages."""
+    history = HISTORY.read_text(encoding="utf-8")
+    TRAINING.write_text(training_updated(TRAINING.read_text(encoding="utf-8"), history), encoding="utf-8")
+    README.write_text(updated(README.read_text(encoding="utf-8"), history), encoding="utf-8")
 
 
 if __name__ == "__main__":

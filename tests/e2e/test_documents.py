@@ -51,6 +51,8 @@ def test_readme_shows_the_accuracy_page() -> None:
     update = script(ROOT / "validation" / "update_readme.py")
     fresh = update.filled(README, "accuracy", update.accuracy_table(history))
     assert fresh == README, "run python validation/update_readme.py"
+    training = (DOCS / "physics" / "training.md").read_text(encoding="utf-8")
+    assert update.training_updated(training, history) == training, "run python validation/update_readme.py"
 
 
 @pytest.mark.skipif(

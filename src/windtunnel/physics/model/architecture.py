@@ -14,6 +14,7 @@ PaLM (2204.02311): a multiply-add is two FLOPs, and only matrix multiplications 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -233,6 +234,13 @@ class Model:
     step_tokens: int = 0
     step_passes: int = 1
 
+    def __post_init__(self) -> None:
+        """Equal layers become one object, which is all that whoever works layer by layer looks at."""
+        known: dict[Layer, Layer] = {}
+        same = tuple(known.setdefault(layer, layer) for layer in self.layers)
+        if any(one is not other for one, other in zip(same, self.layers, strict=True)):
+            object.__setattr__(self, "layers", same)
+
     @property
     def n_layers(self) -> int:
         """How many layers, without the multi-token-prediction modules."""
@@ -412,15 +420,10 @@ def _counted(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
 
 
 def _count(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
-    # By identity first: equal layers are nearly always one object, and hashing each of 126 costs more than the sums.
-    by_identity: dict[int, list[Any]] = {}
-    for layer in layers:
-        entry = by_identity.setdefault(id(layer), [layer, 0])
-        entry[1] += 1
-    counts: dict[Layer, int] = {}
-    for layer, n in by_identity.values():
-        counts[layer] = counts.get(layer, 0) + n
-    return tuple(counts.items())
+    # By identity, as equal layers of a model are one object: hashing each of 126 costs more than the sums.
+    counts = Counter(map(id, layers))
+    by_identity = {id(layer): layer for layer in layers}
+    return tuple((by_identity[one], n) for one, n in counts.items())
 
 
 def _resized(layers: tuple[Layer, ...], n: int) -> tuple[Layer, ...]:

@@ -317,10 +317,11 @@ class Pricer:
         """Links to all of a group over those in use where chunks go from neighbour to neighbour beside a product.
 
         TransformerEngine gathers so (`ring_exchange`, what MLPerf's files of `ub_tp_comm_overlap` set for all gathers):
-        without a switch one link each way, where NCCL's rings take all of them.
+        without a switch one link each way, where NCCL's rings take all of them. These rings are NVLink's.
         """
         plan, link = self.layout.plan, self.layout.cluster.scale_up
-        if not plan.overlap_tp or plan.framework != "megatron" or tier(group) != "scale_up":
+        by_rings = plan.overlap_tp and plan.framework == "megatron" and link.protocol == "nvlink"
+        if not by_rings or tier(group) != "scale_up":
             return 1.0
         peer = link.to_one_peer_bytes_per_s
         return max(1.0, min(link.bandwidth_bytes_per_s, (group.size - 1) * peer) / peer)

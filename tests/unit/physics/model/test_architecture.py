@@ -39,6 +39,13 @@ def test_a_layer_more_adds_exactly_its_parameters(model: Model) -> None:
 
 
 @each_model
+def test_equal_layers_are_one_object(model: Model) -> None:
+    copies = replace(model, layers=tuple(replace(layer) for layer in model.layers))
+    assert len({id(layer) for layer in copies.layers}) == len(set(model.layers)) == len(model.distinct_layers())
+    assert replace(model, name="another").layers is model.layers
+
+
+@each_model
 def test_layers_beyond_the_last_follow_the_pattern(model: Model) -> None:
     periods = {"llama-4-scout": 4, "llama-4-maverick": 4, "gpt-oss-20b": 2, "gpt-oss-120b": 2, "minimax-01": 8}
     period = {**periods, "gemma-2-9b": 2, "gemma-2-27b": 2, "gemma-3-12b": 6}.get(model.name, 1)

@@ -112,6 +112,7 @@ def test_a_graph_tells_more_than_256_categories_apart() -> None:
         ("gh200:8", {"framework": "torchtitan"}, 1.0),
         ("gh200:8", {"tp": 2}, 1.0),
         ("h100-sxm:8", {}, 1.0),  # a switch
+        ("mi300x:8", {}, 1.0),  # TransformerEngine's rings are NVIDIA's
     ],
 )
 def test_gathers_from_neighbour_to_neighbour_use_one_link_of_a_mesh(

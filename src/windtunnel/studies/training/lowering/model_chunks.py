@@ -120,7 +120,7 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
     memory that of the rank whose layers together are given most (`training/workload/router_load.py`).
     """
     shard, model, rank = shard_of(layout), layout.model, layout.plan.lora_rank
-    built: dict[tuple[int, float], tuple[Operation, ...]] = {}  # by identity: equal layers are nearly always one object
+    built: dict[tuple[int, float], tuple[Operation, ...]] = {}  # by identity: equal layers are one object
     known: dict[tuple[object, ...], Piece] = {}
     tapes: dict[tuple[object, ...], Tape] = {}
     pieces = []

@@ -1,0 +1,110 @@
+"""Widths of the serving bands that stand for what no constant was fitted on, from published runs of just that.
+
+    python validation/serving/bands.py TABLE... [--rows 4]
+
+    MLPERF_BAND      MLPerf Inference's rows: layouts are assumed
+    NEW_MODEL_BAND   families of models that no constant was fitted on
+    EXPERTS_BAND     routed experts where constants were fitted on dense models alone
+    APART_BAND       pools on GPUs whose constants were fitted on replicas that serve both phases
+
+Such rows informed no constant, so each is left out of the fit by what it is. What a row needs of its band is what the
+rest of the band lacks to reach the published time per token; a width is what nine in ten of its rows need, each cell
+(model family, GPU, engine, mode) counting once. A row counts for the first of them that it has. Printed: rows, cells,
+that width, and what it is now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.evidence.accuracy.serving import predict
+from windtunnel.evidence.accuracy.serving.mlperf import is_mlperf
+from windtunnel.evidence.accuracy.serving.rows import ServingRow, read_rows
+from windtunnel.studies.serving import run
+from windtunnel.studies.serving.build import Engine
+from windtunnel.studies.serving.disaggregated import pools
+
+HELD = 0.9
+Cell = tuple[str, ...]
+Needs = dict[str, dict[Cell, list[float]]]  # band -> cell -> what its rows need of it
+ORDER = ("MLPERF_BAND", "APART_BAND", "NEW_MODEL_BAND", "EXPERTS_BAND")
+
+
+def watched() -> set[str]:
+    """Names of the bands that went into predictions since it was last emptied."""
+    used: set[str] = set()
+    band_of, run_pools = run.band_of, pools.run_pools
+
+    def of_engine(engine: Engine, batch: float, context: float, open_loop: bool) -> float:
+        routed = any(layer.feed_forward.kind == "moe" for layer in engine.model.layers)
+        used.update(["EXPERTS_BAND"] * (routed and not engine.profile.experts_fitted))
+        used.update(["NEW_MODEL_BAND"] * (not run._fitted(engine.model)))
+        return band_of(engine, batch, context, open_loop)
+
+    def of_pools(*given: object, **named: object) -> object:
+        both = given[0]
+        assert isinstance(both, pools.Pools)
+        used.update(["APART_BAND"] * (not both.decode.measured))
+        return run_pools(*given, **named)  # type: ignore[arg-type]
+
+    run.band_of, pools.run_pools = of_engine, of_pools  # type: ignore[assignment]
+    return used
+
+
+def cell_of(row: ServingRow) -> Cell:
+    """What is one case with other loads."""
+    return tuple(row.text(name) for name in ("model_family", "gpu", "engine", "mode"))
+
+
+def few(rows: list[ServingRow], most: int) -> Iterator[ServingRow]:
+    """So many rows of each cell and source, evenly spread; each row once."""
+    alike: dict[Cell, list[ServingRow]] = defaultdict(list)
+    for row in {row.id: row for row in rows}.values():
+        if row.number("tpot_ms") and not row.text("duplicate_of") and row.text("spec") in ("none", ""):
+            alike[*cell_of(row), row.text("source")[:20]].append(row)
+    for group in alike.values():
+        yield from group[:: -(-len(group) // most)]
+
+
+def needed(name: str, off: float, band: float) -> float:
+    """What a row needs of a band: MLPerf's is added to the rest, the others are independent of it."""
+    if name == "MLPERF_BAND":
+        return max(0.0, off - (band - predict.MLPERF_BAND))
+    width = getattr(pools if name == "APART_BAND" else run, name)
+    return math.sqrt(max(0.0, off**2 - max(0.0, band**2 - width**2)))
+
+
+def main() -> None:
+    """Predict the rows and print the widths."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path, nargs="+")
+    parser.add_argument("--rows", type=int, default=4, help="of each cell and source")
+    asked = parser.parse_args()
+    predict.MOST_REQUESTS, predict.LEAST_WAVES = 600, 3
+    used, needs = watched(), Needs()
+    for row in few(read_rows(asked.tables), asked.rows):
+        used.clear()
+        answer, measured_s = predict.predicted(row), (row.number("tpot_ms") or 0.0) / 1e3
+        used.update(["MLPERF_BAND"] * is_mlperf(row))
+        if answer.status == "refused" or not used:
+            continue
+        off, band = math.log(measured_s / answer.tpot_s), 0.5 * math.log(answer.tpot_p95_s / answer.tpot_p5_s)
+        name = min(used, key=ORDER.index)
+        print(f"{row.id[:40]:40s} {off:+.2f} of {band:.2f}  {', '.join(sorted(used))}", flush=True)
+        needs.setdefault(name, {}).setdefault(cell_of(row), []).append(needed(name, abs(off), band))
+    for name, of in sorted(needs.items()):
+        weighed = sorted((need, 1.0 / len(own)) for own in of.values() for need in own)
+        shares = np.cumsum([weight for _, weight in weighed]) / len(of)
+        need = weighed[int(np.searchsorted(shares, HELD))][0]
+        now = getattr({"MLPERF_BAND": predict, "APART_BAND": pools}.get(name, run), name)
+        print(f"{name}: {len(weighed)} rows of {len(of)} cells need {need:.2f}; it is {now:.2f}")
+
+
+if __name__ == "__main__":
+    main()
