@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware.gpu import Gpu, check_unit, one_of, positive
-from windtunnel.physics.hardware.torus import check_torus
+from windtunnel.physics.hardware.torus import check_torus, shape_of
 
 if TYPE_CHECKING:  # numpy stays out of what does not need it
     from windtunnel.physics.hardware.calibration import Calibration
@@ -119,6 +119,9 @@ class Cluster:
         if domain % per_node and per_node % domain:
             remedy = f"must divide gpus_per_node ({per_node}) or be a multiple of it"
             raise SpecError("scale_up_domain", domain, remedy)
+        torus = self.scale_up.torus
+        if torus is not None and domain > (chips := math.prod(shape_of(torus, "torus"))):
+            raise SpecError("scale_up_domain", domain, f"is more than the {chips} chips of the torus {torus}")
         if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1.0):
             raise SpecError("oversubscription", self.oversubscription, "must be 1.0 (none) or more; 2.0 means 2:1")
         if self.gpus_per_pod is not None:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from windtunnel.errors import SpecError
 
-SHAPE = re.compile(r"\d+(x\d+){0,2}")
+SHAPE = re.compile(r"\d{1,5}(x\d{1,5}){0,2}")
 
 
 class Links(Protocol):
@@ -101,6 +101,8 @@ def check_torus(link: Links) -> None:
             raise SpecError(name, getattr(link, name), "is of a torus; give `torus`, such as 16x16, as well")
     if link.torus is None:
         return
+    if link.cube is not None and link.cube < 1:
+        raise SpecError("cube", link.cube, "must be a whole number of at least 1")
     shape = shape_of(link.torus, "torus")
     rate = axis_rates(link)[-1]
     if not 0.0 < rate <= link.to_one_peer_bytes_per_s * 1.001:

@@ -59,10 +59,22 @@ def test_groups_lie_on_axes_in_the_order_of_ranks() -> None:
     assert steps_between(axes, 4 + 2) == (2, 1, 0)
 
 
-@pytest.mark.parametrize("given", [{"slice": "4x4"}, {"slice": "2x2x30"}, {"torus": "4by4"}, {"torus": "2x2x2x2"}])
-def test_shapes_that_cannot_be_are_refused(given: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"slice": "4x4"},
+        {"slice": "2x2x30"},
+        {"torus": "4by4"},
+        {"torus": "2x2x2x2"},
+        {"torus": "9" * 5000},
+        {"cube": 0},
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(given: dict[str, object]) -> None:
     """One error that names the key."""
     with pytest.raises(SpecError, match=next(iter(given))):
         parse_cluster({"gpu": "tpu-v5p", "gpus": 64, "scale_up": given})
+    with pytest.raises(SpecError, match="8 chips of the torus"):
+        parse_cluster({"gpu": "tpu-v5p", "gpus": 64, "scale_up": {"torus": "2x2x2"}})
     with pytest.raises(SpecError, match=r"slice.*torus"):
         parse_cluster({"gpu": "h100-sxm", "gpus": 8, "scale_up": {"slice": "2x4"}})
