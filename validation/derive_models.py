@@ -1,11 +1,12 @@
 """Parameters of model types as transformers builds them on the meta device, beside windtunnel's reading of the config.
 
-    python validation/derive_models.py rows.json [TYPE ...]     (needs torch and transformers; writes the tests' rows)
+    python validation/derive_models.py rows.json [TYPE ...] [--options]    (needs torch and transformers; writes rows)
 
 Of each type: the config of the class's defaults, as transformers writes it, the parameters of the model built from it
 without weights, those of towers and what joins them left out, and the balancing biases that are buffers there. Rows
 that differ are printed and the exit status is 1. A type that is not read yet is printed with the shapes of its
-parameters, which is what its file is written from.
+parameters, which is what its file is written from. `--options`: also with each true or false of the config the other
+way round; what a file refuses (`only`) is no error, what it reads wrongly is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from windtunnel.physics.model import read_config
 from windtunnel.physics.model.config_fields import IRRELEVANT
 from windtunnel.physics.model.huggingface import readable
 
+UNTOUCHED = ("is_decoder", "is_encoder_decoder", "add_cross_attention")  # another class
 SPARSE = [*["full_attention"] * 3, *["minimax_m3_sparse"] * 5]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # Sizes that a class leaves open and every checkpoint gives, and second configs of a type (`TYPE#what`).
@@ -72,14 +74,14 @@ OF_TOWERS = re.compile(
 )
 
 
-def built(name: str) -> dict[str, Any]:
-    """The config that transformers writes for a type, and what it builds from it."""
+def built(name: str, **changes: object) -> dict[str, Any]:
+    """The config that transformers writes for a type with some `changes`, and what it builds from it."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     kind = name.split("#")[0]
-    config = CONFIG_MAPPING[kind](**GIVEN.get(name, {}))
+    config = CONFIG_MAPPING[kind](**{**GIVEN.get(name, {}), **changes})
     if kind in CAUSAL and not config.is_encoder_decoder and hasattr(config, "is_decoder"):
         config.is_decoder = True  # as a decoder, which is what these classes build
     written = json.loads(config.to_json_string(use_diff=False))
@@ -116,9 +118,30 @@ def _slim(config: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def main(path: str, *names: str) -> int:
+def misread(name: str) -> list[str]:
+    """Options of a type, each true or false alone the other way round, whose parameters are read wrongly."""
+    written = built(name)["config"]
+    found = []
+    for field in (key for key, value in written.items() if isinstance(value, bool) and key not in UNTOUCHED):
+        try:
+            row = built(name, **{field: not written[field]})
+        except Exception as error:  # an option that the class itself cannot be built with
+            print(f"{name}: {field} = {not written[field]}: not built: {type(error).__name__}: {str(error)[:120]}")
+            continue
+        try:
+            ours = read_config(row["config"]).parameters
+        except UserError:
+            continue
+        if ours != row["parameters"] + row["balancing_bias"]:
+            there = f"{row['parameters']:,} + {row['balancing_bias']:,}"
+            found.append(f"{name}: {field} = {not written[field]}: {ours:,} here, {there} there")
+    return found
+
+
+def main(path: str, *given: str) -> int:
     """Build every type, compare, and write the rows that agree."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    names = [name for name in given if name != "--options"]
     from transformers.models.auto import modeling_auto
 
     known = {
@@ -147,6 +170,9 @@ def main(path: str, *names: str) -> int:
             status = 1
             continue
         rows[kind] = row
+        wrong = misread(kind) if "--options" in given else []
+        status = 1 if wrong else status
+        print(*wrong, sep="\n", end="\n" if wrong else "")
     lines = ",\n".join(f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in sorted(rows.items()))
     Path(path).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     print(f"{len(rows)} rows agree; {len(known & {*readable()})} of {len(known)} types of transformers have a file")

@@ -142,7 +142,7 @@ def _grouped_gemm(costs: KernelCosts, groups: int, m_per_group: float, n: int, k
     operand = roofline.OPERAND_BYTES[dtype]
     bytes_total = operand * active * n * k + groups * m_per_group * (operand * k + max(2.0, operand) * n)
     memory = roofline.memory_bound(costs.gpu, bytes_total)
-    price = _at_least(dense, memory.seconds)
+    price = _at_least(dense.scaled(1.0 / roofline.grouped_share(costs.gpu)), memory.seconds)
     return price.widened(*_GROUPED_BAND, Source.ROOFLINE if price.source is Source.ROOFLINE else Source.FITTED)
 
 

@@ -60,6 +60,11 @@ def gemm_efficiency(gpu: Gpu, dtype: str) -> Efficiency:
     return Efficiency(float(found["peak"]), float(found["k_half"]), float(found["band"]))
 
 
+def grouped_share(gpu: Gpu) -> float:
+    """What grouped GEMMs reach of the rate of one GEMM of all their rows, where that is known; else 1."""
+    return float(by_generation(constants()["generations"], gpu.generation).get("grouped", 1.0))
+
+
 def streamed_bytes_per_s(gpu: Gpu) -> float:
     """What a long kernel streams."""
     return gpu.memory_bandwidth_bytes_per_s * memory_efficiency(gpu)[0]

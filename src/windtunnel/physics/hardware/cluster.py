@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware.gpu import Gpu, check_unit, one_of, positive
+from windtunnel.physics.hardware.torus import check_torus, shape_of
 
 if TYPE_CHECKING:  # numpy stays out of what does not need it
     from windtunnel.physics.hardware.calibration import Calibration
@@ -35,6 +36,9 @@ class Link:
     latency_s: float  # of one hop for a small message, between two GPUs' memories
     protocol: str = "infiniband"  # one of PROTOCOLS: the class by which `cost` calibrates efficiency
     peer_bandwidth_bytes_per_s: float | None = None  # to a single peer where that is less, as in an xGMI mesh
+    torus: str | None = None  # "16x20x28": chips along each axis, a link to each neighbour; else a switch or a mesh
+    cube: int | None = None  # optical switches close every axis of slices of whole cubes of so many chips each way
+    slice: str | None = None  # "4x8x64": the slice of a job; None = the most compact one
 
     def __post_init__(self) -> None:
         check_unit("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, 1e6, "400 Gb/s")
@@ -46,6 +50,7 @@ class Link:
             positive("peer_bandwidth_bytes_per_s", peer)
             if peer > self.bandwidth_bytes_per_s:
                 raise SpecError("peer_bandwidth_bytes_per_s", peer, "cannot exceed the bandwidth to all peers")
+        check_torus(self)
 
     @property
     def to_one_peer_bytes_per_s(self) -> float:
@@ -114,6 +119,9 @@ class Cluster:
         if domain % per_node and per_node % domain:
             remedy = f"must divide gpus_per_node ({per_node}) or be a multiple of it"
             raise SpecError("scale_up_domain", domain, remedy)
+        torus = self.scale_up.torus
+        if torus is not None and domain > (chips := math.prod(shape_of(torus, "torus"))):
+            raise SpecError("scale_up_domain", domain, f"is more than the {chips} chips of the torus {torus}")
         if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1.0):
             raise SpecError("oversubscription", self.oversubscription, "must be 1.0 (none) or more; 2.0 means 2:1")
         if self.gpus_per_pod is not None:

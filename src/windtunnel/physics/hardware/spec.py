@@ -8,6 +8,7 @@ writes can be read again.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware.cluster import Cluster, Host, Link
 from windtunnel.physics.hardware.gpu import Gpu, KernelScale
+from windtunnel.physics.hardware.torus import shape_of
 from windtunnel.units import (
     format_rate,
     parse_bandwidth,
@@ -236,7 +238,18 @@ def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
     changes["sources"] = _sources(base, spec.get("sources"), changed, _SHORT[Cluster], place)
     if base is None:
         changes.setdefault("name", "custom")
-    return _built(Cluster, base, changes, place, written)
+    found = _built(Cluster, base, changes, place, written)
+    if isinstance(spec.get("scale_up"), Mapping) and spec["scale_up"].get("slice"):
+        _check_slice(found, place.inside("scale_up"))
+    return found
+
+
+def _check_slice(cluster: Cluster, place: Place) -> None:
+    """Raise SpecError unless the slice that was asked for holds the job, or each of its parts of a pod."""
+    asked, chips = cluster.scale_up.slice, min(cluster.n_gpus, cluster.used_per_domain)
+    size = math.prod(shape_of(str(asked), "slice"))
+    if size != chips:
+        raise place.error("slice", asked, f"has {size} chips, the cluster {chips} in each of its slices")
 
 
 def _calibration_from(given: object, place: Place) -> object:

@@ -1,6 +1,6 @@
 """The links of a cluster, one by one, and which of them lie between two GPUs.
 
-    same scale-up domain   nvlink-out[a] (pair[a,b] in a mesh) nvlink-in[b]
+    same scale-up domain   nvlink-out[a] (pair[a,b] in a mesh) nvlink-in[b]       links of a torus are not told apart
     same leaf switch       nic-out[a]                           nic-in[b]
     otherwise              nic-out[a]  up[leaf of a, n]  down[leaf of b, n]  nic-in[b]
 
@@ -74,7 +74,7 @@ def topology_of(cluster: Cluster, *, ecmp_seed: int | None = None) -> Topology:
     uplinks = 1 if ecmp_seed is None else max(1, round(full / cluster.oversubscription))
     up, out = cluster.scale_up.bandwidth_bytes_per_s, cluster.scale_out.bandwidth_bytes_per_s
     peer = cluster.scale_up.peer_bandwidth_bytes_per_s
-    n_pairs = 0 if peer is None else cluster.n_gpus * cluster.scale_up_domain
+    n_pairs = 0 if peer is None or cluster.scale_up.torus else cluster.n_gpus * cluster.scale_up_domain
     leaf_link = np.repeat(on_leaf * out / cluster.oversubscription / uplinks, uplinks)
     leaf_link[leaf_link == 0.0] = out  # a leaf whose nodes this cluster lacks: no path crosses it
     parts = [

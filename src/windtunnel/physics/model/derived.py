@@ -28,6 +28,7 @@ CHILD = Path(__file__).parent / "derive_in_child.py"
 SECONDS = 180
 MOSTLY = 0.6  # of the parameters, that layers hold in a model worth no word
 INSTALL = "pip install torch transformers"
+ADD_A_MODEL = "docs/models.md, Add a model"
 NAMES = {  # what configs call a number
     "hidden": ("hidden_size", "d_model", "n_embd", "embed_dim", "dim"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),

@@ -15,7 +15,7 @@ from windtunnel.errors import SpecError
 from windtunnel.physics.model.architecture import Model, checked
 from windtunnel.physics.model.config_fields import Fields
 from windtunnel.physics.model.config_file import config_of
-from windtunnel.physics.model.derived import INSTALL, derivable, derived
+from windtunnel.physics.model.derived import ADD_A_MODEL, INSTALL, derivable, derived
 from windtunnel.physics.model.grammar import read_type, type_names
 from windtunnel.physics.model.limits import showable
 from windtunnel.physics.model.mpt import mpt
@@ -51,14 +51,12 @@ def read_config(source: str | Path | Mapping[str, object], name: str | None = No
         name = name or (_name_of(source, path) if path.name == "config.json" else path.stem)
     kind = source.get("model_type", source.get("_class_name"))  # the second is diffusers'
     if not isinstance(kind, str):
-        raise SpecError("model_type", showable(kind), f"give the architecture, one of {', '.join(readable())}", where)
+        raise SpecError("model_type", showable(kind), f"give the architecture, such as llama: {ADD_A_MODEL}", where)
     if kind not in readable():
         if derivable():
             return checked(replace(derived(source, where), name=name or kind[:80]), where)
         # No nearest name: a neighbour by spelling (deepseek_v3 for deepseek_v32) is another architecture.
-        remedy = (
-            f"this architecture cannot be read without transformers: {INSTALL}; those that can: {', '.join(readable())}"
-        )
+        remedy = f"this architecture cannot be read without transformers: {INSTALL}; or write its file: {ADD_A_MODEL}"
         raise SpecError("model_type", kind[:80], remedy, where)
     fields = Fields(source, where)
     model = READERS[kind](fields) if kind in READERS else read_type(kind, fields)

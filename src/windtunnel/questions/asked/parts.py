@@ -67,6 +67,9 @@ class LinkPart:
     peer_bandwidth_bytes_per_s: Annotated[
         float | None, About("Bandwidth between two GPUs alone.", names=("peer_bandwidth",), unit="bandwidth")
     ] = None
+    torus: Annotated[str | None, About("Chips along each axis of a torus, e.g. 16x20x28.")] = None
+    cube: Annotated[int | None, About("Chips of an axis of cubes that optical switches join.", unit="count")] = None
+    slice: Annotated[str | None, About("Slice of a torus, e.g. 4x8x64 (the most compact).")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@
     measured  a calibrated cluster (`hardware.calibration`) that timed this collective on as many ranks: straight
               lines in bytes, a line fitted through all sizes beyond them.
     formula   `nccl.chosen`: the algorithm and protocol that NCCL would run; inside a node, across nodes, on any GPU.
+              `torus.cost` on a torus: rings and lines along its axes.
 
 Bytes follow nccl-tests: all-reduce, broadcast, reduce: the buffer; all-gather: the gathered output; reduce-scatter: the
 full input; all-to-all and expert-parallel dispatch and combine: everything one rank sends, its own part included;
@@ -24,7 +25,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from windtunnel.errors import SpecError
-from windtunnel.physics.cost.communication import nccl, nccl_tables
+from windtunnel.physics.cost.communication import nccl, nccl_tables, torus
 from windtunnel.physics.cost.price import FREE, Price, Source
 from windtunnel.physics.hardware.cluster import Cluster
 
@@ -36,7 +37,7 @@ KINDS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "barrier"),
     *("ep_dispatch", "ep_combine"),
 )
-ALGORITHMS = ("ring", "tree", "nvls", "nvls_tree", "pat", "direct", "deep_ep")
+ALGORITHMS = ("ring", "tree", "nvls", "nvls_tree", "pat", "direct", "deep_ep", torus.ALGORITHM)
 SMALL_BYTES = 1 << 20  # below it latency rules, which differs more between machines
 BETWEEN_BAND = 0.19  # log half-width per factor e from the nearest timed size: every other size hidden, all systems
 WITHOUT_LATENCY_BYTES = float(1 << 50)  # a message this long tells the ratio of two bandwidths
@@ -162,7 +163,7 @@ def _priced(kind: str, bytes_total: float, group: Group, cluster: Cluster, algor
     if group.size == 1 or (bytes_total == 0 and kind != "barrier"):
         return _Priced(FREE, ("none", "none", 0.0, 0.0))
     fabric = fabric_of(cluster)
-    best = _fastest(kind, bytes_total, _shape(group, cluster), fabric, algorithm)
+    best = _fastest(kind, bytes_total, group, cluster, algorithm)
     timed = None if algorithm else _calibrated(kind, bytes_total, group, cluster)
     timed = timed or (None if algorithm else _from_table(kind, bytes_total, group, cluster))
     seconds, source, spread = timed or (
@@ -181,7 +182,7 @@ def formula(kind: str, bytes_total: float, group: Group, cluster: Cluster, algor
     _check(kind, bytes_total, algorithm)
     if group.size == 1 or (bytes_total == 0 and kind != "barrier"):
         return 0.0
-    return _fastest(kind, bytes_total, _shape(group, cluster), fabric_of(cluster), algorithm).seconds
+    return _fastest(kind, bytes_total, group, cluster, algorithm).seconds
 
 
 @lru_cache(maxsize=256)
@@ -215,7 +216,14 @@ def _check(kind: str, bytes_total: float, algorithm: str | None) -> None:
         raise SpecError("algorithm", algorithm, f"unknown; use one of {', '.join(ALGORITHMS)}, or none")
 
 
-def _fastest(kind: str, bytes_total: float, shape: nccl.Shape, fabric: nccl.Fabric, algorithm: str | None) -> nccl.Cost:
+def _fastest(kind: str, bytes_total: float, group: Group, cluster: Cluster, algorithm: str | None) -> nccl.Cost:
+    shape, fabric, link = _shape(group, cluster), fabric_of(cluster), cluster.scale_up
+    if link.torus is not None:
+        if algorithm not in (None, torus.ALGORITHM):
+            raise SpecError("algorithm", algorithm, f"cannot run on a torus; use {torus.ALGORITHM}")
+        stride = (group.span - 1) // (group.size - 1) if group.span else 1
+        chips = min(cluster.n_gpus, cluster.used_per_domain)
+        return torus.cost(kind, bytes_total, shape, max(1, stride), chips, link, fabric)
     if algorithm is None:
         return nccl.chosen(kind, bytes_total, shape, fabric)
     found = nccl.candidates(kind, bytes_total, shape, fabric)

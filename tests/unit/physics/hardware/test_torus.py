@@ -1,0 +1,80 @@
+"""Slices of a torus: the shapes that clouds sell, which axes are rings, and how groups lie on them."""
+
+import pytest
+
+from windtunnel.errors import SpecError
+from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.hardware.torus import extents, slice_of, steps_between
+
+V5P_SHAPES = {  # Google Cloud documentation of TPU v5p, single-slice shapes, read 2026-11-28
+    4: "1x2x2", 8: "2x2x2", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
+    1024: "8x8x16", 2048: "8x16x16", 4096: "16x16x16",
+}  # fmt: skip
+V6E_SHAPES = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+
+
+def text_of(cluster: Cluster) -> str:
+    """The slice of a whole cluster."""
+    return "x".join(str(axis.length) for axis in slice_of(cluster.scale_up, cluster.n_gpus))
+
+
+@pytest.mark.parametrize(("name", "shapes"), [("tpu-v5p", V5P_SHAPES), ("tpu-v6e", V6E_SHAPES)])
+def test_slices_are_those_that_are_sold(name: str, shapes: dict[int, str]) -> None:
+    """The shape that a number of chips comes in; one that a file asks for has to have as many."""
+    for chips, shape in shapes.items():
+        assert text_of(parse_cluster(f"{name}:{chips}")) == shape
+    asked = {"gpu": "tpu-v5p", "scale_up": {"slice": "4x8x64"}}
+    assert text_of(parse_cluster({**asked, "gpus": 2048})) == "4x8x64"
+    with pytest.raises(SpecError, match="2048 chips"):
+        parse_cluster({**asked, "gpus": 1024})
+
+
+def test_axes_are_rings_where_something_closes_them() -> None:
+    """v6e: an axis of 16. v5p: slices of whole cubes. Trainium2: four chips each way, half the rate between nodes."""
+
+    def rings(spec: str) -> list[bool]:
+        cluster = parse_cluster(spec)
+        return [axis.ring for axis in slice_of(cluster.scale_up, cluster.n_gpus)]
+
+    assert rings("tpu-v6e:128") == [False, True]
+    assert rings("tpu-v6e:256") == [True, True]
+    assert rings("tpu-v5p:32") == [False] * 3
+    assert rings("tpu-v5p:128") == [True] * 3
+    assert rings("trainium2:16") == [True, True, False]
+    ultra = slice_of(parse_cluster("trainium2:64").scale_up, 64)
+    assert [axis.bytes_per_s / 1e9 for axis in ultra] == [128.0, 128.0, 64.0]
+    assert all(axis.ring for axis in ultra)
+
+
+def test_groups_lie_on_axes_in_the_order_of_ranks() -> None:
+    """Neighbours first; every fourth chip lies on the next axis; every second one shares its links with the others."""
+    axes = slice_of(parse_cluster("tpu-v5p:64").scale_up, 64)
+    assert [one.members for one in extents(axes, 8, 1)] == [4, 2, 1]
+    assert [one.ring for one in extents(axes, 8, 1)] == [True, False, False]
+    assert [one.members for one in extents(axes, 16, 4)] == [1, 4, 4]
+    shared = extents(axes, 2, 2)[0]
+    assert (shared.members, shared.gap, shared.ring, shared.bytes_per_s) == (2, 2, True, 45e9)
+    assert steps_between(axes, 3) == (1, 0, 0)
+    assert steps_between(axes, 4 + 2) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"slice": "4x4"},
+        {"slice": "2x2x30"},
+        {"torus": "4by4"},
+        {"torus": "2x2x2x2"},
+        {"torus": "9" * 5000},
+        {"cube": 0},
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(given: dict[str, object]) -> None:
+    """One error that names the key."""
+    with pytest.raises(SpecError, match=next(iter(given))):
+        parse_cluster({"gpu": "tpu-v5p", "gpus": 64, "scale_up": given})
+    with pytest.raises(SpecError, match="8 chips of the torus"):
+        parse_cluster({"gpu": "tpu-v5p", "gpus": 64, "scale_up": {"torus": "2x2x2"}})
+    with pytest.raises(SpecError, match=r"slice.*torus"):
+        parse_cluster({"gpu": "h100-sxm", "gpus": 8, "scale_up": {"slice": "2x4"}})
