@@ -424,7 +424,8 @@ def capture(
     more = {name: filled(value) for name, value in program.environment}
     if program.path:
         more["PYTHONPATH"] = os.pathsep.join([str(folder / program.path), os.environ.get("PYTHONPATH", "")])
-    words = [sys.executable, "-m", "windtunnel", "capture", "--world-size", str(size), "--out", str(out), "--json", *options]
+    words = [sys.executable, "-m", "windtunnel", "capture", "--world-size", str(size), "--out", str(out), "--json"]
+    words += options
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         done = subprocess.run(
