@@ -13,15 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from same import differences
-from truth import environment, free_port, wait_for
+from truth import environment, free_port
 
 PATIENCE_S = 1200.0
 
@@ -31,10 +33,7 @@ class StepTaken(BaseException):
 
 
 def play(folder: Path, step: int, target: list[str]) -> None:
-    """One real rank, in this process; its program lies in the folder then. Ends the process.
-
-    It waits for all others before it ends: they may still hear from it.
-    """
+    """One real rank, in this process; its program lies in the folder then, and it goes on: others may wait for it."""
     from windtunnel.real.capture.arguments import Launch
     from windtunnel.real.capture.processes.rank_process import run_script
     from windtunnel.real.capture.recorder.recorder import Recorder
@@ -51,15 +50,13 @@ def play(folder: Path, step: int, target: list[str]) -> None:
         ended.append(len(heard))
 
     def done(program: RankProgram) -> None:
+        if (folder / f"program_{rank}.jsonl.gz").exists():
+            return
         calls = heard[ended[-2] : ended[-1]]
         (folder / f"calls_{rank}.json").write_text(json.dumps([described(one) for one in calls if not one.is_control]))
         whole = folder / f"program_{rank}.part"
         whole.write_bytes(write_program(replace(program, notes=())))
         whole.rename(folder / f"program_{rank}.jsonl.gz")
-        until = time.monotonic() + PATIENCE_S
-        while len(list(folder.glob("program_*.jsonl.gz"))) < world and time.monotonic() < until:
-            time.sleep(0.05)
-        os._exit(0)
 
     is_module = target[0] == "-m"
     name, *arguments = target[1:] if is_module else target
@@ -78,17 +75,28 @@ def described(call: object) -> list[object]:
 def real(folder: Path, ranks: int, step: int, target: list[str]) -> None:
     """Run all ranks to the end of the step."""
     port = free_port()
-    wait_for(
-        [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", __file__, "--play", str(folder), "--step", str(step), "--", *target],
-                env={**environment(rank, ranks, port), "TORCH_CPP_LOG_LEVEL": "ERROR"},
-                stdout=subprocess.DEVNULL,
-            )
-            for rank in range(ranks)
-        ],
-        "a real rank",
-    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__, "--play", str(folder), "--step", str(step), "--", *target],
+            env={**environment(rank, ranks, port), "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for rank in range(ranks)
+    ]
+    until = time.monotonic() + PATIENCE_S
+    try:
+        while len(list(folder.glob("program_*.jsonl.gz"))) < ranks:
+            ended = [rank for rank, one in enumerate(running) if one.poll() is not None]
+            lost = [rank for rank in ended if not (folder / f"program_{rank}.jsonl.gz").exists()]
+            if lost or time.monotonic() > until:
+                raise RuntimeError(f"a real rank ended before step {step} did, or takes more than {PATIENCE_S:.0f} s")
+            time.sleep(0.1)
+    finally:
+        for one in running:
+            with suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)  # its loader's workers too
+            one.wait()
 
 
 def captured(folder: Path, ranks: int, step: int, target: list[str]) -> None:

@@ -396,7 +396,9 @@ class Answer:
     step_s: float = math.nan  # predicted
 
 
-def capture(program: Fetched, place: Path, clones: Path, world_size: int, limit_s: float) -> Answer:
+def capture(
+    program: Fetched, place: Path, clones: Path, world_size: int, limit_s: float, options: Sequence[str] = ()
+) -> Answer:
     """Capture a program, prepared if it is not yet; given up after so many seconds of wall time."""
     inputs = place / "inputs"
     make_inputs(inputs)
@@ -423,6 +425,7 @@ def capture(program: Fetched, place: Path, clones: Path, world_size: int, limit_
     if program.path:
         more["PYTHONPATH"] = os.pathsep.join([str(folder / program.path), os.environ.get("PYTHONPATH", "")])
     words = [sys.executable, "-m", "windtunnel", "capture", "--world-size", str(size), "--out", str(out), "--json"]
+    words += options
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         done = subprocess.run(
@@ -474,15 +477,17 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--clones", type=Path, help="where repositories lie, or come to lie (FOLDER)")
     parser.add_argument("--world-size", type=int, default=8)
+    parser.add_argument("--verify", type=int, help="ranks that are drawn (4; all of up to 8)")
     parser.add_argument("--only", nargs="*", default=[""], help="whose names begin so")
     parser.add_argument("--table", type=Path, help="a document whose table between the marks is written anew")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one program, on an idle machine")
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
     place, answers = given.folder.resolve(), []
+    options = () if given.verify is None else ("--verify", str(given.verify))
     for program in PROGRAMS:
         if program.name.startswith(tuple(given.only)):
-            one = capture(program, place, (given.clones or place).resolve(), given.world_size, given.limit)
+            one = capture(program, place, (given.clones or place).resolve(), given.world_size, given.limit, options)
             answers.append(one)
             said = f"status {one.status}, {one.cpu_s:.0f} CPU-s, step {1e3 * one.step_s:.3g} ms, {one.text}"
             print(f"{one.name}, {one.ranks:,} ranks: {said}", flush=True)

@@ -44,7 +44,7 @@ PERIODS = {
 def run(text: str, folder: Path, most: int = 1000) -> Loop:
     path, loop, count = folder / "train.py", Loop(), 0
     path.write_text(text)
-    for known in (conditions._tree, conditions.conditions_of, conditions._rounds_of):
+    for known in (conditions._tree, conditions.conditions_of, conditions._rounds_of, conditions._calls_of):
         known.cache_clear()  # another script of the same name
 
     def ended() -> None:
@@ -94,10 +94,13 @@ def test_loops_inside_the_loop_and_what_lies_behind_them(tmp_path: Path) -> None
 
 
 def test_conditions_where_nobody_looks_are_named(tmp_path: Path) -> None:
-    helper = "def due(i):\n    return i % 4 == 0\nfor i in range(3):\n    if due(i): sync()\n    ended()"
+    helper = (
+        "def odd(n):\n    return n % 2\nodd(3)\ndef due(i):\n    return i % 4 == 0\n"
+        "def after(i):\n    if due(i): sync()\nfor i in range(3):\n    after(i)\n    ended()"
+    )
     loop = run(helper, tmp_path)
     path = str(tmp_path / "train.py")
-    assert loop.not_met({path: "train.py"}) == ["train.py:2: `i % 4`"]
+    assert loop.not_met({path: "train.py"}) == ["train.py:5: `i % 4`"]
     assert run("for i in range(3):\n    if i % 2 == 0: sync()\n    ended()", tmp_path).not_met({}) == []
 
 

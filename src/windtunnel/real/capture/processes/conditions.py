@@ -24,7 +24,6 @@ MOST_RANKS = 6  # that a source names and that are run for it
 MOST_UNNAMED, LEAST_UNNAMED = 2, 8  # of them where nothing says that they are ranks
 _PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.Load, ast.operator)
 _WRAPPED = ("enumerate", "tqdm", "iter", "reversed")  # what goes round as often as its first argument
-_NO_LOOP = ("<module>", "__init__", "__getitem__", "__len__", "forward")  # functions that are no part of the training's
 _DISTRIBUTED = ("dist", "torch.distributed", "distributed", "c10d")
 _GATES = ("print", "log", "info", "debug", "warning", "set_description", "format", "write", "append", "update")
 
@@ -95,6 +94,18 @@ def _rounds_of(path: str) -> dict[tuple[str, int], list[Round]]:
             compiled = _compiled(over) if over is not None and all(_is_plain(part) for part in parts) else None
             last = node.body[-1].end_lineno or node.lineno
             found.setdefault(function, []).append(Round(node.lineno, last, head, compiled))
+    return found
+
+
+@cache
+def _calls_of(path: str) -> dict[tuple[str, int], list[tuple[int, str]]]:
+    """What each function of a file calls, by name: (line, last part of the name)."""
+    tree = _tree(path)
+    found: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for function, node in _statements(tree, ("<module>", 1)) if tree is not None else ():
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            found.setdefault(function, []).append((node.lineno, name))
     return found
 
 
@@ -201,10 +212,12 @@ class Loop:
         self._seen: dict[tuple[str, Condition], Seen] = {}
         self._words: dict[tuple[str, Condition], set[object]] = {}  # values that are compared and are no numbers
         self._rounds: dict[tuple[str, Round], int] = {}  # inner ones, and how often they go round; 0: not known
+        self._called: set[str] = set()  # names of what the training's loop calls
 
     def look(self, frame: FrameType | None, name_of: Callable[[str], str]) -> None:
         """A step has ended in this frame. `name_of` gives a file's short name, "" for what is no script's."""
         inside: list[tuple[str, Round, int]] = []  # the innermost first
+        called: list[str] = []
         while frame is not None:
             code = frame.f_code
             name = name_of(code.co_filename)
@@ -213,9 +226,14 @@ class Loop:
                 for one in conditions_of(code.co_filename):
                     if one.function == here:
                         self._take(name, one, frame)
-                for part in reversed(_rounds_of(code.co_filename).get(here, ())):
-                    if part.line <= frame.f_lineno <= part.end:
-                        inside.append((name, part, _length(part, frame)))
+                rounds = [
+                    one for one in _rounds_of(code.co_filename).get(here, ()) if one.line <= frame.f_lineno <= one.end
+                ]
+                inside += [(name, one, _length(one, frame)) for one in reversed(rounds)]
+                calls = _calls_of(code.co_filename).get(here, ())
+                called += [call for line, call in calls if not rounds or rounds[0].line <= line <= rounds[0].end]
+                if rounds:
+                    self._called.update(called)
             frame = frame.f_back
         for name, part, length in inside[:-1]:  # the outermost is the training
             self._rounds[name, part] = length
@@ -252,13 +270,22 @@ class Loop:
         return any(len(values) > 1 for values in self._words.values())
 
     def not_met(self, paths: Mapping[str, str]) -> list[str]:
-        """Conditions with a modulus in files (path -> short name) whose functions never lay below a step's end."""
+        """Conditions with a modulus in what the loop calls, in files (path -> short name): no step ended in them."""
         met = {(name, condition.function) for name, condition in self._seen}
+        calls: dict[str, set[str]] = {}
+        for path in paths:
+            for (caller, _), called in _calls_of(path).items():
+                calls.setdefault(caller, set()).update(name for _, name in called)
+        reached, ahead = set(self._called), list(self._called)
+        while ahead:
+            fresh = calls.get(ahead.pop(), set()) - reached
+            reached |= fresh
+            ahead += fresh
         return [
             f"{name}:{one.line}: `{one.text}`"
             for path, name in paths.items()
             for one in conditions_of(path)
-            if one.is_modulus and one.function[0] not in _NO_LOOP and (name, one.function) not in met
+            if one.is_modulus and one.function[0] in reached and (name, one.function) not in met
         ]
 
     def unseen(self, steps: int) -> list[str]:
