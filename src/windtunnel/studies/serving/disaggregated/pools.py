@@ -134,7 +134,8 @@ def run_pools(
     """A workload through both pools."""
     server = pools.server(cluster)
     sent, refused = simulate(workload, [server], None, block_size=pools.prefill.rules.block_size, longest=pools.longest)
-    hand_on(sent, pools.profile)
+    profile = pools.profile
+    hand_on(sent, replace(profile, first_token_s=profile.first_token_s + profile.pools_token_s))
     replicas = [*server.prefill, *server.decode]
     result = summarise(
         pools.decode, workload, replicas, stamps_of(sent), refused, slo, cost_per_gpu_hour, gpus=pools.gpus
