@@ -61,8 +61,9 @@ class Pools:
 
     @property
     def profile(self) -> Profile:
-        """The engine's."""
-        return self.decode.profile
+        """The engine's, with what first tokens of pools take beyond."""
+        one = self.decode.profile
+        return replace(one, first_token_s=one.first_token_s + one.pools_token_s)
 
     @property
     def fits(self) -> bool:
@@ -134,8 +135,7 @@ def run_pools(
     """A workload through both pools."""
     server = pools.server(cluster)
     sent, refused = simulate(workload, [server], None, block_size=pools.prefill.rules.block_size, longest=pools.longest)
-    profile = pools.profile
-    hand_on(sent, replace(profile, first_token_s=profile.first_token_s + profile.pools_token_s))
+    hand_on(sent, pools.profile)
     replicas = [*server.prefill, *server.decode]
     result = summarise(
         pools.decode, workload, replicas, stamps_of(sent), refused, slo, cost_per_gpu_hour, gpus=pools.gpus
