@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Generic, TypeVar, final
 
 Event = TypeVar("Event")
 
@@ -83,6 +83,42 @@ class EventQueue(Generic[Event]):
 
     def __len__(self) -> int:
         return len(self._heap) - len(self._cancelled)
+
+
+@final
+class NextEnds:
+    """When each of a number of things ends next, where nothing else happens beside them: cheaper than events.
+
+    Of one time the least place comes first.
+    """
+
+    __slots__ = ("_at_ns", "_heap", "_never_ns")
+
+    def __init__(self, count: int, never_ns: int) -> None:
+        self._at_ns = [never_ns] * count
+        self._heap: list[tuple[int, int]] = []  # with entries that are no longer true
+        self._never_ns = never_ns
+
+    def move(self, place: int, end_ns: int) -> None:
+        """A thing ends at another time than was said; `never_ns`: not at all."""
+        if end_ns != self._at_ns[place]:
+            self._at_ns[place] = end_ns
+            if end_ns < self._never_ns:
+                heappush(self._heap, (end_ns, place))
+
+    def run(self, until_ns: int, end: Callable[[int], int]) -> None:
+        """Let all end that do up to a time, that included; `end` says when the thing at a place ends after that."""
+        heap, at_ns, never_ns = self._heap, self._at_ns, self._never_ns
+        while heap and (entry := heap[0])[0] <= until_ns:
+            end_ns, place = entry
+            if at_ns[place] != end_ns:
+                heappop(heap)
+                continue
+            next_ns = at_ns[place] = end(place)
+            if next_ns < never_ns:
+                heapreplace(heap, (next_ns, place))
+            else:
+                heappop(heap)
 
 
 Handler = Callable[[int, Event], Iterable[At[Event] | Cancel]]

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from windtunnel.physics.engine.events import EventQueue
+from windtunnel.physics.engine.events import EventQueue, NextEnds
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 from windtunnel.studies.serving.workload.clients import ClosedLoop, client_of
 from windtunnel.studies.serving.workload.requests import Workload
@@ -198,8 +198,11 @@ def simulate(
         return one
 
     known = workload.concurrency is None and workload.turns is None  # when requests arrive
-    if known and (len(servers) == 1 or getattr(router, "in_turn", False)):
+    if known and (len(servers) == 1 or router is not None):
         taken = [one for now_ns, index in client.start() if (one := request(index, now_ns)) is not None]
+        if router is not None and len(servers) > 1 and not getattr(router, "in_turn", False):
+            _routed(servers, router, taken)
+            return sent, refused
         sent.clear()
         for place, server in enumerate(servers):  # what one of them gets depends on no other
             sent += _alone(server, taken[place :: len(servers)])
@@ -228,7 +231,7 @@ def simulate(
 
     only = len(servers) == 1
     later = client.start()[::-1]
-    loop = Loop(None if known else answered, arrive)
+    loop = Loop(answered, arrive)
     for place, server in enumerate(servers):
         loop.add(server, place)
     first, after = len(servers), len(servers) + 1
@@ -237,6 +240,25 @@ def simulate(
     loop.sent(at_ns, index, first)
     loop.run()
     return sent, refused
+
+
+def _routed(servers: Listed[Server], router: Router, arrivals: list[Sequence]) -> None:
+    """The same for arrivals that are known: servers' ends are all that happens between them."""
+    ends = NextEnds(len(servers), NEVER)
+
+    def end(place: int) -> int:
+        server = servers[place]
+        server.advance()
+        return server.next_ns
+
+    for one in arrivals:
+        now_ns = one.arrival_ns
+        ends.run(now_ns, end)
+        place = router.choose(one, servers)
+        server = servers[place]
+        server.submit(one, now_ns)
+        ends.move(place, server.next_ns)
+    ends.run(NEVER, end)
 
 
 def _kept_full(server: Server, client: ClosedLoop, request: Callable[[int, int], Sequence | None]) -> None:

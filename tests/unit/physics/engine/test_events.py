@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.physics.engine.events import At, Cancel, EventQueue, run
+from windtunnel.physics.engine.events import At, Cancel, EventQueue, NextEnds, run
 
 TIMES = st.lists(st.tuples(st.integers(0, 5), st.integers(-2, 2)), max_size=40)
 
@@ -143,3 +143,38 @@ def test_a_log_replayed_on_a_fresh_machine_asks_for_the_same() -> None:
     again = OneServer(service)
     assert [tuple(again.handle(now_ns, event)) for now_ns, event in log] == asked
     assert again.sojourn_ns == first.sojourn_ns
+
+
+def test_next_ends_come_in_the_order_of_time_and_place() -> None:
+    """Against a list that is searched: ends that are moved to and fro, many of one time."""
+    never = 10**6
+    draw = random.Random(7)
+    gaps = [[draw.randint(0, 3) for _ in range(60)] for _ in range(5)]
+    moves = [(now, draw.randrange(5), now + draw.randint(0, 3)) for now in range(0, 90, 3)]
+
+    def served() -> list[tuple[int, int]]:
+        ends, clock, left, seen = NextEnds(5, never), [never] * 5, [list(one) for one in gaps], []
+
+        def end(place: int) -> int:
+            seen.append((clock[place], place))
+            clock[place] = clock[place] + left[place].pop() if left[place] else never
+            return clock[place]
+
+        for now, place, at in moves:
+            clock[place] = at
+            ends.move(place, at)
+            ends.run(now + 2, end)
+        return seen
+
+    def searched() -> list[tuple[int, int]]:
+        clock, left, seen = [never] * 5, [list(one) for one in gaps], []
+        for now, place, at in moves:
+            clock[place] = at
+            while min(clock) <= now + 2:
+                first = clock.index(min(clock))
+                seen.append((clock[first], first))
+                clock[first] = clock[first] + left[first].pop() if left[first] else never
+        return seen
+
+    assert served() == searched()
+    assert len(served()) > 100

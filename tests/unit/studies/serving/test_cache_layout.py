@@ -91,3 +91,23 @@ def test_siblings_that_come_together_share_their_prompt() -> None:
     assert together.prefix_hit_rate == pytest.approx(15 * 99 / 1600)  # the last token is always computed
     assert apart.prefix_hit_rate == pytest.approx(together.prefix_hit_rate)
     assert together.finished == 16
+
+
+def test_more_captured_graphs_leave_less_for_the_cache() -> None:
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1")
+    wide, narrow = (engine_of(model, cluster, Deployment(engine="vllm-0.22", max_num_seqs=seqs)) for seqs in (128, 64))
+    # 16 more graphs, 136 to 256 by eights; what draws tokens is smaller than a step's layers for both.
+    graphs = wide.profile.graphs(128) - narrow.profile.graphs(64)
+    assert graphs == 16
+    assert narrow.memory.kv - wide.memory.kv == pytest.approx(graphs * model.n_layers * wide.profile.graph_bytes)
+
+
+def test_sglang_works_out_its_share_of_the_memory() -> None:
+    """Its formula on a GPU of 80 GB: 512 + 1.5 x 8,192 + 2 x 512 + 128 MiB, which is 13,952."""
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1")
+    chosen = engine_of(model, cluster, Deployment(engine="sglang-0.5.9"))
+    share = round(1.0 - 13952 * 2**20 / cluster.gpu.usable_memory_bytes, 3)
+    given = engine_of(model, cluster, Deployment(engine="sglang-0.5.9", gpu_memory_utilization=share))
+    assert chosen.memory.kv == given.memory.kv
+    drafting = engine_of(model, cluster, Deployment(engine="sglang-0.5.9", speculative_tokens=2, acceptance=0.5))
+    assert drafting.memory.kv < chosen.memory.kv

@@ -125,3 +125,11 @@ def test_a_decode_pool_that_falls_behind_is_over_its_limit() -> None:
         assert found.regime == regime
         assert found.queue is not None
         assert (found.queue.mean > 1.0) == (regime == "over")
+
+
+def test_pools_hand_their_first_token_on_later() -> None:
+    load = Workload(np.full(5, 600), np.full(5, 40), arrivals(5, 1.0, 0.0, 0))
+    plain, slow = (run_pools(_pools(pools_token_s=s), parse_cluster("h100-sxm:2"), load, {}) for s in (0.0, 0.1))
+    assert plain.ttft is not None
+    assert slow.ttft is not None
+    assert slow.ttft.mean - plain.ttft.mean == pytest.approx(0.1, abs=1e-6)

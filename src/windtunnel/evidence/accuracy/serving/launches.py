@@ -25,7 +25,8 @@ there.
                    30 from 16 in flight on with TP 8 (--scheduler-recv-interval). 8-bit cache, as everywhere there.
                    AMD (dsr1_fp*_mi*.sh: 2e46dba0, 1fc5d73c, 8eec0d4e; perf-changelog.yaml, pull request 544): chunks
                    of 196,608, no limit of requests; MI300X and MI325X from 0.5.7 on 131,072 and an 8-bit cache; FP4
-                   on MI355X has that cache, and chunks of 32,768 with 8,192 tokens in, 1,024 out, more than 32 at once
+                   on MI355X has that cache, and chunks of 32,768 with 8,192 tokens in, 1,024 out, more than 32 at once.
+                   --mem-fraction-static: AMD 0.8, FP4 0.85, FP8 0.82, with TP 4 0.95
     TensorRT-LLM   chunked prefill off, max_num_tokens = concurrency + ISL + 64, at least 8,192; FP8 on B200, 1,024 in
                    and out, 64 to 255 in flight: prompts wait 40 steps for 0.8 of that (batch_wait_*); attention ranks
                    wait for each other 60 steps (attention_dp_config); 0.8 of the memory that is left, 0.75 on H200
@@ -77,6 +78,10 @@ HELD = {"b200": 30, "h200": 10}
 # seven deployments of TensorRT-LLM on B200, and taken wherever a run drafted and does not say how many (SGLang's script
 # on MI355X drafts three, too).
 DRAFTED_BY = {True: (1, 0.85), False: (3, 0.6)}
+SGLANGS_DRAFTS = (
+    2,
+    0.7,
+)  # --speculative-num-steps 2 on NVIDIA (dsr1_fp8_{h200,b200,b300}_mtp.sh); kept as in `recipes`
 LLAMA_STEPS, LLAMA_SHARE = 20, 0.9
 SPARE_LENGTH = 200  # tokens that a request may have beyond those asked for
 OSS_TOKENS, OSS_GRAPHS, OSS_REST = 20000, 2048, 0.85
@@ -102,10 +107,14 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
         return _others_deployed(row, deployment)
     if not _inferencex_deepseek(row):
         return deployment
-    if deployment.engine.startswith("sglang") and _on_amd(row):
-        generation = gpu_of(row.text("gpu"), 1).gpu.generation
-        eight = _four_bits(row) or (generation == "cdna3" and _since(row, AMDS_CACHE_SINCE))
-        return replace(deployment, kv=deployment.kv or ("fp8" if eight else "bf16"))
+    if deployment.engine.startswith("sglang"):
+        amd = _on_amd(row)
+        share = 0.8 if amd else 0.85 if _four_bits(row) else 0.95 if deployment.tp == 4 else 0.82
+        eight = _four_bits(row) or (
+            gpu_of(row.text("gpu"), 1).gpu.generation == "cdna3" and _since(row, AMDS_CACHE_SINCE)
+        )
+        kv = ("fp8" if eight else "bf16") if amd else None
+        return replace(deployment, gpu_memory_utilization=share, kv=deployment.kv or kv)
     if not deployment.engine.startswith("trtllm"):
         return deployment
     share = REST["blackwell" if _on_blackwell(row) else "hopper"]
@@ -127,6 +136,11 @@ def taken_to_draft(row: ServingRow) -> bool:
         return False
     release = order_of(engine_named(row).partition("-")[2])
     return (1, 1) <= release < (1, 2) or (1, 2, 0, 6, 3) <= release < (1, 3)
+
+
+def drafts_unlisted(row: ServingRow) -> tuple[int, float]:
+    """Tokens drafted, and the chance that one is kept, of a run that drafted and is in no published list."""
+    return SGLANGS_DRAFTS if row.text("engine") == "sglang" and not _on_amd(row) else DRAFTED_BY[False]
 
 
 def _others_deployed(row: ServingRow, deployment: Deployment) -> Deployment:

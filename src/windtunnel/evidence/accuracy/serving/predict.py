@@ -12,10 +12,10 @@ from functools import lru_cache
 
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.serving.launches import (
-    DRAFTED_BY,
     PROMPTS,
     REPEATED_WAVES,
     deployed,
+    drafts_unlisted,
     engine_of_row,
     held_back,
     planned_ahead,
@@ -171,7 +171,9 @@ def _run(
     profile = planned_ahead(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
     drafts = [(0, 0.0)]
     if row.text("spec") == "mtp" and not deployment.speculative_tokens:
-        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken) if one.drafted] or [DRAFTED_BY[False]]
+        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken) if one.drafted] or [
+            drafts_unlisted(row)
+        ]
     elif DRAFTING in row.text("model").lower() and row.text("spec") != "none":
         drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts
         if any(depth for depth, _ in drafts):
@@ -311,7 +313,7 @@ def _readings(
     prefill, decode = sides
     spec = row.text("spec")
     # TensorRT-LLM's pools run under Dynamo, whose client sends prompts outside a chat template.
-    unstated = (DRAFTED, ACCEPTED) if decode.engine.startswith("trtllm") else DRAFTED_BY[False]
+    unstated = (DRAFTED, ACCEPTED) if decode.engine.startswith("trtllm") else drafts_unlisted(row)
     if all(counts):
         if spec == "mtp":
             depth, kept = next(((one.drafted, one.accepted) for one in recipes if one.drafted), unstated)

@@ -61,8 +61,9 @@ class Pools:
 
     @property
     def profile(self) -> Profile:
-        """The engine's."""
-        return self.decode.profile
+        """The engine's, with what first tokens of pools take beyond."""
+        one = self.decode.profile
+        return replace(one, first_token_s=one.first_token_s + one.pools_token_s)
 
     @property
     def fits(self) -> bool:

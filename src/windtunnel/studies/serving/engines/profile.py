@@ -71,12 +71,15 @@ class Profile:
     block_size: int = 16
     watermark: float = 0.0  # share of blocks that admission leaves free
     gpu_memory_utilization: float = 0.9
-    utilization_of: Literal["total", "rest"] = "total"  # of all memory, or of what weights and activations leave
+    # Of all memory; of what weights and activations leave; or of what is free at start, with weights and cache in
+    # it (SGLang's mem_fraction_static, which it works out itself where nobody gives it: kv/capacity.py).
+    utilization_of: Literal["total", "rest", "static"] = "total"
     gather_steps: int = 0  # steps that prompts wait until so many are there as `gather` says
     gather: int = 0  # 0 = one for every attention rank
     receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
     reserved_rank_bytes: float = 0.0  # the same where a replica has several GPUs: buffers of their collectives
+    graph_bytes: float = 0.0  # of a captured graph, per layer; 0: in `reserved_bytes`
     windows: Literal["full", "freed", "pool"] = "full"  # how layers that keep a window are cached: kv/capacity.py
     window_share: float = 0.8  # with `pool`: tokens of the windows' pool over those of the other
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
@@ -124,6 +127,9 @@ class Profile:
     prefill_attention_factor: float = 1.0
     cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, detokeniser, the client itself
+    # The same of pools apart, beyond: router, handshake and the looks after which a cache that came is seen. Left at
+    # 1 to 32 in flight by MI355X, B200 and GB200 (SGLang, TensorRT-LLM under Dynamo): 25 to 150 ms.
+    pools_token_s: float = 0.07
     prompt_token_s: float = 2.0e-6  # tokenising, of each token: half a million a second of a core
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
@@ -156,6 +162,11 @@ class Profile:
             return (1, 2, 4, 4)[batch - 1] if batch else 1, True
         step = 8 if batch <= 256 else 16
         return -(-batch // step) * step, True
+
+    def graphs(self, sequences: int) -> int:
+        """How many batches are captured for up to so many sequences: vLLM goes to twice as many."""
+        most = min(self.graph_limit, 2 * sequences)
+        return len({self.padded(batch)[0] for batch in range(1, most + 1)})
 
 
 def engine_names() -> tuple[str, ...]:

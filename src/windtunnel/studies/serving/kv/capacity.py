@@ -3,8 +3,10 @@
     bytes of a token     2 x layers x KV heads / tp x head size x bytes, KV heads not split below one;
                          MLA: layers x (latent + rotary) x bytes, on every tensor-parallel rank; behind an indexer in
                          8 bits with 4-byte scales for 128 numbers, rotary part in 16, and the indexer's keys as well
-    capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM, SGLang);
+    capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM);
                          activations: the step's layers, or what draws its tokens where that is more
+                         (usable memory - reserved) x utilisation - weights (SGLang: activations and graphs lie in the
+                         rest of the memory, from whose size it works out the utilisation itself)
                          (usable memory - weights - activations - reserved) x utilisation (TensorRT-LLM; activations
                          with what experts need for the tokens of all ranks, and what the largest graph draws from)
 
@@ -210,6 +212,23 @@ def _expert_workspace(model: Model, layer: Layer, deployment: Deployment, budget
     return budget * deployment.attn_dp * block.experts_per_token * (entering + leaving)
 
 
+def _static_share(usable: float, deployment: Deployment, profile: Profile) -> float:
+    """SGLang's mem_fraction_static where none is given (sglang/srt/server_args.py, _handle_gpu_memory_settings; 0.5).
+
+    What it leaves, in MiB: 512, 1.5 a token of a chunk, 2 a sequence of the largest graph (4.5 more of each attention
+    rank), 1,024 for 8 GPUs, and 6,144 where tokens are drafted; at least 10,240 on GPUs of more than 60 GiB.
+    """
+    graph, ranks = profile.graph_limit, deployment.attn_dp
+    left = 512.0 + 1.5 * max(2048, deployment.max_num_batched_tokens or profile.max_num_batched_tokens) + 2.0 * graph
+    left += 1024.0 * deployment.gpus / 8.0
+    if ranks > 1:
+        left += graph * ranks * (4.5 if graph > 300 else 3.0)
+    if usable > 60.0 * 2.0**30:
+        left = max(left, 10240.0)
+    left += 6144.0 if deployment.speculative_tokens else 0.0
+    return round(1.0 - left * 2.0**20 / usable, 3)
+
+
 def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: Cluster, kv: str) -> Memory:
     """What one GPU holds, and what is left for the cache."""
     budget = deployment.max_num_batched_tokens or profile.max_num_batched_tokens
@@ -229,8 +248,12 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
     share = deployment.gpu_memory_utilization or profile.gpu_memory_utilization
     usable = float(cluster.gpu.usable_memory_bytes)
     reserved = profile.reserved_bytes + (profile.reserved_rank_bytes if deployment.gpus > 1 else 0.0)
+    reserved += profile.graph_bytes * model.n_layers / deployment.pp * profile.graphs(seqs)
     if profile.utilization_of == "rest":
         left = share * (usable - weights - activations - reserved)
+    elif profile.utilization_of == "static":
+        left = (deployment.gpu_memory_utilization or _static_share(usable, deployment, profile)) * (usable - reserved)
+        left -= weights
     else:
         left = share * usable - weights - activations - reserved
     cache = cache_of(model, deployment, kv, profile)

@@ -184,9 +184,9 @@ class Replica:
                 if rules.reserve == "output":
                     self.cache.promised += self.cache.final_blocks(one)
             self.adopted.clear()
-        if (queue.waiting or queue.prefilling) and not (
-            (queue.polls and batch.running and queue.unseen()) or queue.gathers()
-        ):
+        if not queue.waiting and not queue.prefilling:
+            pass  # for the most part
+        elif not ((queue.polls and batch.running and queue.unseen()) or queue.gathers()):
             budget, kept, preempted = rules.token_budget, 0, False
             if self._mixes and batch.running:
                 preempted = self._make_room(batch.blocks_due)
@@ -226,14 +226,17 @@ class Replica:
         self._start(MIXED, length)
 
     def _begin_run(self) -> None:
-        rules, batch, queue = self.rules, self.batch, self.admission
-        due = batch.blocks_due
-        if due > self.pool.free:
+        rules, batch, queue, pool = self.rules, self.batch, self.admission, self.pool
+        at, size = batch.steps, rules.block_size
+        due = batch.due[-at % size]
+        free = pool.total - pool.held
+        if due > free:
             self._make_room(due)
             if not batch.running:  # caches that are on their way have taken the blocks of the last one
                 self._mode, self.next_ns = IDLE, NEVER
                 return
-        count, at = len(batch.running), batch.steps
+            free = pool.free
+        count = len(batch.running)
         line = self.times.decode(count)
         first, growth, steps = straight(line, batch.context_sum + count, count, batch.next_end - at)
         if queue.waiting:
@@ -248,11 +251,12 @@ class Replica:
                 steps = min(steps, queue.gather_until - at)
         elif queue.gather_until >= 0:
             steps = min(steps, queue.gather_until - at)
-        free = self.pool.free
-        if count * (steps // rules.block_size + 1) > free:
+        if count * (steps // size + 1) > free:
             steps = steps_that_fit(steps, free, batch.due, at, count)
         self._run = (steps, first, growth)
-        self._start(RUN, ticks_of(steps, first, growth))
+        self._mode = RUN
+        self._length = length = steps * first + growth * (steps * (steps - 1) // 2)  # `ticks_of`, without the call
+        self.next_ns = (self._clock + length + TICKS_PER_NS - 1) >> SHIFT
 
     def _start(self, mode: int, length: int) -> None:
         self._mode = mode
@@ -330,20 +334,23 @@ class Replica:
 
     def _end_run(self) -> list[Sequence]:
         steps, first, growth = self._run
-        batch, pool, tally = self.batch, self.pool, self.tally
+        batch, pool, tally, queue, length = self.batch, self.pool, self.tally, self.admission, self._length
         count = len(batch.running)
-        clock = self._clock = self._clock + self._length
-        self.admission.last_start = clock - first - growth * (steps - 1)
-        pool.take(batch.blocks_for(steps))
-        batch.step(steps)
-        tally.step(self._length, count, pool.held, steps)
+        clock = self._clock = self._clock + length
+        queue.last_start = clock - first - growth * (steps - 1)
+        blocks = batch.due[-batch.steps % self.rules.block_size] if steps == 1 else batch.blocks_for(steps)
+        if blocks:
+            pool.take(blocks)
+        batch.steps += steps
+        batch.context_sum += steps * count
+        tally.step(length, count, pool.held, steps)
         tally.tokens += steps * count
         batch.count_gaps(clock, steps, first, growth, count)
         finished: list[Sequence] = []
         if batch.next_end <= batch.steps:
             self._pop_finished(clock >> SHIFT, finished)
-        self.admission.just_finished = len(finished)
-        self.load -= len(finished)
+            self.load -= len(finished)
+        queue.just_finished = len(finished)
         return finished
 
     def _pop_finished(self, now_ns: int, finished: list[Sequence]) -> None:

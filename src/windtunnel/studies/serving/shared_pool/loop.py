@@ -117,11 +117,8 @@ class SharedPool:
     def _ended(self, now_ns: int, place: int, finished: list[Sequence]) -> None:
         self.now_ns = self._changed_ns = now_ns
         one = self._instances[place]
-        extra = round(one.engine.profile.first_token_s * 1e9)
         for ended in finished:
             self._left -= 1
-            ended.first_ns += extra
-            ended.last_ns += extra
             self._answered(one.model, ended.index)
         if one.leaving and one.replica.load == 0:
             self._end(one)

@@ -137,7 +137,7 @@ def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
     units = [one.replica for one in run.instances] or [first.replica()]
     servers = [replica for unit in units for replica in replicas_of(unit)]
     shown = first.decode if isinstance(first, Pools) else first
-    hand_on(run.sent, shown.profile)
+    hand_on(run.sent, first.profile)
     found = summarise(shown, served.workload, servers, stamps_of(run.sent), run.refused, served.slo)
     there = [_seconds(one.born_ns, one.gone_ns, end_ns) for one in run.instances]
     seconds = sum(there) * served.gpus
