@@ -35,7 +35,14 @@ def engine() -> Engine:
     return engine_of(load_model("llama-3.2-1b"), parse_cluster("h100-sxm:8"), Deployment(engine="vllm-0.12"))
 
 
-def run(rules: Rules, generators: int = 2, steps: int = 6, learner_s: float = 0.8, refit_s: float = 0.1) -> Run:
+def run(
+    rules: Rules,
+    generators: int = 2,
+    steps: int = 6,
+    learner_s: float = 0.8,
+    refit_s: float = 0.1,
+    reward_s: float = 0.0,
+) -> Run:
     """So many steps of it."""
 
     def passes(tokens: NDArray[np.int64]) -> Passes:
@@ -44,14 +51,16 @@ def run(rules: Rules, generators: int = 2, steps: int = 6, learner_s: float = 0.
     def lengths(batch: int) -> NDArray[np.int64]:
         return ANSWERS.batch(rules.groups, rules.samples, batch)
 
-    found = Run(rules, Times(refit_s, tool_s=0.05), lengths, passes, [Generator(engine()) for _ in range(generators)])
+    times = Times(refit_s, tool_s=0.05, reward_s=reward_s)
+    found = Run(rules, times, lengths, passes, [Generator(engine()) for _ in range(generators)])
     found.until(steps)
     return found
 
 
+@pytest.mark.parametrize("reward_s", [0.0, 0.3])  # the second comes while weights change, too
 @pytest.mark.parametrize("rules", MODES)
-def test_tokens_that_are_begun_are_trained_dropped_or_still_open(rules: Rules) -> None:
-    found = run(rules)
+def test_tokens_that_are_begun_are_trained_dropped_or_still_open(rules: Rules, reward_s: float) -> None:
+    found = run(rules, reward_s=reward_s)
     gone = found.tokens_trained + found.tokens_training + found.tokens_dropped
     assert found.tokens_begun == gone + found.open_tokens()
     extra = rules.prompt_tokens + (rules.turns - 1) * rules.tool_tokens

@@ -29,7 +29,7 @@ from windtunnel.studies.rl.job import batch_time_s, run_of, settled
 
 NAMES = ("generation", "learner", "experts", "refit s/GB", "fixed s")
 PRIOR = np.log([1.4, 1.4, 1.8, 0.05, 5.0])
-WEIGHT, AHEAD = 0.2, 4
+WEIGHT, AHEAD = 0.2, 3  # of the prior; steps that are measured after those in which pools fill
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ def part_of(row: RlRow) -> Part | None:
     if plain.rules.oldest == 0:
         generation = batch_time_s(plain, plain.engine, plain.replicas)
     else:
-        run = run_of(plain, plain.engine, plain.replicas, plain.rules, Times(0.0), AHEAD, idle=True)
-        generation = (run.steps[-1].end_s - run.steps[0].end_s) / (AHEAD - 1)
+        first = plain.rules.oldest
+        run = run_of(plain, plain.engine, plain.replicas, plain.rules, Times(0.0), first + 1 + AHEAD, idle=True)
+        generation = (run.steps[-1].end_s - run.steps[first].end_s) / AHEAD
     learner = plain.trainer.passes(plain.sample_tokens(), plain.train_batch).total_s
     experts = any(layer.feed_forward.kind == "moe" for layer in job.model.layers)
     width = 1 if "fp8" in row.text("gen_precision") else 2

@@ -134,7 +134,8 @@ class Run:
         self._open: dict[int, _Group] = {}  # begun and not trained, in order
         self._in_flight = 0  # groups
         self._training = False
-        self._draining = False
+        self._draining = False  # nothing begins: generators run empty, or weights change
+        self._updating = False
         self._free_ns = 0  # since when the learner is
         self._guests_away = False
         self._judged: deque[int] = deque()
@@ -271,7 +272,7 @@ class Run:
             self.tokens_dropped += sum(self._forget(group))
             self._feed(now_ns)
         if self._draining:
-            if not self._in_flight:
+            if not (self._in_flight or self._updating):  # a reward may come while weights change
                 self._update(now_ns)
         else:
             self._take(now_ns)
@@ -360,12 +361,12 @@ class Run:
             if not self.rules.keep_cache:
                 server.begin_again(now_ns)
             self._loop.watch(place)
-        self._draining = True  # nothing begins meanwhile
+        self._draining = self._updating = True
 
         def updated(at_ns: int) -> None:
             assert self._last is not None
             self.steps.append(replace(self._last, end_s=at_ns / NS))
-            self._draining = self._training = self._guests_away = False
+            self._draining = self._updating = self._training = self._guests_away = False
             self._free_ns = at_ns
             self._feed(at_ns)
             self._take(at_ns)

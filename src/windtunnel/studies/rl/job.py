@@ -83,10 +83,11 @@ def with_config(question: Rl) -> tuple[Rl, Imported | None]:
         return question, None
     found = read_config(question.config)
     data, own = dict(found.data), plain(question)
-    device = data.pop("per_device", None)
-    if device is not None and "prompts" not in data:
+    device, trained = data.pop("per_device", None), data.pop("trained_per_device", None)
+    if device is not None:
         gpus = question.train or cluster_of(question.cluster).n_gpus
-        data["prompts"] = max(1, device * gpus // int(own.get("samples") or data.get("samples") or 1))
+        data.setdefault("prompts", max(1, device * gpus // int(own.get("samples") or data.get("samples") or 1)))
+        data["learner"] = {"train_batch": trained * gpus, **data.get("learner", {})}
     for name, value in own.items():
         inner = data.get(name)
         data[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value

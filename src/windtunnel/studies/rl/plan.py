@@ -4,41 +4,33 @@ A candidate is a placement (colocated, or so many GPUs that generate), a generat
 staleness. The trainer's layout is the fastest that fits its GPUs: a step never becomes longer when its passes become
 shorter, so no other can be better. Each candidate has a lower bound,
 
-    in turn      update + between + passes + max(longest answer alone, tokens / highest rate, generators)
-    ahead        max(between + passes, tokens / highest rate, generators) + update
-    generators   (t - c) longest answer of one / batches in flight + c tokens + s contexts, the mean over them
+    in turn      update + between + passes + generation
+    ahead        max(between + passes, generation) + update
 
-with the highest rate that any batch of generators reaches at the shortest context, and the passes at the peak rate of
-the GPUs until a trainer's layout is sought. A decode step of b answers takes t + c (b - 1) or more at the shortest
-context, and s or more for each further token in their caches. Candidates are simulated in the order of their bounds
-until the next bound is not below the best step: that proves that no other is better.
+(`bounds.py`), with the passes at the peak rate of the GPUs until a trainer's layout is sought. Candidates are simulated
+in the order of their bounds until the next bound is not below the best step: that proves that no other is better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from heapq import heapify, heappop, heappush
-from math import ceil
-
-import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.questions.asked.rl import Rl, RlPlan
 from windtunnel.questions.header import Answer, band_entry
-from windtunnel.studies.rl.job import Job, alone_s, drafted, trainer_of, with_trainer
+from windtunnel.studies.rl.bounds import bound_s
+from windtunnel.studies.rl.job import Job, drafted, trainer_of, with_trainer
 from windtunnel.studies.rl.learner import Trainer
 from windtunnel.studies.rl.result import RlResult
-from windtunnel.studies.rl.study import answered, window
+from windtunnel.studies.rl.study import answered
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.deployment import Deployment
-from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 
 SPLITS = 16  # of a cluster, evenly chosen
 NEAR = 0.03  # steps that differ by less are called as good
-LEAST = 0.9  # of a bound where pools overlap: what is begun before the simulated steps counts for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,63 +158,6 @@ def candidates(question: RlPlan) -> Iterator[Rl]:
             for steps in ahead:
                 pools = {"generate": generate, "train": train, "async_steps": steps}
                 yield Rl(**{**base, "rollout": rollout, "hybrid": False, **pools})
-
-
-def bound_s(job: Job, learner_s: Callable[[NDArray[np.int64]], float]) -> float:
-    """A lower bound of the step: the mean over the very batches that are simulated.
-
-    `learner_s`: what the passes over samples of these tokens take at the least.
-    """
-    times, rules = job.times, job.rules
-    warm, measured = window(job)
-    extra = rules.prompt_tokens + (rules.turns - 1) * rules.tool_tokens
-    flying = rules.async_steps + 1
-    under_way = flying * rules.groups * rules.samples / job.replicas
-    steps = decode_steps(job.engine, rules.prompt_tokens, under_way)
-    rate = job.replicas * highest_rate(steps) / job.habits.generation_factor
-    alone_tick, more, cached = least_step(job.engine, steps)
-    learner: list[float] = []
-    generation: list[float] = []
-    for number in range(warm, warm + measured):
-        batch = job.lengths(number)
-        learner.append(times.between_s + learner_s(batch + extra))
-        alone = 0.0 if rules.async_steps else alone_s(job, int(batch.max()))
-        longest = np.mean([part.max() for part in np.array_split(batch, job.replicas)])
-        longest *= 1.0 if rules.chunks else LEAST
-        of_each = more * float(batch.sum()) + cached * float((batch.astype(np.float64) ** 2).sum()) / 2.0
-        ticks = (alone_tick - more) * float(longest) / flying + of_each / job.replicas
-        seconds = job.habits.generation_factor * ticks / TICKS_PER_S
-        generation.append(max(alone, float(batch.sum()) / rate, seconds))
-    if not rules.async_steps:
-        return times.refit_s + (sum(learner) + sum(generation)) / measured
-    return times.refit_s + LEAST * max(sum(learner), sum(generation)) / measured
-
-
-def decode_steps(engine: Engine, prompt: int, under_way: float) -> list[tuple[int, int, int]]:
-    """Ticks of a step of b to c answers at the least, as (b, c, ticks): of b at the shortest context.
-
-    `under_way`: answers that a generator has on average; no generator has more than twice as many.
-    """
-    found, b = [], 1
-    largest = min(engine.rules.max_num_seqs, ceil(2 * under_way))
-    while b <= largest:
-        c = max(b + 1, b * 5 // 4)
-        found.append((b, c - 1, engine.times.decode(b).at(b * prompt)))
-        b = c
-    return found
-
-
-def highest_rate(steps: list[tuple[int, int, int]]) -> float:
-    """Tokens per second that no batch of a generator passes."""
-    return max(c * TICKS_PER_S / ticks for _, c, ticks in steps)
-
-
-def least_step(engine: Engine, steps: list[tuple[int, int, int]]) -> tuple[float, float, float]:
-    """Ticks t of one answer's step, c of each further answer, s of each further token in the caches, at the least."""
-    alone = float(steps[0][2])
-    more = min(((ticks - alone) / (c - 1) for b, c, ticks in steps if b > 1), default=0.0)
-    cached = min(min(engine.times.decode(b).slope) for b, _, _ in steps)
-    return alone, min(alone, max(0.0, more)), float(cached)
 
 
 def _tried(job: Job, bound: float, found: RlResult | None) -> Tried:

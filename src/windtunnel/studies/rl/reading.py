@@ -212,7 +212,7 @@ def assumptions_of(job: Job) -> tuple[str, ...]:
     if job.imported is not None and job.imported.unknown:
         named = ", ".join(job.imported.unknown[:12])
         more = len(job.imported.unknown) - 12
-        said.append(f"not understood in {job.question.config}: {named}" + (f" and {more} more" if more > 0 else ""))
+        said.append(f"not understood in {job.imported.path}: {named}" + (f" and {more} more" if more > 0 else ""))
     if job.answers.guessed:
         said.append(f"nothing says how long answers are: {job.answers.mean:,.0f} tokens, half of the cap, are assumed")
     if job.answers.assumed and job.answers.sd > 0.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,11 @@ gradient_accumulation_steps: 2
 beta: 0.0
 """
 
+TRL_COMMAND = """
+trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name HuggingFaceH4/Polaris-Dataset-53K \\
+  --reward_funcs accuracy_reward --generation_batch_size 128 --save_steps 0.1
+"""
+
 
 def _data(tmp_path: Path, name: str, text: str) -> dict[str, object]:
     (tmp_path / name).write_text(text)
@@ -187,6 +193,14 @@ def test_a_batch_of_trl_follows_from_the_cluster(tmp_path: Path) -> None:
     found, imported = with_config(question)
     assert imported is not None
     assert (found.prompts, found.samples, found.framework) == (8, 8, "trl")
+    assert found.learner.train_batch == 64
+    # Of `trl grpo`, whose defaults say the rest: two optimizer steps over 128 samples that were generated together.
+    (tmp_path / "run.sh").write_text(TRL_COMMAND)
+    found, imported = with_config(replace(question, config=str(tmp_path / "run.sh")))
+    assert imported is not None
+    assert (imported.unknown, imported.path) == ((), str(tmp_path / "run.sh"))
+    assert (found.prompts, found.samples, found.learner.train_batch) == (16, 8, 64)
+    assert found.beside.checkpoint_every == 0  # a share of the run, of whose length nothing is known
 
 
 def test_what_is_said_wins_over_the_file(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A table (`verl.yaml`, ...) names for each field of the question the setting that
     only_if     a setting that must be on, `else` what counts where it is not;  only_with: a field that must be there
     times, over another field that it is multiplied with, or divided by;        default: where it is not set
     is          values and what they mean;                                      positive: yes where above 0
+    least       a number below it says nothing
 
 `harmless` matches settings that do not decide how long a step takes; all others that no field reads are named.
 """
@@ -41,6 +42,7 @@ class Imported:
     data: Mapping[str, Any]  # of a question, nested
     unknown: tuple[str, ...]  # settings that nothing reads and that may matter
     model: str  # as the file names it
+    path: str
 
 
 def read_config(path: str) -> Imported:
@@ -50,7 +52,7 @@ def read_config(path: str) -> Imported:
     for name in sorted(one.stem for one in FOLDER.glob("*.yaml")):
         table = _table(name)
         if any(_known(word, settings) for word in table["known_by"]):
-            return _imported(name, table, settings)
+            return _imported(name, table, settings, path)
     raise InputFileError(place, "is of no framework that is known", "give one of verl, NeMo RL, slime, OpenRLHF, ...")
 
 
@@ -68,7 +70,7 @@ def _known(word: str, settings: Settings) -> bool:
     )
 
 
-def _imported(name: str, table: Mapping[str, Any], settings: Settings) -> Imported:
+def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str) -> Imported:
     read: set[str] = set()
     values: dict[str, object] = {}
     for field, rule in table["fields"].items():
@@ -83,7 +85,7 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings) -> Import
     harmless = re.compile(re.sub(r"\s+", "", table["harmless"]))
     said = (key for key in sorted(settings) if key not in read and settings[key] not in NOTHING)
     unknown = tuple(key for key in said if not harmless.match(key))
-    return Imported(name, {"framework": name, **data}, unknown, model)
+    return Imported(name, {"framework": name, **data}, unknown, model, path)
 
 
 def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, object], read: set[str]) -> object:
@@ -103,6 +105,8 @@ def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, obj
         return None
     if isinstance(value, str) and NUMBER.fullmatch(value):
         value = float(value)  # YAML 1.1 reads 1e-3 as text
+    if "least" in rule and isinstance(value, int | float) and value < rule["least"]:
+        return None
     if rule.get("positive"):
         return "yes" if isinstance(value, int | float) and value > 0 else "no"
     if "is" in rule:
@@ -155,9 +159,12 @@ def _question(values: dict[str, Any]) -> dict[str, object]:
     if isinstance(cap, int):
         values["lengths"] = f"cap={cap}"
     device, accumulation = values.pop("device_batch", None), values.pop("accumulation", 1)
-    steps = values.pop("generation_steps", None)
+    steps, generated = values.pop("generation_steps", None), values.pop("generated", None)
     if isinstance(device, int) and isinstance(values.get("samples"), int):
         values["per_device"] = device * (steps if isinstance(steps, int) else accumulation)
+        values["trained_per_device"] = device * accumulation
+        if isinstance(generated, int):
+            values["prompts"] = max(1, generated // values["samples"])
     parts = values.pop("mini_batches", None)
     if isinstance(parts, int) and parts and isinstance(values.get("prompts"), int):
         values["learner.train_batch"] = max(1, values["prompts"] * values.get("samples", 1) // parts)
