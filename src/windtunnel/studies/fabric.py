@@ -17,6 +17,7 @@ from windtunnel.files.bytes import read_text
 from windtunnel.physics.cost.communication.collectives import Group, collective, group_of, latency_and_bandwidth
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.hardware.torus import slice_of
 from windtunnel.questions.asked.fabric import Fabric
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.units import parse_bytes
@@ -161,13 +162,18 @@ def _size(
 
 def _placement(group: Group, cluster: Cluster) -> Placement:
     link = cluster.scale_up if group.domains == 1 else cluster.scale_out
+    shape = ""
+    if link.torus is not None:
+        axes = slice_of(link, min(cluster.n_gpus, cluster.used_per_domain))
+        ways = ", ".join("ring" if axis.ring else "line" for axis in axes)
+        shape = f", slice {'x'.join(str(axis.length) for axis in axes)} ({ways})"
     return Placement(
         ranks=group.size,
         domains=group.domains,
         ranks_per_domain=group.per_domain,
         domain_gpus=cluster.gpus_in_domain,
         groups=max(1, cluster.n_gpus // group.size),
-        crosses=link.name,
+        crosses=link.name + shape,
     )
 
 

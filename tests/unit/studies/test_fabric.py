@@ -77,3 +77,9 @@ def test_a_group_larger_than_the_cluster_is_refused() -> None:
         of(cluster="h100-sxm:8", ranks=8, stride=2)
     with pytest.raises(SpecError, match="algorithm"):
         of(cluster="h100-sxm:16", algorithm="magic")
+
+
+def test_a_slice_of_a_torus_is_named_with_its_rings() -> None:
+    """And with fewer chips, a line."""
+    assert of(cluster="tpu-v6e:128", bytes="1MiB").placement.crosses.endswith("slice 8x16 (line, ring)")
+    assert "slice" not in of(cluster="h100-sxm:8", bytes="1MiB").placement.crosses
