@@ -34,6 +34,8 @@ class StepTaken(BaseException):
 
 def play(folder: Path, step: int, target: list[str]) -> None:
     """One real rank, in this process; its program lies in the folder then, and it goes on: others may wait for it."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
     from windtunnel.real.capture.arguments import Launch
     from windtunnel.real.capture.processes.rank_process import run_script
     from windtunnel.real.capture.recorder.recorder import Recorder
@@ -44,10 +46,10 @@ def play(folder: Path, step: int, target: list[str]) -> None:
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     heard: list[Communication] = []
-    ended = [0]
+    ended, stepped = [0], [0]  # communications by the end of each step, and when the last optimizer had stepped
 
     def bound() -> None:
-        ended.append(len(heard))
+        ended.append(stepped[-1])
 
     def done(program: RankProgram) -> None:
         if (folder / f"program_{rank}.jsonl.gz").exists():
@@ -58,6 +60,7 @@ def play(folder: Path, step: int, target: list[str]) -> None:
         whole.write_bytes(write_program(replace(program, notes=())))
         whole.rename(folder / f"program_{rank}.jsonl.gz")
 
+    register_optimizer_step_post_hook(lambda *_: stepped.append(len(heard)))
     is_module = target[0] == "-m"
     name, *arguments = target[1:] if is_module else target
     with (
