@@ -31,6 +31,7 @@ MEANS = {  # a word of the model's name -> tokens in and out
     "llama-3.1-8b": (778, 128),
     "mixtral-8x7b": (300, 145),
 }
+USUAL_SEQS = {"gpt-oss-120b": 128}  # offline, of a GPU, where a row does not say: all that do have 110 or 128
 LEAST = 0.3
 SPAN = 3.0  # lifetimes of a request that an open loop is played for
 STEP_S = 0.05  # a time per token for that, no more
@@ -47,8 +48,11 @@ def laid_out(row: ServingRow, model: Model, deployment: Deployment, cluster: Clu
     """A layout that is not stated: the fewest GPUs of a node on which the model leaves a third of the memory."""
     if row.text("tp"):
         return replace(deployment, max_num_seqs=_number(row, "max_num_seqs"), max_num_batched_tokens=_budget(row))
+    named = [seqs for word, seqs in USUAL_SEQS.items() if word in row.text("model").lower()]
+    usual = named[0] if named and row.number("request_rate_target") is None else None
     for size in SIZES:
-        one = replace(deployment, tp=size, attn_dp=1, moe_tp=None, moe_ep=None)
+        seqs = usual if usual is None else usual * size
+        one = replace(deployment, tp=size, attn_dp=1, moe_tp=None, moe_ep=None, max_num_seqs=seqs)
         if size > cluster.n_gpus:
             break
         engine = engine_of(model, cluster, one, profile=load_engine(deployment.engine))

@@ -29,6 +29,9 @@ MOE_NAMES = {
     "mxfp4": "w4a16_mxfp4",
     "int4": "int4_wo",
 }
+EIGHT_BIT_TOKENS = {("trtllm", "mxfp4"): "w4a8_mxfp4_mxfp8"}
+"""How MXFP4 experts are multiplied on Blackwell unless somebody says otherwise: tokens in 8 bits under TensorRT-LLM
+(_torch/model_config.py, get_mxfp4_quant_algo), in 16 under vLLM and SGLang. Where such were not timed, in 16."""
 ALIKE = {"mxfp4": "int4"}
 """Whose experts stand in where none of a format were timed on a GPU: engines multiply both in 16 bits with Marlin there
 (vLLM: fused_moe/oracle/mxfp4.py)."""
@@ -141,10 +144,12 @@ def _timed_experts(engine: Engine, layer: Experts) -> Curve | None:
             timed = _timed_in(path, (), name, layer, moved=name == "nvfp4")
             if timed is not None:
                 return timed[1]
+    blackwell = engine.gpu.generation.startswith("blackwell")
+    before = EIGHT_BIT_TOKENS.get((engine.framework, layer.dtype), name) if blackwell else name
     found = (
         timed
         for path, source in _expert_tables(engine, name)
-        for wanted in (name, "fp8_block" if name == "fp8" else name)
+        for wanted in dict.fromkeys((before, name, "fp8_block" if name == "fp8" else name))
         if (timed := _timed_in(path, source, wanted, layer)) is not None
     )
     first = next(found, None)
