@@ -43,11 +43,11 @@ class Habits:
     node_sum_s: float | None = None  # of a generator's sum over nodes, per node beyond the first; the engine's
     loss: str | None = None  # of a training plan, where it is not the trainer's
     # RL engines are not benchmark engines: log-probs returned, executors in step, detokenising, fixed assignment; RL
-    # trainers pack unlike rows, keep no graph, balance no experts. Fitted on NeMo RL 0.4 to 0.7 (validation/rl.py), by
-    # release left out 1.49 to 1.70, 0.99 to 1.36 and 1.27 to 1.63; other frameworks have published nothing to fit.
-    generation_factor: float = 1.53  # on steps of generators
+    # trainers pack unlike rows, keep no graph, balance no experts. Fitted on NeMo RL 0.4 to 0.7 (validation/rl/fit.py),
+    # by release left out 1.37 to 1.51, 1.34 to 1.38 and 1.80 to 2.14; other frameworks have published nothing to fit.
+    generation_factor: float = 1.41  # on steps of generators
     learner_factor: float = 1.36  # on log-probs and training
-    experts_factor: float = 1.64  # the same where a model has experts
+    experts_factor: float = 2.0  # the same where a model has experts
 
 
 def load_habits(spec: str) -> Habits:
