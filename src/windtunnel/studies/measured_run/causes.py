@@ -102,10 +102,11 @@ def _of_traces(evidence: Evidence) -> list[Cause]:
     wait_s, uneven = 0.0, ""
     if late is not None:
         wait_s = late.seconds if late.is_constant else max(0.0, late.seconds - evidence.expected_wait_s)
-        if late.is_constant or wait_s > late.spread_s:
+        # Of healthy ranks one is last too, perhaps always the same: only what is more than that is a cause.
+        if late.seconds > evidence.expected_wait_s if late.is_constant else wait_s > late.spread_s:
             uneven = "" if late.is_constant else late.kind
             found.append(_late(late, wait_s, len(traced)))
-        else:  # another one each step, as on healthy machines
+        else:  # as on healthy machines
             wait_s = 0.0
     for name, cause in (
         ("data loader", DATA_LOADER),
