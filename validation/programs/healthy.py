@@ -136,6 +136,7 @@ def reduced():
             dist.all_reduce(g, group=mesh["dp"].get_group())
 before.append(reduced)
 group = mesh["dp"].get_group()
+stepped = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)  # DTensors beside tensors
 """,
     "tp and fsdp2": """
 from torch.distributed.fsdp import fully_shard
