@@ -66,8 +66,7 @@ class InputFileError(UserError):
 
     def __init__(self, path: object, problem: str, remedy: str) -> None:
         self.path, self.problem, self.remedy = str(path), problem, remedy
-        place = self.path if self.path.isprintable() else repr(self.path)
-        super().__init__(f"{place}: {problem}; {remedy}")
+        super().__init__(f"{_place(path)}: {problem}; {remedy}")
 
 
 class LayoutError(UserError):
@@ -84,9 +83,14 @@ def about_file(path: object) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if str(path) not in str(error):
-            error.args = (f"{path}: {error}",)
+        if _place(path) not in str(error):
+            error.args = (f"{_place(path)}: {error}",)
         raise
+
+
+def _place(path: object) -> str:
+    """A path in a message of one line."""
+    return str(path) if str(path).isprintable() else repr(str(path))
 
 
 class ScheduleError(WindtunnelError):

@@ -14,7 +14,9 @@ from windtunnel.errors import (
     UnknownNameError,
     UserError,
     WindtunnelError,
+    about_file,
 )
+from windtunnel.faces.cli.app import main
 from windtunnel.real.capture.processes.scheduler import ScriptError
 
 
@@ -36,3 +38,17 @@ def test_an_error_survives_the_way_between_processes(error: WindtunnelError) -> 
     assert type(other) is type(error)
     assert str(other) == str(error)
     assert vars(other) == vars(error)
+
+
+def test_a_path_of_odd_characters_stands_in_one_line() -> None:
+    with pytest.raises(UserError) as found, about_file("a\r\nb"):
+        raise InputFileError("a\r\nb", "cannot be read", "give another")
+    assert str(found.value) == "'a\\r\\nb': cannot be read; give another"
+
+
+@pytest.mark.parametrize("words", [["ask"], ["fleet", "lint"], ["sweep"]])
+def test_a_name_that_no_file_can_have_is_one_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "9" * 5000]) == 2
+    said = capsys.readouterr().err
+    assert "too long" in said
+    assert said.count("\n") == 1

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import spelled
 from windtunnel.faces.cli.output import print_json
+from windtunnel.files.bytes import path_of
 from windtunnel.files.document import read_mapping
 from windtunnel.questions import QUESTIONS, read
 from windtunnel.questions import schema as schema_of
@@ -38,7 +39,7 @@ def ask(
     file
         A question in YAML or JSON: `question: predict/1` and its fields; `windtunnel schema VERB` has them.
     """
-    path = Path(file)
+    path = path_of(file)
     if path.is_dir():
         path = path / "question.yaml"
     question = read(read_mapping(path, "a question is lines of `field: value`, see `windtunnel schema`"), str(path))

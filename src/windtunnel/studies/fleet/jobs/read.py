@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.files.bytes import path_of
 from windtunnel.files.table import Table, read_table
 from windtunnel.studies.fleet.jobs.slurm_records import is_records
 from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
@@ -47,7 +48,7 @@ def read_jobs(path: str | Path, where: str = "") -> Jobs:
 
     Raises InputFileError (file, line, value, remedy) or SpecError (`where`).
     """
-    path = Path(path)
+    path = path_of(path, TRACE)
     table, unread, quotas, cohorts = _table(path)
     table = matching(table, where)
     check_one_selection(table, SELECTORS)
