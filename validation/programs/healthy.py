@@ -206,10 +206,10 @@ def shared():
 before.append(shared)
 """,
     "pipeline": """
-first, last, pairs = rank == 0, rank == world - 1, []
+first, ends, pairs = rank == 0, rank == world - 1, []
 model = nn.Sequential(*(Block() for _ in range(2))).to(device)
 original = model
-front, back = (nn.Embedding(V, W).to(device) if first else None), (nn.Linear(W, V).to(device) if last else None)
+front, back = (nn.Embedding(V, W).to(device) if first else None), (nn.Linear(W, V).to(device) if ends else None)
 def loss_of(model, tokens):
     if first:
         x = front(tokens)
@@ -217,7 +217,7 @@ def loss_of(model, tokens):
         x = torch.empty(4, S, W, device=device); dist.recv(x, rank - 1); x.requires_grad_()
     y = model(x)
     pairs.append((x, y))
-    if last:
+    if ends:
         return F.cross_entropy(back(y).flatten(0, 1), tokens.flatten())
     dist.send(y.detach(), rank + 1)
     grad = torch.empty_like(y); dist.recv(grad, rank + 1)

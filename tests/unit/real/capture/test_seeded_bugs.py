@@ -19,7 +19,7 @@ from windtunnel.real.capture.fake_tensors.control_flow import Answers
 from windtunnel.real.capture.processes.conditions import branches_on
 from windtunnel.real.capture.recorder.recorder import Recorder
 from windtunnel.studies.programs.rank_classes.agreement import book_of, deadlock, disagreement
-from windtunnel.studies.programs.rank_classes.findings import CORRUPT, Finding, compare
+from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallLog, Finding, compare
 
 sys.path.append(str(Path(__file__).parents[2] / "studies" / "programs"))
 from every_rank import whole_job
@@ -88,3 +88,15 @@ def test_a_bug_is_told_with_its_line_its_ranks_and_its_group(
 @pytest.mark.parametrize("name", HEALTHY)
 def test_of_a_healthy_script_nothing_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings(HEALTHY[name], tmp_path, monkeypatch) == []
+
+
+def test_steps_that_a_log_leaves_out_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(PRELUDE + "for i in range(3 if r == 1 else 5):\n    back(); reduce(); done()\n")
+    journals = [played(path, rank)[0].journal for rank in (0, 1, 2)]
+    whole = {rank: journal.log() for rank, journal in enumerate(journals)}
+    cut = {**whole, 0: CallLog.from_plain(journals[0].log(steps=2).to_plain())}
+    assert [one.ranks for one in compare(whole, WORLD)] == [(1,)]
+    assert compare(cut, WORLD) == []
+    assert {rank for rank, log in cut.items() if log.cut} == {0}

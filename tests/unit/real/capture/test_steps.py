@@ -124,6 +124,17 @@ def test_without_conditions_the_wanted_step_is_the_last(tmp_path: Path) -> None:
     assert alone.take(program(3))
 
 
+def test_who_was_told_to_go_on_before_rank_0_left_steps_out_keeps_as_many(tmp_path: Path) -> None:
+    first, beside = (steps_of(tmp_path, rank, 1, files=lambda: {"train.py": "hidden"}) for rank in (0, 1))
+    for _ in range(7):  # side by side, to the script's own end
+        assert not first.take(program(3))
+        assert not beside.take(program(3))
+    first.close()
+    beside.close()
+    assert (first.kept, beside.kept) == (2, 2)
+    assert first.digest == beside.digest
+
+
 def test_who_runs_more_steps_than_rank_0_has_is_told_that_there_are_none(tmp_path: Path) -> None:
     first, beside = steps_of(tmp_path, 0, 9), steps_of(tmp_path, 1, 9)
     assert not first.take(program(3))

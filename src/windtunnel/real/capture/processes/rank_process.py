@@ -61,7 +61,7 @@ def play(task: Mapping[str, Any]) -> int:
     played = Played("" if launch["is_module"] else launch["target"])
 
     def say_where(_number: int, frame: FrameType | None) -> None:
-        played.write_calls(folder / f"calls_{rank}.json", is_partial=True)
+        played.write_calls(folder / f"calls_{rank}.json", is_partial=not played.is_over)
         _say_where(folder / f"where_{rank}", frame)
 
     signal.signal(signal.SIGUSR1, say_where)
@@ -98,6 +98,7 @@ class Played:
         self._target = target  # path of the script; "" of a module
         self.recorder: Recorder | None = None
         self.steps: Steps | None = None
+        self.is_over = False  # the script is: it calls nothing more
 
     def write_calls(self, path: Path, *, is_partial: bool = False) -> None:
         """Leave the log of its calls, in as many steps as all ranks run."""
@@ -192,6 +193,7 @@ def _played(
             not steps.done
         ):  # else it came while the script was cleaning up after what ended it, in a state that is no more
             raise
+    played.is_over = True
     steps.close()
     if not steps.digests:
         raise NoStepError(recorder.steps, wanted, launch.line)

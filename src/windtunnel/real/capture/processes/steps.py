@@ -27,6 +27,7 @@ MOST_FIRST = 8  # steps, from the wanted one on, that may differ before they rep
 SURE = 8  # steps that have to repeat where one before them did not, and two more for each such
 ENOUGH = 2 * MOST_STEPS + MOST_FIRST
 ON = b"on"  # the answer to who asks for another step; else how many of them are kept
+LAST = f"{STEPS}0>0/last"  # how many are kept, for whom the script ended before rank 0 said so
 
 
 class Steps:
@@ -126,16 +127,25 @@ class Steps:
         if repetition is not None:
             self._period = repetition[1]
             self._keep(max(sum(repetition), self._least))
+        count = str(len(self.digests)).encode()
         for number in {len(self.digests), self._ran}:
-            self._box.post(_key(self._wanted - 1 + number), str(len(self.digests)).encode())
+            self._box.post(_key(self._wanted - 1 + number), count)
+        self._box.post(LAST, count)
 
     def _keep(self, count: int) -> None:
         del self.digests[count:]
         self.programs = {key: self.programs[key] for key in dict.fromkeys(self.digests)}
 
     def close(self) -> None:
-        """There is no other step, whoever asks."""
-        if self._goes_on and not self._rank and not self.done:
+        """The script is over: there is no other step, whoever asks; and all keep as many as rank 0, when it has ended.
+
+        Who ran beside rank 0 may have been told to go on at a step that rank 0 has left out since.
+        """
+        if not self._goes_on or self.done or not self.digests:
+            return
+        if self._rank:
+            self._keep(int(self._box.get(LAST, self._timeout_s)))
+        else:
             self._say_last()
             self._box.post(_key(self._wanted + self._ran), str(len(self.digests)).encode())
 

@@ -74,7 +74,8 @@ class CallJournal:
             for entry, op in zip(self._log.entries, self._ops, strict=True)
             if last is None or op < last
         ]
-        return CallLog(self._log.rank, self._log.groups, entries, is_partial)
+        cut = 0 if is_partial or len(bounds) == len(self._bounds) else len(bounds)
+        return CallLog(self._log.rank, self._log.groups, entries, is_partial, cut)
 
     # ---- races
 

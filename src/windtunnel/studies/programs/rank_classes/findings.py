@@ -9,7 +9,7 @@ were run are compared, but in every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from windtunnel.studies.programs.communication import MESSAGES
@@ -98,12 +98,13 @@ class CallLog:
     groups: list[GroupEntry] = field(default_factory=list)
     entries: list[CallEntry] = field(default_factory=list)
     is_partial: bool = False  # the rank was still running: what comes after is not known
+    cut: int = 0  # steps after which the rest was left out; 0: nothing was
 
     def to_plain(self) -> dict[str, object]:
         """As JSON takes it."""
         groups = [[one.name, runs_of(one.members), one.ordinal] for one in self.groups]
         entries = [list(entry) for entry in self.entries]
-        return {"rank": self.rank, "groups": groups, "entries": entries, "is_partial": self.is_partial}
+        return {"rank": self.rank, "groups": groups, "entries": entries, "is_partial": self.is_partial, "cut": self.cut}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> CallLog:
@@ -111,11 +112,18 @@ class CallLog:
         groups = [GroupEntry(name, numbers_of(runs), ordinal) for name, runs, ordinal in data["groups"]]
         at = (CallEntry._fields.index("sent"), CallEntry._fields.index("received"))
         entries = [CallEntry._make(tuple(v) if i in at else v for i, v in enumerate(row)) for row in data["entries"]]
-        return cls(data["rank"], groups, entries, data["is_partial"])
+        return cls(data["rank"], groups, entries, data["is_partial"], data["cut"])
+
+    def up_to(self, step: int) -> CallLog:
+        """The calls of so many steps."""
+        return replace(self, entries=[entry for entry in self.entries if entry.step < step])
 
 
 def compare(logs: Mapping[int, CallLog], world: int) -> list[Finding]:
-    """What does not fit between the ranks that were run, the first in time first."""
+    """What does not fit between the ranks that were run, the first in time first; of steps that no log lacks."""
+    cut = min((log.cut for log in logs.values() if log.cut), default=0)
+    if cut:
+        logs = {rank: log.up_to(cut) for rank, log in logs.items()}
     found: list[tuple[int, Finding]] = []
     found += _set_up(logs, world)
     for group, calls in _by_group(logs).items():
