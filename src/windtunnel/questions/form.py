@@ -117,7 +117,7 @@ def _kind(field: Field) -> Kind:
 
 
 def _text(field: Field, value: Any) -> str:
-    if value is None or value == ():
+    if value is None or value in ((), []):
         return ""
     if isinstance(value, bool):
         return ON if value else OFF

@@ -66,3 +66,20 @@ def test_a_form_begins_with_the_example_and_asks_it(verb: str) -> None:
     question = question_of_command(f"windtunnel {verb} {example}")
     assert example or verb == "techniques"  # which needs no word
     assert of_form(verb, {one.name: one.value for one in inputs(verb, question)}) == question
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        ({"question": "fleet pack", "trace": "pods.csv", "cluster": "nodes.csv", "policy": ""}, "leave it out"),
+        ({"question": "fleet pack", "trace": "", "cluster": "nodes.csv"}, "it is needed"),
+    ],
+)
+def test_an_empty_text_is_no_answer_to_a_field(data: dict[str, str], remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy):
+        read(data)
+
+
+def test_the_form_of_an_empty_list_is_empty() -> None:
+    texts = {one.name: one.value for one in inputs("explain", read({"question": "explain", "traces": []}))}
+    assert texts["traces"] == ""
