@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.errors import UserError
@@ -152,7 +152,7 @@ def with_measured(question: Predict, step: float) -> Diagnose:
 
 def _launch_of(question: Diagnose) -> str | None:
     word = question.model.base
-    return word if Path(word).is_file() and is_native(word) else None
+    return word if os.path.isfile(word) and is_native(word) else None
 
 
 def _measured(

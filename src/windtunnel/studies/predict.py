@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import Cluster
@@ -96,7 +96,7 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
     from windtunnel.studies.training.launch import is_native, read_native
 
     stated: Mapping[str, object] = {}
-    if Path(model.base).is_file() and is_native(model.base):
+    if os.path.isfile(model.base) and is_native(model.base):
         stated = read_native(model.base, cluster_of(cluster).n_gpus).fields
     both = {**stated, **fields}
     for name in ("global_batch", "seq_len"):
@@ -111,7 +111,7 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
 def is_captured(word: str) -> bool:
     """Whether a word for a model names a captured folder; cheap for everything that is no folder."""
     path, at, _ = word.rpartition("@")
-    if not (Path(word).is_dir() or (at and Path(path).is_dir())):
+    if not (os.path.isdir(word) or (at and os.path.isdir(path))):
         return False
     from windtunnel.studies.programs.predict import names_captured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -119,7 +120,7 @@ def _resolved(spec: str) -> str | None:
 
 def _exists(spec: str) -> bool:
     try:
-        return bool(spec) and Path(spec).exists()
+        return bool(spec) and os.path.exists(spec)
     except (OSError, ValueError):  # too long for a path, or with a null byte
         return False
 

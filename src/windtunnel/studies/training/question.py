@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -44,7 +45,7 @@ def model_of(part: ModelPart, n_gpus: int) -> Model:
     elif _is_named_as_arguments(word):
         remedy = "give the path of a framework's own file, or the name of a model"
         raise InputFileError(word, "no such file", remedy)
-    elif Path(word).is_dir() and not (Path(word) / "config.json").exists():
+    elif os.path.isdir(word) and not os.path.exists(os.path.join(word, "config.json")):
         remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
         raise InputFileError(word, "holds neither config.json nor captured.yaml", remedy)
     else:
@@ -146,7 +147,7 @@ def _nested(settings: Mapping[str, object]) -> dict[str, object]:
 
 def _states_model(word: str) -> bool:
     """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
-    return _is_named_as_arguments(word) and Path(word).is_file()
+    return _is_named_as_arguments(word) and os.path.isfile(word)
 
 
 def _is_named_as_arguments(word: str) -> bool:

@@ -11,6 +11,7 @@ lemons: {share_of_hosts: 0.01, share_of_failures: 0.7, source: ...}         # op
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.resources import files
@@ -111,7 +112,7 @@ def read_failures(word: str | Path) -> FailureProcess:
     if text in CATALOGUE:
         file = files("windtunnel.studies.resilience.failures") / "catalogue" / f"{text}.yaml"
         return _built(form_of(file.read_text(encoding="utf-8"), text, own=True), text)
-    if not text.lower().endswith((".yaml", ".yml")) and not Path(text).exists():
+    if not text.lower().endswith((".yaml", ".yml")) and not os.path.exists(text):
         raise UnknownNameError("failure process", text, (*CATALOGUE, "none"), "or give the path of a YAML file")
     return _built(read_form(text, SHAPE), text)
 
