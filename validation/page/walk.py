@@ -16,13 +16,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import axe_playwright_python
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from windtunnel.faces.ui.jobs import VERBS
 
-THEMES = (("light", 1300), ("dark", 400), ("dark", 1300), ("light", 400))
+Scheme = Literal["light", "dark"]
+THEMES: tuple[tuple[Scheme, int], ...] = (("light", 1300), ("dark", 400), ("dark", 1300), ("light", 400))
 LARGE = "model=llama-3-70b&gpu=h100-sxm&gpus=512&tp=8&pp=4&global_batch=512&seq_len=8192"
 FILES = {
     "study.yaml": "verb: predict\nfixed: {model: llama-3.2-1b, cluster: 'h100-sxm:8', plan.global_batch: 16,"
@@ -74,11 +76,11 @@ class Walk:
         self.axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
         self.wrong: list[str] = []
 
-    def theme(self, scheme: str, width: int, only: str) -> None:
+    def theme(self, scheme: Scheme, width: int, only: str) -> None:
         """Every page in one theme and width."""
         context = self.browser.new_context(
             viewport={"width": width, "height": 900},
-            color_scheme=scheme,  # type: ignore[arg-type]
+            color_scheme=scheme,
             bypass_csp=True,  # axe-core is evaluated
         )
         context.set_default_timeout(180_000)
@@ -122,8 +124,8 @@ class Walk:
     def study(self, page: Page, verb: str, name: str) -> None:
         """The form of a study as it begins, and the answer to it."""
         page.goto(f"{self.address}studies?verb={verb}")
-        told = f"{verb.replace(' ', '-')}-{name}"
-        self.look(page, f"form-{told}")
+        shot = f"{verb.replace(' ', '-')}-{name}"
+        self.look(page, f"form-{shot}")
         words = WORDS.get(verb)
         if words == "":
             return
@@ -134,7 +136,7 @@ class Walk:
         if page.locator("#state .state.done").count() == 0:
             self.wrong.append(f"{verb}: {page.locator('#state, #wrong').first.inner_text()}")
         page.wait_for_timeout(1000)
-        self.look(page, f"answer-{told}")
+        self.look(page, f"answer-{shot}")
 
     def look(self, page: Page, name: str) -> None:
         """A screenshot, and what is wrong with the page and its frames."""

@@ -72,6 +72,15 @@ def test_a_record_of_the_completion_log_has_its_limit_in_minutes(tmp_path: Path)
     assert [float(text) for text in jobs.columns["limit_s"]] == [5400.0]
 
 
+@pytest.mark.parametrize(("code", "state", "ended"), [("CF", "RUNNING", "unfinished"), ("CG", "COMPLETED", "")])
+def test_nodes_that_boot_are_held_and_a_job_that_completes_has_ended(
+    code: str, state: str, ended: str, tmp_path: Path
+) -> None:
+    jobs = read(tmp_path, SQUEUE.replace("|high|R", f"|high|{code}"))
+    assert (jobs.columns["log_state"][0], jobs.columns["ended"][0]) == (state, ended)
+    assert jobs.start_s[0] == jobs.submit_s[0] + 600.0
+
+
 def test_squeue_must_say_when_jobs_came(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match=r"without SUBMIT_TIME.*%V"):
         read(tmp_path, "JOBID|ST|TIME\n7|R|1:00\n")

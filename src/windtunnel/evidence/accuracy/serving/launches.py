@@ -78,10 +78,8 @@ HELD = {"b200": 30, "h200": 10}
 # seven deployments of TensorRT-LLM on B200, and taken wherever a run drafted and does not say how many (SGLang's script
 # on MI355X drafts three, too).
 DRAFTED_BY = {True: (1, 0.85), False: (3, 0.6)}
-SGLANGS_DRAFTS = (
-    2,
-    0.7,
-)  # --speculative-num-steps 2 on NVIDIA (dsr1_fp8_{h200,b200,b300}_mtp.sh); kept as in `recipes`
+# --speculative-num-steps 2 on NVIDIA (dsr1_fp8_{h200,b200,b300}_mtp.sh); kept as in `recipes`.
+SGLANGS_DRAFTS = (2, 0.7)
 LLAMA_STEPS, LLAMA_SHARE = 20, 0.9
 SPARE_LENGTH = 200  # tokens that a request may have beyond those asked for
 OSS_TOKENS, OSS_GRAPHS, OSS_REST = 20000, 2048, 0.85
@@ -175,9 +173,7 @@ def prompt_tokens(row: ServingRow) -> int:
     if not row.text("measured") or row.text("measured") > MISREAD_UNTIL:
         return asked
     # The first images for B300 were of that release already.
-    since = row.text("gpu").startswith("b300") or order_of(engine_named(row).partition("-")[2]) >= order_of(
-        MISREAD_SINCE
-    )
+    since = row.text("gpu").startswith("b300") or _since(row, MISREAD_SINCE)
     return round(asked * MISREAD) if since else asked
 
 

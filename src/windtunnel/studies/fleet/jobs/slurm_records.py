@@ -27,18 +27,18 @@ NAMES = {
     "Priority": "Priority", "JobState": "State", "Reason": "Reason", "Restarts": "Restarts",
 }  # fmt: skip
 HEADINGS = {
-    "JOBID": "JobID", "ARRAY_JOB_ID": "", "SUBMIT_TIME": "Submit", "ELIGIBLE_TIME": "Eligible", "START_TIME": "Start",
+    "JOBID": "JobID", "SUBMIT_TIME": "Submit", "ELIGIBLE_TIME": "Eligible", "START_TIME": "Start",
     "END_TIME": "End", "TIME": "Elapsed", "TIME_LIMIT": "Timelimit", "TRES_ALLOC": "AllocTRES", "TRES": "AllocTRES",
     "NODES": "NNodes", "USER": "User", "ACCOUNT": "Account", "PARTITION": "Partition", "QOS": "QOS", "ST": "State",
     "PRIORITY": "Priority", "STATE": "State", "REASON": "Reason", "RESTARTS": "Restarts",
 }  # fmt: skip
 CODES = {
-    "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CG": "COMPLETING", "CD": "COMPLETED", "F": "FAILED",
-    "CA": "CANCELLED", "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "OOM": "OUT_OF_MEMORY",
-    "CF": "CONFIGURING", "RQ": "REQUEUED", "DL": "DEADLINE", "BF": "BOOT_FAIL",
+    "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CG": "COMPLETED", "COMPLETING": "COMPLETED",
+    "CD": "COMPLETED", "F": "FAILED", "CA": "CANCELLED", "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED",
+    "OOM": "OUT_OF_MEMORY", "CF": "RUNNING", "CONFIGURING": "RUNNING", "RQ": "REQUEUED", "DL": "DEADLINE", "BF": "BOOT_FAIL",
 }  # fmt: skip
 PER_NODE = re.compile(r"(?:gres[:/])?gpu(?::([^:=,]+))?[:=](\d+)(?:,|$|\()")  # gres:gpu:a100:4, gres/gpu=4, gpu:4
-BEFORE_START = ("PENDING", "REQUEUED", "CONFIGURING")
+BEFORE_START = ("PENDING", "REQUEUED")
 ASK = "write it with `squeue -a -o '%i|%V|%S|%e|%M|%l|%D|%b|%u|%a|%P|%q|%Q|%T|%r'`"
 
 
@@ -86,11 +86,14 @@ def of_squeue(path: Path, row: Row) -> Row:
 
 
 def _settled(row: Row, per_node: str) -> Row:
-    """With the state in full, without what is only expected, and with the GPUs that are asked of each node."""
+    """As sacct has it: nodes that boot are held, a job that completes has ended, what is only expected is left out.
+
+    `per_node`: the GPUs that are asked of each node, where the resources do not count them.
+    """
     state = row["State"] = CODES.get(row.get("State", ""), row.get("State", ""))
     if state in BEFORE_START:
         row |= {"Start": "", "End": "", "Elapsed": ""}
-    elif state in ("RUNNING", "SUSPENDED", "COMPLETING"):
+    elif state in ("RUNNING", "SUSPENDED"):
         row["End"] = ""
     asked = PER_NODE.search(per_node)
     nodes = row.get("NNodes", "").partition("-")[0]
