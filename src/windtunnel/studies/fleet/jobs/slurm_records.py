@@ -35,7 +35,8 @@ HEADINGS = {
 CODES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CG": "COMPLETED", "COMPLETING": "COMPLETED",
     "CD": "COMPLETED", "F": "FAILED", "CA": "CANCELLED", "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED",
-    "OOM": "OUT_OF_MEMORY", "CF": "RUNNING", "CONFIGURING": "RUNNING", "RQ": "REQUEUED", "DL": "DEADLINE", "BF": "BOOT_FAIL",
+    "OOM": "OUT_OF_MEMORY", "CF": "RUNNING", "CONFIGURING": "RUNNING", "RQ": "REQUEUED", "DL": "DEADLINE",
+    "BF": "BOOT_FAIL",
 }  # fmt: skip
 PER_NODE = re.compile(r"(?:gres[:/])?gpu(?::([^:=,]+))?[:=](\d+)(?:,|$|\()")  # gres:gpu:a100:4, gres/gpu=4, gpu:4
 BEFORE_START = ("PENDING", "REQUEUED")
