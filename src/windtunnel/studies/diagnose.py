@@ -19,13 +19,8 @@ from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.measured_run import MeasuredRun, Steady, read_run, steady_of
-from windtunnel.studies.measured_run.against import (
-    ClassTime,
-    classes_against,
-    predicted_classes,
-    representative,
-)
-from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, causes_of
+from windtunnel.studies.measured_run.against import ClassTime, classes_against, mean_classes, predicted_classes
+from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, causes_of, length_s
 from windtunnel.studies.measured_run.run import FEW
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.planning.proposals import Proposal, proposals
@@ -103,9 +98,14 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     if result.mfu * result.step_time_s > step_s:
         said.append("more than 100 % of the GPUs' peak: is the unit right, and is it this job that was measured?")
     differs, said_of_plan = ([], []) if run is None else _differs(asked, result, run)
-    expected = predicted_classes(result)
+    well = read_traced(question.healthy) if question.healthy else {}
+    if well and not traced:
+        raise UserError("--healthy is held against a trace of the job as it is now: give --trace FILE too")
+    if well:
+        said.append(f"causes are told against the healthy run, whose step takes {format_time(length_s(well))}")
+    expected = mean_classes(well) if well else predicted_classes(result)
     waits_s = result.breakdown_ns.get(STRAGGLING, 0) / 1e9
-    evidence = Evidence(step_s, expected, traced, run, steady, result.memory_capacity_bytes, waits_s, differs)
+    evidence = Evidence(step_s, expected, traced, run, steady, result.memory_capacity_bytes, waits_s, differs, well)
     causes = causes_of(evidence)
     verdict = _verdict(step_s, result)
     gap = step_s - result.step_time_s
@@ -172,9 +172,8 @@ def _measured(
         return question.measured, steady, notes
     if steady is not None:
         return steady.seconds, steady, notes
-    lengths = [representative(steps).length_s for steps in traced.values()]
     notes.append("step time of the trace: a profiler makes a step longer")
-    return sum(lengths) / len(lengths), None, notes
+    return length_s(traced), None, notes
 
 
 def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tuple[str, float]], list[str]]:

@@ -36,6 +36,10 @@ class Diagnose:
     trace: Annotated[
         tuple[str, ...], About("A Kineto trace or an SQLite export of Nsight Systems, one a rank; repeatable.")
     ] = ()
+    healthy: Annotated[
+        tuple[str, ...],
+        About("The same traces of the same job when it was well: causes are told against them.", rare=True),
+    ] = ()
     anchor: Annotated[tuple[str, ...], About("A run that was measured before, as in predict.", rare=True)] = ()
     launch: Annotated[
         str | None,

@@ -5,8 +5,9 @@
     arguments        what the run says of itself and the plan does not: predicted both ways
     collectives      whom the others wait for
 
-A cause is worth naming from WORTH of the step on, where it is more than steps differ by themselves: those of this run,
-and those of the healthy one where that was measured. What is left of the gap is said as not explained.
+A cause is worth naming from WORTH of the step on, where it is more than steps differ by themselves. Where steps of the
+job when it was well are given, it is held against those: by as much as they differ nothing is a cause, and a trace of a
+step that is no longer than theirs names none. What is left of the gap is said as not explained.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from windtunnel.studies.measured_run.against import (
     lateness,
     mean_classes,
     noise,
+    representative,
+    spread,
 )
 from windtunnel.studies.measured_run.collectives import waits_for
 from windtunnel.studies.measured_run.run import MeasuredRun, Steady, phases_of
@@ -30,6 +33,7 @@ from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.units import format_percent, format_time
 
 WORTH = 0.02  # of the measured step
+RUNS_DIFFER = 0.04  # of a step: what healthy runs of one job on one machine lie apart (2 to 4 % where it was tried)
 ALIKE = 0.06  # by which ratios of kernels' times differ where all of them are slow for one reason
 FULL = 0.95  # of the memory
 LOADER_PARTS = ("data loader", "batch-generator", "batch_generator", "data_loading", "data")
@@ -76,15 +80,25 @@ class Evidence:
     run: MeasuredRun | None = None
     steady: Steady | None = None
     capacity_bytes: int = 0
-    expected_wait_s: float = 0.0  # for the slowest of healthy ranks, which is another one each step
+    expected_wait_s: float = 0.0  # for the slowest of healthy ranks, as predicted: another one each step
     differs: Sequence[tuple[str, float]] = ()  # what the run says of its plan, and seconds that it takes more
-    expected_noise: Mapping[str, float] = field(default_factory=dict)  # by which healthy steps differ, by class
+    healthy: Mapping[int, Sequence[StepTime]] = field(default_factory=dict)  # when it was well: `expected` is it
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether the traced step is longer than the healthy run's by more than runs and steps differ."""
+        lengths = [[one.length_s for one in steps] for run in (self.traced, self.healthy) for steps in run.values()]
+        differ = max((spread(each) for each in lengths), default=0.0)
+        return length_s(self.traced) > (1.0 + RUNS_DIFFER) * length_s(self.healthy) + differ
 
 
 def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
     """The causes that are worth naming, largest first."""
     found = [Cause(PLAN_DIFFERS, seconds, said, MENDS[PLAN_DIFFERS]) for said, seconds in evidence.differs]
-    found += _of_traces(evidence) if evidence.traced else _of_parts(evidence)
+    if not evidence.traced:
+        found += _of_parts(evidence)
+    elif not evidence.healthy or evidence.is_longer:
+        found += _of_traces(evidence)
     found += _of_log(evidence)
     worth = [one for one in found if one.seconds > WORTH * evidence.step_s]
     return tuple(sorted(worth, key=lambda one: (-one.seconds, one.cause)))
@@ -93,17 +107,24 @@ def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
 # --------------------------------------------------------------------------------------------------------- traces
 
 
+def length_s(traced: Mapping[int, Sequence[StepTime]]) -> float:
+    """Seconds of a step of each rank, in the mean."""
+    return sum(representative(steps).length_s for steps in traced.values()) / len(traced)
+
+
 def _of_traces(evidence: Evidence) -> list[Cause]:
     traced, expected = evidence.traced, evidence.expected
     typical = mean_classes(traced)
-    beyond = {name: noise(traced, name) + evidence.expected_noise.get(name, 0.0) for name in ORDER}
+    well = evidence.healthy
+    beyond = {name: noise(traced, name) + (noise(well, name) if well else 0.0) for name in ORDER}
     found = []
-    late = lateness(traced)
+    late, before = lateness(traced), lateness(well) if well else None
+    usual_s = before.seconds if before else evidence.expected_wait_s
     wait_s, uneven = 0.0, ""
     if late is not None:
-        wait_s = late.seconds if late.is_constant else max(0.0, late.seconds - evidence.expected_wait_s)
+        wait_s = late.seconds if late.is_constant else max(0.0, late.seconds - usual_s)
         # Of healthy ranks one is last too, perhaps always the same: only what is more than that is a cause.
-        if late.seconds > evidence.expected_wait_s if late.is_constant else wait_s > late.spread_s:
+        if late.seconds > usual_s if late.is_constant else wait_s > late.spread_s:
             uneven = "" if late.is_constant else late.kind
             found.append(_late(late, wait_s, len(traced)))
         else:  # as on healthy machines
@@ -155,7 +176,8 @@ def _kernels(measured: Mapping[str, float], expected: Mapping[str, float], noise
     if len(heavy) > 1:
         low, high = min(ratios[name] for name in heavy), max(ratios[name] for name in heavy)
         seconds = sum(excess[name] for name in heavy)
-        if low > 1.0 + WORTH and high - low < ALIKE * low and seconds > sum(noise_s[name] for name in heavy):
+        unsure = max(noise_s[name] / expected[name] for name in heavy)  # of a ratio, by what steps differ
+        if low > 1.0 + WORTH and high - low < ALIKE * low + unsure and seconds > sum(noise_s[name] for name in heavy):
             said = (
                 f"{', '.join(heavy)} are all {format_percent(low - 1.0, 0)} to {format_percent(high - 1.0, 0)} slower"
             )
