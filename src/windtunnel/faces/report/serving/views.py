@@ -90,9 +90,12 @@ def _views(result: ServingResult) -> Iterator[View]:
     lines = [result.started.words()]
     lines += [f"{result.gpus} GPU{'' if result.gpus == 1 else 's'} {result.utilisation:.0%} busy; {use}"]
     lines.append(f"{result.finished:,} requests finished, {result.refused:,} refused")
-    if result.preemptions or result.prefix_hit_rate:
+    if result.preemptions or result.prefix_hit_rate or result.tier_hit_rates:
         known = text_of(result.prefix_hit_rate, "share")
-        lines.append(f"{result.preemptions:,} preemptions; {known} of prompt blocks were known")
+        below = "".join(
+            f", {text_of(rate, 'share')} copied from {name}" for name, rate in result.tier_hit_rates.items()
+        )
+        lines.append(f"{result.preemptions:,} preemptions; {known} of prompt blocks were known{below}")
     yield Notes("How it ran", lines)
 
 
