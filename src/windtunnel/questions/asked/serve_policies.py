@@ -24,12 +24,17 @@ from windtunnel.questions.asked.serving import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePolicies(Served):
-    """The same requests under each batching policy and each router, side by side."""
+    """The same requests under each batching policy and each router, or each way to share GPUs, side by side."""
 
     verb: ClassVar[str] = "serve policies"
     policy: Annotated[
-        str, About("Batching, one or several with commas: fcfs (the engine's own), skip-join (FastServe's) (both).")
-    ] = "fcfs,skip-join"
+        str | None,
+        About(
+            "One or several with commas; batching: fcfs (the engine's own), skip-join (FastServe's). Of several models"
+            " (llama-3.1-8b=3,qwen3-8b=1, with their shares of the rate): shares (of SMs and cache, MuxServe's), turns,"
+            " apart. (All.)"
+        ),
+    ] = None
     router: Annotated[
         str,
         About("Which replica gets a request, one or several with commas (least-loaded).", LAYOUT),

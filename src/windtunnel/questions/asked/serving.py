@@ -83,6 +83,15 @@ class Engine(EngineName):
     block_size: Annotated[int | None, About("Tokens of a KV block.", ENGINE, least=1, rare=True)] = None
     prefix_caching: Annotated[bool | None, About("Keep prefixes for later requests.", ENGINE, rare=True)] = None
     chunked_prefill: Annotated[bool | None, About("Cut long prompts into chunks.", ENGINE, rare=True)] = None
+    kv_tiers: Annotated[
+        str | None,
+        About(
+            "Where prefixes stay that the GPU's cache drops: host=200GB,disk=4TB@12GB/s,remote=20TB@6GB/s@2ms (size,"
+            " rate, latency), of a replica; the remote store of all.",
+            ENGINE,
+            rare=True,
+        ),
+    ] = None
     drafting: Annotated[Undrafted | Drafted, OneOf(), About("", inside=True)] = field(default_factory=Undrafted)
 
 

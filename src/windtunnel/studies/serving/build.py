@@ -14,12 +14,13 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.studies.serving.deployment import Deployment, check
 from windtunnel.studies.serving.engines.profile import Profile, load_engine
-from windtunnel.studies.serving.kv.capacity import Memory, memory_of
+from windtunnel.studies.serving.kv.capacity import Memory, kv_bytes_per_token, memory_of
+from windtunnel.studies.serving.kv.tiers import LINK_SHARE, Store, Tier, tiers_of
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.rules import Rules, rules_of
 from windtunnel.studies.serving.step_time.denoising import Denoising
 from windtunnel.studies.serving.step_time.layers import Layers
-from windtunnel.studies.serving.step_time.times import Prices, StepTimes
+from windtunnel.studies.serving.step_time.times import TICKS_PER_S, Prices, StepTimes
 
 UNMEASURED_BAND = 0.5  # log half-width of step times on a GPU that nobody timed; as far as roofline was off elsewhere
 
@@ -38,6 +39,8 @@ class Engine:
     blocks: int  # of one replica: all attention ranks together
     kernels: str  # whose times attention and experts are priced by, in words
     measured: bool  # whether they were measured, on this GPU or as given
+    kv: str  # number format of the cache
+    tiers: tuple[Tier, ...] = ()  # of the cache, below the GPU
 
     @property
     def fits(self) -> bool:
@@ -66,9 +69,26 @@ class Engine:
         limit = self.deployment.max_model_len
         return tokens if limit is None else min(tokens, limit)
 
-    def replica(self) -> Replica:
-        """A fresh instance."""
-        return Replica(self.times, self.rules, self.blocks)
+    def replica(self, shared: Store | None = None) -> Replica:
+        """A fresh instance; `shared`: the remote store, where other replicas read it too."""
+        stores = [shared if shared and one.name == shared.name else self._store(one) for one in self.tiers]
+        return Replica(self.times, self.rules, self.blocks, stores=stores)
+
+    def replicas(self, count: int) -> list[Replica]:
+        """Fresh instances with one remote store."""
+        shared = next((self._store(one) for one in self.tiers if one.name == "remote"), None)
+        return [self.replica(shared) for _ in range(count)]
+
+    def _store(self, tier: Tier) -> Store:
+        """Empty. A token is kept once, however many GPUs have parts of it, or all of it."""
+        size, deployment = self.rules.block_size, replace(self.deployment, tp=1, pp=1)
+        whole = kv_bytes_per_token(self.model, deployment, self.kv) * size
+        seconds = whole / (tier.bandwidth_bytes_per_s or math.inf)
+        if tier.bandwidth_bytes_per_s is None:
+            link = self.cluster.host.offload_bandwidth_bytes_per_s
+            seconds = self.memory.kv_per_token * size / (LINK_SHARE * link)
+        latency = round(TICKS_PER_S * tier.latency_s)
+        return Store(tier.name, int(tier.size_bytes / whole), TICKS_PER_S * seconds, latency)
 
 
 def engine_of(
@@ -97,6 +117,9 @@ def engine_of(
     blocks = of_rank * deployment.attn_dp
     block_bytes = memory.kv_per_token * size
     beside = math.ceil(memory.cache.beside_bytes / block_bytes) if block_bytes else 0
+    tiers = () if deployment.kv_tiers is None else tiers_of(deployment.kv_tiers)
+    if tiers and not (used.prefix_caching if deployment.prefix_caching is None else deployment.prefix_caching):
+        raise SpecError("kv_tiers", deployment.kv_tiers, "keeps prefixes, which this engine does not: --prefix-caching")
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
     scale = cluster.gpu.kernel_scale
@@ -138,6 +161,8 @@ def engine_of(
         blocks,
         told,
         kernels.measured or prices is not None,
+        kv,
+        tiers,
     )
 
 
@@ -172,6 +197,7 @@ def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: P
         prefix_caching=None,
         chunked_prefill=None,
         max_model_len=None,
+        kv_tiers=None,
     )
     chosen = {"nvfp4": profile.nvfp4_experts, "mxfp4": profile.mxfp4_experts}.get(deployment.routed, "")
     return _layers(model, slim, cluster, profile.framework, profile.release, kv, chosen)

@@ -41,6 +41,7 @@ class Deployment:
     gpu_memory_utilization: float | None = None
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None
+    kv_tiers: str | None = None  # below the GPU's cache: host=200GB,disk=4TB@12GB/s,remote=20TB@6GB/s, of one replica
     max_model_len: int | None = None
     speculative_tokens: int = 0  # drafted per step; 0 = none
     acceptance: float = 0.0  # chance that a drafted token is kept, given those before it were

@@ -176,9 +176,11 @@ def simulate(
     *,
     block_size: int,
     longest: int | None = None,
+    apart: bool = True,
 ) -> tuple[list[Sequence], list[Rejected]]:
     """Every request with its stamps, and those refused at once because prompt and output exceed `longest` tokens.
 
+    `apart`: whether servers have nothing in common, so that what one does depends on its own requests alone.
     Each request ends exactly once: answered or refused. At one time servers' events end in the order of the servers,
     before requests arrive: what a step plans was planned before them.
     """
@@ -200,7 +202,7 @@ def simulate(
     known = workload.concurrency is None and workload.turns is None  # when requests arrive
     if known and (len(servers) == 1 or router is not None):
         taken = [one for now_ns, index in client.start() if (one := request(index, now_ns)) is not None]
-        if router is not None and len(servers) > 1 and not getattr(router, "in_turn", False):
+        if router is not None and len(servers) > 1 and not (apart and getattr(router, "in_turn", False)):
             _routed(servers, router, taken)
             return sent, refused
         sent.clear()

@@ -3,6 +3,8 @@
 fcfs       the engine's own continuous batching, by its rules
 skip-join  FastServe's feedback queues: whole prompts, preempted requests' caches swapped to their part of the host's
            memory over PCIe, half the price each way
+
+Several models, each with its share of the rate: the ways to share GPUs of `multiplex/shared.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.model.catalogue import model_of
 from windtunnel.questions.asked.serve_policies import ServePolicies
+from windtunnel.questions.asked.serving import Open, Replicas
 from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
 from windtunnel.studies.serving.build import Engine
-from windtunnel.studies.serving.parts import workload_of
+from windtunnel.studies.serving.multiplex.shared import SHARING, Sharing, share
+from windtunnel.studies.serving.parts import deployment_of, workload_of
+from windtunnel.studies.serving.placement.answer import several_of
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
 from windtunnel.studies.serving.result import ServingResult, refusals
@@ -46,12 +51,17 @@ class Compared(Answer):
         return {"policies": {name: one.to_dict() for name, one in self.results.items()}}
 
 
-def answer(question: ServePolicies) -> Compared:
+def answer(question: ServePolicies) -> Compared | Sharing:
     """Serve the requests under each. Raises UserError."""
-    policies, routers = _names("policy", question.policy), _names("router", question.router)
+    several = "," in question.model.base
+    known = SHARING if several else POLICIES
+    policies = list(known) if question.policy is None else _names("policy", question.policy)
     for name in policies:
-        if name not in POLICIES:
-            raise UnknownNameError("batching policy", name, POLICIES)
+        if name not in known:
+            raise UnknownNameError("policy of several models" if several else "batching policy", name, known)
+    if several:
+        return _shared(question, policies)
+    routers = _names("router", question.router)
     if "skip-join" in policies and "prefix-aware" in routers:
         raise SpecError("router", "prefix-aware", "skip-join keeps no prefixes: leave one of them out")
     load = workload_of(question.requests, question.load, question.seed)
@@ -72,6 +82,19 @@ def answer(question: ServePolicies) -> Compared:
             )
     said = tuple(f"{name}: {text}" for name, one in results.items() for text in refusals(one))
     return Compared(results, sources_of(engine), said)
+
+
+def _shared(question: ServePolicies, policies: list[str]) -> Sharing:
+    """Several models on one cluster."""
+    if not isinstance(question.load, Open):
+        raise SpecError("rate", None, "models share GPUs by their shares of a rate: add --rate")
+    if question.replicas != Replicas() or question.router != "least-loaded":
+        raise SpecError("tp", question.replicas.tp, "where models stand is sought here: leave layouts and router out")
+    load = workload_of(question.requests, question.load, question.seed)
+    deployment, limits = deployment_of(question.engine), question.limits.seconds()
+    machine = cluster_of(question.cluster)
+    asked = several_of(question.model.base, question.load.rate, machine, deployment, load, limits)
+    return share(asked, policies, question.price)
 
 
 def _names(field: str, text: str) -> list[str]:

@@ -141,7 +141,7 @@ class ServingResult(Shown):
 
     JSON_LEAVES_OUT: ClassVar = (
         "spec", "band", "sources", "memory", "stamps", "timeline", "search", "cost_per_gpu_hour", "refusal", "started",
-        *LATENCIES,
+        "tier_hit_rates", *LATENCIES,
     )  # or said below  # fmt: skip
 
     spec: ServingSpec
@@ -170,7 +170,8 @@ class ServingResult(Shown):
     kv_use_mean: float  # share of blocks held, over busy time
     kv_use_peak: float
     preemptions: int
-    prefix_hit_rate: float
+    prefix_hit_rate: float  # in the GPU's cache
+    tier_hit_rates: Mapping[str, float]  # below it, by tier
     steps: int
     band: float  # log half-width of p5 to p95 of step times
     sources: tuple[str, ...]
@@ -228,6 +229,7 @@ class ServingResult(Shown):
             "memory_bytes_per_gpu": plain(self.memory),
             "search": None if self.search is None else {**self.search.to_dict()},
             "cost_per_million_output_tokens": self.cost_per_million_tokens,
+            **({"tier_hit_rates": dict(self.tier_hit_rates)} if self.tier_hit_rates else {}),
         }
 
 

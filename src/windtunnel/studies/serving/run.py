@@ -107,11 +107,18 @@ def serve_with(
     _check(replicas, slo or {}, cost_per_gpu_hour)
     if not engine.fits:
         return infeasible(engine, workload, replicas, slo or {})
-    servers = [(make or engine.replica)() for _ in range(replicas)]
+    servers = engine.replicas(replicas) if make is None else [make() for _ in range(replicas)]
     if timeline:
         servers[0].tally.timeline = []
     chosen = _router(router) if isinstance(router, str) else router
-    sent, refused = simulate(workload, servers, chosen, block_size=engine.rules.block_size, longest=engine.longest)
+    sent, refused = simulate(
+        workload,
+        servers,
+        chosen,
+        block_size=engine.rules.block_size,
+        longest=engine.longest,
+        apart=all(one.name != "remote" for one in engine.tiers),
+    )
     hand_on(sent, engine.profile)
     return summarise(engine, workload, servers, stamps_of(sent), refused, slo or {}, cost_per_gpu_hour)
 
@@ -196,6 +203,7 @@ def summarise(
         kv_use_peak=max(one.pool.peak / max(1, one.pool.total) for one in servers),
         preemptions=sum(one.tally.preemptions for one in servers),
         prefix_hit_rate=sum(one.pool.hits for one in servers) / lookups if lookups else 0.0,
+        tier_hit_rates=_tier_hits(engine, servers, max(1, lookups)),
         steps=sum(one.tally.steps for one in servers),
         band=band_of(engine, batch, context, workload.concurrency is None),
         sources=sources_of(engine),
@@ -206,6 +214,14 @@ def summarise(
         cost_per_gpu_hour=cost_per_gpu_hour,
         refusal=refusal,
     )
+
+
+def _tier_hits(engine: Engine, servers: Sequence[Replica | StepwiseReplica], lookups: int) -> dict[str, float]:
+    """Share of the prompt blocks that were looked up and found in each tier below the GPU."""
+    tiers = [one.cache.tiers for one in servers if isinstance(one, Replica) and one.cache.tiers is not None]
+    return {
+        tier.name: sum(one.found_blocks[place] for one in tiers) / lookups for place, tier in enumerate(engine.tiers)
+    }
 
 
 def sources_of(engine: Engine) -> tuple[str, ...]:
@@ -332,6 +348,6 @@ def infeasible(engine: Engine, workload: Workload, replicas: int, slo: Mapping[s
     return ServingResult(
         _spec(engine, workload, replicas), False, reason, len(workload), 0, len(workload),
         None, None, None, None, None, 0.0, 0.0, 0.0, 0.0, dict(slo), 0.0 if slo else None, 0.0 if slo else None, "over",
-        engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, engine.profile.band, sources_of(engine),
-        _memory(engine), started_of(engine),
+        engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, {}, 0, engine.profile.band,
+        sources_of(engine), _memory(engine), started_of(engine),
     )  # fmt: skip

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from muxserve_unit import Asked, Llm, run_unit
 from sm_table import read_sm_tables
 
 from windtunnel.errors import InputFileError
 from windtunnel.studies.serving.multiplex.group import Group, serve_groups
+from windtunnel.studies.serving.multiplex.unit import Asked, Llm, run_unit
 from windtunnel.studies.serving.placement.alpaserve import Groups, Outcome, greedy, group_layouts
 
 HEADER = "model,gpu,gpus,sm_percent,batch,seq_len,prefill_ms,decode_ms\n"

@@ -54,3 +54,39 @@ def test_swapped_out_requests_come_back() -> None:
 def test_a_mistake_is_one_error(more: dict[str, str]) -> None:
     with pytest.raises(UserError):
         answer(asked(**more))
+
+
+SEVERAL = {"model": "llama-3.1-8b=4,qwen3-8b=1", "requests": {"prompt": 500, "output": 100, "requests": 120}}
+
+
+def test_models_that_share_gpus_are_all_served_and_more_load_is_never_sooner() -> None:
+    """Hardly asked, a model answers as fast whether it takes turns or not; with a share of the SMs never faster."""
+    found = [answer(asked(**SEVERAL, load={"rate": rate}, limits={"ttft": 1.0})).policies for rate in (0.5, 60.0)]
+    for policies in found:
+        assert list(policies) == ["shares", "turns", "apart"]
+        for total, models, _ in policies.values():
+            assert total.requests == sum(one.requests for one in models.values()) == 120
+            assert total.refused == 0
+            assert total.slo_attainment is not None
+    for policy in found[0]:
+        slow, fast = (policies[policy][0].e2e_s for policies in found)
+        assert slow is not None
+        assert fast is not None
+        assert slow.mean < fast.mean
+    light = {policy: total.e2e_s.mean for policy, (total, _, _) in found[0].items() if total.e2e_s}
+    assert light["turns"] < 1.3 * light["apart"]
+    assert light["shares"] > 0.99 * light["turns"]
+
+
+def test_ways_to_share_that_are_not_possible_are_said() -> None:
+    found = answer(asked(**SEVERAL, cluster="h100-sxm:1", load={"rate": 4.0}))
+    assert set(found.policies) == {"shares", "turns"}
+    assert "apart: not possible" in found.warnings[0]
+    for more in (
+        {"policy": "fcfs"},
+        {"replicas": {"tp": 2}},
+        {"load": {"concurrency": 4}},
+        {"model": "llama-3.1-8b,x"},
+    ):
+        with pytest.raises(UserError):
+            answer(asked(**{**SEVERAL, "load": {"rate": 4.0}, **more}))

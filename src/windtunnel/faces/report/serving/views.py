@@ -90,9 +90,12 @@ def _views(result: ServingResult) -> Iterator[View]:
     lines = [result.started.words()]
     lines += [f"{result.gpus} GPU{'' if result.gpus == 1 else 's'} {result.utilisation:.0%} busy; {use}"]
     lines.append(f"{result.finished:,} requests finished, {result.refused:,} refused")
-    if result.preemptions or result.prefix_hit_rate:
+    if result.preemptions or result.prefix_hit_rate or result.tier_hit_rates:
         known = text_of(result.prefix_hit_rate, "share")
-        lines.append(f"{result.preemptions:,} preemptions; {known} of prompt blocks were known")
+        below = "".join(
+            f", {text_of(rate, 'share')} copied from {name}" for name, rate in result.tier_hit_rates.items()
+        )
+        lines.append(f"{result.preemptions:,} preemptions; {known} of prompt blocks were known{below}")
     yield Notes("How it ran", lines)
 
 
@@ -256,7 +259,7 @@ def _beside(title: str, names: Sequence[str], rows: Sequence[tuple[str, str, Seq
 
 
 def policies_document(answer: Answer) -> Document:
-    """Batching policies and routers side by side. `answer`: answers of `serve` by policy."""
+    """Batching policies and routers, or ways to share GPUs, side by side. `answer`: what became of all, by policy."""
     policies = answer["policies"]
     those = list(policies.values())
     rows: list[tuple[str, str, Sequence[float | None]]] = [
@@ -273,7 +276,13 @@ def policies_document(answer: Answer) -> Document:
     verdict = f"{best} answers soonest." if best else "No request is answered."
     number = Number(policies[best]["e2e_s"]["mean"], "s") if best else None
     headline = Headline(verdict, "mean end to end", number)
-    return Document("batching policies", "Policies side by side", [headline, _beside("Policies", list(policies), rows)])
+    views: list[View] = [headline, _beside("Policies", list(policies), rows)]
+    if shared := {name: one for name, one in policies.items() if "models" in one}:
+        models = next(iter(shared.values()))["models"]
+        each = [(model, "", [one["models"][model]["requests_per_s"] for one in shared.values()]) for model in models]
+        views += [_beside("Requests/s by model", list(shared), each)]
+        views += [Notes("GPUs", [f"{name}: {one['placement']}" for name, one in shared.items()])]
+    return Document("batching policies", "Policies side by side", views)
 
 
 def spot_serving_document(answer: Answer) -> Document:

@@ -109,7 +109,7 @@ class Pools:
 
     def server(self, cluster: Cluster) -> Disaggregated:
         """A fresh server."""
-        prefill = [self.prefill.replica() for _ in range(self.n_prefill)]
+        prefill = self.prefill.replicas(self.n_prefill)
         decode = [self.decode.replica() for _ in range(self.n_decode)]
         return Disaggregated(prefill, decode, self.copy_ns(cluster))
 

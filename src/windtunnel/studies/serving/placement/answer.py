@@ -53,14 +53,21 @@ def place_models(
     limits: dict[str, float],
 ) -> Placed:
     """Several models on one cluster by AlpaServe or MuxServe. Raises UserError."""
-    names, shares = _shares(models)
-    rates = tuple(rate * share / sum(shares) for share in shares)
-    asked = Several(tuple(load_model(name) for name in names), rates, cluster, deployment, workload, limits)
+    asked = several_of(models, rate, cluster, deployment, workload, limits)
     found = search_alpaserve(asked) if method == "alpaserve" else search_muxserve(asked)
     placed = {name for group in found.groups for name in group.models}
     lacking = [model.name for model in asked.models if model.name not in placed]
     without = (f"{', '.join(lacking)}: no place, so none of their requests is served",) if lacking else ()
     return Placed(method, 1.0, found, without)
+
+
+def several_of(
+    models: str, rate: float, cluster: Cluster, deployment: Deployment, workload: Workload, limits: dict[str, float]
+) -> Several:
+    """`a=3,b=1` with their parts of the rate. Raises UserError."""
+    names, shares = _shares(models)
+    rates = tuple(rate * share / sum(shares) for share in shares)
+    return Several(tuple(load_model(name) for name in names), rates, cluster, deployment, workload, limits)
 
 
 def _shares(models: str) -> tuple[list[str], list[float]]:

@@ -58,10 +58,15 @@ class MuxPlacement:
     runner_up: tuple[float, tuple[Mesh, ...]] | None  # requests/s, and its meshes
 
 
+def pool_bytes(placed: Sequence[Model], gpus: int, gpu_bytes: float) -> float:
+    """What the weights of these models leave of a mesh for the cache."""
+    return MEMORY_USED * gpu_bytes * gpus - sum(one.weight_bytes + RESERVED_BYTES for one in placed)
+
+
 def estimate(models: Sequence[Model], mesh: Mesh, gpu_bytes: float) -> list[float] | None:
     """Requests per second of each model on a mesh, at most its rate; None where weights leave no room."""
     placed = [models[m] for m, _ in mesh.models]
-    memory = MEMORY_USED * gpu_bytes * mesh.gpus - sum(one.weight_bytes + RESERVED_BYTES for one in placed)
+    memory = pool_bytes(placed, mesh.gpus, gpu_bytes)
     if memory <= 0.0:
         return None
     wants = [one.rate_per_s * one.kv_token_bytes for one in placed]
@@ -109,8 +114,13 @@ def partitions(gpus: int, per_node: int = 8) -> Iterator[tuple[int, ...]]:
     yield from cut(gpus, 0)
 
 
-def place_muxserve(models: Sequence[Model], gpus: int, gpu_bytes: float, per_node: int = 8) -> MuxPlacement:
-    """The placement with the most total throughput. Raises SpecError where some model fits in no partition."""
+def place_muxserve(
+    models: Sequence[Model], gpus: int, gpu_bytes: float, per_node: int = 8, sm_limit: float = SM_LIMIT
+) -> MuxPlacement:
+    """The placement with the most total throughput. Raises SpecError where some model fits in no partition.
+
+    `sm_limit`: percent of the SMs that a mesh gives out; 0: one model on each.
+    """
 
     @cache
     def estimated(mesh: Mesh) -> float | None:
@@ -140,7 +150,7 @@ def place_muxserve(models: Sequence[Model], gpus: int, gpu_bytes: float, per_nod
                 if mesh in options or mesh.gpus < models[model].least_gpus:
                     continue
                 share = share_of(model, mesh.gpus)
-                if mesh.models and sum(s for _, s in mesh.models) + share > SM_LIMIT:
+                if mesh.models and sum(s for _, s in mesh.models) + share > sm_limit:
                     continue
                 changed = Mesh(mesh.gpus, tuple(sorted((*mesh.models, (model, share)))))
                 got = estimated(changed)

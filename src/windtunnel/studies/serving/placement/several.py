@@ -30,7 +30,7 @@ from windtunnel.studies.serving.goodput import at_rate
 from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.studies.serving.multiplex.group import Group, serve_groups
 from windtunnel.studies.serving.placement.alpaserve import Groups, Outcome, greedy, group_layouts
-from windtunnel.studies.serving.placement.muxserve import Mesh, place_muxserve
+from windtunnel.studies.serving.placement.muxserve import SM_LIMIT, Mesh, MuxPlacement, place_muxserve
 from windtunnel.studies.serving.placement.muxserve import Model as Shared
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 from windtunnel.studies.serving.workload.requests import Workload
@@ -93,14 +93,14 @@ def search_alpaserve(asked: Several) -> Grouping:
     """Groups of one layout with models replicated over them. Raises UserError, SpecError."""
     if not {"ttft_s", "tpot_s"} <= set(asked.slo):
         raise UserError("AlpaServe places by the share of requests in time: add --ttft 1s --tpot 50ms")
-    prompt, output = _lengths(asked.workload)
+    prompt, output = mean_lengths(asked.workload)
     limit = asked.slo["ttft_s"] + asked.slo["tpot_s"] * (output - 1)
-    requests = _requests(asked)
+    requests = requests_of(asked)
     results: list[tuple[float, int, str, tuple[Placed, ...]]] = []
     tried = 0
     most_op = min(asked.cluster.gpus_per_node, 8)
     for count, op, pp in group_layouts(asked.cluster.n_gpus, most_op):
-        engines = [_engine(asked, model, op, pp) for model in asked.models]
+        engines = [engine_on(asked, model, op, pp) for model in asked.models]
         able = {m: _stages(engine, prompt, output) for m, engine in enumerate(engines) if engine is not None}
         if not able:
             continue
@@ -128,22 +128,25 @@ def search_alpaserve(asked: Several) -> Grouping:
     )
 
 
+def meshes(asked: Several, sm_limit: float = SM_LIMIT) -> tuple[MuxPlacement, list[Shared]]:
+    """Models on meshes that give out so many percent of their SMs, and as placement sees them. Raises SpecError."""
+    shared = [_shared(asked, model, rate) for model, rate in zip(asked.models, asked.rates_per_s, strict=True)]
+    gpu_bytes, per_node = float(asked.cluster.gpu.usable_memory_bytes), min(asked.cluster.gpus_per_node, 8)
+    return place_muxserve(shared, asked.cluster.n_gpus, gpu_bytes, per_node, sm_limit), shared
+
+
 def search_muxserve(asked: Several) -> Grouping:
     """Meshes of 1, 2, 4, 8 GPUs and the models that share each. Raises SpecError."""
-    prompt, output = _lengths(asked.workload)
-    shared = [_shared(asked, model, rate, prompt, output) for model, rate in _pairs(asked)]
-    gpu = asked.cluster.gpu
-    per_node = min(asked.cluster.gpus_per_node, 8)
-    found = place_muxserve(shared, asked.cluster.n_gpus, float(gpu.usable_memory_bytes), per_node)
+    found, _ = meshes(asked)
 
-    def placed(meshes: Sequence[Mesh]) -> tuple[Placed, ...]:
+    def placed(those: Sequence[Mesh]) -> tuple[Placed, ...]:
         return tuple(
             Placed(
                 mesh.gpus,
                 " ".join(f"{asked.models[m].name} {share:g} %" for m, share in mesh.models) or "idle",
                 tuple(asked.models[m].name for m, _ in mesh.models),
             )
-            for mesh in meshes
+            for mesh in those
         )
 
     next_value, next_meshes = found.runner_up or (None, ())
@@ -158,16 +161,12 @@ def search_muxserve(asked: Several) -> Grouping:
     )
 
 
-def _pairs(asked: Several) -> list[tuple[Model, float]]:
-    return list(zip(asked.models, asked.rates_per_s, strict=True))
-
-
-def _lengths(workload: Workload) -> tuple[int, int]:
+def mean_lengths(workload: Workload) -> tuple[int, int]:
     """Mean prompt and output."""
     return max(1, round(float(workload.input_tokens.mean()))), max(1, round(float(workload.output_tokens.mean())))
 
 
-def _requests(asked: Several) -> list[tuple[float, int]]:
+def requests_of(asked: Several) -> list[tuple[float, int]]:
     """(arrival, model) at the sum of the rates, each model by its share of it."""
     rates = np.array(asked.rates_per_s)
     load = at_rate(asked.workload, float(rates.sum()))
@@ -176,7 +175,8 @@ def _requests(asked: Several) -> list[tuple[float, int]]:
     return list(zip((load.arrival_ns * 1e-9).tolist(), whose.tolist(), strict=True))
 
 
-def _engine(asked: Several, model: Model, tp: int, pp: int = 1) -> Engine | None:
+def engine_on(asked: Several, model: Model, tp: int, pp: int = 1) -> Engine | None:
+    """Of one model on so many GPUs; None where it does not fit."""
     return candidate(model, asked.cluster, asked.deployment.cut(tp, pp))
 
 
@@ -226,12 +226,25 @@ def _simulator(
     return simulate
 
 
-def _shared(asked: Several, model: Model, rate: float, prompt: int, output: int) -> Shared:
+def prefill_slower(share: float) -> float:
+    """How much longer prompts take with so many percent of the SMs."""
+    return 1.0 + PREFILL_SLOPE * (100.0 / share - 1.0)
+
+
+def decode_slower(share: float, batch: int) -> float:
+    """The same of a decode step of so many sequences."""
+    place = min(1.0, max(0.0, (batch - SMALL_BATCH) / (LARGE_BATCH - SMALL_BATCH)))
+    slope = DECODE_SLOPE_SMALL + (DECODE_SLOPE_LARGE - DECODE_SLOPE_SMALL) * place
+    return 1.0 + slope * (100.0 / share - 1.0)
+
+
+def _shared(asked: Several, model: Model, rate: float) -> Shared:
     """A model as MuxServe's placement sees it."""
+    prompt, output = mean_lengths(asked.workload)
 
     @cache
     def engine(gpus: int) -> Engine | None:
-        return _engine(asked, model, gpus)
+        return engine_on(asked, model, gpus)
 
     sizes = [size for size in (1, 2, 4, 8) if size <= min(asked.cluster.gpus_per_node, asked.cluster.n_gpus)]
     fitting = [size for size in sizes if engine(size) is not None]
@@ -244,15 +257,13 @@ def _shared(asked: Several, model: Model, rate: float, prompt: int, output: int)
         one = engine(gpus)
         assert one is not None
         spent = one.times.decode(batch).at(batch * (prompt + output // 2)) / TICKS_PER_S
-        place = min(1.0, max(0.0, (batch - SMALL_BATCH) / (LARGE_BATCH - SMALL_BATCH)))
-        slope = DECODE_SLOPE_SMALL + (DECODE_SLOPE_LARGE - DECODE_SLOPE_SMALL) * place
-        return spent * (1.0 + slope * (100.0 / share - 1.0))
+        return spent * decode_slower(share, batch)
 
     def prefill_s(gpus: int, batch: int) -> float:
         one = engine(gpus)
         assert one is not None
         spent = one.times.mixed(0, 0, [(prompt, 0)] * batch, batch) / TICKS_PER_S
-        return spent * (1.0 + PREFILL_SLOPE * (100.0 / PREFILL_SHARE - 1.0))
+        return spent * prefill_slower(PREFILL_SHARE)
 
     kv = kv_format(least.deployment, least.profile, asked.cluster)
     token = kv_bytes_per_token(model, replace(least.deployment, tp=1, pp=1), kv)

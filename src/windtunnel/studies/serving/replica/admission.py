@@ -16,6 +16,7 @@ from windtunnel.studies.serving.replica.sequence import Sequence
 from windtunnel.studies.serving.step_time.times import SHIFT
 
 Chunks = list[tuple[Sequence, int]]  # tokens of prompts in one step
+EMPTY: list[int] = []  # nothing below the GPU
 
 
 @final
@@ -127,8 +128,11 @@ class Admission:
             one = waiting[0]
             if rules.lag and self.too_late(one, here):
                 return
-            hit = cache.known(one) if one.names else 0
-            rest = one.known - hit * size
+            hit, below = 0, EMPTY
+            if one.names:
+                hit = cache.known(one)
+                below = cache.below(one, hit)
+            rest = one.known - (cache.computed(one, hit, below) if below else hit * size)
             n = min(rest, budget, longest)
             if n < rest and not rules.chunked and (chunks or rest <= rules.longest_whole):
                 return  # whole prompts only: it waits for an empty step; one that never fits is taken in pieces
@@ -136,7 +140,7 @@ class Admission:
                 return
             waiting.popleft()
             here += 1
-            budget -= self._take_in(one, hit, n, chunks, clock)
+            budget -= self._take_in(one, hit, below, n, chunks, clock)
 
     def _admit_by_rank(self, gate: RankGate, chunks: Chunks, kept: int, clock: int) -> None:
         """The same where each attention rank has a queue and a token budget of its own."""
@@ -147,8 +151,9 @@ class Admission:
         stay: deque[Sequence] = deque()
         while self.waiting:
             one = self.waiting.popleft()
-            hit = self.cache.known(one)
-            rest, rank = one.known - hit * rules.block_size, one.rank
+            hit, rank = self.cache.known(one), one.rank
+            below = self.cache.below(one, hit)
+            rest = one.known - self.cache.computed(one, hit, below)
             n = min(rest, budgets[rank])
             if n <= 0 or (n < rest and not rules.chunked and (taken[rank] or rest <= rules.longest_whole)):
                 budgets[rank] = 0  # in the order of arrival
@@ -161,14 +166,14 @@ class Admission:
             here += 1
             taken[rank] = True
             gate.waiting[rank] -= 1
-            self._take_in(one, hit, n, chunks, clock)
+            self._take_in(one, hit, below, n, chunks, clock)
             budgets[rank] -= n
         self.waiting.extendleft(reversed(stay))
 
-    def _take_in(self, one: Sequence, hit: int, n: int, chunks: Chunks, clock: int) -> int:
+    def _take_in(self, one: Sequence, hit: int, below: list[int], n: int, chunks: Chunks, clock: int) -> int:
         """Give a request its blocks, of which `hit` are cached, and `n` tokens of the next step; returns those."""
         rules = self.rules
-        self.cache.take_in(one, hit)
+        self.cache.take_in(one, hit, below)
         if one.scheduled_ns < 0:
             planned = self.last_start >> SHIFT  # not before it came: the step that ran then may have left nobody
             one.scheduled_ns = max(planned, one.queued_ns) if rules.lag else clock >> SHIFT

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Listed
 from typing import final
 
 from windtunnel.studies.serving.kv.pool import BlockPool
+from windtunnel.studies.serving.kv.tiers import Store, Tiers
 from windtunnel.studies.serving.replica.admission import Admission, Chunks
 from windtunnel.studies.serving.replica.batch import RunningBatch
 from windtunnel.studies.serving.replica.cache import SequenceCache
@@ -60,12 +62,19 @@ class Replica:
     )
 
     def __init__(
-        self, times: StepTimes, rules: Rules, blocks: int, *, on_first: Callable[[Sequence], bool] | None = None
+        self,
+        times: StepTimes,
+        rules: Rules,
+        blocks: int,
+        *,
+        on_first: Callable[[Sequence], bool] | None = None,
+        stores: Listed[Store] = (),
     ) -> None:
         self.times = times
         self.rules = rules
         self.tally = Tally()
-        self.cache = SequenceCache(rules, blocks)
+        tiers = Tiers(stores, lambda tokens, past: times.mixed(0, 0, [(tokens, past)], 1)) if stores else None
+        self.cache = SequenceCache(rules, blocks, tiers)
         self.pool: BlockPool = self.cache.pool
         self.batch = RunningBatch(rules.block_size, self.tally, apart=rules.batching != "mixed")
         self.admission = Admission(rules, self.batch, self.cache, times.speculative[0])
@@ -223,6 +232,8 @@ class Replica:
             done += one.computed + n == one.known
         length = self.times.mixed(beside, batch.context_sum + beside, shapes, done) + self.admission.swap_in_ticks
         self.admission.swap_in_ticks = 0
+        if self.cache.tiers is not None:
+            length = max(length, self.cache.tiers.waited())
         self._start(MIXED, length)
 
     def _begin_run(self) -> None:

@@ -11,18 +11,16 @@
               of the model that has the oldest request
 
 With one model ADBS on all SMs is spatial partitioning. The pool holds what is there of each sequence: where a step
-would overflow it, the newest of that model gives its cache back and starts anew. Rules and constants: MuxServe's
-muxsched/scheduler.py and resource.py.
+would overflow it, the newest of that model gives its cache back and starts anew. MuxServe (ICML '24); rules and
+constants: its muxsched/scheduler.py and resource.py.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from typing import Literal
-
-from sm_table import SmTable
+from typing import Literal, Protocol
 
 PROMPT_TOKENS = 2048  # of one prompt job
 ADAPT_EVERY_S = 8.0  # how often quotas move
@@ -30,13 +28,26 @@ BUSY, STEP = 0.9, 0.1  # from which use on a model asks for more, and how much o
 GIVEN = 120.0  # percent of SMs that may be given out: two parts of ten twice
 
 
-@dataclass(frozen=True, slots=True)
+class ShareTimes(Protocol):
+    """Times of one model on the GPUs of its unit, by the share of their SMs in percent."""
+
+    def prefill_s(self, sm_percent: float, tokens: float) -> float:
+        """Prompts of so many tokens in all."""
+
+    def decode_s(self, sm_percent: float, batch: int, context: float) -> float:
+        """One step of `batch` sequences of a mean context."""
+
+
+@dataclass(order=True, slots=True)
 class Asked:
-    """One request."""
+    """One request, and when it got its first and its last token (-1: not yet). `index`: its own among its model's."""
 
     arrival_s: float
     prompt: int
     output: int
+    index: int = 0
+    first_s: float = field(default=-1.0, compare=False)
+    last_s: float = field(default=-1.0, compare=False)
 
 
 @dataclass(eq=False)
@@ -44,7 +55,7 @@ class Llm:
     """One model of a unit: what it costs, what it is asked, and where it stands."""
 
     name: str
-    table: SmTable
+    table: ShareTimes
     requests: list[Asked]
     prefill_sm: float
     decode_sm: float
@@ -55,7 +66,7 @@ class Llm:
     kv_token_bytes: float  # of one token on one GPU
     bandwidth_bytes_per_s: float  # of one GPU's memory, as kernels reach it
     waiting: deque[Asked] = field(default_factory=deque)
-    ends: list[tuple[int, float, Asked]] = field(default_factory=list)  # (decode step, arrival, request)
+    ends: list[tuple[int, float, Asked]] = field(default_factory=list)  # (decode step, arrival, request), in order
     steps: int = 0
     prefilling: int = 0
     context: int = 0  # sum over the batch
@@ -64,6 +75,7 @@ class Llm:
     last_finish_s: float = 0.0
     finished: int = 0
     latency_s: float = 0.0
+    preemptions: int = 0
     batches: deque[int] = field(default_factory=lambda: deque(maxlen=500))  # of the last decode steps
 
     @property
@@ -206,7 +218,7 @@ def _prefill(unit: _Unit, llm: Llm) -> bool:
 def _decode(unit: _Unit, llm: Llm) -> bool:
     """Start one step of all sequences of a model."""
     for one in llm.fresh:
-        heappush(llm.ends, (llm.steps + one.output - 1, one.arrival_s, one))
+        insort(llm.ends, (llm.steps + one.output - 1, one.arrival_s, one))
         llm.context += one.prompt
     llm.fresh.clear()
     while len(llm.ends) > 1 and unit.held_bytes + len(llm.ends) * llm.kv_token_bytes > unit.pool_bytes:
@@ -228,11 +240,11 @@ def _preempt(unit: _Unit, llm: Llm) -> None:
     """The newest sequence gives its cache back, and will be computed again."""
     newest = max(llm.ends, key=lambda end: end[1])
     llm.ends.remove(newest)
-    heapify(llm.ends)
     done = newest[2].output - 1 - (newest[0] - llm.steps)
     llm.context -= newest[2].prompt + done
     unit.held_bytes -= (newest[2].prompt + done) * llm.kv_token_bytes
     llm.waiting.appendleft(newest[2])
+    llm.preemptions += 1
     unit.full = True
 
 
@@ -241,6 +253,7 @@ def _end(unit: _Unit, job: _Job, now: float) -> None:
     if job.prompts is not None:
         llm.prefilling = 0
         for one in job.prompts:
+            one.first_s = now if one.first_s < 0.0 else one.first_s
             if one.output <= 1:
                 _finish(unit, llm, one, one.prompt, now)
             else:
@@ -249,7 +262,7 @@ def _end(unit: _Unit, job: _Job, now: float) -> None:
     llm.decoding = False
     llm.steps += 1
     while llm.ends and llm.ends[0][0] <= llm.steps:
-        _, _, one = heappop(llm.ends)
+        _, _, one = llm.ends.pop(0)
         llm.context -= one.prompt + one.output - 1
         _finish(unit, llm, one, one.prompt + one.output - 1, now)
 
@@ -259,7 +272,7 @@ def _finish(unit: _Unit, llm: Llm, one: Asked, tokens: int, now: float) -> None:
     unit.full = False
     llm.finished += 1
     llm.latency_s += now - one.arrival_s
-    llm.last_finish_s = now
+    llm.last_finish_s = one.last_s = now
 
 
 def _adapt(llms: list[Llm]) -> None:
