@@ -79,7 +79,8 @@ def trainmover() -> list[Row]:
     week = 7 * 86_400.0
     rate = 1 / RSC1.mttf_s(131_072, 8)
     swap_s = times.delta_groups + times.peer_state
-    parcae_s = times.groups + times.warm_up + times.peer_state
+    largest = published(131_072)
+    parcae_s = largest.groups + largest.warm_up + largest.peer_state
     saved_20b = Checkpoint(round(20e9 * 16), 4, 1, 64e9, 25e9, 4 * 0.25e9)
     # 8K GPUs for a week: a failure costs the swap, and without a standby two minutes of scheduling more.
     failures = week / RSC1.mttf_s(8192, 8)
@@ -93,6 +94,19 @@ def trainmover() -> list[Row]:
             4.45,
             init_s / 60,
             "the three printed shares of it: made from this figure",
+        ),
+        Row(
+            "tm-02 groups, 64 GPUs, s",
+            50,
+            published(64).groups,
+            "grows by 1.6 ms a GPU: made from this figure and the next",
+        ),
+        Row("tm-11 groups before, GPT-5.12T MoE, s", 51, published(1024).groups, "taken to be on 1,024 GPUs (ours)"),
+        Row(
+            "tm-07 full initialisation, 32 GPUs, s",
+            100,
+            published(32).groups + times.warm_up + 6.7e9 * 16 / 32 / 0.25e9,
+            "6.7B read at 0.25 GB/s a GPU; the warm-up of the 8,192 GPUs, which is another job's",
         ),
         Row(
             "tm-08 expected change, 1,024 GPUs, s",
@@ -187,6 +201,17 @@ def byterobust() -> list[Row]:
         )
         for n, k in ((128, 2), (256, 2), (512, 3), (1024, 4))
     ]
+    hot = {2048: 46, 4096: 51, 8192: 54, 16_384: 65}
+    made_from = {2048, 8192, 16_384}
+    rows += [
+        Row(
+            f"br-hot-{n // 16} hot update, {n:,} GPUs, s",
+            seconds,
+            published(n).hot_update,
+            "1.6 ms a GPU" + (": made from this figure" if n in made_from else ""),
+        )
+        for n, seconds in hot.items()
+    ]
     job = _asked(9600, 90.0, "production", ("byterobust",), 0.0)
     best = survive(job).entries[0]
     return [*rows, Row("br-ettr, 9,600 GPUs, %", 97, 100 * best.ettr, "catalogue `production`, policy byterobust")]
@@ -236,7 +261,7 @@ def _asked(
 ) -> Asked:
     replicas = gpus // 128
     saved = Checkpoint(round(175e9 * 14), gpus, replicas, 64e9, 50e9, 0.25e9 * gpus, overhead_s=published().save_stall)
-    times = with_times(published(), {"load": restart_s / 3} if restart_s else {})
+    times = with_times(published(gpus), {"load": restart_s / 3} if restart_s else {})
     return Asked(
         gpus,
         8,

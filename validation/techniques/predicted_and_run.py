@@ -1,23 +1,26 @@
-"""Techniques predicted and really run: gains on two gloo ranks over a real slow link, held against the simulator's.
+"""Techniques predicted and really run: gains on gloo ranks over real slow links, held against the simulator's.
 
-    sudo python validation/techniques/predicted_and_run.py [--rate 400mbit] [--rounds 5] [--only lina]
+    sudo python validation/techniques/predicted_and_run.py [--rounds 5] [--only lina] [--table TABLE.csv]
 
-Measured alone just before each configuration, since a shared machine is not the same a minute later, and what its
-prediction is made of: each collective at three sizes (a straight line), by how much a sleep is too long, and for
-offload one layer's passes and update. It is played on these by `techniques.flat.play` (or `offload.window.timeline`)
-without and with the technique, and run without and with it in turns, every second time the other way round. Compute
-beside communication is played by sleeping, as kernels on a device would: two busy cores would hide the effect.
-Printed: each gain predicted and measured, their error, and whether the sign is right where it is above 5 %.
+24 configurations: technique x layers x link x ranks (`CONFIGURATIONS`). Measured alone just before each of them, since
+a shared machine is not the same a minute later, and what its prediction is made of: each collective at four sizes (a
+straight line), by how much a sleep is too long, and for offload one layer's passes and update. It is played on these by
+`techniques.flat.play` (or `offload.window.timeline`) without and with the technique, and run without and with it in
+turns, every second time the other way round. Compute beside communication is played by sleeping, as kernels on a device
+would: two busy cores would hide the effect. Printed, and written as a table: each gain predicted and measured, their
+error, and whether the sign is right where it is above 5 %. `predicted_and_run.csv` is such a table, dated.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -36,23 +39,38 @@ NEEDS = {  # what each one's prediction is made of
     "partition": ("sleep", "all_gather", "reduce_scatter"), "local": ("sleep", "all_reduce"), "offload": (),
 }  # fmt: skip
 LAYERS = 5
-# (compute s of each layer but the last, of that, all-to-all MiB, all-reduce MiB a layer)
-LINA = [(0.02, 0.4, 2.0, 2.0), (0.02, 0.5, 1.0, 3.0), (0.02, 0.4, 2.0, 3.0), (0.1, 0.1, 1.0, 2.0),
-        (0.01, 0.6, 3.0, 3.0), (0.03, 0.3, 1.0, 1.5)]  # fmt: skip
-# (compute s, MiB a layer, ratio)
-SPARSE = [
-    (0.03, 2.0, 0.05),
-    (0.03, 2.0, 0.25),
-    (0.10, 2.0, 0.05),
-    (0.03, 4.0, 0.10),
-    (0.01, 1.0, 0.02),
-    (0.03, 1.0, 0.5),
+# (technique, link, ranks, arguments). Arguments of
+#   lina       compute s of each layer but the last, of that, all-to-all MiB, all-reduce MiB a layer
+#   sparse     compute s, MiB a layer, ratio
+#   partition  which, pieces, compute s
+#   local      compute s, MiB, local steps
+#   offload    window, bytes per s; rank 0 alone
+CONFIGURATIONS: list[tuple[str, str, int, tuple]] = [
+    ("lina", "400mbit", 2, (0.02, 0.4, 2.0, 2.0)),
+    ("lina", "400mbit", 2, (0.02, 0.5, 1.0, 3.0)),
+    ("lina", "400mbit", 2, (0.1, 0.1, 1.0, 2.0)),
+    ("sparse", "400mbit", 2, (0.03, 2.0, 0.05)),
+    ("sparse", "400mbit", 2, (0.03, 2.0, 0.25)),
+    ("sparse", "400mbit", 2, (0.1, 2.0, 0.05)),
+    ("partition", "400mbit", 2, ("gather", 4, 0.15)),
+    ("partition", "400mbit", 2, ("scatter", 4, 0.15)),
+    ("local", "400mbit", 2, (0.04, 2.0, 2)),
+    ("offload", "400mbit", 2, (2, 40e6)),
+    ("offload", "400mbit", 2, (4, 40e6)),
+    ("offload", "400mbit", 2, (2, 15e6)),
+    ("lina", "200mbit", 2, (0.02, 0.8, 2.0, 2.0)),
+    ("sparse", "200mbit", 2, (0.03, 1.0, 0.1)),
+    ("partition", "200mbit", 2, ("scatter", 8, 0.15)),
+    ("local", "200mbit", 2, (0.15, 2.0, 4)),
+    ("sparse", "1gbit", 2, (0.03, 4.0, 0.1)),
+    ("partition", "1gbit", 2, ("gather", 2, 0.05)),
+    ("local", "1gbit", 2, (0.04, 2.0, 8)),
+    ("lina", "400mbit", 4, (0.02, 0.6, 2.0, 2.0)),
+    ("sparse", "400mbit", 4, (0.03, 2.0, 0.1)),
+    ("partition", "400mbit", 4, ("gather", 4, 0.15)),
+    ("partition", "400mbit", 4, ("scatter", 4, 0.15)),
+    ("local", "400mbit", 4, (0.04, 2.0, 4)),
 ]
-# (which, pieces, compute s)
-PARTITION = [("gather", 2, 0.15), ("gather", 4, 0.15), ("gather", 8, 0.15), ("scatter", 2, 0.15), ("scatter", 4, 0.15),
-             ("scatter", 8, 0.15)]  # fmt: skip
-LOCAL = [(0.04, 2.0, 2), (0.04, 2.0, 8), (0.15, 2.0, 4)]  # (compute s, MiB, local steps)
-OFFLOAD = [(2, 40e6), (4, 40e6), (2, 400e6), (2, 15e6)]  # (window, bytes per s)
 MICRO = MIB // 2
 
 
@@ -118,7 +136,8 @@ def predict_sparse(lines: dict[str, Line], compute: float, size: float, ratio: f
     def one(parts: Callable[[int], list[Task]]) -> float:
         tasks: list[Task] = []
         for _ in range(LAYERS):
-            before = max((i for i, t in enumerate(tasks) if t.lane == "compute"), default=-1)
+            # DDP's hook runs on the autograd thread: choosing and the norms hold up what is computed next.
+            before = max((i for i, t in enumerate(tasks) if t.lane == "compute" or t.name == "norms"), default=-1)
             tasks.append(slept(lines, compute, *((before,) if before >= 0 else ())))
             tasks += parts(len(tasks))
         return play(tasks, {LINK: SHARED}).makespan_ns / 1e9
@@ -128,23 +147,24 @@ def predict_sparse(lines: dict[str, Line], compute: float, size: float, ratio: f
     whole = one(lambda at: [reduce.task("reduce", bytes_, at - 1)])
     made = one(
         lambda at: [
-            # DDP's hook runs on the autograd thread: choosing and the norms hold up what is computed next.
             Task("choose", "compute", ns(choosing.latency + choosing.per_byte * bytes_), (at - 1,)),
-            Task("norms", "compute", ns(reduce.latency + reduce.per_byte * bytes_ / 256), (at,)),
+            reduce.task("norms", bytes_ / 256, at),  # on the link, beside the chunks of layers before
             reduce.task("chunks", bytes_ * ratio, at + 1),
         ]
     )
     return whole, made
 
 
-def predict_partition(lines: dict[str, Line], which: str, pieces: int, compute: float) -> tuple[float, float]:
+def predict_partition(
+    lines: dict[str, Line], which: str, pieces: int, compute: float, ranks: int = 2
+) -> tuple[float, float]:
     kind = {"gather": "all_gather", "scatter": "reduce_scatter"}[which]
 
     def one(count: int) -> float:
-        first = lines[kind].task("exchange", ROWS * COLUMNS * 4 * 2)
+        first = lines[kind].task("exchange", ROWS * COLUMNS * 4 * ranks)
         second = slept(lines, compute, 0)
         if which == "scatter":
-            second, first = lines[kind].task("exchange", ROWS * COLUMNS * 4 * 2, 0), slept(lines, compute)
+            second, first = lines[kind].task("exchange", ROWS * COLUMNS * 4 * ranks, 0), slept(lines, compute)
         return play(cut_tasks([first, second], lambda _: count), {LINK: Lane()}).makespan_ns / 1e9
 
     return one(1), one(pieces)
@@ -161,9 +181,10 @@ ROWS, COLUMNS = 1024, 512  # of one rank's rows: 2 MiB
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rate", default="400mbit")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="")
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--link", default="")
     parser.add_argument("--answers", type=Path)
     asked = parser.parse_args()
     if "RANK" in os.environ:
@@ -173,34 +194,40 @@ def main() -> None:
     if lacks:
         print(f"skipped: {lacks}")
         return
-    with tempfile.TemporaryDirectory() as folder, slow_link(asked.rate) as link:
-        answers = Path(folder) / "answers.json"
-        words = [
-            sys.executable,
-            __file__,
-            "--answers",
-            str(answers),
-            "--rounds",
-            str(asked.rounds),
-            "--only",
-            asked.only,
-        ]
-        link.run(words, timeout_s=1500)
-        report(json.loads(answers.read_text()))
+    found: list[dict] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for rate, ranks in dict.fromkeys(one[1:3] for one in chosen(asked.only)):
+            answers = Path(folder) / "answers.json"
+            words = [sys.executable, __file__, "--answers", str(answers), "--rounds", str(asked.rounds), "--only",
+                     asked.only, "--link", rate]  # fmt: skip
+            with slow_link(rate, ranks) as link:
+                link.run(words, timeout_s=1500)
+            found += json.loads(answers.read_text())
+    rows = report(found)
+    if asked.table:
+        with asked.table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
-def report(found: dict) -> None:
-    errors, signs, seen = [], [], {}
-    for one in found["runs"]:
+def chosen(only: str) -> list[tuple[str, str, int, tuple]]:
+    return [one for one in CONFIGURATIONS if not only or one[0] == only]
+
+
+def report(found: list[dict]) -> list[dict]:
+    """Prints each configuration and what all of them come to; the rows of the table."""
+    errors, signs, rows = [], [], []
+    for one in found:
         name, arguments = one["name"], one["arguments"]
         lines = {name: Line(points) for name, points in one["alone"].items()}
-        for what, line in lines.items():
-            seen.setdefault(what, []).append((1e3 * line.latency, 1e3 * line.per_byte * MIB))
         if name == "offload":
             times = LayerTimes(**one["times"])
             gone = timeline(times, one["layers"], arguments[0], before_s=one["ends"], end_s=one["end"])
             stay = timeline(times, one["layers"], one["layers"], before_s=one["ends"], end_s=one["end"])
             without, after = stay.step_s, gone.step_s
+        elif name == "partition":
+            without, after = predict_partition(lines, *arguments, one["ranks"])
         else:
             without, after = globals()[f"predict_{name}"](lines, *arguments)
         predicted = without / after
@@ -208,21 +235,27 @@ def report(found: dict) -> None:
         errors.append(abs(predicted / measured - 1.0))
         if abs(measured - 1.0) > 0.05:
             signs.append((predicted > 1.0) == (measured > 1.0))
-        print(
-            f"{name:10} {arguments!s:28} predicted {1e3 * without:6.0f} -> {1e3 * after:6.0f} ms gain {predicted:5.2f},"
-            " run "
-            f"{1e3 * statistics.median(one['without']):6.0f} -> {1e3 * statistics.median(one['with']):6.0f} ms gain "
-            f"{measured:5.2f}, error {predicted / measured - 1.0:+6.1%}"
+        run = [1e3 * statistics.median(one[which]) for which in ("without", "with")]
+        rows.append({
+            "technique": name, "link": one["rate"], "ranks": one["ranks"], "arguments": " ".join(map(str, arguments)),
+            "predicted_without_ms": f"{1e3 * without:.1f}", "predicted_with_ms": f"{1e3 * after:.1f}",
+            "run_without_ms": f"{run[0]:.1f}", "run_with_ms": f"{run[1]:.1f}",
+            "predicted_gain": f"{predicted:.3f}", "run_gain": f"{measured:.3f}",
+            "error_percent": f"{100 * (predicted / measured - 1.0):.1f}", "date": time.strftime("%Y-%m-%d"),
+        })  # fmt: skip
+        alone = ", ".join(
+            f"{what} {1e3 * line.latency:.1f}+{1e3 * line.per_byte * MIB:.1f}" for what, line in lines.items()
         )
-    for what, lines in sorted(seen.items()):
-        least, each = (statistics.median(one) for one in zip(*lines, strict=True))
         print(
-            f"{what:14} {least:6.2f} ms" + (f" + {each:6.2f} a MiB" if each else "") + ", medians over configurations"
+            f"{name:10} {one['rate']:>7} x{one['ranks']} {arguments!s:28} predicted {1e3 * without:6.0f} ->"
+            f" {1e3 * after:6.0f} ms gain {predicted:5.2f}, run {run[0]:6.0f} -> {run[1]:6.0f} ms gain {measured:5.2f},"
+            f" error {predicted / measured - 1.0:+6.1%}  [{alone}: ms + ms a MiB]"
         )
     print(
         f"{len(errors)} configurations: mean error of the gain {statistics.mean(errors):.1%}, worst {max(errors):.1%};"
         f" sign right in {sum(signs)} of {len(signs)} where the measured gain is above 5 %"
     )
+    return rows
 
 
 def rank_main(asked: argparse.Namespace) -> None:
@@ -230,26 +263,23 @@ def rank_main(asked: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     where = f"tcp://{os.environ['MASTER']}:29531"
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timedelta(seconds=300))
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=ranks, timeout=timedelta(seconds=300))
     import real_runs
 
     runs = []
-    for name, configurations in (
-        ("lina", LINA), ("sparse", SPARSE), ("partition", PARTITION), ("local", LOCAL), ("offload", OFFLOAD),
-    ):  # fmt: skip
-        if asked.only and name != asked.only:
+    for name, rate, size, arguments in chosen(asked.only):
+        if (rate, size) != (asked.link, ranks):
             continue
-        for arguments in configurations:
-            alone = real_runs.alone(NEEDS[name])  # the same on both ranks: each time is that of the slower
-            lines = {what: Line(points) for what, points in alone.items()}
-            more = (order_of(lines, *arguments),) if name == "lina" else ()
-            found = getattr(real_runs, name)(asked.rounds, *more, *arguments)
-            runs.append({"name": name, "arguments": list(arguments), "alone": alone, **found})
-            dist.barrier()
+        alone = real_runs.alone(NEEDS[name])  # the same on all ranks: each time is that of the slowest
+        lines = {what: Line(points) for what, points in alone.items()}
+        more = (order_of(lines, *arguments),) if name == "lina" else ()
+        found = getattr(real_runs, name)(asked.rounds, *more, *arguments)
+        runs.append({"name": name, "rate": rate, "ranks": ranks, "arguments": list(arguments), "alone": alone, **found})
+        dist.barrier()
     if rank == 0:
-        asked.answers.write_text(json.dumps({"runs": runs}))
+        asked.answers.write_text(json.dumps(runs))
     dist.destroy_process_group()
 
 

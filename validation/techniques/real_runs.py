@@ -15,11 +15,11 @@ from windtunnel.real.techniques import offload as window_offload
 from windtunnel.real.techniques import prioritised_all_to_all, sparse_gradients
 from windtunnel.real.techniques.collective_partitioning import partitioned
 
-SIZES, NAP_S = (64 * 1024, MIB, 3 * MIB), 0.02
+SIZES, NAP_S = (4 * 1024, 256 * 1024, MIB, 3 * MIB), 0.02
 
 
 def timed(run: Callable[[], None]) -> float:
-    """Seconds, from when both ranks are there until both are done."""
+    """Seconds, from when all ranks are there until all are done."""
     dist.barrier()
     begin = time.perf_counter()
     run()
@@ -68,11 +68,11 @@ def alone(wanted: tuple[str, ...]) -> dict[str, list[tuple[float, float]]]:
         return lambda: dist.all_reduce(tensor)
 
     def gather(size: int) -> Callable[[], None]:
-        out, shard = filled(size), filled(size // 2)
+        out, shard = filled(size), filled(size // dist.get_world_size())
         return lambda: partitioned._gather(out, shard, None)
 
     def scatter(size: int) -> Callable[[], None]:
-        shard, whole = filled(size // 2), filled(size)
+        shard, whole = filled(size // dist.get_world_size()), filled(size)
         return lambda: partitioned._scatter(shard, whole, None)
 
     def handed() -> list[tuple[float, float]]:
@@ -194,7 +194,7 @@ def partition(rounds: int, which: str, pieces: int, compute_s: float) -> dict:
         if which == "gather":
             shard, thin = torch.ones(ROWS, COLUMNS), torch.ones(COLUMNS, 4)
             return lambda: partitioned.gathered_product(shard, thin, None, count, multiply)
-        whole, wide = torch.ones(2 * ROWS, 4), torch.ones(4, COLUMNS)
+        whole, wide = torch.ones(dist.get_world_size() * ROWS, 4), torch.ones(4, COLUMNS)
         return lambda: partitioned.scattered_product(whole, wide, None, count, multiply)
 
     one, many = made(1), made(pieces)

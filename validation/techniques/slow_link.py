@@ -1,10 +1,11 @@
-"""A slow private link between two ranks: two network namespaces, a veth pair, `tc tbf`. Needs root and CAP_NET_ADMIN.
+"""Slow private links between ranks: a network namespace each, a bridge, `tc tbf`. Needs root and CAP_NET_ADMIN.
 
     with slow_link("400mbit") as link:
-        link.run([sys.executable, "program.py"])      # rank 0 and rank 1, each in a namespace of its own
+        link.run([sys.executable, "program.py"], 600)     # rank 0 and rank 1, each in a namespace of its own
 
-On loopback the cores are the bottleneck and a link cannot be contended; here it is the link. `reason()` says why it
-cannot be made, or nothing. The two namespaces are taken away again, whatever happens.
+Each rank's cable carries `rate` each way, as a network card's does; the bridge itself is not limited. On loopback the
+cores are the bottleneck and a link cannot be contended; here it is the link. `reason()` says why it cannot be made, or
+nothing. The namespaces are taken away again, whatever happens.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-ADDRESSES = ("10.99.7.1", "10.99.7.2")
+FACE, MASTER = "link0", "10.99.7.1"  # the interface in each rank's namespace; rank 0's address
 
 
 def reason() -> str:
@@ -36,21 +37,19 @@ def reason() -> str:
 
 @dataclass(frozen=True)
 class SlowLink:
-    """Two namespaces and the interface in each."""
+    """The namespace of each rank."""
 
-    spaces: tuple[str, str]
-    interfaces: tuple[str, str]
+    spaces: tuple[str, ...]
 
     def run(self, command: Sequence[str], timeout_s: float) -> None:
-        """Start the command once in each namespace with RANK, MASTER and the interface; wait for both."""
+        """Start the command once in each namespace with RANK, WORLD_SIZE, MASTER and the interface; wait for all."""
         started = []
-        for rank in (0, 1):
+        for rank, space in enumerate(self.spaces):
             environment = {
-                **os.environ, "RANK": str(rank), "MASTER": ADDRESSES[0], "GLOO_SOCKET_IFNAME": self.interfaces[rank],
-                "OMP_NUM_THREADS": "1",
+                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(len(self.spaces)), "MASTER": MASTER,
+                "GLOO_SOCKET_IFNAME": FACE, "OMP_NUM_THREADS": "1",
             }  # fmt: skip
-            words = ["ip", "netns", "exec", self.spaces[rank], *command]
-            started.append(subprocess.Popen(words, env=environment))
+            started.append(subprocess.Popen(["ip", "netns", "exec", space, *command], env=environment))
         try:
             for process in started:
                 if process.wait(timeout_s):
@@ -62,26 +61,33 @@ class SlowLink:
 
 
 @contextmanager
-def slow_link(rate: str) -> Iterator[SlowLink]:
+def slow_link(rate: str, ranks: int = 2) -> Iterator[SlowLink]:
     """`rate` as tc writes it, e.g. 400mbit."""
     tag = os.getpid()
-    spaces, faces = (f"wt{tag}a", f"wt{tag}b"), (f"v{tag}a", f"v{tag}b")
+    hub, spaces = f"wt{tag}hub", tuple(f"wt{tag}r{rank}" for rank in range(ranks))
 
     def call(*words: str) -> None:
         subprocess.run(words, check=True, capture_output=True)
 
+    def shape(space: str, face: str) -> None:
+        # The bucket holds one of the kernel's largest packets: more would go at the speed of memory after a pause.
+        call("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", face, "root", "tbf", "rate", rate, "burst",
+             "64kb", "latency", "200ms")  # fmt: skip
+
     try:
-        for space in spaces:
+        call("ip", "netns", "add", hub)
+        call("ip", "-n", hub, "link", "add", "bridge0", "type", "bridge")
+        call("ip", "-n", hub, "link", "set", "bridge0", "up")
+        for rank, space in enumerate(spaces):
             call("ip", "netns", "add", space)
-        call("ip", "link", "add", faces[0], "netns", spaces[0], "type", "veth", "peer", "name", faces[1], "netns",
-             spaces[1])  # fmt: skip
-        for space, face, address in zip(spaces, faces, ADDRESSES, strict=True):
-            call("ip", "-n", space, "addr", "add", f"{address}/24", "dev", face)
-            call("ip", "-n", space, "link", "set", face, "up")
+            call("ip", "link", "add", FACE, "netns", space, "type", "veth", "peer", "name", f"port{rank}", "netns", hub)
+            call("ip", "-n", hub, "link", "set", f"port{rank}", "master", "bridge0", "up")
+            call("ip", "-n", space, "addr", "add", f"10.99.7.{rank + 1}/24", "dev", FACE)
+            call("ip", "-n", space, "link", "set", FACE, "up")
             call("ip", "-n", space, "link", "set", "lo", "up")
-            call("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", face, "root", "tbf", "rate", rate, "burst",
-                 "256kb", "latency", "200ms")  # fmt: skip
-        yield SlowLink(spaces, faces)
+            shape(space, FACE)
+            shape(hub, f"port{rank}")
+        yield SlowLink(spaces)
     finally:
-        for space in spaces:
+        for space in (hub, *spaces):
             subprocess.run(["ip", "netns", "del", space], capture_output=True)

@@ -138,7 +138,7 @@ def asked_of(
         step_s=shape.step_s,
         rate=shape.rate,
         process=_with_planned(_process(str(failures), observed, machine), planned_every),
-        times=_times(recovery, saved if storage is not None else None),
+        times=_times(recovery, n, saved if storage is not None else None),
         checkpoint=saved,
         days=days,
         policies=tuple(one.strip() for text in policies for one in text.split(",")) or DEFAULT_POLICIES,
@@ -203,10 +203,10 @@ def _every(mean_s: float, gpus: int) -> FailureProcess:
     return FailureProcess(f"one every {mean_s:g} s on {gpus} GPUs", "as asked", (cause,))
 
 
-def _times(recovery: Sequence[str], saved: Any) -> Any:
+def _times(recovery: Sequence[str], gpus: int, saved: Any) -> Any:
     from windtunnel.studies.resilience import published, with_times
 
-    times = published() if saved is None else replace(published(), load=saved.load_s())
+    times = published(gpus) if saved is None else replace(published(gpus), load=saved.load_s())
     said = {}
     for text in recovery:
         name, equals, value = text.partition("=")
