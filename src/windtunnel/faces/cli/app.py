@@ -28,6 +28,7 @@ USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 HELP_ALL = "--help-all"  # rare flags too
 COMPLETION = "--install-completion"  # its script knows the flags of all verbs
 NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
+LONGER = 3  # flags that hold the word, at most
 
 
 def build(asked: str = "", *, everything: bool = False) -> App:
@@ -106,8 +107,9 @@ def _not_known(error: UnknownOptionError) -> str:
     home = next((verb for verb in verbs if word.lstrip("-") in flag_fields(question_class(verb))), None)
     if home is not None:
         return f"unknown option {word}: it belongs to `windtunnel {home}`"
-    near = get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
-    remedy = f"did you mean {names[near[0]]}?" if near else f"see {_help(error)}"
+    longer = [name for name in names if f"-{word.strip('-')}-" in f"-{name}-"]  # --zero of --zero-stage
+    near = sorted(longer, key=len)[:LONGER] or get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
+    remedy = f"did you mean {' or '.join(names[one] for one in near)}?" if near else f"see {_help(error)}"
     return f"unknown option {word}: {remedy}"
 
 

@@ -131,6 +131,11 @@ def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.C
         ),
         ("sweep --bogus", "unknown option --bogus: see `windtunnel sweep --help`"),
         ("fleet flows t.txt --bogus=3", "unknown option --bogus: see `windtunnel fleet flows --help`"),
+        ("predict llama-3-8b --cluster h100:8 --zero 3", "unknown option --zero: did you mean --zero-stage?"),
+        (
+            "predict llama-3-8b --cluster h100:8 --batch 4",
+            "unknown option --batch: did you mean --micro-batch or --global-batch",
+        ),
         ("fleet t.csv --polcy fifo", "unknown option --polcy: did you mean --policy?"),
         ("plan llama-3-8b --cluster h100-sxm:8 --global-bach=4", "unknown option --global-bach: did you mean"),
     ],

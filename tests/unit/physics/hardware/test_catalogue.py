@@ -52,11 +52,11 @@ def test_numbers_of_a_gpu_are_of_the_right_order(name: str) -> None:
     assert gpu.name == name
     assert 0.9 < gpu.usable_memory_bytes / gpu.memory_bytes <= 1.0
     assert 16e9 < gpu.memory_bytes < 1e12
-    assert 0.5e12 < gpu.memory_bandwidth_bytes_per_s < 50e12
+    assert 0.25e12 < gpu.memory_bandwidth_bytes_per_s < 50e12
     fastest = gpu.peak_flops("fp16" if gpu.generation == "volta" else "bf16")  # V100's tensor cores know no bf16
-    assert 100e12 < fastest < 20e15
+    assert 50e12 < fastest < 20e15
     assert 20 < fastest / gpu.memory_bandwidth_bytes_per_s < 1000  # FLOP per byte at the ridge
-    assert 100 < gpu.tdp_w < 3000
+    assert 50 < gpu.tdp_w < 3000
     cluster = parse_cluster(f"{name}:8")
     assert cluster.gpu == gpu
     fast, slow = cluster.scale_up.bandwidth_bytes_per_s, cluster.scale_out.bandwidth_bytes_per_s
@@ -65,7 +65,7 @@ def test_numbers_of_a_gpu_are_of_the_right_order(name: str) -> None:
 
 
 TABLES = {"a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l40s", "rtx_pro_6000_server"}
-UNTIMED = {"v100-32gb-sxm", "rtx-a6000", "vr200"}  # NVIDIA GPUs that aiconfigurator-core has not timed
+UNTIMED = {"v100-32gb-sxm", "rtx-a6000", "vr200", "a10g", "a40"}  # NVIDIA GPUs that aiconfigurator-core has not timed
 
 
 @pytest.mark.parametrize("name", gpu_names())

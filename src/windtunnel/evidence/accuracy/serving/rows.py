@@ -109,7 +109,7 @@ def is_serving_table(path: Path) -> bool:
 def gpu_of(name: str, count: int) -> Cluster:
     """A cluster of that GPU that holds `count`. Raises UserError."""
     plain = name.lower().replace("_", "-").replace("-server", "")
-    plain = {"rtxpro6000": "rtx-pro-6000", "a100-sxm": "a100-80gb-sxm", "h100-pcie": "h100-sxm"}.get(plain, plain)
+    plain = {"rtxpro6000": "rtx-pro-6000", "a100-sxm": "a100-80gb-sxm"}.get(plain, plain)
     per_node = parse_cluster(f"{plain}:1").gpus_per_node
     whole = count if count <= per_node else -(-count // per_node) * per_node
     return parse_cluster(f"{plain}:{whole}")
