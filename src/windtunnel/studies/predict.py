@@ -21,7 +21,8 @@ from windtunnel.studies.training.plan import read_plan
 from windtunnel.studies.training.question import cluster_of, model_of
 
 SCRIPT_HAS_IT = (
-    "leave it out: the captured script has its layout, batch and lengths in it; capture it again with others"
+    "leave it out: the captured script has its layout, batch and lengths in it; capture it again with others, or let"
+    " `windtunnel plan` cut it into --pp stages of --dp replicas"
 )
 
 

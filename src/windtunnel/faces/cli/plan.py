@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,7 +28,8 @@ OUTPUTS = ("report", "rows", "full", "json")
 
 def plan_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
-    return command("plan", plan, OUTPUTS, reader=plan_below, everything=everything)
+    reader = partial(plan_below, cut_by=frozenset({"pp", "dp"}))
+    return command("plan", plan, OUTPUTS, reader=reader, everything=everything)
 
 
 def plan(

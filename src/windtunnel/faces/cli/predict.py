@@ -27,17 +27,17 @@ PLAN_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Plan
 SCRIPT_FIELDS = frozenset(field.path.replace("_", "-") for field in fields_of(Script))
 
 
-def plan_below(given: Given) -> Below:
+def plan_below(given: Given, cut_by: frozenset[str] = frozenset()) -> Below:
     """What a plan file, or a framework's own file in place of a model, says below the flags.
 
-    Raises SpecError on a flag that means nothing to a captured script.
+    `cut_by`: flags by which a captured script may be cut anew. Raises SpecError on one that means nothing to it.
     """
     from windtunnel.studies.predict import SCRIPT_HAS_IT, is_captured
     from windtunnel.studies.training.question import plan_file
 
     model, file = str(given.flags.get("model", "")), given.files.get("plan")
     if is_captured(model):
-        refused = {"plan": file} | {name: given.flags.get(name) for name in PLAN_FIELDS - SCRIPT_FIELDS}
+        refused = {"plan": file} | {name: given.flags.get(name) for name in PLAN_FIELDS - SCRIPT_FIELDS - cut_by}
         for name, value in sorted(refused.items()):
             if value is not None:
                 raise SpecError(f"--{name}", str(value), SCRIPT_HAS_IT)

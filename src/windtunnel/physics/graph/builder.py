@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
@@ -23,16 +24,17 @@ class GraphBuilder:
         self._labels: dict[str, int] = {}
         self._categories: dict[str, int] = {}
         self._rendezvous: dict[int, Hashable] = {}  # op -> its key, where it has one
-        # Of each op, in columns: tuples of ops would keep the garbage collector busy.
-        self._kind: list[int] = []
-        self._stream: list[int] = []
-        self._dep_idx: list[int] = []
-        self._dep_ptr: list[int] = [0]
-        self._label: list[int] = []
-        self._category: list[int] = []
-        self._flops: list[float] = []
-        self._bytes: list[float] = []
-        self._duration_ns: list[int] = []
+        # Of each op, in columns of numpy's own types: lists are slow to turn into arrays, and tuples of ops would keep
+        # the garbage collector busy.
+        self._kind = array("B")
+        self._stream = array("i")
+        self._dep_idx = array("i")
+        self._dep_ptr = array("q", [0])
+        self._label = array("i")
+        self._category = array("H")
+        self._flops = array("d")
+        self._bytes = array("d")
+        self._duration_ns = array("q")
 
     @property
     def n_ops(self) -> int:
@@ -87,9 +89,9 @@ class GraphBuilder:
         self._flops += self._flops[first:] * times
         self._bytes += self._bytes[first:] * times
         copies = np.arange(1, times + 1)[:, None]
-        index, ends = np.array(self._dep_idx[begins:], np.int64), np.array(self._dep_ptr[first + 1 :], np.int64)
-        self._dep_idx += (index + copies * n).ravel().tolist()
-        self._dep_ptr += (ends + copies * len(index)).ravel().tolist()
+        index, ends = np.array(self._dep_idx[begins:]), np.array(self._dep_ptr[first + 1 :])
+        self._dep_idx.frombytes((index + copies * n).astype(np.int32).tobytes())
+        self._dep_ptr.frombytes((ends + copies * len(index)).tobytes())
 
     def copy_of(self, other: GraphBuilder, first: int, end: int) -> int:
         """Append another builder's ops from `first` to `end`, each after ops as far back as they were there.
@@ -99,8 +101,8 @@ class GraphBuilder:
         moved = len(self._kind) - first
         begins, ends = other._dep_ptr[first], other._dep_ptr[end]
         further = len(self._dep_idx) - begins
-        self._dep_idx += [op + moved for op in other._dep_idx[begins:ends]]
-        self._dep_ptr += [at + further for at in other._dep_ptr[first + 1 : end + 1]]
+        self._dep_idx.extend([op + moved for op in other._dep_idx[begins:ends]])
+        self._dep_ptr.extend([at + further for at in other._dep_ptr[first + 1 : end + 1]])
         self._kind += other._kind[first:end]
         self._flops += other._flops[first:end]
         self._bytes += other._bytes[first:end]
@@ -139,11 +141,11 @@ class GraphBuilder:
         return np.array(self._duration_ns, dtype=np.int64)
 
 
-def _renamed(column: list[int], names: dict[Name, int], more: list[int], others: dict[Name, int]) -> None:
+def _renamed(column: array[int], names: dict[Name, int], more: array[int], others: dict[Name, int]) -> None:
     """Append another table's numbers of names as this table's, which takes in those that are new."""
     known = list(others)
     place = {number: names.setdefault(known[number], len(names)) for number in dict.fromkeys(more)}
-    column += [place[number] for number in more]
+    column.extend([place[number] for number in more])
 
 
 def _numbered(keys: Iterable[Hashable]) -> dict[object, int]:

@@ -345,6 +345,7 @@ class Result(Shown):
         return TypeAdapter(cls).validate_python(data)
 
 
+Result.reproduce = _WhenRead(Result.reproduce)  # type: ignore[misc, assignment]
 Result.excerpt = _WhenRead(Result.excerpt)  # type: ignore[misc, assignment]
 StageMemory.timeline = _WhenRead(StageMemory.timeline)  # type: ignore[misc, assignment]
 

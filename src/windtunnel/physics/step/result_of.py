@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from windtunnel.physics.cost.price import Source
 from windtunnel.physics.cost.training import TrainingCosts
@@ -250,7 +251,7 @@ def result_of(
         limits=limits,
         defaults=defaults,
         warnings=warnings,
-        reproduce="" if question is None else command(question),
+        reproduce="" if question is None else partial(command, question),  # type: ignore[arg-type]  # when read
         question={} if question is None else plain(question),
         n_gpus=n,
         n_classes=n_classes,

@@ -143,10 +143,12 @@ class Run:
         self._random = np.random.default_rng(self.seed + 7919)
         self._last: Step | None = None
 
-    def until(self, steps: int) -> None:
-        """Run until so many batches are trained. Raises SpecError where nothing more would happen."""
+    def until(self, steps: int, latest_ns: int = NEVER) -> None:
+        """Run to so many trained batches, or to `latest_ns`. Raises SpecError where nothing more would happen."""
         self._feed(0)
         while len(self.steps) < steps:
+            if latest_ns < self._loop.next_ns < NEVER:
+                return
             if self._loop.next_ns == NEVER:
                 raise SpecError("async_steps", self.rules.async_steps, "the run stands still: give a larger batch")
             self._loop.step()

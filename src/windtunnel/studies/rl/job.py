@@ -5,6 +5,7 @@ What the question leaves open follows the framework's own file, then its habits;
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +19,7 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, model_of
 from windtunnel.questions import plain, read
 from windtunnel.questions.asked.rl import Rl
-from windtunnel.studies.rl.clock import Rules, Run, Times
+from windtunnel.studies.rl.clock import NS, Rules, Run, Times
 from windtunnel.studies.rl.configs.question import Imported, read_config
 from windtunnel.studies.rl.generators import Generator
 from windtunnel.studies.rl.habits import Habits, load_habits
@@ -27,6 +28,7 @@ from windtunnel.studies.rl.lengths import Answers, answers_of
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import load_engine
+from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 
 
@@ -224,7 +226,7 @@ def generators_of(job: Job, machine: Cluster, gpus: int, known: dict[Deployment,
             continue
         if len(sizes) == 1:
             return engine, replicas
-        seconds = batch_time_s(job, engine, replicas)
+        seconds = batch_time_s(job, engine, replicas, best[0] if best else math.inf)
         if best is None or seconds < best[0]:
             best = (seconds, engine, replicas)
     if best is None:
@@ -276,11 +278,11 @@ def check_room(job: Job, engine: Engine) -> None:
         raise LayoutError(problem, "give a larger --gen-tp, or a smaller cap of --lengths")
 
 
-def batch_time_s(job: Job, engine: Engine, replicas: int) -> float:
-    """Seconds of a closed batch."""
-    return (
-        run_of(job, engine, replicas, replace(job.rules, async_steps=0), Times(0.0), 1, idle=True).steps[0].complete_s
-    )
+def batch_time_s(job: Job, engine: Engine, replicas: int, most_s: float = math.inf) -> float:
+    """Seconds of a closed batch, infinite where they are more than `most_s`."""
+    rules = replace(job.rules, async_steps=0)
+    steps = run_of(job, engine, replicas, rules, Times(0.0), 1, idle=True, most_s=most_s).steps
+    return steps[0].complete_s if steps else math.inf
 
 
 def alone_s(job: Job, tokens: int) -> float:
@@ -314,8 +316,11 @@ def times_of(job: Job) -> Times:
     return Times(refit_of(job), between_s, job.question.rollout.tool_wait, beside.reward, beside.reward_workers)
 
 
-def run_of(job: Job, engine: Engine, replicas: int, rules: Rules, times: Times, steps: int, idle: bool = False) -> Run:
-    """So many steps; `idle`: a learner that takes no time."""
+def run_of(
+    job: Job, engine: Engine, replicas: int, rules: Rules, times: Times, steps: int, *, idle: bool = False,
+    most_s: float = math.inf,
+) -> Run:  # fmt: skip
+    """So many steps, or those of the first `most_s` seconds; `idle`: a learner that takes no time."""
     factor = job.habits.generation_factor
     generators = [Generator(engine, factor) for _ in range(replicas)]
     guests: list[Generator] = []
@@ -333,5 +338,5 @@ def run_of(job: Job, engine: Engine, replicas: int, rules: Rules, times: Times, 
     run = Run(
         rules, times, batch, passes, generators, guests, judges, job.question.beside.judge_tokens, job.question.seed
     )
-    run.until(steps)
+    run.until(steps, NEVER if most_s == math.inf else math.ceil(NS * most_s))
     return run

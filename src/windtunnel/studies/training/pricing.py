@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import cached_property
 
 import numpy as np
 
@@ -135,6 +136,11 @@ class Pricer:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
             self.tp_launch_s = 0.0
             self.backward_launch_s = 0.0
+
+    @cached_property
+    def pass_key(self) -> tuple[object, ...]:
+        """What passes depend on besides their pieces; every pass of a step is looked up by it."""
+        return self.layout.pass_key
 
     def like(self, layout: Layout, *, same_ops: bool) -> Pricer:
         """Prices of another layout of the same cluster, framework and formats: what is known of kernels is shared.

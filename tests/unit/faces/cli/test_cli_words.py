@@ -218,6 +218,17 @@ def test_launch_flags_of_a_captured_script_are_refused_before_it_is_predicted(
     assert "--launch-flags = 'megatron': a captured script has its own" in capsys.readouterr().err
 
 
+def test_a_captured_script_is_cut_by_plan_and_not_by_predict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "captured.yaml").touch()
+    cut = [str(tmp_path), "--cluster", "h100-sxm:8", "--pp", "2", "--dp", "4"]
+    assert main(["plan", *cut]) == 2
+    assert "captured.yaml" in capsys.readouterr().err  # an empty file, and not the flags
+    assert main(["predict", *cut]) == 2
+    assert "--dp = '4': leave it out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

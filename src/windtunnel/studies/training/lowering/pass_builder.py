@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +22,10 @@ from windtunnel.studies.training.schedules import TRAITS
 
 Key = TypeVar("Key", bound=Hashable)
 TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
+
+
+def _floats() -> array[float]:
+    return array("d")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,21 +52,21 @@ class PassBuilder:
 
     pricer: Pricer
     builder: GraphBuilder = field(default_factory=GraphBuilder)
-    classes: list[int] = field(default_factory=list)
+    classes: array[int] = field(default_factory=partial(array, "B"))
     nic_shares: dict[int, float] = field(default_factory=dict)  # op -> share of the NIC that it takes
     pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
     last: int = -1  # last op on the compute stream
     sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
     # Of each kernel, transfer and copy: source and seconds of its price, with its band; what transfers send, by key.
     sources: list[Source] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    p5_s: list[float] = field(default_factory=list)
-    p95_s: list[float] = field(default_factory=list)
+    seconds: array[float] = field(default_factory=_floats)
+    p5_s: array[float] = field(default_factory=_floats)
+    p95_s: array[float] = field(default_factory=_floats)
     sent: list[tuple[str, float]] = field(default_factory=list)
-    flops: list[float] = field(default_factory=list)  # of each kernel
+    flops: array[float] = field(default_factory=_floats)  # of each kernel
     block: int = 0  # of the blocks given: whose work is being added
     backward: bool = False  # whether autograd launches what is being added
-    block_of: list[int] = field(default_factory=list)  # op -> its block
+    block_of: array[int] = field(default_factory=partial(array, "i"))  # op -> its block
     noted: list[tuple[int, int, Price]] | None = None  # (op, block, price) of each kernel and transfer, where wanted
 
     def compute(
@@ -210,7 +214,7 @@ class PassBuilder:
         shares = [(op, share) for op, share in self.nic_shares.items() if op >= first]
         self.nic_shares.update((op + n * copy, share) for copy in range(1, times + 1) for op, share in shares)
         own = self.block_of[first:]
-        self.block_of += [block + blocks * copy for copy in range(1, times + 1) for block in own]
+        self.block_of.extend([block + blocks * copy for copy in range(1, times + 1) for block in own])
         if self.noted is not None:
             added = self.noted[noted:]
             copies = range(1, times + 1)
@@ -238,7 +242,7 @@ class PassBuilder:
         moved = self.builder.copy_of(other.builder, first, end)
         shares = [(op + moved, share) for op, share in other.nic_shares.items() if first <= op < end]
         self.nic_shares.update(shares)
-        self.block_of += [self.block] * (end - first)
+        self.block_of.extend([self.block] * (end - first))
         self.classes += other.classes[first:end]
         accounted = slice(begun[1], ended[1])
         self.sources += other.sources[accounted]
@@ -263,11 +267,11 @@ class PassBuilder:
         busy = sum(busy_s.values())
         return Segment(
             duration_ns=total,
-            p5=reduce(add, self.p5_s, 0.0) / busy if busy else 1.0,
-            p95=reduce(add, self.p95_s, 0.0) / busy if busy else 1.0,
+            p5=_total(self.p5_s) / busy if busy else 1.0,
+            p95=_total(self.p95_s) / busy if busy else 1.0,
             breakdown_ns=parts,
             busy_s=busy_s,
-            flops=reduce(add, self.flops, 0.0),
+            flops=_total(self.flops),
             traffic_bytes=summed_up(self.sent),
             nic_share=sum(share * float(durations[op]) for op, share in self.nic_shares.items()) / max(1, total),
             graph=graph,
@@ -287,6 +291,11 @@ class Stretch:
     pending: tuple[int, ...]
     last: int
     sync: tuple[int, ...]
+
+
+def _total(column: array[float]) -> float:
+    """The sum, added up in order."""
+    return float(np.cumsum(column)[-1]) if column else 0.0
 
 
 def summed_up(parts: Iterable[tuple[Key, float]]) -> dict[Key, float]:

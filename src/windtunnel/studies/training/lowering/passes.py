@@ -73,7 +73,7 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer, built: Built | None = None) 
     layout = pricer.layout
     # The model goes in by identity (and is kept alive): hashing every layer would cost more than the look-up saves.
     pace = (pricer.slow_compute, pricer.slow_links, pricer.document_length)
-    key = (id(layout.model), layout.pass_key, piece.key, kind, pace)
+    key = (id(layout.model), pricer.pass_key, piece.key, kind, pace)
     found = _PASSES.get(key)
     if found is None:
         found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, kind, built=built))

@@ -194,7 +194,8 @@ class _Line:
             self.tables[key] = (events, table[:, 0], np.where(table[:, 1] > 0, table[:, 1], -sizes[table[:, 0]]))
         _, own, changes = self.tables[key]
         slots = self.maps[number][own]
-        found = np.stack((slots, changes), axis=1)
+        found = np.empty((len(slots), 2), np.int64)
+        found[:, 0], found[:, 1] = slots, changes
         return found[~np.isin(slots, self.standing)] if self.standing else found
 
 

@@ -7,7 +7,8 @@ step has its own peak.
 
     reserved = what PyTorch's allocator holds for that: replayed, tensor by tensor (`allocations.py`), for the
                fullest rank class, and the first one where segments do not expand; allocated, and a little for pages,
-               where they do and nothing has a stream of its own
+               where they do and nothing has a stream of its own, or where that is more than there is already and a
+               replay would take long
     device   = reserved (with headroom where segments do not expand), CUDA context (as measured, if it was), and the
                buffers of each communicator; just full where that is more than there is, but the allocator, giving back
                what it only caches, gets through with the headroom to spare
@@ -21,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ from windtunnel.studies.training.schedules import TRAITS, Kind, Schedule
 
 BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
 POINTS = 400  # of the drawn timeline
-_Loads: TypeAlias = NDArray[np.int64]
+EVENTS_MOST = 500_000  # that an allocator is replayed through where the answer can only be that it does not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ class _Ranks:
         self.keep, self.slack = keeping(layout.plan.framework), memory_document()["slack"]
         self.width, self.forward_only = layout.gradient_bytes, layout.plan.task == "forward"
         self.held = [[pieces[v] for v in row] for row in schedule.virtual_stage]
-        loads = self._loads()
-        self.drafts = [self._draft(rank, loads) for rank in range(schedule.stages)]
+        self.loads = self._loads_of_actions()
+        self.drafts = [self._draft(rank) for rank in range(schedule.stages)]
         self.allocated = [sum(categories.values()) for categories, _ in self.drafts]
 
     @cached_property
@@ -193,12 +193,12 @@ class _Ranks:
             self._replay(rank, room).oom_event is None for rank in self._shown(here)
         )
 
-    def _draft(self, rank: int, loads: _Loads) -> tuple[dict[str, int], _Walk]:
+    def _draft(self, rank: int) -> tuple[dict[str, int], _Walk]:
         """Allocated bytes at the peak, by category. The optimizer's step is told as part of the last action."""
         held = self.held[rank]
         state = self._state(held)
         fresh = fresh_gradients(self.layout)
-        walk = self._walk(rank, loads)
+        walk = self._walk(rank)
         updating = float(sum(self._updated(held)))
         in_step = updating + (state.gradients if fresh else 0.0)
         if in_step > walk.peak:
@@ -226,7 +226,7 @@ class _Ranks:
             self.layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held), adapters
         )
 
-    def _loads(self) -> _Loads:
+    def _loads(self) -> NDArray[np.int64]:
         """int64[first or later, kinds, virtual stages, fields of `Load`]."""
         table = np.zeros((2, len(Kind), len(self.pieces), len(Load._fields)), np.int64)
         known: dict[tuple[int, Kind, bool], Load] = {}
@@ -239,22 +239,27 @@ class _Ranks:
                     table[int(later), kind, stage] = known[key]
         return table
 
-    def _walk(self, rank: int, loads: _Loads) -> _Walk:
-        """Through the rank's actions, to the one that holds the most."""
+    def _loads_of_actions(self) -> NDArray[np.float64]:
+        """float64[fields of `Load`, actions]: of every rank's actions, the first that make gradients told apart."""
         schedule = self.schedule
-        window = schedule.of_rank(rank)
-        kind, stage = schedule.kind[window], schedule.stage_of[window]
-        held = self.held[rank]
-        makes = np.zeros(len(kind), bool)
+        kind, stage, makes = schedule.kind, schedule.stage_of, np.zeros(len(schedule.kind), bool)
         backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
-        makes[backward[np.unique(stage[backward], return_index=True)[1]]] = True
-        adds, most, learned, learns = loads[np.where(makes, 0, 1), kind, stage].astype(np.float64).T
+        cell = schedule.rank[backward].astype(np.int64) * len(self.pieces) + stage[backward]
+        makes[backward[np.unique(cell, return_index=True)[1]]] = True
+        found = self._loads()[np.where(makes, 0, 1), kind, stage].astype(np.float64).T.copy()
         if self.forward_only:  # nothing stays for a backward pass, and there is none
-            most = np.where(kind == Kind.FORWARD, most, 0.0)
-            adds, learned, learns = (np.zeros(len(kind)) for _ in range(3))
+            adds, most, learned, learns = found
+            adds[:] = learned[:] = learns[:] = 0.0
+            most[kind != Kind.FORWARD] = 0.0
+        return found
+
+    def _walk(self, rank: int) -> _Walk:
+        """Through the rank's actions, to the one that holds the most."""
+        schedule, held = self.schedule, self.held[rank]
+        adds, most, learned, learns = self.loads[:, schedule.of_rank(rank)]
         before = np.cumsum(adds) - adds
         gradients = np.cumsum(learns) - learns
-        parameters = np.zeros(len(kind))
+        parameters = np.zeros(len(adds))
         if self.layout.shares_once:
             sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in held]).T
             parameters = gathered_chunks(schedule, rank) @ sizes[0]
@@ -289,6 +294,8 @@ class _Ranks:
             return self._with_slack(self.allocated)  # one stream, and pages that can be anywhere
         capacity = self.layout.cluster.gpu.usable_memory_bytes - outside_bytes(self.layout)
         shown = self._shown(range(self.schedule.stages))
+        if max(self.allocated) > capacity and max(self._events(rank) for rank in shown) > EVENTS_MOST:
+            return self._with_slack(self.allocated)
         replayed = {rank: self._replay(rank, capacity, beyond=True) for rank in shown}
         ratio = max(result.peak_reserved_bytes / max(1, self.allocated[rank]) for rank, result in replayed.items())
         whole = [
@@ -316,6 +323,10 @@ class _Ranks:
             if not beyond or bounded.oom_event is None:
                 return bounded
         return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=expandable)
+
+    def _events(self, rank: int) -> int:
+        """Of two steps, without what is outside of passes."""
+        return 2 * sum(len(passes.events(kind)) for passes, kind, _ in self._actions(rank))
 
     def _actions(self, rank: int) -> list[tuple[Passes, Kind, int]]:
         """The rank's passes of the micro-batches that have begun by its peak, and of the next: then all repeats."""
