@@ -91,6 +91,12 @@ QUESTIONS: Mapping[str, Verb] = {
         "Serve on machines that come and go, under each policy.",
         example="llama-2-13b --cluster a100-80gb:48 --rate 2 --prompt 500 --output 100 --machines minutes.csv",
     ),
+    "serve scale": Verb(
+        "windtunnel.questions.asked.serve_scale:ServeScale",
+        "windtunnel.studies.serving.stateful.study:answer",
+        "Let replicas come and go with the sessions they hold, by draining, recomputing or moving them.",
+        example="llama-3.1-8b --cluster h100-sxm:8 --rate 20 --prompt 2000 --output 2000 --tpot 30ms",
+    ),
     "serve pool": Verb(
         "windtunnel.questions.asked.serve_pool:ServePool",
         "windtunnel.studies.serving.study:answer_pool",

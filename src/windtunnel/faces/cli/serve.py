@@ -18,6 +18,7 @@ from windtunnel.questions.asked.serve_plan import ServePlan, Sought
 from windtunnel.questions.asked.serve_policies import ServePolicies
 from windtunnel.questions.asked.serve_pool import ServePool
 from windtunnel.questions.asked.serve_real import ServeReal
+from windtunnel.questions.asked.serve_scale import ServeScale
 from windtunnel.questions.asked.serve_spot import ServeSpot
 from windtunnel.questions.asked.serving import Apart
 
@@ -136,6 +137,16 @@ def show_spot(question: ServeSpot, outputs: Outputs) -> None:
     give(question, found, outputs, spot_serving_document(found.to_dict()))
 
 
+def show_scale(question: ServeScale, outputs: Outputs) -> None:
+    """Answer, and print."""
+    from windtunnel.faces.report.serving.views import scaled_document
+    from windtunnel.studies.serving.stateful.study import answer
+
+    with working("serving"):
+        found = answer(question)
+    give(question, found, outputs, scaled_document(found.to_dict()))
+
+
 def show_pool(question: ServePool, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.serving.views import pool_document, weight_pool_document
@@ -186,6 +197,7 @@ def serve_app(*, everything: bool = False) -> App:
     app.command(command("serve plan", show_plan, files, everything=everything))
     app.command(command("serve policies", show_policies, ("report", "json", "full"), everything=everything))
     app.command(command("serve spot", show_spot, ("report", "json", "full"), everything=everything))
+    app.command(command("serve scale", show_scale, ("report", "json", "full"), everything=everything))
     app.command(command("serve pool", show_pool, ("report", "json", "full"), everything=everything))
     app.command(command("serve real", show_real, ("report", "json", "full"), everything=everything))
     app.command(command("serve listen", show_listen, (), everything=everything))

@@ -319,6 +319,24 @@ def spot_serving_document(answer: Answer) -> Document:
     )
 
 
+def scaled_document(answer: Answer) -> Document:
+    """Replicas that come and go with their sessions. `answer`: `Scaled.to_dict()`."""
+    spec, policies = answer["spec"], answer["policies"]
+    lines = (
+        ("mean_s", "answered after, mean", "s"), ("p99_s", "answered after, p99", "s"), ("waited_s", "waited", "s"),
+        ("late", "slower than promised", "share"), ("replica_hours", "replica hours", ""),
+        ("over_ideal", "replicas over the ideal", ""), ("most_replicas", "most replicas", "count"),
+        ("moves", "sessions moved", "count"), ("moved_bytes", "moved", "B"), ("longest_stop_s", "longest stop", "s"),
+    )  # fmt: skip
+    rows = [(label, unit, [one[key] for one in policies.values()]) for key, label, unit in lines]
+    best = min(policies, key=lambda name: (policies[name]["late"], policies[name]["replica_hours"]))
+    late = Number(policies[best]["late"], "share")
+    verdict = f"{best} keeps the promise best: {text_of(late)} of the sessions are slower."
+    title = f"{spec['model']}, {spec['sessions']:,} sessions on up to {spec['most_replicas']} replicas"
+    views: list[View] = [Headline(verdict, "slower than promised", late), _beside("Policies", list(policies), rows)]
+    return Document("replicas with sessions", title, views)
+
+
 def weight_pool_document(answer: Answer) -> Document:
     """Models whose weights come and go. `answer`: of `run_weight_pool`."""
     spec, systems = answer["spec"], answer["systems"]

@@ -1,0 +1,32 @@
+"""What `serve scale` is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from windtunnel.questions.about import About, OneOf
+from windtunnel.questions.asked.serve import SEED
+from windtunnel.questions.asked.serving import AsRecorded, Engine, Lengths, Open, Replicas, Served, Trace, check_load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeScale(Served):
+    """Replicas that come and go with the sessions they hold: what each way of emptying and filling them brings."""
+
+    verb: ClassVar[str] = "serve scale"
+    policy: Annotated[str, About("One or several, with commas: fixed, drain, recompute, move (all).")] = (
+        "fixed,drain,recompute,move"
+    )
+    tpot: Annotated[float, About("Longest time per output token that is kept, e.g. 50ms.", least=1e-9, unit="time")]
+    stop: Annotated[float, About("Longest stop of a session that moves (1s).", least=0, unit="time")] = 1.0
+    start: Annotated[float, About("From asking for a replica to its first token (30s).", least=0, unit="time")] = 30.0
+    calm: Annotated[float, About("How long fewer would do before one goes (60s).", least=0, unit="time")] = 60.0
+    engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
+    replicas: Annotated[Replicas, About("", inside=True)] = field(default_factory=Replicas)
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
+    seed: Annotated[int, SEED] = 0
+
+    def __post_init__(self) -> None:
+        check_load(self.requests, self.load)

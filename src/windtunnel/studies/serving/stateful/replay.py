@@ -1,0 +1,258 @@
+"""One stream of sessions on replicas that come and go: who waits, who moves, how many replicas it takes.
+
+    time per token of a replica   base + sum of its sessions' loads; a session's tokens come at that pace
+    bound kept                    sum of loads <= bound - base = room
+    a burst                       sessions queue (no memory), or loads are above the room; looked at every `look_s`
+    more replicas                 warm after `start_s`; then
+        fixed                       never: as many as at the start
+        drain                       new sessions go to them, old ones end where they are; a replica left over is shut
+                                    for new ones and goes when its last session has ended
+        recompute, move             sessions are placed anew (`placing`); each of them stops while its prompt and
+                                    tokens are computed again, or while its state crosses the link, one after another
+    fewer replicas                when `calm_s` long fewer would do
+
+A session moves only where its stop is within `longest_stop_s`, so the bound on stops is kept or nothing moves.
+Mechanism: ScaleFlux (TPDS 2022, abstract): bursts by queue length, migration under a bound on latency, least resources.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from windtunnel.studies.serving.stateful.placing import Room, Session, place
+
+Policy = Literal["fixed", "drain", "recompute", "move"]
+POLICIES: tuple[Policy, ...] = ("fixed", "drain", "recompute", "move")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A session: when it comes, its tokens, by how much it lengthens a step, its bytes, seconds to compute it again."""
+
+    at_s: float
+    tokens: int
+    load: float
+    state: float
+    again_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """What there is, and by which rules it grows and shrinks. Seconds and bytes."""
+
+    base_s: float
+    room: Room
+    first: int = 1
+    most: int
+    start_s: float = 30.0
+    link_bytes_per_s: float
+    round_trip_s: float = 0.002
+    longest_stop_s: float = math.inf
+    look_s: float = 1.0
+    calm_s: float = 60.0
+    fill: float = 0.85  # of the room that is planned for: what comes before the next look has the rest
+
+
+@dataclass(slots=True)
+class Seen:
+    """What became of a session."""
+
+    began_s: float = math.nan
+    ended_s: float = math.nan
+    stopped_s: float = 0.0
+    moves: int = 0
+    served: float = 0.0  # tokens
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a policy did."""
+
+    sessions: list[Seen]
+    replica_seconds: float = 0.0
+    ideal_seconds: float = 0.0  # were sessions spread without remainder over warm replicas that come at once
+    moved_bytes: float = 0.0
+    most_replicas: int = 0
+
+
+@dataclass(slots=True)
+class _Replica:
+    warm_s: float
+    open: bool = True
+    load: float = 0.0
+    memory: float = 0.0
+    tokens: float = 0.0  # that a session which is always here has got
+    here: dict[int, float] = field(default_factory=dict)  # session -> `tokens` at which it ends
+    ends: list[tuple[float, int]] = field(default_factory=list)
+    sends_until_s: float = 0.0
+    coming: int = 0  # sessions on their way to it
+
+
+def replay(arrivals: Sequence[Arrival], replicas: Replicas, policy: Policy) -> Replayed:
+    """Serve all of them. `arrivals` in order of time."""
+    return _Clock(arrivals, replicas, policy).run()
+
+
+class _Clock:
+    def __init__(self, arrivals: Sequence[Arrival], rules: Replicas, policy: Policy) -> None:
+        self.arrivals, self.rules, self.policy = arrivals, rules, policy
+        self.now = self.calm_since = 0.0
+        self.made = rules.first
+        self.running = {number: _Replica(0.0) for number in range(rules.first)}
+        self.left = [float(one.tokens) for one in arrivals]
+        self.waiting: deque[int] = deque()
+        self.landing: list[tuple[float, int, int]] = []  # (s, session, replica)
+        self.found = Replayed([Seen() for _ in arrivals], most_replicas=rules.first)
+        self.going = self.done = 0
+
+    def run(self) -> Replayed:
+        arrivals, look, at = self.arrivals, 0.0, 0
+        while self.done < len(arrivals):
+            nearest = arrivals[at].at_s if at < len(arrivals) else math.inf
+            ends = min((self._end(one) for one in self.running.values() if one.ends), default=math.inf)
+            landing = self.landing[0][0] if self.landing else math.inf
+            self._pass(min(nearest, ends, landing, look))
+            for one in self.running.values():
+                while one.ends and one.ends[0][0] <= one.tokens + 1e-9:
+                    self._finish(one, one.ends[0][1])
+            while self.landing and self.landing[0][0] <= self.now:
+                _, session, number = self.landing.pop(0)
+                target = self.running[number]
+                target.coming -= 1
+                self._enter(target, session)
+            while at < len(arrivals) and arrivals[at].at_s <= self.now:
+                self.waiting.append(at)
+                at += 1
+            self._admit()
+            if self.now >= look:
+                look = self.now + self.rules.look_s
+                self._look()
+        return self.found
+
+    def _end(self, one: _Replica) -> float:
+        return self.now + max(0.0, one.ends[0][0] - one.tokens) * (self.rules.base_s + one.load)
+
+    def _pass(self, then: float) -> None:
+        span = then - self.now
+        for one in self.running.values():
+            one.tokens += span / (self.rules.base_s + one.load)
+        self.found.replica_seconds += span * len(self.running)
+        self.found.ideal_seconds += span * self._spread(0.0, 0.0)
+        self.now = then
+
+    def _spread(self, load: float, memory: float) -> int:
+        """Replicas for what runs and so much more, were sessions divisible."""
+        room, every = self.rules.room, self.running.values()
+        load += sum(one.load for one in every)
+        memory += sum(one.memory for one in every)
+        return max(math.ceil(load / room.load - 1e-9), math.ceil(memory / room.memory - 1e-9))
+
+    def _enter(self, one: _Replica, session: int) -> None:
+        ends = one.tokens + self.left[session]
+        one.here[session] = ends
+        insort(one.ends, (ends, session))
+        if math.isnan(self.found.sessions[session].began_s):
+            self.found.sessions[session].began_s = self.now
+
+    def _leave(self, one: _Replica, session: int) -> None:
+        got = self.left[session] - (one.here.pop(session) - one.tokens)
+        self.left[session] -= got
+        self.found.sessions[session].served += got
+        one.ends = [end for end in one.ends if end[1] != session]
+        self._reserve(one, session, -1)
+
+    def _reserve(self, one: _Replica, session: int, sign: int) -> None:
+        one.load = max(0.0, one.load + sign * self.arrivals[session].load)
+        one.memory = max(0.0, one.memory + sign * self.arrivals[session].state)
+        if not one.here and not one.coming:
+            one.load = one.memory = 0.0
+
+    def _finish(self, one: _Replica, session: int) -> None:
+        self._leave(one, session)
+        self.found.sessions[session].ended_s = self.now
+        self.done += 1
+
+    def _admit(self) -> None:
+        """From the head of the queue: where the bound is kept, else where there is memory."""
+        while self.waiting:
+            new = self.arrivals[self.waiting[0]]
+            fit = [one for one in self.running.values() if one.open and one.warm_s <= self.now
+                   and (one.memory + new.state <= self.rules.room.memory or not (one.here or one.coming))]  # fmt: skip
+            if not fit:
+                return
+            session = self.waiting.popleft()
+            to = min(fit, key=lambda one: one.load)
+            if self.policy in ("recompute", "move"):  # the fullest that keeps its bound: others can go
+                kept = [one for one in fit if one.load + new.load <= self.rules.room.load * self.rules.fill]
+                to = max(kept, key=lambda one: one.load) if kept else to
+            self._reserve(to, session, 1)
+            self._enter(to, session)
+
+    def _stop_s(self, session: int) -> float:
+        """What a session would stop for, were it alone on the link."""
+        one = self.arrivals[session]
+        share = 1.0 - self.left[session] / one.tokens
+        if self.policy == "recompute":
+            return one.again_s * (0.5 + 0.5 * share)
+        return one.state / self.rules.link_bytes_per_s + self.rules.round_trip_s
+
+    def _look(self) -> None:
+        rules, warm = self.rules, [n for n, one in self.running.items() if one.warm_s <= self.now and one.open]
+        if self.policy == "fixed":
+            return
+        asked = [self.arrivals[n] for n in self.waiting]
+        wanted = max(1, self._spread(sum(one.load for one in asked), sum(one.state for one in asked)))
+        held, where = [], []
+        if self.policy != "drain":
+            for number in self.running:
+                for session in self.running[number].here:
+                    one = self.arrivals[session]
+                    fixed = self._stop_s(session) > rules.longest_stop_s or number not in warm
+                    held.append((session, Session(one.load, one.state, number, fixed)))
+            room = Room(rules.room.load * rules.fill, rules.room.memory * rules.fill)
+            where = place([one for _, one in held], room, warm) if held else []
+            wanted = max(wanted, len(set(where)))
+        opened = [n for n, one in self.running.items() if one.open]
+        for number in [n for n, one in self.running.items() if not one.open][: max(0, wanted - len(opened))]:
+            self.running[number].open = True  # one that was to go stays
+            opened.append(number)
+        for _ in range(min(wanted, rules.most) - len(opened)):
+            self.running[self.made] = _Replica(self.now + rules.start_s)
+            opened.append(self.made)
+            self.made += 1
+        self.found.most_replicas = max(self.found.most_replicas, len(self.running))
+        if wanted >= len(opened):
+            self.calm_since = self.now
+        fewer = self.now - self.calm_since >= rules.calm_s
+        burst = any(one.load > rules.room.load * (1 + 1e-9) for one in self.running.values())
+        if self.policy != "drain" and (burst or fewer) and set(where) <= set(warm):
+            for (session, was), to in zip(held, where, strict=True):
+                if to != was.at:
+                    self._move(session, self.running[was.at], to)
+        if fewer:
+            spare = sorted(warm, key=lambda n: (len(self.running[n].here) + self.running[n].coming, -n))
+            for number in spare[: len(opened) - wanted]:
+                self.running[number].open = False
+        gone = [n for n, one in self.running.items() if not (one.open or one.here or one.coming)]
+        for number in gone:
+            del self.running[number]
+
+    def _move(self, session: int, source: _Replica, to: int) -> None:
+        seen, target = self.found.sessions[session], self.running[to]
+        stop = self._stop_s(session)
+        begin = max(self.now, source.sends_until_s if self.policy == "move" else 0.0)
+        if begin + stop - self.now > self.rules.longest_stop_s:
+            return  # the link is taken for too long: at a later look
+        self._leave(source, session)
+        target.coming += 1
+        self._reserve(target, session, 1)
+        source.sends_until_s = begin + stop
+        seen.moves += 1
+        seen.stopped_s += begin + stop - self.now
+        self.found.moved_bytes += self.arrivals[session].state if self.policy == "move" else 0.0
+        insort(self.landing, (begin + stop, session, to))
