@@ -10,7 +10,7 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.ui.jobs import VERBS
 from windtunnel.physics.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.questions import QUESTIONS, changed, question_class, read
-from windtunnel.questions.asked.serving import Router, Weights
+from windtunnel.questions.asked.serve.parts import Router, Weights
 from windtunnel.questions.form import inputs, of_form
 from windtunnel.questions.old import question_of_command
 from windtunnel.questions.words import flag_fields

@@ -11,12 +11,12 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give, note, noted, working, wrote
 from windtunnel.files.write import check_writable, write_atomically, writing
-from windtunnel.questions.asked.fleet import Fleet
-from windtunnel.questions.asked.fleet_flows import FleetFlows
-from windtunnel.questions.asked.fleet_lint import FleetLint
-from windtunnel.questions.asked.fleet_live import FleetLive
-from windtunnel.questions.asked.fleet_pack import FleetPack
-from windtunnel.questions.asked.fleet_when import FleetWhen
+from windtunnel.questions.asked.fleet.flows import FleetFlows
+from windtunnel.questions.asked.fleet.lint import FleetLint
+from windtunnel.questions.asked.fleet.live import FleetLive
+from windtunnel.questions.asked.fleet.pack import FleetPack
+from windtunnel.questions.asked.fleet.study import Fleet
+from windtunnel.questions.asked.fleet.when import FleetWhen
 
 Executor = Annotated[str, Parameter(help="--seeds: serial, processes, ray or ray:ADDRESS (serial).")]
 Emitted = Annotated[Path, Parameter(help="--emit: the folder that gets the files (fleet-config).")]

@@ -12,15 +12,15 @@ from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import OUTPUT, Below, Given, Outputs, command
 from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_writable, write_atomically
-from windtunnel.questions.asked.serve import Serve
-from windtunnel.questions.asked.serve_listen import ServeListen
-from windtunnel.questions.asked.serve_plan import ServePlan, Sought
-from windtunnel.questions.asked.serve_policies import ServePolicies
-from windtunnel.questions.asked.serve_pool import ServePool
-from windtunnel.questions.asked.serve_real import ServeReal
-from windtunnel.questions.asked.serve_scale import ServeScale
-from windtunnel.questions.asked.serve_spot import ServeSpot
-from windtunnel.questions.asked.serving import Apart
+from windtunnel.questions.asked.serve.listen import ServeListen
+from windtunnel.questions.asked.serve.parts import Apart
+from windtunnel.questions.asked.serve.plan import ServePlan, Sought
+from windtunnel.questions.asked.serve.policies import ServePolicies
+from windtunnel.questions.asked.serve.pool import ServePool
+from windtunnel.questions.asked.serve.real import ServeReal
+from windtunnel.questions.asked.serve.scale import ServeScale
+from windtunnel.questions.asked.serve.spot import ServeSpot
+from windtunnel.questions.asked.serve.study import Serve
 
 if TYPE_CHECKING:
     from windtunnel.studies.serving.manifests import Form

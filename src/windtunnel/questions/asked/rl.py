@@ -9,7 +9,7 @@ from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import Framework, Precision
-from windtunnel.questions.asked.serving import Weights
+from windtunnel.questions.asked.serve.parts import Weights
 
 BATCH, POOLS, ROLLOUT, LEARNER, EXTRAS = "Batch", "Pools", "Generation", "Training", "Beside the step"
 Pass = Literal["yes", "no"]

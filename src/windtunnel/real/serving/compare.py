@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.questions.asked.serve_real import ServeReal
+from windtunnel.questions.asked.serve.real import ServeReal
 from windtunnel.questions.header import Answer
 from windtunnel.real.serving.carry_out import Carrier
 from windtunnel.real.serving.llama import Llama, Shape

@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.questions import plain
-from windtunnel.questions.asked.fleet import Fleet
+from windtunnel.questions.asked.fleet.study import Fleet
 
 BAND = (5.0, 50.0, 95.0)  # percentiles
 ONE = "windtunnel.studies.fleet.study:one_seed"

@@ -11,13 +11,13 @@ from typing import Any, TypedDict
 from windtunnel.errors import SpecError
 from windtunnel.notebook import Shown
 from windtunnel.questions import read
-from windtunnel.questions.asked.fleet import ByFile, Failing, Fleet, Steady
-from windtunnel.questions.asked.fleet_flows import FleetFlows
-from windtunnel.questions.asked.fleet_lint import FleetLint
-from windtunnel.questions.asked.fleet_live import FleetLive
-from windtunnel.questions.asked.fleet_pack import FleetPack
-from windtunnel.questions.asked.fleet_when import FleetWhen
-from windtunnel.questions.asked.jobs import Scheduled, Simulated
+from windtunnel.questions.asked.fleet.flows import FleetFlows
+from windtunnel.questions.asked.fleet.jobs import Scheduled, Simulated
+from windtunnel.questions.asked.fleet.lint import FleetLint
+from windtunnel.questions.asked.fleet.live import FleetLive
+from windtunnel.questions.asked.fleet.pack import FleetPack
+from windtunnel.questions.asked.fleet.study import ByFile, Failing, Fleet, Steady
+from windtunnel.questions.asked.fleet.when import FleetWhen
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import check
 from windtunnel.studies.fleet.changed import as_changed, changed_cluster

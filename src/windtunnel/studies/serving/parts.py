@@ -8,7 +8,16 @@ from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.physics.model.checkpoint import PLAIN, Stored
-from windtunnel.questions.asked.serving import AsRecorded, Closed, Drafted, EngineName, Lengths, Open, Replicas, Trace
+from windtunnel.questions.asked.serve.parts import (
+    AsRecorded,
+    Closed,
+    Drafted,
+    EngineName,
+    Lengths,
+    Open,
+    Replicas,
+    Trace,
+)
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.model.catalogue import model_of
-from windtunnel.questions.asked.serve_policies import ServePolicies
-from windtunnel.questions.asked.serving import Open, Replicas
+from windtunnel.questions.asked.serve.parts import Open, Replicas
+from windtunnel.questions.asked.serve.policies import ServePolicies
 from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.batching.skip_join import SkipJoinBatching
 from windtunnel.studies.serving.build import Engine

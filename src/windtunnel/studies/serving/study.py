@@ -14,12 +14,12 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, model_of, stored_as
 from windtunnel.physics.model.checkpoint import Stored
 from windtunnel.questions.asked.parts import ModelPart
-from windtunnel.questions.asked.serve import Serve
-from windtunnel.questions.asked.serve_listen import OfTrace, ServeListen, UpTo
-from windtunnel.questions.asked.serve_plan import ServePlan, Sought
-from windtunnel.questions.asked.serve_pool import ServePool
-from windtunnel.questions.asked.serve_spot import ServeSpot
-from windtunnel.questions.asked.serving import Apart, AsRecorded, Engine, Lengths, Open, Replicas, Together
+from windtunnel.questions.asked.serve.listen import OfTrace, ServeListen, UpTo
+from windtunnel.questions.asked.serve.parts import Apart, AsRecorded, Engine, Lengths, Open, Replicas, Together
+from windtunnel.questions.asked.serve.plan import ServePlan, Sought
+from windtunnel.questions.asked.serve.pool import ServePool
+from windtunnel.questions.asked.serve.spot import ServeSpot
+from windtunnel.questions.asked.serve.study import Serve
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.studies.serving.build import Engine as Priced
 from windtunnel.studies.serving.build import engine_of

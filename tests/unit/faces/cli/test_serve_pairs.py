@@ -20,7 +20,7 @@ from cyclopts import CycloptsError
 from windtunnel.errors import UserError
 from windtunnel.faces.cli.serve import serve_app
 from windtunnel.questions import run
-from windtunnel.questions.asked.serve_listen import ServeListen
+from windtunnel.questions.asked.serve.listen import ServeListen
 from windtunnel.questions.former import renewed
 from windtunnel.questions.old import question_of_command
 from windtunnel.studies.serving import study

@@ -12,7 +12,7 @@ import pytest
 from windtunnel.errors import SpecError
 from windtunnel.files.document import read_documents
 from windtunnel.questions import plain, read
-from windtunnel.questions.asked.fleet import Fleet
+from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.studies.fleet.changed import as_changed, changed_cluster
 from windtunnel.studies.fleet.emit import emitted, slurm_files
 from windtunnel.studies.fleet.jobs.kubernetes import cohorts_of_objects, quotas_of_objects

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError
-from windtunnel.questions.asked.fleet import Fleet
+from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.options import Options

@@ -8,8 +8,8 @@ import pytest
 
 from windtunnel.errors import UserError
 from windtunnel.questions import read
-from windtunnel.questions.asked.serve import Serve
-from windtunnel.questions.asked.serve_policies import ServePolicies
+from windtunnel.questions.asked.serve.policies import ServePolicies
+from windtunnel.questions.asked.serve.study import Serve
 from windtunnel.studies.serving import study
 from windtunnel.studies.serving.policies import answer
 

@@ -11,7 +11,7 @@ import pytest
 from windtunnel.errors import SpecError, UserError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.questions.asked.serving import Lengths, Open
+from windtunnel.questions.asked.serve.parts import Lengths, Open
 from windtunnel.studies.serving import Deployment
 from windtunnel.studies.serving.parts import workload_of
 from windtunnel.studies.serving.placement.several import Several, search_alpaserve, search_muxserve

@@ -16,7 +16,7 @@ from windtunnel.faces.cli import main
 from windtunnel.faces.report.draw.page import page_of
 from windtunnel.faces.report.serving.views import pool_document
 from windtunnel.questions import read
-from windtunnel.questions.asked.serve import Serve
+from windtunnel.questions.asked.serve.study import Serve
 from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.shared_pool.loop import SharedPool

@@ -12,7 +12,7 @@ import windtunnel
 from windtunnel.faces.cli import main
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.model.catalogue import load_model
-from windtunnel.questions.asked.serving import Lengths, Open
+from windtunnel.questions.asked.serve.parts import Lengths, Open
 from windtunnel.studies.serving import Deployment, engine_of
 from windtunnel.studies.serving.parts import workload_of
 from windtunnel.studies.serving.spot.served import Priced

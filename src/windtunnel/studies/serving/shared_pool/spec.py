@@ -31,7 +31,7 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions import read_part
 from windtunnel.questions.about import STRICT, OneOf
-from windtunnel.questions.asked.serving import AsRecorded, Closed, Lengths, Open, Trace, check_load
+from windtunnel.questions.asked.serve.parts import AsRecorded, Closed, Lengths, Open, Trace, check_load
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.pools import Pools, pools_in_words

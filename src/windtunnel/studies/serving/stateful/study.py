@@ -15,7 +15,7 @@ import numpy as np
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.model.catalogue import model_of
-from windtunnel.questions.asked.serve_scale import ServeScale
+from windtunnel.questions.asked.serve.scale import ServeScale
 from windtunnel.questions.header import Answer
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.parts import workload_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf
-from windtunnel.questions.asked.serve import PRICE, SEED
-from windtunnel.questions.asked.serving import AsRecorded, EngineName, Lengths, Open, Served, Trace, check_load
+from windtunnel.questions.asked.serve.parts import AsRecorded, EngineName, Lengths, Open, Served, Trace, check_load
+from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

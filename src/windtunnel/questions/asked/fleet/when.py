@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About
-from windtunnel.questions.asked.jobs import BANDS, Simulated
+from windtunnel.questions.asked.fleet.jobs import BANDS, Simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

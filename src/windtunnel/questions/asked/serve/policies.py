@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf
-from windtunnel.questions.asked.serve import PRICE, SEED
-from windtunnel.questions.asked.serving import (
+from windtunnel.questions.asked.serve.parts import (
     LAYOUT,
     AsRecorded,
     Closed,
@@ -20,6 +19,7 @@ from windtunnel.questions.asked.serving import (
     Trace,
     check_load,
 )
+from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

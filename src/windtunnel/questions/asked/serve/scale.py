@@ -6,8 +6,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf
-from windtunnel.questions.asked.serve import SEED
-from windtunnel.questions.asked.serving import AsRecorded, Engine, Lengths, Open, Replicas, Served, Trace, check_load
+from windtunnel.questions.asked.serve.parts import (
+    AsRecorded,
+    Engine,
+    Lengths,
+    Open,
+    Replicas,
+    Served,
+    Trace,
+    check_load,
+)
+from windtunnel.questions.asked.serve.study import SEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

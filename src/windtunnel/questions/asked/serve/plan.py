@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About, OneOf
 from windtunnel.questions.asked.parts import ClusterPart
-from windtunnel.questions.asked.serve import PRICE, SEED
-from windtunnel.questions.asked.serving import (
+from windtunnel.questions.asked.serve.parts import (
     LAYOUT,
     LIMITS,
     Apart,
@@ -21,6 +20,7 @@ from windtunnel.questions.asked.serving import (
     Together,
     Trace,
 )
+from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

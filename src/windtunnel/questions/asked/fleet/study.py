@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About, OneOf
-from windtunnel.questions.asked.jobs import BANDS, NODES, SITE, Simulated
+from windtunnel.questions.asked.fleet.jobs import BANDS, NODES, SITE, Simulated
 
 EVERY = About("Progress between checkpoints; 0: nothing is lost; never: all since the start (30min).", NODES)
 

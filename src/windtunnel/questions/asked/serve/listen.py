@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import STRICT, About, OneOf
-from windtunnel.questions.asked.serve import SEED
-from windtunnel.questions.asked.serving import LAYOUT, REQUESTS, Apart, Engine, Router, Served, Together
+from windtunnel.questions.asked.serve.parts import LAYOUT, REQUESTS, Apart, Engine, Router, Served, Together
+from windtunnel.questions.asked.serve.study import SEED
 
 LISTEN = "Listening"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from windtunnel.questions.asked.jobs import Scheduled
+from windtunnel.questions.asked.fleet.jobs import Scheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

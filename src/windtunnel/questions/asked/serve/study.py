@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About, OneOf
-from windtunnel.questions.asked.serving import (
+from windtunnel.questions.asked.serve.parts import (
     Apart,
     AsRecorded,
     Closed,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from windtunnel.questions.about import About
-from windtunnel.questions.asked.jobs import SITE, JobTrace
+from windtunnel.questions.asked.fleet.jobs import SITE, JobTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

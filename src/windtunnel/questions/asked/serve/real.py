@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.questions.about import STRICT, About
-from windtunnel.questions.asked.serve import SEED
+from windtunnel.questions.asked.serve.study import SEED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

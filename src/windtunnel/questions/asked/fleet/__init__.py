@@ -1,0 +1,1 @@
+"""What `fleet` and its verbs ask."""

@@ -1,0 +1,1 @@
+"""What `serve` and its verbs ask."""
