@@ -15,7 +15,7 @@ PaLM (2204.02311): a multiply-add is two FLOPs, and only matrix multiplications 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from windtunnel.errors import SpecError
@@ -210,14 +210,15 @@ class Model:
     does. `notes`: what the source describes and this model leaves out. `more_weights`: elements of matrices outside of
     the layers that every token is multiplied with, `more_parameters`: whatever else is learned there; both count with
     the embedding. `derived`: read from what transformers built, not from a file of this package. `step_tokens`: of a
-    diffusion model, what every step works on anew, `step_passes` times; its answer is its steps.
+    diffusion model, what every step works on anew, `step_passes` times; its answer is its steps. `tower`: layers and
+    width of the vision tower that is left out, as engines read them off the config; None for a model of text.
     """
 
     name: str
     family: str
     hidden_size: int
     vocab_size: int
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] = field(repr=False)
     norm: Norm = "rmsnorm"
     norm_bias: bool = False
     tied_embeddings: bool = False
@@ -233,6 +234,7 @@ class Model:
     derived: bool = False
     step_tokens: int = 0
     step_passes: int = 1
+    tower: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Equal layers become one object, which is all that whoever works layer by layer looks at."""
@@ -333,8 +335,8 @@ class Model:
 
     def to_dict(self) -> dict[str, object]:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
-        whole = {field: getattr(self, field) for field in self.__slots__ if field not in ("layers", "notes")}
-        whole = {field: value for field, value in whole.items() if value or field not in SELDOM}
+        whole = {name: getattr(self, name) for name in self.__slots__ if name not in ("layers", "notes")}
+        whole = {name: value for name, value in whole.items() if value or name not in SELDOM}
         runs: list[dict[str, Any]] = []
         previous: Layer | None = None
         for layer in self.layers:
@@ -404,7 +406,12 @@ def checked(model: Model, where: str | None = None) -> Model:
     return model
 
 
-SELDOM = ("more_weights", "more_parameters", "derived")  # of a model's written form: only where they say something
+SELDOM = (
+    "more_weights",
+    "more_parameters",
+    "derived",
+    "tower",
+)  # of a model's written form: only where they say something
 _COUNTED: dict[int, tuple[tuple[Layer, ...], tuple[tuple[Layer, int], ...]]] = {}
 COUNTED_KEPT = 64
 

@@ -28,6 +28,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -272,7 +273,16 @@ def read_type(name: str, fields: Fields) -> Model:
     if fields.has("tie_word_embeddings"):
         rules = {**rules, "model": {**rules["model"], "tied_embeddings": fields.flag("tie_word_embeddings", False)}}
         text.ignore("tie_word_embeddings")
-    return _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())
+    read = _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())
+    return replace(read, tower=_tower(fields.raw("vision_config")))
+
+
+def _tower(config: object) -> tuple[int, int] | None:
+    """Layers and width of a vision tower; where they have other names, those of ViT-L/14, as SGLang takes them."""
+    if not isinstance(config, dict):
+        return None
+    sizes = [config.get("num_hidden_layers", 24), config.get("hidden_size", 1024)]
+    return (sizes[0], sizes[1]) if all(type(one) is int and 0 < one < SIZE_MAX for one in sizes) else (24, 1024)
 
 
 def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ...]) -> Model:

@@ -109,5 +109,10 @@ def test_sglang_works_out_its_share_of_the_memory() -> None:
     share = round(1.0 - 13952 * 2**20 / cluster.gpu.usable_memory_bytes, 3)
     given = engine_of(model, cluster, Deployment(engine="sglang-0.5.9", gpu_memory_utilization=share))
     assert chosen.memory.kv == given.memory.kv
+    seeing = engine_of(replace(model, tower=(24, 1024)), cluster, Deployment(engine="sglang-0.5.9"))  # ViT-L/14: 0.95
+    taken = 0.05 * share * (cluster.gpu.usable_memory_bytes - chosen.memory.reserved)
+    assert chosen.memory.kv - seeing.memory.kv == pytest.approx(taken)
+    larger = engine_of(replace(model, tower=(48, 1024)), cluster, Deployment(engine="sglang-0.5.9"))
+    assert chosen.memory.kv - larger.memory.kv == pytest.approx(taken * (1.0 - 0.95 * 0.9) / 0.05)
     drafting = engine_of(model, cluster, Deployment(engine="sglang-0.5.9", speculative_tokens=2, acceptance=0.5))
     assert drafting.memory.kv < chosen.memory.kv

@@ -212,11 +212,13 @@ def _expert_workspace(model: Model, layer: Layer, deployment: Deployment, budget
     return budget * deployment.attn_dp * block.experts_per_token * (entering + leaving)
 
 
-def _static_share(usable: float, deployment: Deployment, profile: Profile) -> float:
+def _static_share(usable: float, deployment: Deployment, profile: Profile, tower: tuple[int, int] | None) -> float:
     """SGLang's mem_fraction_static where none is given (sglang/srt/server_args.py, _handle_gpu_memory_settings; 0.5).
 
     What it leaves, in MiB: 512, 1.5 a token of a chunk, 2 a sequence of the largest graph (4.5 more of each attention
-    rank), 1,024 for 8 GPUs, and 6,144 where tokens are drafted; at least 10,240 on GPUs of more than 60 GiB.
+    rank), 1,024 for 8 GPUs, and 6,144 where tokens are drafted; at least 10,240 on GPUs of more than 60 GiB. With a
+    vision tower 0.95 of that (adjust_mem_fraction_for_vlm), and a tenth less for each time that layers x width^2 is
+    ViT-L/14's again.
     """
     graph, ranks = profile.graph_limit, deployment.attn_dp
     left = 512.0 + 1.5 * max(2048, deployment.max_num_batched_tokens or profile.max_num_batched_tokens) + 2.0 * graph
@@ -226,7 +228,11 @@ def _static_share(usable: float, deployment: Deployment, profile: Profile) -> fl
     if usable > 60.0 * 2.0**30:
         left = max(left, 10240.0)
     left += 6144.0 if deployment.speculative_tokens else 0.0
-    return round(1.0 - left * 2.0**20 / usable, 3)
+    share = round(1.0 - left * 2.0**20 / usable, 3)
+    if tower is None:
+        return share
+    larger = tower[0] * tower[1] ** 2 / (24 * 1024**2) - 1.0
+    return share * 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * larger))
 
 
 def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: Cluster, kv: str) -> Memory:
@@ -252,7 +258,9 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
     if profile.utilization_of == "rest":
         left = share * (usable - weights - activations - reserved)
     elif profile.utilization_of == "static":
-        left = (deployment.gpu_memory_utilization or _static_share(usable, deployment, profile)) * (usable - reserved)
+        left = (deployment.gpu_memory_utilization or _static_share(usable, deployment, profile, model.tower)) * (
+            usable - reserved
+        )
         left -= weights
     else:
         left = share * usable - weights - activations - reserved
