@@ -258,9 +258,8 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
     if profile.utilization_of == "rest":
         left = share * (usable - weights - activations - reserved)
     elif profile.utilization_of == "static":
-        left = (deployment.gpu_memory_utilization or _static_share(usable, deployment, profile, model.tower)) * (
-            usable - reserved
-        )
+        share = deployment.gpu_memory_utilization or _static_share(usable, deployment, profile, model.tower)
+        left = share * (usable - reserved)
         left -= weights
     else:
         left = share * usable - weights - activations - reserved
