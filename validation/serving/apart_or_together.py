@@ -27,8 +27,8 @@ from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of, read_rows
 from windtunnel.studies.serving.build import candidate
 from windtunnel.studies.serving.disaggregated.pools import pools_of, run_pools
-from windtunnel.studies.serving.placement.fewest import Plan, Shape, _grown, plans_of
-from windtunnel.studies.serving.placement.plan import ServingPlans, Sought, _name, _ran, deployments_of, plan_for
+from windtunnel.studies.serving.placement.fewest import Plan, Shape, grown, plans_of
+from windtunnel.studies.serving.placement.plan import ServingPlans, Sought, deployments_of, name_of, plan_for, ran
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 from windtunnel.studies.serving.workload.requests import Workload
 
@@ -87,7 +87,7 @@ def published(row: ServingRow) -> tuple[Sought, int]:
 def best_of_others(asked: Sought, most: int, others: int) -> tuple[int, str, int]:
     """(GPUs of the best that holds, its words, plans run) among plans with fewer than `most` GPUs."""
     engines = {
-        _name(one): engine for one in deployments_of(asked) if (engine := candidate(asked.model, asked.cluster, one))
+        name_of(one): engine for one in deployments_of(asked) if (engine := candidate(asked.model, asked.cluster, one))
     }
     shapes = [Shape(name, engine.gpus, 1, 1, 1) for name, engine in engines.items()]
     best, words, runs = most, "", 0
@@ -95,14 +95,14 @@ def best_of_others(asked: Sought, most: int, others: int) -> tuple[int, str, int
     def holds(plan: Plan) -> bool:
         nonlocal best, words, runs
         runs += 1
-        held = _ran(asked, engines, plan).holds
+        held = ran(asked, engines, plan).holds
         if held and plan.gpus < best:
             best, words = plan.gpus, plan.words
         return held
 
     for shape in shapes:
         if shape.gpus < best:
-            _grown(Plan(shape, 1), best - 1, holds)
+            grown(Plan(shape, 1), best - 1, holds)
     apart = [plan for gpus in range(2, best) for plan in plans_of(shapes, gpus, apart=True) if plan.prefill is not None]
     drawn = random.Random(0).sample(apart, min(others, len(apart)))
     for plan in drawn:

@@ -33,29 +33,29 @@ def _first(facts: list[Facts], row: ServingRow, **known: object) -> Facts:
     return next((one for one in facts if _holds(one.get("when", {}), row, known)), {})
 
 
-def _holds(when: Facts, row: ServingRow, known: Mapping[str, object]) -> bool:
+def _holds(when: Facts, row: ServingRow, known: Facts) -> bool:
     return all(_holds_one(name, wanted, row, known) for name, wanted in when.items())
 
 
-def _holds_one(name: str, wanted: Any, row: ServingRow, known: Mapping[str, object]) -> bool:
+def _holds_one(name: str, wanted: Any, row: ServingRow, known: Facts) -> bool:
     if name == "gpu":
         return row.text("gpu").lower().startswith(tuple(wanted))
     if name == "generation":
         return gpu_of(row.text("gpu"), 1).gpu.generation.startswith(tuple(wanted))
     if name == "model":
-        return wanted in _model(row)
+        return str(wanted) in _model(row)
     if name == "four_bits":
-        return ("4" in row.text("precision")) == wanted
+        return ("4" in row.text("precision")) is wanted
     if name == "lengths":
-        return [row.whole_number("isl", 1), row.whole_number("osl", 1)] == wanted
+        return bool([row.whole_number("isl", 1), row.whole_number("osl", 1)] == wanted)
     if name == "in_flight":
         return bool(wanted[0] <= row.whole_number("concurrency", 1) <= wanted[1])
     if name == "since":
         release = known.get("release", engine_named(row).partition("-")[2])
         return order_of(str(release)) >= order_of(str(wanted))
     if name == "gpus":
-        return bool(known[name] <= wanted)  # type: ignore[operator]
-    return known[name] == wanted
+        return bool(known[name] <= wanted)
+    return bool(known[name] == wanted)
 
 
 def _model(row: ServingRow) -> str:
