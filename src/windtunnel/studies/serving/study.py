@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError, UserError, about_file
 from windtunnel.physics.hardware.catalogue import cluster_of
@@ -35,6 +35,11 @@ from windtunnel.studies.serving.workload.requests import Workload
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from windtunnel.studies.serving.placement.answer import Placed
+    from windtunnel.studies.serving.placement.plan import ServingPlans
+    from windtunnel.studies.serving.shared_pool.result import PoolResult
+    from windtunnel.studies.serving.spot.study import SpotServing
+    from windtunnel.studies.serving.weight_pool.study import WeightPoolResult
 
 RUNS = 400  # plans that may be run where nobody says
 ATTAIN = 0.99  # share of requests in time that a goodput has, where none is named
@@ -72,7 +77,7 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
     return _served(run, run(workload), workload, curve)
 
 
-def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Any:
+def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Served | Placed | ServingPlans:
     """The highest rate that keeps the limits (`Served`), or the best placement. Raises UserError."""
     load = question.load
     if isinstance(question.replicas, Sought) and question.replicas.method != "fewest":
@@ -89,7 +94,7 @@ def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = Fa
     return _served(run, result, workload, curve)
 
 
-def _fewest(question: ServePlan, workload: Workload) -> object:
+def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
     """Plans with the fewest GPUs (`ServingPlans`)."""
     from windtunnel.studies.serving.placement import plan
 
@@ -108,7 +113,7 @@ def _fewest(question: ServePlan, workload: Workload) -> object:
     )
 
 
-def _placed(question: ServePlan, method: str) -> object:
+def _placed(question: ServePlan, method: str) -> Placed:
     """The best placement (`Placed`)."""
     from windtunnel.studies.serving.placement.answer import place_models, place_phases
     from windtunnel.studies.serving.placement.search import Question
@@ -160,7 +165,7 @@ def _runner(question: Serve | ServePlan, timeline: bool) -> Run:
     return run
 
 
-def answer_spot(question: ServeSpot) -> Any:
+def answer_spot(question: ServeSpot) -> SpotServing:
     """A model on machines that come and go, under each policy (`SpotServing`). Raises UserError."""
     from windtunnel.studies.serving.spot.study import serve_on_spot
 
@@ -178,7 +183,7 @@ def answer_spot(question: ServeSpot) -> Any:
     )
 
 
-def answer_pool(question: ServePool) -> Any:
+def answer_pool(question: ServePool) -> PoolResult | WeightPoolResult:
     """Several models, on groups of machines or in a pool of weights, as the file says. Raises UserError."""
     from windtunnel.files.document import read_mapping
     from windtunnel.studies.serving.shared_pool.result import serve_pool

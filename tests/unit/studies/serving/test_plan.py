@@ -13,7 +13,7 @@ from windtunnel.physics.model import load_model
 from windtunnel.studies.serving import Deployment
 from windtunnel.studies.serving.manifests import FORMS, Side, files_of, is_started, parts_of
 from windtunnel.studies.serving.placement.fewest import Plan, Ran, Shape, fewest, plans_of
-from windtunnel.studies.serving.placement.plan import Sought, _engine, _ran, deployments_of, plan_for
+from windtunnel.studies.serving.placement.plan import Sought, _engine, deployments_of, plan_for, ran
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 from windtunnel.studies.serving.workload.requests import Workload
 
@@ -89,7 +89,7 @@ def test_simulated_plans_are_those_of_brute_force(rate: float) -> None:
         plan
         for gpus in range(1, most + 1)
         for plan in plans_of(shapes, gpus, True)
-        if (gpus < most or plan.prefill is None) and _ran(asked, able, plan).holds
+        if (gpus < most or plan.prefill is None) and ran(asked, able, plan).holds
     ]
     assert answer.found.gap == 0.0
     assert {plan.gpus for plan in held} <= {most}

@@ -12,8 +12,6 @@ from functools import lru_cache
 
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.serving.launches import (
-    PROMPTS,
-    REPEATED_WAVES,
     deployed,
     drafts_unlisted,
     engine_of_row,
@@ -21,6 +19,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     planned_ahead,
     prompt_tokens,
     repeats,
+    sent_again,
     taken_to_draft,
 )
 from windtunnel.evidence.accuracy.serving.mlperf import is_mlperf, laid_out, mlperf_workload, replicas_of
@@ -146,7 +145,7 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     if concurrency > 100_000 or row.whole_number("isl", 1) > 10**7 or row.whole_number("osl", 1) > 10**6:
         raise UserError("lengths or concurrency beyond what a deployment serves")
-    waves = row.whole_number("prompts_per_slot", REPEATED_WAVES if repeats(row) else 10)
+    waves = row.whole_number("prompts_per_slot", sent_again()[1] if repeats(row) else 10)
     waves = max(min(waves, LEAST_WAVES), min(waves, MOST_REQUESTS // concurrency))
     ratio = row.number("length_ratio") or 1.0
     isl = prompt_tokens(row)
@@ -185,7 +184,7 @@ def _run(
         assumed.append(f"of a turn's prompt {KNOWN:.0%} is the history that its session brought before")
         load = replace(load, prefix_names=_histories(row, load))
     if engines[0].rules.prefix_caching and repeats(row):
-        assumed.append(f"the client's {PROMPTS} prompts were sent again and again")
+        assumed.append(f"the client's {sent_again()[0]} prompts were sent again and again")
         return [_warm(engine, replace(load, prefix_names=_repeated(row, load))) for engine in engines], assumed
     return [serve_with(engine, load) for engine in engines], assumed
 
@@ -231,8 +230,8 @@ def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
 def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
     """Names of the full blocks of prompts that are sent in turn."""
     blocks = row.whole_number("isl", 1) // load.prefix_block
-    prompts = [tuple(range(place * blocks, (place + 1) * blocks)) for place in range(PROMPTS)]
-    return [prompts[index % PROMPTS] for index in range(len(load))]
+    prompts = [tuple(range(place * blocks, (place + 1) * blocks)) for place in range(sent_again()[0])]
+    return [prompts[index % len(prompts)] for index in range(len(load))]
 
 
 def _warm(engine: Engine, load: Workload) -> ServingResult:

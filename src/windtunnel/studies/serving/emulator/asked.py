@@ -1,5 +1,7 @@
 """A body of the API to a request: lengths, limits, and what the answer must look like; or the API's own error.
 
+`input` and `instructions` of `/v1/responses` are messages under other names. Nothing is kept between requests.
+
 What would change the answer in a way that simulated words cannot (several choices, log probabilities, echo, images, a
 tool that must be called, a schema) is refused; what only steers sampling (temperature, seed, stop, tools that may be
 called) has to lie in the API's range and is read past. An answer in JSON is an object with one text.
@@ -11,6 +13,7 @@ import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from windtunnel.studies.serving.emulator.tokens import (
     AROUND_MESSAGE,
@@ -33,6 +36,13 @@ RANGES = {  # of sampling, as vLLM has them (sampling_params.py): lowest, whethe
 ONES = {"n": (None, 1), "best_of": (None, 1), "echo": (None, False), "logprobs": (None, False), "suffix": (None, "")}
 
 
+ONE_RESPONSE = {"top_logprobs": (None, 0), "background": (None, False)}
+UNKEPT = ("previous_response_id", "conversation", "prompt")  # of responses: what another request has left here
+ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice",
+          "tools", "top_p", "user")  # of a response, as they were asked  # fmt: skip
+Route = Literal["chat", "completion", "response"]
+
+
 class ApiError(Exception):
     """What the API answers where it cannot do as asked."""
 
@@ -51,7 +61,7 @@ class ApiError(Exception):
 class Asked:
     """One request of the API."""
 
-    chat: bool
+    route: Route
     prompt: int  # tokens
     most: int  # tokens of the answer
     named: bool  # whether the request says so itself
@@ -61,9 +71,10 @@ class Asked:
     usage: bool  # whether a stream ends with its usage
     names: tuple[int, ...]
     json: bool = False  # whether the answer is a JSON object
+    echoed: Mapping[str, object] | None = None  # of a response: the fields that it repeats
 
 
-def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_size: int) -> Asked:
+def read(raw: bytes, route: Route, served: tuple[str, ...], longest: int, block_size: int) -> Asked:
     """What a body asks for, of a server of the models `served`. Raises ApiError.
 
     `longest`: tokens that prompt and answer may have together. `block_size` 0: prompts get no names.
@@ -74,12 +85,18 @@ def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_si
         raise ApiError(400, "model: give the name of the model", param="model")
     if model not in served:
         raise ApiError(404, f"The model `{model[:200]}` does not exist.", "not_found_error", "model")
-    for name, allowed in ONES.items():
+    for name, allowed in (ONES | ONE_RESPONSE if route == "response" else ONES).items():
         if body.get(name) not in allowed:
             raise ApiError(400, f"{name}: simulated answers have one choice, without {name}", param=name)
+    for name in UNKEPT if route == "response" else ():
+        if body.get(name) is not None:
+            raise ApiError(400, f"{name}: nothing is kept here; send the whole input", param=name)
     _check_sampling(body)
     _check_tools(body)
-    tokens, content, width = _chat(body) if chat else _prompt(body)
+    chat, where = route != "completion", {"chat": "messages", "completion": "prompt", "response": "input"}[route]
+    messages = _input(body) if route == "response" else body.get("messages")
+    before = int(route == "response" and body.get("instructions") is not None)
+    tokens, content, width = _chat(messages, where, before) if chat else _prompt(body)
     stream = _flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -88,21 +105,22 @@ def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_si
         raise ApiError(400, "stream_options: only with stream", param="stream_options")
     room = longest - tokens
     limit = "max_completion_tokens" if chat and body.get("max_completion_tokens") is not None else "max_tokens"
+    limit = "max_output_tokens" if route == "response" else limit
     named = not chat or body.get(limit) is not None
     most = _whole(body, limit, 1, room if chat else min(room, COMPLETION_TOKENS))
     if room < 1 or most > room:
         raise ApiError(
             400,
             f"This model's maximum context length is {longest} tokens. However, you requested {tokens + max(most, 1)}"
-            f" tokens ({tokens} in the messages, {max(most, 1)} in the completion).",
-            param="messages" if chat else "prompt",
+            f" tokens ({tokens} in the {where}, {max(most, 1)} in the completion).",
+            param=where,
         )
     least = _whole(body, "min_tokens", 0, 0)
     if least > most:
         raise ApiError(400, f"min_tokens {least} is more than max_tokens {most}", param="min_tokens")
     names = names_of(content, width, tokens, block_size) if block_size else ()
     return Asked(
-        chat=chat,
+        route=route,
         prompt=tokens,
         most=most,
         named=named,
@@ -111,7 +129,8 @@ def read(raw: bytes, chat: bool, served: tuple[str, ...], longest: int, block_si
         stream=stream,
         usage=bool((options or {}).get("include_usage")),
         names=names,
-        json=_wants_json(body),
+        json=_wants_json(body, route),
+        echoed={name: body[name] for name in ECHOED if body.get(name) is not None} if route == "response" else None,
     )
 
 
@@ -121,7 +140,8 @@ def tokenized(raw: bytes, longest: int) -> dict[str, object]:
     Ids are numbers of the text's pieces, equal for equal pieces: there is no vocabulary.
     """
     body = _object(raw)
-    tokens, content, width = _chat(body) if body.get("messages") is not None else _prompt(body)
+    messages = body.get("messages")
+    tokens, content, width = _prompt(body) if messages is None else _chat(messages, "messages")
     pieces = [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
     ids = [*pieces[:tokens], *[0] * (tokens - len(pieces))]  # marks around messages are the rest
     return {"count": tokens, "max_model_len": longest, "tokens": ids}
@@ -152,18 +172,40 @@ def _check_tools(body: Mapping[str, object]) -> None:
     raise ApiError(400, f"tool_choice {str(choice)[:100]!r}: give none, auto or required", param="tool_choice")
 
 
-def _wants_json(body: Mapping[str, object]) -> bool:
-    wanted = body.get("response_format")
+def _wants_json(body: Mapping[str, object], route: Route) -> bool:
+    name = "text" if route == "response" else "response_format"
+    wanted = body.get(name)
+    if name == "text" and isinstance(wanted, dict):
+        name, wanted = "text.format", wanted.get("format")
     if wanted is None:
         return False
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     if kind == "json_schema":
-        raise ApiError(
-            400, "response_format: simulated words follow no schema; give json_object", param="response_format"
-        )
+        raise ApiError(400, f"{name}: simulated words follow no schema; give json_object", param=name)
     if kind not in ("text", "json_object"):
-        raise ApiError(400, "response_format: give type text or json_object", param="response_format")
+        raise ApiError(400, f"{name}: give type text or json_object", param=name)
     return bool(kind == "json_object")
+
+
+def _input(body: Mapping[str, object]) -> object:
+    """The messages of a response: its instructions, and its input as one text or as items."""
+    said, given = body.get("instructions"), body.get("input")
+    if said is not None and not isinstance(said, str):
+        raise ApiError(400, "instructions: give a text", param="instructions")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not items:
+        raise ApiError(400, "input: give a text, or a list with at least one item", param="input")
+    messages = [] if said is None else [{"role": "system", "content": said}]
+    for place, item in enumerate(items):
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        text = {"function_call": "arguments", "function_call_output": "output"}.get(str(kind))
+        if text is not None:
+            messages.append({"role": "tool", "content": item.get(text)})
+        elif kind == "message":
+            messages.append(item)
+        else:
+            raise ApiError(400, f"input[{place}]: give messages, or calls of functions and their output", param="input")
+    return messages
 
 
 def _object(raw: bytes) -> Mapping[str, object]:
@@ -206,27 +248,30 @@ def _prompt(body: Mapping[str, object]) -> tuple[int, bytes, int]:
     raise ApiError(400, "prompt: give one text, or one list of token ids", param="prompt")
 
 
-def _chat(body: Mapping[str, object]) -> tuple[int, bytes, int]:
-    messages = body.get("messages")
+def _chat(messages: object, where: str, before: int = 0) -> tuple[int, bytes, int]:
+    """As `_prompt`; the first `before` of the messages are none of those that the body calls `where`."""
     if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages: give a list with at least one message", param="messages")
+        raise ApiError(400, f"{where}: give a list with at least one message", param=where)
     tokens, parts = BEFORE_ANSWER, []
     for place, one in enumerate(messages):
         if not isinstance(one, dict) or not isinstance(one.get("role"), str):
-            raise ApiError(400, f"messages[{place}]: give an object with role and content", param="messages")
-        text = _text(one.get("content"), place)
+            raise ApiError(400, f"{where}[{place - before}]: give an object with role and content", param=where)
+        text = _text(one.get("content"), f"{where}[{place - before}].content", where)
         tokens += AROUND_MESSAGE + (tokens_of_text(text) if text else 0)
         parts += [one["role"].encode("utf-8", "replace"), b"\0", text, b"\0"]
     return tokens, b"".join(parts), BYTES_PER_TOKEN
 
 
-def _text(content: object, place: int) -> bytes:
+def _text(content: object, named: str, param: str) -> bytes:
     if content is None:
         return b""
     if isinstance(content, str):
         return content.encode("utf-8", "replace")
     if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+        isinstance(part, dict)
+        and part.get("type") in ("text", "input_text", "output_text")
+        and isinstance(part.get("text"), str)
+        for part in content
     ):
         return "".join(part["text"] for part in content).encode("utf-8", "replace")
-    raise ApiError(400, f"messages[{place}].content: simulated models read text only", param="messages")
+    raise ApiError(400, f"{named}: simulated models read text only", param=param)

@@ -107,13 +107,13 @@ def fewest(
     best = most_gpus + 1
     for shape in shapes:
         if shape.least is not None and len(known) < runs:
-            best = min(best, _grown(Plan(shape, max(1, shape.least)), best - 1, tried))
+            best = min(best, grown(Plan(shape, max(1, shape.least)), best - 1, tried))
     able = [one for one in shapes if one.least_prefill is not None] if apart else []
     lean = min(able, key=lambda one: (one.least_prefill or 1) * one.gpus, default=None)
     for shape in shapes if lean is not None else ():
         if lean is not None and shape.least_decode is not None and len(known) < runs:
             begin = Plan(shape, max(1, shape.least_decode), lean, max(1, lean.least_prefill or 1))
-            best = min(best, _grown(begin, best - 1, tried))
+            best = min(best, grown(begin, best - 1, tried))
     ruled_out = 0
     for gpus in range(1, min(best, most_gpus) + 1):
         plans = list(plans_of(shapes, gpus, apart))
@@ -133,7 +133,7 @@ def fewest(
     return Found(tuple(held), len(known), min(ruled_out + 1, held[0].plan.gpus))
 
 
-def _grown(begin: Plan, most_gpus: int, holds: Callable[[Plan], bool]) -> int:
+def grown(begin: Plan, most_gpus: int, holds: Callable[[Plan], bool]) -> int:
     """GPUs of the fewest replicas, from those of `begin` on, that hold; more than `most_gpus` if none do."""
     fixed = begin.gpus - begin.n * begin.shape.gpus
     most = (most_gpus - fixed) // begin.shape.gpus

@@ -101,7 +101,7 @@ def plan_for(asked: Sought) -> ServingPlans:
         raise UserError("a plan needs limits: add --ttft 1s, --tpot 50ms or both")
     if asked.workload.arrival_ns is None:
         raise SpecError("concurrency", asked.workload.concurrency, "a plan is for a rate: use an open loop")
-    engines = {_name(one): engine for one in deployments_of(asked) if (engine := _engine(asked, one)) is not None}
+    engines = {name_of(one): engine for one in deployments_of(asked) if (engine := _engine(asked, one)) is not None}
     shapes = []
     for name, engine in engines.items():
         both, prefills, decodes = bounds_of(engine, asked.workload, asked.limits, asked.attain)
@@ -113,7 +113,7 @@ def plan_for(asked: Sought) -> ServingPlans:
     apart = asked.cluster.n_gpus > 1
 
     def run(plan: Plan) -> Ran[ServingResult]:
-        return _ran(asked, engines, plan)
+        return ran(asked, engines, plan)
 
     found = fewest(shapes, asked.cluster.n_gpus, run, apart=apart, runs=asked.runs)
     if found is None:
@@ -172,7 +172,7 @@ def deployments_of(asked: Sought) -> Iterator[Deployment]:
                         )
 
 
-def _name(one: Deployment) -> str:
+def name_of(one: Deployment) -> str:
     """tp4, tp2ep2, dp8ep8, each with its tokens of a step where they are not the engine's default."""
     sizes = (("tp", one.tp), ("pp", one.pp), ("dp", one.attn_dp), ("ep", one.moe_ep or 1))
     words = "".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
@@ -191,7 +191,8 @@ def _engine(asked: Sought, deployment: Deployment) -> Engine | None:
     return candidate(asked.model, asked.cluster, deployment)
 
 
-def _ran(asked: Sought, engines: Mapping[str, Engine], plan: Plan) -> Ran[ServingResult]:
+def ran(asked: Sought, engines: Mapping[str, Engine], plan: Plan) -> Ran[ServingResult]:
+    """A plan simulated, and whether it holds the limits."""
     engine, slo = engines[plan.shape.name], dict(asked.limits)
     if plan.prefill is None:
         result = serve_with(engine, asked.workload, replicas=plan.n, slo=slo, cost_per_gpu_hour=asked.price)

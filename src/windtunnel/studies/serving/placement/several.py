@@ -14,10 +14,9 @@ that is bound by memory loses little to fewer SMs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -202,7 +201,7 @@ def _capacity(asked: Several, engines: Sequence[Engine | None], gpus: int) -> fl
 
 def _simulator(
     asked: Several, stages: Mapping[int, tuple[float, ...]], requests: list[tuple[float, int]], limit: float
-) -> Any:
+) -> Callable[[Groups], Outcome]:
     limits = [limit] * len(asked.models)
 
     def simulate(groups: Groups) -> Outcome:

@@ -19,11 +19,16 @@ class LeastLoaded:
         loads = [server.load for server in servers]
         least = min(loads)
         best = loads.index(least)
-        if least and loads.count(least) > 1:  # who has none has no tokens either
-            fewest = servers[best].outstanding_tokens
-            for place in range(best + 1, len(loads)):
-                if loads[place] == least and servers[place].outstanding_tokens < fewest:
-                    best, fewest = place, servers[place].outstanding_tokens
+        if not least:  # who has none has no tokens either
+            return best
+        fewest, place = servers[best].outstanding_tokens, best
+        for _ in range(loads.count(least) - 1):
+            if not fewest:
+                break
+            place = loads.index(least, place + 1)
+            tokens = servers[place].outstanding_tokens
+            if tokens < fewest:
+                best, fewest = place, tokens
         return best
 
 
