@@ -43,6 +43,12 @@ def test_sglang_has_a_second_pool_and_a_connector_none() -> None:
     assert cache_of(model, Deployment(), "bf16", replace(VLLM, windows="full")).token_bytes == pytest.approx(whole)
 
 
+def test_sglangs_pools_of_deepseek_v4_hold_what_is_published() -> None:
+    """7,705.45 bytes a token of V4-Flash without what layers of 128 keep: a tenth of 4,096 in each of its 20."""
+    cache = cache_of(load_model("deepseek-v4-flash"), Deployment(), "fp8", load_engine("sglang"))
+    assert cache.token_bytes == pytest.approx(7705.45 + 0.1 * 20 * 4096, abs=0.01)
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3"])
 def test_models_of_one_kind_of_layer_are_counted_as_ever(name: str) -> None:
     model = load_model(name)

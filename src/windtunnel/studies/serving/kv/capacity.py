@@ -19,7 +19,9 @@ Layers that keep a window or a state beside layers that keep every token (`windo
                  held   = groups of full layers x ceil(length / tokens) + groups of states
                           + groups of windows x (ceil(window / tokens) + 1)
              windows and states are held beside a sequence's tokens, whatever its length
-    pool     a second pool whose tokens are a share of the first's (SGLang: swa_full_tokens_ratio)
+    pool     a second pool whose tokens are a share of the first's (SGLang: swa_full_tokens_ratio); of DeepSeek-V4 a
+             tenth, each with what compressors keep: in pages of 128 tokens as many entries as one compressed key spans
+             (pool_configurator.py of June 2026; later releases keep those of 128 tokens by request)
 
 What vLLM prints is its concurrency at the longest request times that request's length.
 """
@@ -38,6 +40,7 @@ from windtunnel.studies.serving.engines.profile import Profile
 
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
 V4_BLOCK, V4_ALIGNED = 256, 576  # tokens of a block; bytes to which FlashMLA wants pages rounded
+V4_PAGE, V4_WINDOW_SHARE = 128, 0.1  # SGLang's page of recent tokens, and its swa_full_tokens_ratio of this model
 V4_KEY, V4_INDEX = 584, 132  # bytes of a compressed key, and of an indexer's with its scale
 ALIGNED = 16  # tokens by which vLLM lengthens a block until a state has room in its page
 ACTIVATIONS = 10.0  # bytes per token of the budget, times the widest row: what a layer holds at once, in 2 bytes
@@ -133,11 +136,28 @@ def _compressed_cache(model: Model, pp: int) -> Cache | None:
     return Cache(unit, V4_BLOCK, 1, tuple(windows), 0.0)
 
 
+def _compressed_pool(model: Model, pp: int) -> float:
+    """Bytes of a token in SGLang's pools of DeepSeek-V4; 0 for other models."""
+    total = 0.0
+    for layer, count in model.distinct_layers():
+        one = layer.attention
+        if not isinstance(one, Compressed):
+            return 0.0
+        index = one.index_dim if one.index_heads else 0
+        kept = one.ratio * one.overlap / (one.window or V4_PAGE)  # entries of a token: key and score, in 4 bytes
+        recent = V4_KEY + kept * 2.0 * one.overlap * (one.head_dim + index) * 4.0
+        old = (V4_KEY + (V4_INDEX if index else 0)) / one.ratio if one.ratio else 0.0
+        total += count / pp * (V4_WINDOW_SHARE * recent + old)
+    return total
+
+
 def cache_of(model: Model, deployment: Deployment, kv: str, profile: Profile) -> Cache:
     """How the engine lays out the cache of one GPU."""
     tp, pp = deployment.tp, deployment.pp
     if profile.windows == "freed" and kv == "fp8" and (compressed := _compressed_cache(model, pp)) is not None:
         return compressed
+    if profile.windows == "pool" and kv == "fp8" and (each := _compressed_pool(model, pp)):
+        return Cache(each * V4_BLOCK, V4_BLOCK, 1, (), 0.0)
     block = deployment.block_size or profile.block_size
     full: dict[float, float] = {}  # bytes of a token -> layers
     recent: dict[tuple[int, float], float] = {}
