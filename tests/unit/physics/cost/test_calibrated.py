@@ -284,6 +284,13 @@ def test_left_out_points_are_those_of_a_fit_without_them() -> None:
     assert whole.left_out[7] == pytest.approx(whole.residuals[7] - across @ near @ whole.residuals[keep], abs=1e-9)
 
 
+def test_a_few_points_widen_the_band_by_their_number_alone() -> None:
+    """Below eight points no quantile of what was left out is taken: 1 + 1 / root of 6, and 6 over what is free."""
+    x = np.linspace(0.0, 2.0, 6)
+    found = fit(np.stack([np.exp(x)], axis=1), x[:, None], np.exp(x + 0.3 * np.cos(9 * x)), np.full(6, 0.01))
+    assert found.calibration == pytest.approx((1.0 + 1.0 / 6**0.5) * (6 / 5) ** 0.5)
+
+
 def test_nnls_is_the_constrained_optimum() -> None:
     draw = np.random.default_rng(5)
     for _ in range(20):

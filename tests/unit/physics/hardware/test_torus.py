@@ -5,7 +5,7 @@ import pytest
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
-from windtunnel.physics.hardware.torus import extents, slice_of, steps_between
+from windtunnel.physics.hardware.torus import Extent, extents, slice_of, steps_between
 
 V5P_SHAPES = {  # Google Cloud documentation of TPU v5p, single-slice shapes, read 2026-11-28
     4: "1x2x2", 8: "2x2x2", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
@@ -78,3 +78,13 @@ def test_shapes_that_cannot_be_are_refused(given: dict[str, object]) -> None:
         parse_cluster({"gpu": "tpu-v5p", "gpus": 64, "scale_up": {"torus": "2x2x2"}})
     with pytest.raises(SpecError, match=r"slice.*torus"):
         parse_cluster({"gpu": "h100-sxm", "gpus": 8, "scale_up": {"slice": "2x4"}})
+
+
+@pytest.mark.parametrize(
+    ("members", "ring", "part"), [(3, True, 1 / 3), (4, True, 1 / 2), (5, True, 3 / 5), (4, False, 1.0)]
+)
+def test_the_busiest_link_of_an_exchange_carries_all_ways_that_lead_over_it(
+    members: int, ring: bool, part: float
+) -> None:
+    """Of 3 in a ring each sends a third to the right; of 5 a fifth over one hop and another over two."""
+    assert Extent(members, 1, 1.0, ring).crossing == pytest.approx(part)

@@ -52,6 +52,21 @@ def layers(name: str, **deployment: Any) -> tuple[Layers, Kernels]:
     return Layers(model, Deployment(**deployment), kernels, "bf16"), kernels  # type: ignore[arg-type]
 
 
+def test_behind_an_indexer_only_the_chosen_keys_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek V3.2: 2,048 keys, and of each token of the context 128 numbers in 16 bits, in 61 layers."""
+    monkeypatch.setattr(Layers, "_module", lambda self, layer: None)  # not timed whole
+    found, kernels = layers("deepseek-v3.2")
+    kernels.gpu = kernels.framework = None
+    kernels.latent_attention = lambda heads, width, kv: SimpleNamespace(
+        at=lambda sequences, context: sequences * context
+    )
+    kernels.absorbed_s = lambda *sizes: 0.0
+    spent = found.decode_surface()
+    index = STREAM * 2 * 4 * 128
+    assert spent(4, 1024) == pytest.approx(61 * (4 * 1024 + index * 1024))
+    assert spent(4, 8192) == pytest.approx(61 * (4 * 2048 + index * 8192))
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_dense_layer_is_its_four_products_two_sums_and_small_kernels(tp: int) -> None:
     found, _ = layers("llama-3-8b", tp=tp)

@@ -12,7 +12,8 @@ from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import transformer
 from windtunnel.physics.model.operations import Transfer
 from windtunnel.studies.techniques import constants
-from windtunnel.studies.techniques.flat import FlatStep, lower_flat
+from windtunnel.studies.techniques.flat import FlatStep, lower_flat, play
+from windtunnel.studies.techniques.flat.lower import layer_tasks
 from windtunnel.studies.techniques.local_sgd.price import averaging_s, rewrite
 from windtunnel.studies.techniques.offload.parameters import OffloadPlan
 from windtunnel.studies.techniques.offload.price import chosen, layer_times, price_offload, sizes_of
@@ -22,6 +23,7 @@ from windtunnel.studies.techniques.prioritised_all_to_all.packing import estimat
 from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
 from windtunnel.studies.techniques.sparse_gradients.price import sparse
 from windtunnel.studies.training import predict, read_plan
+from windtunnel.studies.training.schedules import Kind
 
 MODEL = transformer(hidden=2048, layers=8, heads=16, vocab=8000, ffn=8192, name="small")
 PLAN = {"global_batch": 16, "micro_batch": 1, "seq_len": 512, "zero_stage": 0, "overlap_grad_reduce": False}
@@ -103,6 +105,9 @@ def test_times_of_a_layer_are_its_bytes_over_its_links() -> None:
     assert times.update == pytest.approx(
         parameters * constants.EAGER_ADAM_BYTES / (4 * constants.HOST_BYTES_PER_S_PER_THREAD)
     )
+    for took, phase in ((times.forward, Kind.FORWARD), (times.backward, Kind.BACKWARD)):
+        alone = [play(layer_tasks(step.pricer, block, phase), step.lanes).makespan_ns / 1e9 for block in blocks]
+        assert took == pytest.approx(sum(alone) / 8)
     fused = layer_times(step, blocks, OffloadPlan(host_threads=4, optimizer="fused"))[0]
     assert fused.update / times.update == pytest.approx(constants.FUSED_ADAM_BYTES / constants.EAGER_ADAM_BYTES)
     assert fused.drive == 0.0

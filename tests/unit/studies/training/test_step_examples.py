@@ -34,7 +34,7 @@ from windtunnel.studies.training.memory.model_state import (
     optimizer_price,
     state_bytes,
 )
-from windtunnel.studies.training.pricing import Pricer, parameter_bytes
+from windtunnel.studies.training.pricing import FROZEN_BYTES, Pricer, parameter_bytes
 from windtunnel.studies.training.schedules import schedule
 
 SMALL = transformer(hidden=1024, layers=4, heads=8, vocab=4000, ffn=4096, name="small")
@@ -303,6 +303,15 @@ def test_backward_products_are_those_of_the_turned_shapes() -> None:
     assert pricer.layout.habits.adds_gradients == (pricer._gradient_bytes == 2 * width + 2)
 
 
+def test_frozen_weights_of_fewer_bits_are_read_and_written_in_16_for_each_product() -> None:
+    pricer, named = priced(lora_rank=8, frozen_dtype="nf4")
+    up = named["mlp_up"]
+    _, n, k = up.shape
+    width = FROZEN_BYTES["nf4"]
+    assert 0.5 <= width < 1.0
+    assert pricer.weight_cast(up) == pricer.moved((width + 2.0) * n * k)
+
+
 def test_a_streaming_op_takes_its_bytes_at_the_pace_of_training() -> None:
     pricer, named = priced()
     norm = next(op for op in named.values() if op.kind == "memory" and op.part == "norms")
@@ -313,6 +322,17 @@ def test_a_streaming_op_takes_its_bytes_at_the_pace_of_training() -> None:
         assert price.seconds == pytest.approx(pricer.kernels.memory_bound(moved).seconds * factor)
     assert pricer.copied(1e9).seconds == pytest.approx(pricer.kernels.memory_bound(2e9).seconds)
     assert pricer.added(1e6).seconds == pytest.approx(pricer.moved(3e6 * 2).seconds)
+
+
+def test_a_product_that_is_cut_up_beside_its_messages_takes_what_it_does_whole() -> None:
+    """In two halves in each of four layers; a little longer where messages take from its memory."""
+    step, pricer = lowered(laid_out(tp=2, overlap_tp=True))
+    segment = step.segments[step.segment_names.index("forward")]
+    labels = np.array(segment.graph.labels)[segment.graph.label]
+    took = (segment.end_ns - segment.start_ns)[(labels == "mlp_up") & (segment.graph.kind == OpKind.COMPUTE)]
+    up = {op.name: op for op in pieces_of(pricer.layout)[0].blocks[1].operations}["mlp_up"]
+    assert len(took) == 8
+    assert 4.0 <= took.sum() / nanoseconds(pricer.forward(up).seconds) < 4.1
 
 
 def test_attention_is_its_kernel_by_context_parallel_ranks_and_documents() -> None:
