@@ -376,7 +376,7 @@ def answer_live(question: FleetLive, folder: Path) -> Any:
         raise SpecError("--cluster", None, "say on what the jobs run, such as gpu:1x4")
     names, jobs, site, _ = _asked(question)
     _refuse_files(names)
-    return run_live(jobs, site, names, folder, question.restart or 0.0)
+    return run_live(jobs, site, names, folder, question.restart or 0.0, question.host)
 
 
 def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]:

@@ -9,7 +9,8 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.process import processes
 from windtunnel.studies.fleet.decision import Decision
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.live import process
+from windtunnel.studies.fleet.live import host, process
+from windtunnel.studies.fleet.live.host import hosts_of
 from windtunnel.studies.fleet.live.journal import Journal
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
 from windtunnel.studies.fleet.live.study import run_live
@@ -32,9 +33,9 @@ def test_a_job_that_ends_while_it_is_stopped_has_ended(tmp_path, monkeypatch, st
 
     def too_late(pid, born):
         until = time.monotonic() + 20
-        while process.status(tmp_path / "early", 1) is None and time.monotonic() < until:
+        while process.status(tmp_path / "early", "1") is None and time.monotonic() < until:
             time.sleep(0.01)
-        late.append(process.status(tmp_path / "early", 1))
+        late.append(process.status(tmp_path / "early", "1"))
         stop(pid, born)
 
     monkeypatch.setattr(process, "stop", too_late)
@@ -78,14 +79,14 @@ def test_stopping_waits_for_all_that_a_job_runs(tmp_path, monkeypatch, heeds):
     saves = f"sleep 0.5; echo x > {tmp_path}/saved; exit" if heeds else ""
     script = tmp_path / "job.sh"
     script.write_text(f"trap '{saves}' TERM; echo x > {tmp_path}/ready; while true; do sleep 0.05; done")
-    pid = process.launch(tmp_path / "job", 1, f"sh {script}; true", {})
+    pid = process.launch(tmp_path / "job", "1", f"sh {script}; true", {})
     until = time.monotonic() + 20
     while not (tmp_path / "ready").exists() and time.monotonic() < until:
         time.sleep(0.01)
     process.stop(pid, process.birth_of(pid))
     assert (tmp_path / "saved").exists() == heeds
     assert not [found for found, _, session in processes() if session == pid]
-    assert process.status(tmp_path / "job", 1) is None
+    assert process.status(tmp_path / "job", "1") is None
 
 
 def test_what_a_killed_shell_leaves_is_ended_before_the_job_starts_again(tmp_path):
@@ -121,3 +122,30 @@ def test_policies_that_size_jobs_are_refused(tmp_path, policy):
         SpecError, match=f"--policy = '{policy}': a live run has one of fifo, .*, tiresias, gittins, .*, gandiva$"
     ):
         run_live(read_jobs(path), parse_site("gpu:1"), [policy], tmp_path / "live")
+
+
+def test_a_job_has_a_process_on_each_of_its_hosts_and_agents_may_die(tmp_path):
+    hosts = hosts_of(("env", "env", ""))  # two agents and this process
+    told = f'echo "$WINDTUNNEL_NODE/$WINDTUNNEL_NODES $CUDA_VISIBLE_DEVICES" >> {tmp_path}/told; sleep 0.4'
+    dies = '[ "$WINDTUNNEL_ATTEMPT" = 2 ] || [ "$WINDTUNNEL_NODE" = 0 ] || exit 3; sleep 0.3'
+    jobs = [LiveJob(0, "three", 0.0, 5, told), LiveJob(1, "dies", 0.2, 4, dies)]
+    asked = []
+
+    class Fifo:
+        def decide(self, snapshot):
+            if len(asked) == 1:
+                hosts[1]._agent.kill()  # in the midst of the run: another takes its place
+            asked.append(snapshot)
+            return Decision({job.index: job.gpus for job in snapshot.jobs[:1]})
+
+    Scheduler(jobs, (2, 2, 2), Fifo(), tmp_path, hosts=hosts).run()
+    assert sorted((tmp_path / "told").read_text().split("\n")) == ["", "0/3 0,1", "1/3 0,1", "2/3 0"]
+    assert [job.attempt for job in jobs] == [1, 2]  # one part died, so the other was stopped and both began anew
+    assert [job.deaths for job in jobs] == [0, 1]
+    assert all(job.end_s is not None for job in jobs)
+
+
+def test_a_host_that_cannot_be_reached_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "PAUSE_S", 0.01)
+    with pytest.raises(UserError, match="its agent does not answer"):
+        Scheduler([LiveJob(0, "a", 0.0, 1, "true")], (1, 1), LastFirst(), tmp_path, hosts=hosts_of(("false", ""))).run()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from windtunnel.questions.asked.fleet.jobs import Scheduled
+from windtunnel.questions.about import About
+from windtunnel.questions.asked.fleet.jobs import SITE, Scheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,3 +14,6 @@ class FleetLive(Scheduled):
     """The commands of a trace run here under one policy, beside their simulation."""
 
     verb: ClassVar[str] = "fleet live"
+    host: Annotated[
+        tuple[str, ...], About("What starts a command on a node, such as 'ssh b'; one for each, '' is here.", SITE)
+    ] = ()

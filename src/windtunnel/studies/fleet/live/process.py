@@ -31,7 +31,7 @@ def birth_of(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-def launch(folder: Path, attempt: int, command: str, environment: Mapping[str, str]) -> int:
+def launch(folder: Path, attempt: str, command: str, environment: Mapping[str, str]) -> int:
     """Start a command in a session of its own; returns its process number."""
     folder.mkdir(parents=True, exist_ok=True)
     pid, exit_, log = (shlex.quote(str(folder / f"{name}.{attempt}")) for name in ("pid", "exit", "log"))
@@ -47,7 +47,7 @@ def launch(folder: Path, attempt: int, command: str, environment: Mapping[str, s
     ).pid
 
 
-def number(folder: Path, attempt: int, patience_s: float) -> int | None:
+def number(folder: Path, attempt: str, patience_s: float) -> int | None:
     """The process number of an attempt; None where it was never born."""
     until = time.monotonic() + patience_s
     path = folder / f"pid.{attempt}"
@@ -58,7 +58,7 @@ def number(folder: Path, attempt: int, patience_s: float) -> int | None:
     return int(path.read_text())
 
 
-def status(folder: Path, attempt: int) -> int | None:
+def status(folder: Path, attempt: str) -> int | None:
     """The exit status of an attempt that ended by itself."""
     path = folder / f"exit.{attempt}"
     return int(path.read_text()) if path.is_file() else None

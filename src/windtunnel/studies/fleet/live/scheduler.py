@@ -1,10 +1,10 @@
 """A policy over real processes: it starts, preempts and resumes them; what it decides is what it would in simulation.
 
-The snapshot is the exact clock's: seconds since the first start, GPUs as slots of this machine. A job's command is
-told its slots (CUDA_VISIBLE_DEVICES, WINDTUNNEL_GPUS) and a folder for its checkpoints (WINDTUNNEL_FOLDER); it is
-asked to stop by SIGTERM, and has to go on from its checkpoint when it is started again. A job that dies is started
-again, a few times. The scheduler itself may be killed: started again in the same folder it goes on, and nothing runs
-twice.
+The snapshot is the exact clock's: seconds since the first start, GPUs as slots of this machine, or of a host for each
+node (`host.py`): a job then has a process on each of its hosts. A job's command is told its slots
+(CUDA_VISIBLE_DEVICES, WINDTUNNEL_GPUS) and a folder for its checkpoints (WINDTUNNEL_FOLDER); it is asked to stop by
+SIGTERM, and has to go on from its checkpoint when it is started again. A job that dies is started again, a few times.
+The scheduler itself may be killed: started again in the same folder it goes on, and nothing runs twice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from windtunnel.studies.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.studies.fleet.live import process
+from windtunnel.studies.fleet.live.host import Found, Here, Host, There
 from windtunnel.studies.fleet.live.journal import Journal
 
 POLL_S = 0.02
@@ -35,8 +36,7 @@ class LiveJob:
     placement: Placement = EMPTY
     slots: tuple[int, ...] = ()  # of this machine, numbered through all nodes
     attempt: int = 0
-    pid: int = 0
-    born: int = 0
+    parts: dict[int, Found] = field(default_factory=dict)  # its process on each host
     held_s: float = 0.0
     since_s: float = 0.0
     start_s: float | None = None
@@ -55,6 +55,7 @@ class Scheduler:
     policy: Policy
     folder: Path
     restart_s: float = 0.0  # of each start, until there is progress
+    hosts: Sequence[Host] = (Here(),)  # one for each node, or one for all
     origin: float = 0.0
     memory: object = None
     wake_s: float | None = None
@@ -74,6 +75,24 @@ class Scheduler:
                 time.sleep(POLL_S)
         finally:
             journal.close()
+            for host in self.hosts:
+                if isinstance(host, There):
+                    host.close()
+
+    def _hosts(self, job: LiveJob) -> list[int]:
+        return [0] if len(self.hosts) == 1 else [node for node, _ in job.placement]
+
+    def _name(self, job: LiveJob, host: int) -> str:
+        """Of a start's files."""
+        return f"{job.attempt}" if len(self.hosts) == 1 else f"{job.attempt}.{host}"
+
+    def _statuses(self, job: LiveJob) -> list[int | None]:
+        folder = self.folder / job.name
+        return [self.hosts[host].status(folder, self._name(job, host)) for host in job.parts]
+
+    def _stop(self, job: LiveJob) -> None:
+        for host, found in job.parts.items():
+            self.hosts[host].stop(found)
 
     def _is_due(self, changed: bool) -> bool:
         """Whether the policy is to be asked; one with `interval_s` is at multiples of it only, as in the clock."""
@@ -118,8 +137,7 @@ class Scheduler:
     def _adopt(self, job: LiveJob) -> None:
         """Find the process that an earlier scheduler started; where it is gone, `_look` books its end."""
         folder = self.folder / job.name
-        pid = process.number(folder, job.attempt, process.BIRTH_S)
-        job.pid, job.born = (pid, process.birth_of(pid) or -1) if pid is not None else (0, -1)
+        job.parts = {host: self.hosts[host].find(folder, self._name(job, host)) for host in self._hosts(job)}
 
     def _look(self, journal: Journal) -> bool:
         """Book what ended or died; returns whether anything changed, arrivals included."""
@@ -130,17 +148,24 @@ class Scheduler:
             if job.submit_s <= now and job.index not in self.seen:
                 self.seen.add(job.index)
                 changed = True
-            if not job.placement or (job.born >= 0 and process.birth_of(job.pid) == job.born):
+            if not job.placement:
                 continue
+            running = [self.hosts[host].alive(found) for host, found in job.parts.items()]
+            if all(running):
+                continue
+            statuses = self._statuses(job)
+            if any(running) and all(there or status == 0 for there, status in zip(running, statuses, strict=True)):
+                continue  # the others are not done
             self._book_end(journal, job, now)
             changed = True
         return changed
 
     def _book_end(self, journal: Journal, job: LiveJob, now: float) -> None:
         """A job ended or died by itself."""
-        status = process.status(self.folder / job.name, job.attempt)
-        if status is None and job.born >= 0:  # its shell was killed, alone perhaps
-            process.stop(job.pid, job.born)
+        statuses = self._statuses(job)
+        if None in statuses:  # a shell was killed, alone perhaps, or others run without a part that died
+            self._stop(job)
+        status = next((one for one in statuses if one != 0), 0)
         died = status != 0
         for_good = died and job.deaths >= RETRIES
         what = "failed" if for_good else "death" if died else "end"
@@ -162,9 +187,9 @@ class Scheduler:
         placements = kept_or_placed(snapshot, decision)
         for job in active:
             if job.placement and placements.get(job.index, EMPTY) != job.placement:
-                process.stop(job.pid, job.born)
+                self._stop(job)
                 stopped = self._now()
-                if process.status(self.folder / job.name, job.attempt) is not None:
+                if None not in self._statuses(job):
                     self._book_end(journal, job, stopped)  # before it was asked to stop: that leaves no status
                     ended = True
                     continue
@@ -187,13 +212,21 @@ class Scheduler:
         cells = [list(cell) for cell in placement]
         told = {"placement": cells, "slots": list(job.slots)}
         journal.write(what="start", job=job.name, attempt=job.attempt, at=job.since_s, **told)
-        environment = {
-            "WINDTUNNEL_GPUS": str(job.gpus),
-            "WINDTUNNEL_ATTEMPT": str(job.attempt),
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.slots)),
-        }
-        job.pid = process.launch(self.folder / job.name, job.attempt, job.command, environment)
-        job.born = process.birth_of(job.pid) or -1
+        job.parts = {}
+        for rank, host in enumerate(hosts := self._hosts(job)):
+            first = sum(self.nodes[:host])
+            here = job.slots if len(self.hosts) == 1 else [
+                slot - first for slot in job.slots if first <= slot < first + self.nodes[host]
+            ]  # fmt: skip
+            environment = {
+                "WINDTUNNEL_GPUS": str(job.gpus),
+                "WINDTUNNEL_ATTEMPT": str(job.attempt),
+                "WINDTUNNEL_NODES": str(len(hosts)),
+                "WINDTUNNEL_NODE": str(rank),
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, here)),
+            }
+            folder, name = self.folder / job.name, self._name(job, host)
+            job.parts[host] = self.hosts[host].launch(folder, name, job.command, environment)
 
     def _view(self, job: LiveJob, now: float) -> JobView:
         held_s = job.held_s + (now - job.since_s if job.placement else 0.0)

@@ -12,6 +12,7 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.live.host import hosts_of
 from windtunnel.studies.fleet.live.scheduler import LiveJob, Scheduler
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock
@@ -36,9 +37,12 @@ class LiveRun(Answer):
         return {**vars(self), "jobs": list(self.jobs)}
 
 
-def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: float = 0.0) -> LiveRun:
+def run_live(
+    jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: float = 0.0, hosts: tuple[str, ...] = ()
+) -> LiveRun:
     """Run the jobs' commands under one policy; each job's JCT, real and simulated.
 
+    `hosts`: the words that start a command on each node (ssh b); none: all nodes are this machine.
     `restart_s`: of each `duration_s`, what a start takes; a job that is started again pays it again.
     """
     # Nobody knows how fast a command is on other GPUs.
@@ -74,11 +78,13 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, restart_s: 
         remedy = f"{names[0]} orders jobs by it: add it to each, or give --policy fifo"
         raise SpecError(f"duration_s of {unsaid.name}", None, remedy, jobs.source)
     nodes = (site.per_node,) * site.nodes
+    if hosts and len(hosts) != site.nodes:
+        raise SpecError("--host", ", ".join(hosts), f"give one for each of the {site.nodes} nodes of --cluster")
 
     def policy() -> Policy:
         return POLICIES[names[0]].make_policy(site, Options())
 
-    Scheduler(made, nodes, policy(), folder, restart_s).run()
+    Scheduler(made, nodes, policy(), folder, restart_s, hosts_of(hosts)).run()
     simulated: dict[int, float] = {}
     if all(job.duration_s is not None for job in made):
         running = [

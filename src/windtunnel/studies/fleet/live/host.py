@@ -1,0 +1,163 @@
+"""Where live jobs run: this machine, or others, each acted on by an agent at the end of a pipe.
+
+`ssh b`, `ip netns exec b`: the words that start a command there; the agent is started behind them and answers one JSON
+line for each that it gets. It remembers nothing (processes are found by the files that they wrote), so it may die at
+any time and another takes its place; it ends with its pipe, and what it started goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from windtunnel.errors import UserError
+from windtunnel.studies.fleet.live import process
+
+TRIES, PAUSE_S = 5, 0.2
+Found = tuple[int, int]  # process number, start time; -1: never born
+
+
+class Host(Protocol):
+    """What a scheduler asks of one. `attempt`: the name of a start of a job, whose files lie in `folder`."""
+
+    def launch(self, folder: Path, attempt: str, command: str, environment: Mapping[str, str]) -> Found:
+        """Start a command."""
+
+    def find(self, folder: Path, attempt: str) -> Found:
+        """What an earlier scheduler started."""
+
+    def alive(self, found: Found) -> bool:
+        """Whether it still runs."""
+
+    def status(self, folder: Path, attempt: str) -> int | None:
+        """The exit status, where it ended by itself."""
+
+    def stop(self, found: Found) -> None:
+        """End it and all that it started."""
+
+
+class Here:
+    """This machine."""
+
+    def launch(self, folder: Path, attempt: str, command: str, environment: Mapping[str, str]) -> Found:
+        """See `Host`."""
+        if (folder / f"pid.{attempt}").is_file():  # an agent that died started it, and did not get to say so
+            return self.find(folder, attempt)
+        pid = process.launch(folder, attempt, command, environment)
+        return pid, process.birth_of(pid) or -1
+
+    def find(self, folder: Path, attempt: str) -> Found:
+        """See `Host`."""
+        pid = process.number(folder, attempt, process.BIRTH_S)
+        return (0, -1) if pid is None else (pid, process.birth_of(pid) or -1)
+
+    def alive(self, found: Found) -> bool:
+        """See `Host`."""
+        return found[1] >= 0 and process.birth_of(found[0]) == found[1]
+
+    def status(self, folder: Path, attempt: str) -> int | None:
+        """See `Host`."""
+        return process.status(folder, attempt)
+
+    def stop(self, found: Found) -> None:
+        """See `Host`."""
+        if found[1] >= 0:
+            process.stop(*found)
+
+
+class There:
+    """Another machine. Raises UserError once its agent cannot be started any more."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self._agent: subprocess.Popen[str] | None = None
+
+    def launch(self, folder: Path, attempt: str, command: str, environment: Mapping[str, str]) -> Found:
+        """See `Host`."""
+        answer = self._ask("launch", str(folder), attempt, command, dict(environment))
+        pid, born = answer if isinstance(answer, list) else (0, -1)
+        return int(pid), int(born)
+
+    def find(self, folder: Path, attempt: str) -> Found:
+        """See `Host`."""
+        answer = self._ask("find", str(folder), attempt)
+        pid, born = answer if isinstance(answer, list) else (0, -1)
+        return int(pid), int(born)
+
+    def alive(self, found: Found) -> bool:
+        """See `Host`."""
+        return bool(self._ask("alive", *found))
+
+    def status(self, folder: Path, attempt: str) -> int | None:
+        """See `Host`."""
+        answer = self._ask("status", str(folder), attempt)
+        return answer if isinstance(answer, int) else None
+
+    def stop(self, found: Found) -> None:
+        """See `Host`."""
+        self._ask("stop", *found)
+
+    def close(self) -> None:
+        """The agent ends."""
+        if self._agent is not None and self._agent.stdin is not None:
+            self._agent.stdin.close()
+            self._agent.wait()
+
+    def _ask(self, *asked: object) -> object:
+        for _ in range(TRIES):
+            if self._agent is None:
+                command = [*shlex.split(self.words), sys.executable, "-m", __name__]
+                self._agent = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                )  # fmt: skip
+            told, heard = self._agent.stdin, self._agent.stdout
+            assert told is not None, "a pipe"
+            assert heard is not None, "a pipe"
+            try:
+                told.write(json.dumps(asked) + "\n")
+                told.flush()
+                if line := heard.readline():
+                    answer: object = json.loads(line)
+                    return answer
+            except BrokenPipeError:
+                pass
+            self._agent.kill()
+            self._agent.wait()
+            self._agent = None
+            time.sleep(PAUSE_S)
+        raise UserError(f"--host {self.words!r}: its agent does not answer; try `{self.words} {sys.executable} -V`")
+
+
+def hosts_of(words: tuple[str, ...]) -> list[Host]:
+    """One for each; '' is this machine."""
+    return [There(one) if one else Here() for one in words] or [Here()]
+
+
+def main() -> None:
+    """The agent: until its input ends."""
+    here = Here()
+    for line in sys.stdin:
+        what, *rest = json.loads(line)
+        process.reap()
+        answer: object = None
+        if what == "launch":
+            answer = here.launch(Path(rest[0]), rest[1], rest[2], rest[3])
+        elif what == "find":
+            answer = here.find(Path(rest[0]), rest[1])
+        elif what == "alive":
+            answer = here.alive((rest[0], rest[1]))
+        elif what == "status":
+            answer = here.status(Path(rest[0]), rest[1])
+        elif what == "stop":
+            here.stop((rest[0], rest[1]))
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
