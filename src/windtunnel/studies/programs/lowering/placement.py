@@ -67,7 +67,8 @@ def places_of(job: CapturedJob, cluster: Cluster) -> Places:
     if job.world_size != cluster.n_gpus:
         raise LayoutError(
             f"the script was captured for {job.world_size:,} ranks, and {cluster.name} has {cluster.n_gpus:,} GPUs",
-            f"give a cluster of {job.world_size:,} GPUs, or capture with --world-size {cluster.n_gpus}",
+            f"give a cluster of {job.world_size:,} GPUs, capture with --world-size {cluster.n_gpus}, or let `windtunnel"
+            " plan` cut it into stages and replicas",
         )
     group_of = np.full((len(job.families), job.world_size), -1, np.int64)
     place_of = np.full((len(job.families), job.world_size), -1, np.int64)
