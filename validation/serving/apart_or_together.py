@@ -32,7 +32,7 @@ from windtunnel.studies.serving.placement.plan import ServingPlans, Sought, depl
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 from windtunnel.studies.serving.workload.requests import Workload
 
-ALIKE, MOST_IN_FLIGHT, WAVES = 3, 640, 4
+ALIKE, MOST_IN_FLIGHT, WAVES = 4, 256, 4
 SHARE_OF_RATE, SLACK, ATTAIN = 0.9, 1.2, 0.99
 SIZES = ("num_workers", "tp", "pp", "attn_dp", "moe_ep")
 

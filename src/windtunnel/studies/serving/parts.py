@@ -17,6 +17,7 @@ from windtunnel.questions.asked.serve.parts import (
     Open,
     Replicas,
     Trace,
+    Unsaid,
 )
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.workload.files import read_workload
@@ -26,7 +27,7 @@ from windtunnel.studies.serving.workload.requests import Workload
 MADE = 1000  # requests of an open loop that names no number
 
 
-def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, seed: int) -> Workload:
+def workload_of(requests: Lengths | Trace | Unsaid, load: Open | Closed | AsRecorded, seed: int) -> Workload:
     """The requests of a file, or made ones, as a loop sends them. Raises UserError."""
     if isinstance(requests, Trace):
         path = Path(requests.workload)
@@ -40,6 +41,7 @@ def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, see
             requests=requests.requests,
             seed=seed,
         )
+    requests = requests.taken_as if isinstance(requests, Unsaid) else requests
     count = load.concurrency * load.waves if isinstance(load, Closed) else MADE
     count = count if requests.requests is None else requests.requests
     prompts, outputs = lengths(count, requests.prompt, requests.output, requests.length_ratio, seed)

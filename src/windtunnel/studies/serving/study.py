@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from windtunnel.physics.model.catalogue import load_model, model_of, stored_as
 from windtunnel.physics.model.checkpoint import Stored
 from windtunnel.questions.asked.parts import ModelPart
 from windtunnel.questions.asked.serve.listen import OfTrace, ServeListen, UpTo
-from windtunnel.questions.asked.serve.parts import Apart, AsRecorded, Engine, Lengths, Open, Replicas, Together
+from windtunnel.questions.asked.serve.parts import Apart, AsRecorded, Engine, Open, Replicas, Together, Trace, Unsaid
 from windtunnel.questions.asked.serve.plan import ServePlan, Sought
 from windtunnel.questions.asked.serve.pool import ServePool
 from windtunnel.questions.asked.serve.spot import ServeSpot
@@ -74,7 +74,7 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
     """What a deployment does to its users. `curve`, `timeline`: worked out as well. Raises UserError."""
     workload = workload_of(question.requests, question.load, question.seed)
     run = _runner(question, timeline)
-    return _served(run, run(workload), workload, curve)
+    return _served(question, run, run(workload), workload, curve)
 
 
 def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Served | Placed | ServingPlans:
@@ -82,7 +82,7 @@ def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = Fa
     load = question.load
     if isinstance(question.replicas, Sought) and question.replicas.method != "fewest":
         return _placed(question, question.replicas.method)
-    if isinstance(question.requests, Lengths) and isinstance(load, AsRecorded):
+    if not isinstance(question.requests, Trace) and isinstance(load, AsRecorded):
         load = Open(rate=1.0)  # the search scales it
     workload = workload_of(question.requests, load, question.seed)
     if isinstance(question.replicas, Sought) or (question.replicas == Together() and isinstance(question.load, Open)):
@@ -91,7 +91,7 @@ def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = Fa
         raise UserError("goodput needs limits: add --ttft 1s, --tpot 50ms or both")
     run = _runner(question, timeline)
     result = goodput_of(run, workload, ATTAIN if question.attain is None else question.attain)
-    return _served(run, result, workload, curve)
+    return _served(question, run, result, workload, curve)
 
 
 def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
@@ -99,7 +99,7 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
     from windtunnel.studies.serving.placement import plan
 
     model = load_model(question.model)
-    return plan.plan_for(
+    found = plan.plan_for(
         plan.Sought(
             model,
             cluster_of(question.cluster),
@@ -111,6 +111,12 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
             question.replicas.runs if isinstance(question.replicas, Sought) else RUNS,
         )
     )
+    return replace(found, warnings=(*_assumed(question), *found.warnings))
+
+
+def _assumed(question: Serve | ServePlan) -> list[str]:
+    """What is said where nobody says how long requests are."""
+    return [Unsaid.said] if isinstance(question.requests, Unsaid) else []
 
 
 def _placed(question: ServePlan, method: str) -> Placed:
@@ -129,8 +135,8 @@ def _placed(question: ServePlan, method: str) -> Placed:
     return place_phases(Question(model, machine, deployment, workload, limits, attain, rate))
 
 
-def _served(run: Run, result: ServingResult, workload: Workload, curve: bool) -> Served:
-    warnings = refusals(result)
+def _served(question: Serve | ServePlan, run: Run, result: ServingResult, workload: Workload, curve: bool) -> Served:
+    warnings = [*_assumed(question), *refusals(result)]
     if result.search is not None and result.search.warning:
         warnings.append(result.search.warning)
     drawn = rate_curve(run, workload, result) if curve and workload.concurrency is None else None

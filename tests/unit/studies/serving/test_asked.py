@@ -13,7 +13,7 @@ from windtunnel.studies.serving.emulator.tokens import in_blocks
 
 def _read(body: Any, chat: bool = False, longest: int = 1000, block: int = 16) -> Any:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read(raw, chat, ("m", "alias"), longest, block)
+    return read(raw, "chat" if chat else "completion", ("m", "alias"), longest, block)
 
 
 def test_lengths_come_from_ids_text_and_messages() -> None:

@@ -124,6 +124,19 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaid:
+    """Requests of which nobody says how long they are: taken as in InferenceX's benchmark."""
+
+    __pydantic_config__: ClassVar = STRICT
+    kind: ClassVar[str] = "unsaid"
+    phrase: ClassVar[str] = "requests of 1,024 tokens each way"
+    taken_as: ClassVar[Lengths] = Lengths(prompt=1024, output=1024)
+    said: ClassVar[str] = (
+        "no lengths are given: requests of 1,024 tokens in and 1,024 out are assumed (--prompt, --output, --workload)"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
     """An open loop: requests come whether answers do or not."""
 
@@ -154,9 +167,9 @@ class AsRecorded:
     phrase: ClassVar[str] = "arrivals as the trace has them"
 
 
-def check_load(requests: Lengths | Trace, load: Open | Closed | AsRecorded) -> None:
+def check_load(requests: Lengths | Trace | Unsaid, load: Open | Closed | AsRecorded) -> None:
     """Raises SpecError where nothing says when made requests come."""
-    if isinstance(requests, Lengths) and isinstance(load, AsRecorded):
+    if not isinstance(requests, Trace) and isinstance(load, AsRecorded):
         raise SpecError("load", None, "no load is given: add --rate R (open loop) or --concurrency C (closed loop)")
 
 

@@ -19,6 +19,7 @@ from windtunnel.questions.asked.serve.parts import (
     Open,
     Together,
     Trace,
+    Unsaid,
 )
 from windtunnel.questions.asked.serve.study import PRICE, SEED
 
@@ -58,7 +59,7 @@ class ServePlan:
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:8, or a cluster file.")]
     engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
     replicas: Annotated[Together | Apart | Sought, OneOf(), About("", inside=True)] = field(default_factory=Together)
-    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    requests: Annotated[Lengths | Trace | Unsaid, OneOf(), About("", inside=True)] = field(default_factory=Unsaid)
     load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     attain: Annotated[
@@ -76,5 +77,5 @@ class ServePlan:
             raise SpecError("price", self.price, "has no meaning beside method: leave it out")
         if sought and self.replicas.method not in ("fewest", "distserve") and self.attain is not None:  # type: ignore[union-attr]
             raise SpecError("attain", self.attain, "belongs to distserve, and to the highest rate: leave it out")
-        if sought and isinstance(self.requests, Lengths) and isinstance(self.load, AsRecorded):
+        if sought and not isinstance(self.requests, Trace) and isinstance(self.load, AsRecorded):
             raise SpecError("load", None, "no load is given: add --rate, that the placement must carry")

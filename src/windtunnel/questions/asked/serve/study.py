@@ -17,6 +17,7 @@ from windtunnel.questions.asked.serve.parts import (
     Served,
     Together,
     Trace,
+    Unsaid,
     check_load,
 )
 
@@ -31,7 +32,7 @@ class Serve(Served):
     verb: ClassVar[str] = "serve"
     engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
     replicas: Annotated[Together | Apart, OneOf(), About("", inside=True)] = field(default_factory=Together)
-    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    requests: Annotated[Lengths | Trace | Unsaid, OneOf(), About("", inside=True)] = field(default_factory=Unsaid)
     load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     price: Annotated[float | None, PRICE] = None

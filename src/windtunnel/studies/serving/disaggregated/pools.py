@@ -114,13 +114,22 @@ class Pools:
         return Disaggregated(prefill, decode, self.copy_ns(cluster))
 
 
-def pools_of(model: Model, cluster: Cluster, prefill: tuple[int, Deployment], decode: tuple[int, Deployment]) -> Pools:
-    """Price both pools. Raises LayoutError, SpecError."""
-    first = engine_of(model, cluster, prefill[1], profile=_connected(prefill[1].engine))
+def pools_of(
+    model: Model,
+    cluster: Cluster,
+    prefill: tuple[int, Deployment],
+    decode: tuple[int, Deployment],
+    priced: dict[Deployment, Engine] | None = None,
+) -> Pools:
+    """Price both pools; `priced`: what earlier calls for this model and cluster have. Raises LayoutError, SpecError."""
+    known = {} if priced is None else priced
+    for one in (prefill[1], decode[1]):
+        if one not in known:
+            known[one] = engine_of(model, cluster, one, profile=_connected(one.engine))
+    first = known[prefill[1]]
     # Admission on the prefill side needs the prompt's blocks only: no answer grows there.
     first = replace(first, rules=replace(first.rules, reserve="prompt", lag=False))
-    second = engine_of(model, cluster, decode[1], profile=_connected(decode[1].engine))
-    return Pools(first, second, prefill[0], decode[0])
+    return Pools(first, known[decode[1]], prefill[0], decode[0])
 
 
 def _connected(engine: str) -> Profile:

@@ -10,7 +10,7 @@ All GPUs cost the same, so the fewest are the cheapest: dollars per million outp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ class Sought:
     attain: float
     price: float | None
     runs: int
+    priced: dict[Deployment, Engine] = field(default_factory=dict, repr=False)  # sides of pools, as they are asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,12 @@ def plan_for(asked: Sought) -> ServingPlans:
         raise UserError("a plan needs limits: add --ttft 1s, --tpot 50ms or both")
     if asked.workload.arrival_ns is None:
         raise SpecError("concurrency", asked.workload.concurrency, "a plan is for a rate: use an open loop")
-    engines = {name_of(one): engine for one in deployments_of(asked) if (engine := _engine(asked, one)) is not None}
+    engines: dict[str, Engine] = {}
+    priced: dict[Deployment, Engine] = {}
+    for one in deployments_of(asked):
+        if (engine := _engine(asked, one)) is not None:
+            alike = priced.setdefault(replace(one, max_num_batched_tokens=None), engine)
+            engines[name_of(one)] = replace(engine, times=alike.times)  # a step's budget changes no price
     shapes = []
     for name, engine in engines.items():
         both, prefills, decodes = bounds_of(engine, asked.workload, asked.limits, asked.attain)
@@ -211,7 +217,7 @@ def ran(asked: Sought, engines: Mapping[str, Engine], plan: Plan) -> Ran[Serving
 def pools_for(asked: Sought, prefill: Deployment, decode: Deployment, plan: Plan) -> Pools | None:
     """The pools of a plan; None where the sides do not go together."""
     try:
-        pools = pools_of(asked.model, asked.cluster, (plan.n_prefill, prefill), (plan.n, decode))
+        pools = pools_of(asked.model, asked.cluster, (plan.n_prefill, prefill), (plan.n, decode), asked.priced)
     except (LayoutError, SpecError):
         return None
     return pools if pools.fits else None
