@@ -1,9 +1,15 @@
-"""The Trainer of transformers under DistributedDataParallel, with clipping, accumulation and a schedule."""
+"""The Trainer of transformers under DistributedDataParallel, with clipping, accumulation and a schedule.
+
+Its step is wrapped once it has made its optimizer: forward and backward are the call, and the optimizer's step is what
+the loop does between calls.
+"""
+
+import time
 
 import torch
-from common import asked, finish, offloaded, start
+from common import asked, finish, offloaded, start, survivable
 from net import LENGTH, VOCABULARY
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 rank, world = start()
 config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=4, n_head=2, n_positions=LENGTH)
@@ -15,5 +21,19 @@ arguments = TrainingArguments(
     logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=0.5,
 )  # fmt: skip
 trainer = Trainer(model, arguments, train_dataset=data)
+
+
+class Survivable(TrainerCallback):
+    def on_train_begin(self, arguments, state, control, optimizer=None, lr_scheduler=None, **named):
+        step = trainer.training_step
+
+        def slower(*given, **more):
+            time.sleep(asked.pause)
+            return step(*given, **more)
+
+        trainer.training_step = survivable(slower, trainer.model_wrapped, optimizer, lr_scheduler)
+
+
+trainer.add_callback(Survivable())
 trainer.train()
 finish([one["loss"] for one in trainer.state.log_history if "loss" in one], model)
