@@ -262,6 +262,8 @@ def test_a_single_point_is_enough_for_a_price() -> None:
     price = costs.elementwise("gelu forward", 2048, 1024, "bf16")
     assert 1e-3 <= price.seconds <= 2.1e-3
     assert price.source is Source.FITTED
+    shape = (1, 4096, 8, 8, 128, "bf16")  # not measured: five products backward where forward has two
+    assert costs.attention(*shape, backward=True).seconds == pytest.approx(2.5 * costs.attention(*shape).seconds)
 
 
 def test_curves_show_points_form_and_residuals(costs: CalibratedCosts) -> None:

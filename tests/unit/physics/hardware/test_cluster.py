@@ -50,6 +50,8 @@ def test_more_than_a_node_is_whole_nodes(n_gpus: int, per_node: int) -> None:
         ({"n_gpus": 12}, "n_gpus"),
         ({"n_gpus": 0}, "n_gpus"),
         ({"n_gpus": 8.0}, "n_gpus"),
+        ({"n_gpus": -8}, "n_gpus"),
+        ({"n_gpus": True}, "n_gpus"),
         ({"scale_up_domain": 12}, "scale_up_domain"),
         ({"oversubscription": 0.5}, "oversubscription"),
         ({"oversubscription": float("nan")}, "oversubscription"),

@@ -98,6 +98,12 @@ def test_layers_are_dealt(layers: int, plan: dict[str, Any], counts: list[int]) 
     assert [number for stage in one.virtual_layers for number in stage] == list(range(layers))
 
 
+def test_a_stage_may_have_the_embedding_or_the_loss_alone_and_none_may_be_empty() -> None:
+    assert [len(stage) for stage in layout(layers=6, pp=8).virtual_layers] == [0, *[1] * 6, 0]
+    with pytest.raises(LayoutError, match="5 layers cannot fill pp 8"):
+        layout(layers=5, pp=8)
+
+
 def test_the_vocabulary_is_padded_as_the_framework_pads_it() -> None:
     assert layout("gpt2", tp=4).vocab_padded == 50688  # 99 x 128 x 4
     assert layout("gpt2", framework="fsdp", tp=4).vocab_padded == 50260
