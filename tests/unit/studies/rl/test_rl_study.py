@@ -16,7 +16,7 @@ from windtunnel.questions.asked.rl import Rl, RlPlan
 from windtunnel.questions.reading import read, read_part
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.rl.habits import framework_names, load_habits
-from windtunnel.studies.rl.job import drafted
+from windtunnel.studies.rl.job import batch_time_s, drafted
 from windtunnel.studies.rl.learner import best_trainer, fitting, layouts, least_s, packed
 from windtunnel.studies.rl.lengths import answers_of
 from windtunnel.studies.rl.plan import search
@@ -49,6 +49,17 @@ def test_phases_add_up_to_the_step_and_the_band_holds_it() -> None:
     assert phases.exposed_generation_s == pytest.approx(phases.generation_s)  # in turn, nothing is hidden
     tokens = found.tokens
     assert tokens["begun"] == tokens["trained"] + tokens["dropped"] + tokens["open"]
+
+
+def test_the_size_of_a_generator_is_the_one_that_ends_a_batch_first() -> None:
+    sizes = [1, 2, 4, 8]
+    alone = [drafted(read_part(Rl, SMALL | {"rollout": {"gen_tp": size}})) for size in sizes]
+    seconds = [batch_time_s(job, job.engine, job.replicas) for job in alone]
+    chosen = drafted(read_part(Rl, SMALL | {"rollout": {}}))
+    assert chosen.engine.deployment.tp == sizes[seconds.index(min(seconds))]
+    slowest = alone[seconds.index(max(seconds))]
+    assert batch_time_s(slowest, slowest.engine, slowest.replicas, min(seconds)) == float("inf")
+    assert batch_time_s(slowest, slowest.engine, slowest.replicas, max(seconds)) == max(seconds)
 
 
 def test_pools_apart_overlap() -> None:

@@ -277,6 +277,18 @@ def test_whether_a_plan_fits_takes_no_allocator_where_its_tensors_alone_do_not(
     assert exact // 2 < peak_bytes(*job, exact // 2) <= exact
 
 
+def test_what_is_hopeless_and_long_is_told_by_its_tensors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"framework": "pytorch", "micro_batch": 8}
+    small, large = dense(), dense(layers=64)
+    fits, whole = memory(small, **plan)[0], memory(large, **plan)[0]
+    assert fits.device_bytes <= parse_cluster("h100-sxm:8").gpu.usable_memory_bytes < whole.peak_allocated_bytes
+    monkeypatch.setattr(peak, "EVENTS_MOST", 0)
+    assert memory(small, **plan)[0].device_bytes == fits.device_bytes, "what may fit is replayed, however long"
+    least = memory(large, **plan)[0]
+    assert least.peak_allocated_bytes == whole.peak_allocated_bytes <= least.peak_reserved_bytes
+    assert least.device_bytes <= whole.device_bytes
+
+
 def test_a_bigger_job_does_not_reserve_less() -> None:
     shape = {"framework": "nanotron", "zero_stage": 1}
     sizes = [memory(dense(), micro_batch=size, **shape)[0].peak_reserved_bytes for size in (1, 2, 4)]
