@@ -29,7 +29,7 @@ def published(policy: str) -> dict[str, tuple[int, int]]:
     return {row["coflow"]: (int(row["start_tick"]), int(row["finish_tick"])) for row in rows}
 
 
-@pytest.mark.parametrize("policy", ["sebf", "scf", "fair"])
+@pytest.mark.parametrize("policy", ["sebf", "scf", "fair", "pfp"])
 def test_every_end_is_the_published_tick(policy: str) -> None:
     ticks = run_ticks(TRACE, policy)
     ours = zip(ticks.start.tolist(), ticks.finish.tolist(), strict=True)
@@ -57,7 +57,7 @@ def test_the_order_of_lines_of_one_policy_does_not_matter_where_arrivals_differ(
 def test_a_coflow_alone_takes_its_bottleneck_rounded_up_to_quanta() -> None:
     """10 MiB from two senders are rounded to 10, each 5: the receiver's port takes 10 quanta."""
     alone = Trace(4, (Shuffle("a", 3, (0, 1), ((2, 9.5),)),))
-    for policy in ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "d-clas", "fai"):
+    for policy in ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "pfp", "d-clas", "fai"):
         assert run_ticks(alone, policy).finish.tolist() == [80], policy
 
 

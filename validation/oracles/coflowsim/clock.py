@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oracles.coflowsim.rates_kernels import Switch
 
 MIB = 1048576
-POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "d-clas", "fai")
+POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "pfp", "d-clas", "fai")
 
 
 class Ticks(NamedTuple):
@@ -44,8 +44,8 @@ def run_ticks(trace: Trace, policy: str) -> Ticks:
     rows.sort(key=lambda i: trace.shuffles[i].arrival_ms)
     shuffles = [trace.shuffles[i] for i in rows]
     net = _switch(trace.n_ports, shuffles)
-    if policy == "fair":
-        state = kernels.run_fair(net)
+    if policy in ("fair", "pfp"):
+        state = kernels.run_fair(net) if policy == "fair" else kernels.run_pfp(net)
     else:
         rule = {"fifo": FIFO, "lcf": LEAST_BYTES}.get(policy, KEYED)
         key = _keys(net, shuffles, policy)

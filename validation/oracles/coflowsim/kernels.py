@@ -324,3 +324,68 @@ def run_fair(net: Switch) -> State:
             n -= ended
         epoch += EPOCH
     return now
+
+
+@njit(cache=True, error_model="numpy")
+def run_pfp(net: Switch) -> State:
+    """Flows by size, least first: each quantum every receiver, by its number, serves its first flow of a free sender.
+
+    A new flow is put before the first one that has more left than it is long.
+    """
+    now = fresh(net)
+    n_coflows, n_flows = len(net.arrival), len(net.flow_source)
+    flows_of = net.flow_ptr[1:] - net.flow_ptr[:-1]
+    task_of = np.empty(n_flows, np.int64)
+    first = np.zeros(net.n_ports + 1, np.int64)
+    for t in range(len(net.task_port)):
+        task_of[net.flow_ptr[t] : net.flow_ptr[t + 1]] = t
+        first[net.task_port[t] + 1] += flows_of[t]
+    for port in range(net.n_ports):
+        first[port + 1] += first[port]
+    queue, count = np.empty(n_flows, np.int64), np.zeros(net.n_ports, np.int64)
+    busy = np.empty(net.n_ports, np.bool_)
+    open_flows = flows_of.copy()
+    n, following, epoch = 0, 0, 0
+    while following < n_coflows or n > 0:
+        while following < n_coflows and net.arrival[following] <= epoch + EPOCH:
+            c = following
+            following += 1
+            now.start[c] = epoch
+            if net.task_ptr[c] == net.task_ptr[c + 1]:
+                now.finish[c] = epoch
+                continue
+            n += 1
+            for t in range(net.task_ptr[c], net.task_ptr[c + 1]):
+                port = net.task_port[t]
+                for f in range(net.flow_ptr[t], net.flow_ptr[t + 1]):
+                    at, end = first[port], first[port] + count[port]
+                    while at < end and now.left[queue[at]] <= now.left[f]:
+                        at += 1
+                    for i in range(end, at, -1):
+                        queue[i] = queue[i - 1]
+                    queue[at] = f
+                    count[port] += 1
+        for clock in range(epoch, epoch + EPOCH, QUANTUM):
+            if n == 0:
+                break
+            busy[:] = False
+            for port in range(net.n_ports):
+                for i in range(first[port], first[port] + count[port]):
+                    f = queue[i]
+                    if busy[net.flow_source[f]]:
+                        continue
+                    busy[net.flow_source[f]] = True
+                    t = task_of[f]
+                    moved = min(PORT_BITS_PER_S / 8 * QUANTUM_S, now.left[f])
+                    now.left[f] -= moved
+                    now.task_left[t] -= moved
+                    if now.left[f] <= NOTHING:
+                        open_flows[t] -= 1
+                        count[port] -= 1
+                        for j in range(i, first[port] + count[port]):
+                            queue[j] = queue[j + 1]
+                    if (now.task_left[t] <= NOTHING or open_flows[t] == 0) and not now.task_done[t]:
+                        n -= _task_ends(now, t, clock)
+                    break
+        epoch += EPOCH
+    return now

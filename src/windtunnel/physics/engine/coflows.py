@@ -6,8 +6,8 @@ ends, re-rated whenever a coflow arrives, a flow ends or a threshold is crossed.
 
 Policies: `sebf` (least time alone first, by what is left; Varys), `keyed` (by a key of yours, least first), `d-clas`
 (queues by bytes sent, first come first served in each; Aalo), `fai` (d-clas that slows flows to their coflow's
-slowest), `fair` (max-min over flows, `engine/flows.py`). How each shares:
-`engine/compiled/coflow_kernels.py`, docs/flows.md.
+slowest), `fair` (max-min over flows, `engine/flows.py`), `pfp` (the flow with least left first, whosever it is). How
+each shares: `engine/compiled/coflow_kernels.py`, docs/flows.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MIB = 1048576.0
-POLICIES = ("sebf", "keyed", "d-clas", "fai", "fair")
+POLICIES = ("sebf", "keyed", "d-clas", "fai", "fair", "pfp")
 
 
 class Coflows(NamedTuple):
@@ -86,7 +86,7 @@ def replay_coflows(coflows: Coflows, policy: str, queues: Queues | None = None) 
 def _rule(policy: str) -> int:
     from windtunnel.physics.engine.compiled import coflow_kernels as kernels
 
-    rules = {"keyed": kernels.BY_KEY, "d-clas": kernels.BY_BYTES_SENT, "fai": kernels.FAI}
+    rules = {"pfp": kernels.PFP, "keyed": kernels.BY_KEY, "d-clas": kernels.BY_BYTES_SENT, "fai": kernels.FAI}
     return rules.get(policy, kernels.BY_BOTTLENECK)
 
 

@@ -6,6 +6,7 @@ Rates are set coflow by coflow in the order of the policy, from what those befor
 
     clairvoyant  every flow just fast enough to end with its coflow's bottleneck; a coflow that needs a full link is
                  passed over; what is left goes to those passed over, in order, and then to all, in order
+    PFP          not by coflow: of all flows the one with least left first, each as fast as its path has room
     D-CLAS       max-min fair inside the coflow
     Fai          D-CLAS, then each flow is slowed until it would reach the coflow's horizon with the slowest of them;
                  what that frees goes down the order, and what nobody takes comes back in order
@@ -24,7 +25,7 @@ from windtunnel.physics.engine.compiled import njit
 from windtunnel.physics.engine.compiled.arrays import Array
 from windtunnel.physics.engine.compiled.flow_kernels import NEVER, ROUNDING_NS, ROUNDING_SHARE
 
-BY_BOTTLENECK, BY_KEY, BY_BYTES_SENT, FAI = 0, 1, 2, 3
+PFP, BY_BOTTLENECK, BY_KEY, BY_BYTES_SENT, FAI = -1, 0, 1, 2, 3
 NONE_FREE = 1e-9  # of a link's capacity: as good as full
 LONGEST_NS = 2**61  # no wait is longer: the sum of a clock and a wait stays an int64
 REACHED = 1e-9  # of a threshold: as good as crossed
@@ -235,9 +236,32 @@ def order_of(net: Groups, now: Moment, here: Array, policy: int) -> Array:
 
 
 @njit(cache=True, error_model="numpy")
+def _rate_shortest_first(net: Groups, now: Moment, here: Array) -> None:
+    flows, left, group = [0][:0], [0.0][:0], [0][:0]
+    for g in here:
+        for i in range(net.group_ptr[g], net.group_ptr[g] + now.n_there[g]):
+            flows.append(now.there[i])
+            left.append(now.left[now.there[i]])
+            group.append(g)
+    for place in np.argsort(np.array(left), kind="mergesort"):
+        f, base = flows[place], net.spot_ptr[group[place]]
+        room = np.inf
+        for e in range(net.path_ptr[f], net.path_ptr[f + 1]):
+            link = net.spot_link[base + net.path[e]]
+            room = min(room, now.free[link] if now.free[link] > NONE_FREE * net.capacity[link] else 0.0)
+        now.rate[f] = room
+        for e in range(net.path_ptr[f], net.path_ptr[f + 1]):
+            link = net.spot_link[base + net.path[e]]
+            now.free[link] = max(0.0, now.free[link] - room)
+
+
+@njit(cache=True, error_model="numpy")
 def rate_all(net: Groups, now: Moment, here: Array, policy: int) -> None:
     """Set the rates of all flows of the groups `here`; what is `free` afterwards is what no flow can use."""
     now.free[:] = net.capacity
+    if policy == PFP:
+        _rate_shortest_first(net, now, here)
+        return
     order = order_of(net, now, here, policy)
     for g in order:
         for i in range(net.group_ptr[g], net.group_ptr[g] + now.n_there[g]):

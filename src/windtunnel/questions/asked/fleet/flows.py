@@ -18,6 +18,6 @@ class FleetFlows:
     trace: Annotated[str, About("A text file of coflow-benchmark's layout, such as FB2010-1Hr-150-0.txt.")]
     policy: Annotated[
         str,
-        About("One or several of sebf, scf, ncf, lcf, fifo, fair, d-clas (aalo), fai, with commas between (sebf)."),
+        About("One or several of sebf, scf, ncf, lcf, fifo, fair, pfp, d-clas (aalo), fai, with commas (sebf)."),
     ] = "sebf"
     port: Annotated[str, About("What each port sends and receives, such as 10Gb/s (128 MiB/s).")] = ""

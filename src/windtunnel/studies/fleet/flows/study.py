@@ -19,7 +19,7 @@ from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.flows.trace import Trace, of_trace
 
 PORT_BYTES_PER_S = 128 * MIB  # CoflowSim's port, 1,024 Mib/s
-POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "d-clas", "fai")
+POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "pfp", "d-clas", "fai")
 ALIASES = {"aalo": "d-clas", "dclas": "d-clas"}
 
 
@@ -121,7 +121,7 @@ def run_flows(
 
 
 def _exact(coflows: Coflows, policy: str, queues: Queues | None) -> Finish:
-    if policy in ("sebf", "fair", "d-clas", "fai"):
+    if policy in ("sebf", "fair", "pfp", "d-clas", "fai"):
         return replay_coflows(coflows, policy, queues)
     return replay_coflows(coflows._replace(key=static_key(coflows, policy)), "keyed", queues)
 
