@@ -11,11 +11,13 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_json
 from windtunnel.physics.step.result import Result
 from windtunnel.questions.asked.check import Check
+from windtunnel.questions.asked.parts import ModelPart
 from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.changes import PLAN
 from windtunnel.studies.predict import answer_at_first, of_launch_file
+from windtunnel.studies.training.launch import is_native
 from windtunnel.units import format_bytes, format_percent, format_time, parse_share, parse_time
 
 if TYPE_CHECKING:
@@ -62,10 +64,12 @@ class Checked(Answer):
 def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
     """The findings. Raises UserError."""
     rules = [_rule(text) for text in question.fail_if.split(",") if text.strip()]
+    if not {"oom", "tight"} & {name for name, _ in rules}:  # what does not fit may not be submitted, whatever else
+        rules.insert(0, ("oom", 0.0))
     asked = of_launch_file(question.model, question.cluster, plain_part(question.plan))
     asked = replace(asked, anchor=question.anchor)
     result, advised = answer_at_first(asked, notes)
-    baseline_s = None if question.baseline is None else _baseline(question.baseline, Path(question.runs))
+    baseline_s = None if question.baseline is None else _baseline(question.baseline, question)
     if baseline_s is None and any(name == "slower" for name, _ in rules):
         result = advised()
     findings = tuple(_finding(name, value, result, baseline_s) for name, value in rules)
@@ -90,13 +94,22 @@ def _rule(text: str) -> tuple[str, float]:
         raise SpecError("--fail-if", text.strip(), "leave the value out" if equals else f"give one, such as {name}=5%")
     if name in BARE:
         return name, 0.0
-    found = parse_time(value, "--fail-if") if name == "step" else parse_share(value, "--fail-if")
-    return name, found
+    if name == "step":
+        return name, parse_time(value, "--fail-if")
+    share = parse_share(value, "--fail-if")
+    if share > 1.0 and "%" not in value:
+        raise SpecError(
+            "--fail-if", text.strip(), f"give per cent, such as {name}={value.strip()}%, or a share up to 1"
+        )
+    return name, share
 
 
-def _baseline(word: str, runs: Path) -> float:
-    """A step time, or that of a saved run. Raises UserError."""
-    path = Path(word)
+def _baseline(word: str, question: Check) -> float:
+    """A step time, that of a saved run, or what another launch file is predicted to take. Raises UserError."""
+    path, runs = Path(word), Path(question.runs)
+    if path.is_file() and is_native(word):
+        before = of_launch_file(ModelPart(base=word), question.cluster, plain_part(question.plan))
+        return answer_at_first(replace(before, anchor=question.anchor))[0].step_time_s
     kept = sorted(runs.glob(f"{word}*/result.json")) if set(word) <= set(hexdigits) else []
     for place in (path, path / "result.json", *kept):
         if place.is_file():

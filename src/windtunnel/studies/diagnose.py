@@ -28,9 +28,10 @@ from windtunnel.studies.predict import answer_at_first, of_launch_file
 from windtunnel.studies.training.launch import is_native
 from windtunnel.studies.training.launch.megatron_reading import read as read_arguments
 from windtunnel.studies.training.question import cluster_of, model_of
-from windtunnel.units import format_percent, format_time
+from windtunnel.units import format_bytes, format_percent, format_time
 
 Verdict = Literal["as expected", "faster", "slower"]
+MEMORY_DIFFERS = 0.1  # of the predicted peak, from which on a measured one is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     step_s, steady, said = _measured(question, run, traced)
     if result.mfu * result.step_time_s > step_s:
         said.append("more than 100 % of the GPUs' peak: is the unit right, and is it this job that was measured?")
+    over, said_of_memory = _memory(run, result)
     differs, said_of_plan = ([], []) if run is None else _differs(asked, result, run)
     well = read_traced(question.healthy) if question.healthy else {}
     if well and not traced:
@@ -124,14 +126,39 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
         predicted_mfu=result.mfu,
         causes=causes,
         not_explained_s=gap - explained,
-        advice=proposals(advised(), model, cluster, plan, launch),
+        advice=proposals(_within(advised(), over), model, cluster, plan, launch),
         classes=classes_against(result, traced) if traced else (),
         steady=steady,
         log_format="" if run is None else run.format,
-        notes=(*said, *said_of_plan, *(() if run is None else run.notes)),
+        notes=(*said, *said_of_memory, *said_of_plan, *(() if run is None else run.notes)),
         not_understood=() if run is None else run.not_understood,
         result=result,
     )
+
+
+def _memory(run: MeasuredRun | None, result: Result) -> tuple[float, list[str]]:
+    """By how much more memory a run takes at its peak than is predicted, at least 1; said where it is worth it."""
+    if run is None or not result.memory:
+        return 1.0, []
+    peak = result.peak_memory
+    for word, by_rank, predicted in (
+        ("allocated", run.allocated_bytes, peak.peak_allocated_bytes),
+        ("reserved", run.reserved_bytes, peak.peak_reserved_bytes),
+    ):
+        if by_rank:
+            most = max(by_rank.values())
+            ratio = most / max(predicted, 1)
+            said = f"the log has {format_bytes(most)} {word} at the peak, {format_bytes(predicted)} predicted"
+            held = ": what is proposed has to fit with as much more" if ratio > 1.0 else ""
+            return max(1.0, ratio), [f"{said}{held}"] if abs(ratio - 1.0) > MEMORY_DIFFERS else []
+    return 1.0, []
+
+
+def _within(result: Result, over: float) -> Result:
+    """The result on devices that are smaller by a factor, with the advice that fits there."""
+    capacity = int(result.memory_capacity_bytes / over)
+    fits = tuple(one for one in result.advice if over == 1.0 or one.peak_memory_bytes <= capacity)
+    return replace(result, memory_capacity_bytes=capacity, advice=fits)
 
 
 def predict_of(question: Diagnose) -> Predict:

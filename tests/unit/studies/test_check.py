@@ -64,7 +64,25 @@ def test_what_does_not_fit_is_out_of_memory() -> None:
     assert not checked("tight", model="llama-3.1-405b", cluster="h100-sxm:16").passed
 
 
-@pytest.mark.parametrize("rules", ["slow", "oom=1", "slower", "mfu=x", "step=fast"])
+def test_what_does_not_fit_may_not_be_submitted_whatever_is_asked() -> None:
+    for rules in ("mfu=1%", "memory=900%", "step=1000h"):
+        assert not checked(rules, model="llama-3.1-405b", cluster="h100-sxm:16").passed
+
+
+def test_the_launch_file_as_it_was_is_a_baseline(tmp_path: Path) -> None:
+    words = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 14336 --swiglu --bf16"
+    words += " --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --group-query-attention"
+    words += " --num-query-groups 8 --use-distributed-optimizer --tokenizer-type NullTokenizer --vocab-size 128255"
+    for name, tp in (("before.sh", 2), ("after.sh", 8)):
+        text = f"torchrun --nproc-per-node 8 pretrain_gpt.py {words} --tensor-model-parallel-size {tp}"
+        (tmp_path / name).write_text(text)
+    asked = {"model": str(tmp_path / "after.sh"), "plan": {}, "baseline": str(tmp_path / "before.sh")}
+    found = checked("slower=5%", **asked)
+    assert not found.passed
+    assert found.baseline_step_s == checked("oom", model=asked["baseline"], plan={}).step_time_s
+
+
+@pytest.mark.parametrize("rules", ["slow", "oom=1", "slower", "mfu=x", "step=fast", "memory=95", "slower=5", "mfu=40"])
 def test_a_rule_that_is_none(rules: str) -> None:
     with pytest.raises(UserError, match="fail-if"):
         checked(rules)

@@ -63,6 +63,25 @@ def test_a_number_alone_has_a_verdict(factor: float, verdict: str, step_s: float
     assert answer(own).to_dict() == document
 
 
+def test_a_log_that_takes_more_memory_holds_back_what_would_not_fit(tmp_path: Path, step_s: float) -> None:
+    lines = [f" iteration {n}/ 20 | elapsed time per iteration (ms): {1e3 * step_s:.1f} |" for n in range(1, 21)]
+    log = tmp_path / "log.txt"
+    log.write_text("\n".join(["using world size: 8, data-parallel size: 4", *lines]))
+    free = diagnosed(log=[str(log)])
+    assert any("log is of 8 GPUs, the question of 16" in note for note in free.notes)
+    most = max(one.peak_memory_bytes for one in free.advice)
+    own = free.result.peak_memory
+    over = 0.9 * free.result.memory_capacity_bytes / most  # with as much more, nothing has to go yet
+    for factor, held in ((over, False), (over * 1.5, True)):
+        mib = factor * own.peak_allocated_bytes / 2**20
+        memory = f"[Rank 0] (after 3 iterations) memory (MB) | allocated: 1 | max allocated: {mib} | reserved: 1"
+        log.write_text("\n".join([*lines, memory]))
+        found = diagnosed(log=[str(log)])
+        assert any("allocated at the peak" in note for note in found.notes)
+        assert (found.advice != free.advice) is held
+        assert all(factor * one.peak_memory_bytes <= free.result.memory_capacity_bytes for one in found.advice)
+
+
 def test_a_step_above_the_peak_is_no_silent_figure(step_s: float) -> None:
     found = diagnosed(measured=step_s / 1000)
     assert found.verdict == "faster"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from windtunnel.faces.report.prediction.spec_words import title
-from windtunnel.faces.report.prediction.views import categories_of, time_parts
+from windtunnel.faces.report.prediction.views import breakdown, categories_of, time_parts
 from windtunnel.studies.diagnose import Diagnosis
 from windtunnel.studies.measured_run.against import ClassTime
 from windtunnel.studies.planning.proposals import Proposal
@@ -65,6 +65,8 @@ def _views(answer: Diagnosis) -> Iterator[View]:
         yield Table("Where it is lost", columns, [*rows, ("not explained", left, "", "")], most=len(rows) + 1)
     if answer.classes:
         yield classes_table(answer.classes)
+    else:
+        yield from breakdown(answer.result)
     yield from advice_views(answer.advice)
     if answer.not_understood:
         more = len(answer.not_understood) - LINES_SHOWN

@@ -25,12 +25,15 @@ class Check:
         str,
         About(
             "What must not be, with commas between: oom, tight (it may not fit), slower=5% (than --baseline, or than"
-            " one change would make it), mfu=40% (below), memory=95% (above), step=9s (above). (oom)"
+            " one change would make it), mfu=40% (below), memory=95% (above), step=9s (above); oom always. (oom)"
         ),
     ] = "oom"
     baseline: Annotated[
         str | None,
-        About("A saved run (folder, result.json or its first digits) or a step time that it is held against."),
+        About(
+            "What it is held against: the launch file as it was, a saved run (folder, result.json or its first"
+            " digits), or a step time."
+        ),
     ] = None
     anchor: Annotated[tuple[str, ...], About("A run that was measured, as in predict.", rare=True)] = ()
     runs: Annotated[str, About("Where run folders are (runs).", rare=True)] = "runs"

@@ -13,6 +13,7 @@ from windtunnel.studies.measured_run.run import MeasuredRun, Step
 
 ARGUMENT = re.compile(r"^(?:\d+: *)?(?:\[[^\]]*\]:? *)? *([a-z][a-z0-9_]*) \.{3,} (.+?)\s*$")
 BLOCK_BEGINS, BLOCK_ENDS = re.compile(r"-{4,} arguments -{4,}"), re.compile(r"-{4,} end of arguments -{4,}")
+WORLD = re.compile(r"\bworld[ _]size(?: is)?[:=]? *(\d{1,7})\b")
 LEAST_TRUSTED = ("progress bar", "training loop", "Hugging Face Trainer")  # step times only where nothing else has any
 SHOWN = 160  # characters of a line that was not understood
 
@@ -23,6 +24,7 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
     odd: list[str] = []
     arguments: dict[str, str] = {}
     inside = False
+    world: re.Match[str] | None = None
     for line in text.replace("\r", "\n").splitlines():
         if not line.strip():
             continue
@@ -32,15 +34,16 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
             if said:
                 arguments[said[1]] = said[2]
             continue
+        world = world or WORLD.search(line)
         record = read_line(line)
         if record is not None:
             records.append(record)
         elif LOOKS_TIMED.search(line):
             odd.append(line.strip()[:SHOWN])
-    return _joined(records, odd, arguments, source)
+    return _joined(records, odd, arguments, source, arguments.get("world_size", world[1] if world else ""))
 
 
-def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], source: str) -> MeasuredRun:
+def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], source: str, world: str) -> MeasuredRun:
     timed = Counter(one.format for one in records if _is_timed(one.step))
     by_clock = not timed
     if by_clock:  # then the times at which numbered steps were printed
@@ -78,7 +81,6 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
     batches = [one.values["global_batch"] for one in records if "global_batch" in one.values]
     if len(set(batches[-len(batches) // 2 :])) > 1:
         notes.append("the global batch changes in the log: step times are of several batches")
-    world = arguments.get("world_size", "")
     return MeasuredRun(
         source,
         form or ("Megatron memory" if records else ""),

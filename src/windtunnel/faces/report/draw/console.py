@@ -413,7 +413,7 @@ def _files(view: Files, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = _title(view.title)
     for name, text in view.files:
         lines = "\n".join(printable(line) for line in text.rstrip().splitlines())
-        parts += [Text(f"{plain(name)}:"), Text(lines, overflow="fold")]
+        parts += [Text(f"{plain(name)}:"), Text(lines, overflow="ignore", no_wrap=True)]  # a folded patch is none
     return parts if view.files else []
 
 

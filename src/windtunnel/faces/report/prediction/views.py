@@ -87,7 +87,7 @@ def _views(result: Result) -> Iterator[View]:
     if result.warnings:
         yield Notes("Warnings", result.warnings, "warn")
     yield from advice_views(result)
-    yield from _breakdown(result)
+    yield from breakdown(result)
     if result.technique is not None:
         yield Notes(f"Technique: {result.technique.name}", gain_lines(result.technique))
     if result.disturbed is not None:
@@ -187,7 +187,8 @@ def time_parts(breakdown_ns: Mapping[str, int], categories: Mapping[str, Categor
     ]
 
 
-def _breakdown(result: Result) -> Iterator[View]:
+def breakdown(result: Result) -> Iterator[View]:
+    """The step in its parts, if it has any."""
     parts = time_parts(result.breakdown_ns, categories_of(result))
     if parts:
         yield Bars("Where the step goes (mean over all GPUs)", "s", [Bar("step", parts)], total="step")
