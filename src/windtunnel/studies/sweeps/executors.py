@@ -14,6 +14,10 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from multiprocessing import get_context
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.popen_spawn_posix import Popen
+from multiprocessing.process import BaseProcess
+from types import ModuleType
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import die_with_parent
@@ -37,9 +41,26 @@ def in_this_process(function: str, inputs: Inputs) -> Iterator[tuple[int, Row]]:
         yield place, run_points(function, [point])[0]
 
 
+class _Worker(SpawnProcess):
+    """A process that does not run the user's script again: points are run by functions of this package."""
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Popen:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # what a spawned process would import before all else
+        try:
+            return SpawnProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = script
+
+
+class _Spawning(SpawnContext):
+    Process = _Worker
+
+
 def _processes(count: int, start: str = "spawn") -> ProcessPoolExecutor:
     """Processes of this machine, each started afresh; none outlives this one, however it ends."""
-    context, parent = get_context(start), os.getpid()
+    context, parent = _Spawning() if start == "spawn" else get_context(start), os.getpid()
     return ProcessPoolExecutor(count, mp_context=context, initializer=die_with_parent, initargs=(parent,))
 
 

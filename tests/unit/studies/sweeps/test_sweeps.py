@@ -53,6 +53,20 @@ def test_executors_give_the_same_bytes(tmp_path: Path) -> None:
     assert made[0] == made[1] == made[2]
 
 
+def test_a_script_without_a_main_guard_is_not_run_again_by_its_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import windtunnel\nopen('times', 'a').write('once\\n')\n"
+        "job = {'model': 'llama-3.2-1b', 'cluster': 'h100-sxm:8', 'plan.global_batch': 16, 'plan.seq_len': 512}\n"
+        "grid = {'plan.tp': [1, 2]}\n"
+        "found = windtunnel.sweep({'verb': 'predict', 'fixed': job, 'grid': grid}, out='s.parquet', jobs=1)\n"
+        "assert found.by_status == {'ok': 2}, found\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "times").read_text() == "once\n"
+
+
 def test_failures_and_dead_workers_are_rows(tmp_path: Path) -> None:
     study = {"grid": {"a": [1, -1, 2, -2, 3]}}
     outcome = sweep(study, out=tmp_path / "t.parquet", jobs=2, function="swept_functions:moody")
