@@ -155,7 +155,7 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.fleet.pack:FleetPack",
         "windtunnel.studies.fleet.study:answer_pack",
         "Pack pods on unlike nodes under each policy.",
-        example="pods.csv --cluster h100-sxm:64 --policy fgd,bestfit",
+        example="pods.csv --cluster nodes.csv --policy fgd,bestfit",
     ),
     "fleet flows": Verb(
         "windtunnel.questions.asked.fleet.flows:FleetFlows",
@@ -192,7 +192,7 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.check:Check",
         "windtunnel.studies.check:answer",
         "Say whether a launch file may be submitted: the exit status is 1 where a rule of --fail-if is broken.",
-        example="train.sh --cluster h100-sxm:512 --fail-if oom,slower=5%",
+        example="train.sh --cluster h100-sxm:512 --fail-if slower=5% --baseline before.sh",
     ),
     "decide": Verb(
         "windtunnel.questions.asked.decide:Decide",

@@ -1,4 +1,4 @@
-"""`windtunnel check TRAIN.sh --cluster SPEC --fail-if oom,slower=5%`."""
+"""`windtunnel check TRAIN.sh --cluster SPEC --fail-if slower=5% --baseline BEFORE.sh`."""
 
 from __future__ import annotations
 

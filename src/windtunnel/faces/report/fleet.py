@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from windtunnel.views import (
 from windtunnel.views.text import plain, text_of
 
 Amount = float | int | str | None
+CALENDAR_S = 1e9  # a later moment is one since 1970 (September 2001)
 ROWS = (  # measure, key of the figures, unit
     ("mean JCT", "jct_mean_s", "s"),
     ("p50 JCT", "jct_p50_s", "s"),
@@ -315,31 +317,45 @@ def when_document(answer: When) -> Document:
         else f"starts after {text_of(wait_s, 's')}"
     )
     end = "" if answer.end_s is None else f" and ends {text_of(answer.end_s - answer.submit_s, 's')} after it came"
-    rows: list[list[Cell]] = [
-        [label, value, *(band or (None, None, None))]
+    waits = [wait_s, *(answer.wait_band_s or (None, None, None))]
+    rows: list[list[Cell]] = [["waits", *("not at all" if value == 0.0 else value for value in waits)]]
+    rows += [
+        [label, *(None if at is None else _moment(at) for at in (value, *(band or (None, None, None))))]
         for label, value, band in (
-            ("waits", wait_s, answer.wait_band_s),
             ("starts at", answer.start_s, answer.start_band_s),
             ("ends at", answer.end_s, answer.end_band_s),
         )
     ]
     why = answer.why
-    lines = [why.text]
+    lines = [why.text] if wait_s else []
     for label, names in (("ahead", why.ahead), ("overtaking", why.overtaking), ("freed by", why.freed_by)):
         lines += [f"{label}: {_listed(names)}"] if names else []
     if why.holders and answer.start_s != answer.submit_s:
-        held = [f"{one.job} ({one.gpus} GPUs, until {text_of(one.end_s, 's')})" for one in why.holders]
+        held = [
+            f"{one.job} ({one.gpus} GPUs{'' if one.end_s is None else f', until {_moment(one.end_s)}'})"
+            for one in why.holders
+        ]
         lines.append(f"held by: {_listed(held)}")
     ended = "" if answer.ended_draws == answer.draws else f", of which {answer.ended_draws} ended"
     columns = [Column(""), *(Column(name, "s") for name in ("as traced", "5 %", "50 %", "95 %"))]
     views: list[View] = [
-        Headline(f"{answer.job} {start}{end}: {why.text}.", tone="calm" if answer.start_s is not None else "bad"),
+        Headline(
+            f"{answer.job} {start}{end}{f': {why.text}' if lines else ''}.",
+            tone="calm" if answer.start_s is not None else "bad",
+        ),
         Table("When", columns, rows, f"band: {answer.draws} draws{ended}; {answer.uncertainty}", by_row=True),
         Notes("Why", lines),
     ]
     title = f"{plain(answer.job)} under {answer.policy}"
-    under = f"{answer.gpus:,} GPUs, submitted at {answer.submit_s:,.0f} s, {answer.state}"
+    under = f"{answer.gpus:,} GPUs, submitted at {_moment(answer.submit_s)}, {answer.state}"
     return Document("fleet", title, views, subtitle=under)
+
+
+def _moment(seconds: float) -> str:
+    """A moment of a trace: the date in a log that counts from 1970, else seconds."""
+    if seconds < CALENDAR_S:
+        return f"{seconds:,.0f} s"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def when_answer_document(found: WhenAnswer) -> Document:

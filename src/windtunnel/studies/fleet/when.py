@@ -268,9 +268,10 @@ def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, site: Si
         return f"{run.policy} turns it away"
     if run.start_s[at] <= run.jobs.submit_s[at]:
         return "it does not wait: it starts when it is submitted"
+    held = "1 job holds" if holders == 1 else f"{holders} jobs hold"
     queued = f"; {ahead} wait{'s' * (ahead == 1)} ahead of it" if ahead else ""
     if free < asked:
-        return f"it asks {asked} GPUs and {free} of {site.gpus} are free, {holders} jobs hold the others{queued}"
+        return f"it asks {asked} GPUs and {free} of {site.gpus} are free, {held} the others{queued}"
     if ahead:
         return f"{free} GPUs are free and it asks {asked}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
     if POLICIES[run.policy].compiled and not options.pool:

@@ -45,7 +45,7 @@ class _Worker(SpawnProcess):
     """A process that does not run the user's script again: points are run by functions of this package."""
 
     @staticmethod
-    def _Popen(process_obj: BaseProcess) -> Popen:
+    def _Popen(process_obj: BaseProcess) -> Popen:  # noqa: N802
         script = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")  # what a spawned process would import before all else
         try:

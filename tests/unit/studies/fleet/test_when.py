@@ -85,6 +85,6 @@ def test_the_command_answers_for_each_policy(tmp_path, capsys):
     assert document["when"]["fifo"]["start_s"] == 150
     assert document["when"]["fifo"]["draws"] == 3
     text = run_cli(capsys, *words).out
-    assert "held by: a (8 GPUs, until 100.0 s)" in text
+    assert "held by: a (8 GPUs, until 100 s)" in text
     assert "ahead: b" in text
     assert "40 draws" in text

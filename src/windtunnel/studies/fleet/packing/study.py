@@ -26,7 +26,8 @@ WHOLE = 1000
 
 def read_nodes(path: Path) -> tuple[Nodes, list[str], list[str]]:
     """(nodes in order of names, their names, GPU models by number). Raises InputFileError."""
-    table = read_table(path, needs=NODE_COLUMNS)
+    remedy = f"give --cluster a CSV of nodes, {','.join(NODE_COLUMNS)}: pods are packed on nodes one by one"
+    table = read_table(path, remedy, needs=NODE_COLUMNS)
     names = table.texts("node")
     order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
     table = table.only(order)
@@ -45,7 +46,11 @@ def pods_of(jobs: Jobs, models: list[str]) -> tuple[Pods, list[int]]:
     """(pods, rows of the trace in order of names). Raises InputFileError where a column is missing."""
     missing = next((name for name in ("cpu_milli", "gpu_milli") if name not in jobs.columns), None)
     if missing is not None:
-        raise InputFileError(jobs.source, f"has no column {missing}", "packing on unlike nodes needs a trace of pods")
+        raise InputFileError(
+            jobs.source,
+            f"has no column {missing}",
+            "packing needs a trace of pods: pod,create_s,num_gpu,gpu_milli,cpu_milli,memory_mib,gpu_models",
+        )
     order = sorted(range(len(jobs)), key=jobs.name.__getitem__)
     blank = [""] * len(jobs)
 
