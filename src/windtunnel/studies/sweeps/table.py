@@ -77,6 +77,7 @@ def _array(values: Sequence[Any]) -> object:
 
 SHORT = {"time": "step_time_s", "gpus": "n_gpus", "memory": "peak_memory_bytes", "tokens": "tokens_per_s"}
 WRITTEN = "give a table that `windtunnel sweep` wrote"
+MOST = 10  # rows that are shown where X is the same everywhere
 MORE_IS_BETTER = ("mfu", "hfu", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu")
 
 
@@ -87,7 +88,8 @@ def answer(question: SweepTable) -> dict[str, list[dict[str, object]]]:
 
 def best_at_each(table: Path, show: str) -> list[dict[str, object]]:
     """`show`: `Y_vs_X`. Of the rows that are ok, the best Y at each X, X rising, with those inputs of that row in
-    which the rows of the table differ. Raises SpecError or InputFileError."""
+    which the rows of the table differ; where X is the same everywhere, the MOST best rows. Raises SpecError or
+    InputFileError."""
     import pyarrow.parquet as pq
 
     y, separator, x = show.partition("_vs_")
@@ -105,14 +107,11 @@ def best_at_each(table: Path, show: str) -> list[dict[str, object]]:
     for name in (x, y):
         if data and name not in data[0]:
             raise SpecError("--show", show, f"no column {name}; there are {', '.join(data[0])}")
+    known = [row for row in data if row["status"] == "ok" and row[x] is not None and row[y] is not None]
+    known.sort(key=lambda row: row[y], reverse=y in MORE_IS_BETTER)
     best: dict[object, dict[str, object]] = {}
-    for row in data:
-        if row["status"] != "ok" or row[x] is None or row[y] is None:
-            continue
-        known = best.get(row[x])
-        if known is None or (row[y] > known[y] if y in MORE_IS_BETTER else row[y] < known[y]):
-            best[row[x]] = row
+    for row in known:
+        best.setdefault(row[x], row)
+    rows = [row for _, row in sorted(best.items())] if len(best) > 1 else known[:MOST]
     inputs = [name for name in inputs if any(row[name] != data[0][name] for row in data)]
-    return [
-        {x: row[x], y: row[y], **{name: row[name] for name in inputs if name != x}} for _, row in sorted(best.items())
-    ]
+    return [{x: row[x], y: row[y], **{name: row[name] for name in inputs if name != x}} for row in rows]

@@ -287,9 +287,10 @@ def test_a_study_that_cannot_be_names_its_field(study: dict[str, object]) -> Non
 def test_a_look_into_a_table_says_which_inputs_gave_the_best(tmp_path: Path) -> None:
     study = {"fixed": {"b": {"c": 2.5}}, "grid": {"a": [3, 1]}}
     table = sweep(study, out=tmp_path / "t.parquet", executor="serial", function=CALLED).path
-    assert best_at_each(table, "a_vs_status") == [{"status": "ok", "a": 1}]
+    assert best_at_each(table, "twice_vs_a") == [{"a": 1, "twice": 4.5}, {"a": 3, "twice": 8.5}]
+    assert best_at_each(table, "a_vs_status") == [{"status": "ok", "a": 1}, {"status": "ok", "a": 3}]  # best first
     rows = best_at_each(table, "twice_vs_status")
-    assert rows == [{"status": "ok", "twice": 4.5, "a": 1}]
+    assert rows[0] == {"status": "ok", "twice": 4.5, "a": 1}
     pq.write_table(pq.read_table(table).replace_schema_metadata(None), table)
     with pytest.raises(InputFileError, match="a table that `windtunnel sweep` wrote"):
         best_at_each(table, "twice_vs_status")
