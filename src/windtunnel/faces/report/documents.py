@@ -48,6 +48,7 @@ DOCUMENTS = {
 }
 OF_JSON = {  # views that are made of `to_dict()`
     "studies.serving.policies:Compared": "serving.views:policies_document",
+    "studies.serving.multiplex.shared:Sharing": "serving.views:policies_document",
     "studies.serving.stateful.study:Scaled": "serving.views:scaled_document",
     "studies.serving.spot.study:SpotServing": "serving.views:spot_serving_document",
     "studies.serving.shared_pool.result:PoolResult": "serving.views:pool_document",
