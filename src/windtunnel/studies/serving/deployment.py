@@ -42,6 +42,7 @@ class Deployment:
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None
     kv_tiers: str | None = None  # below the GPU's cache: host=200GB,disk=4TB@12GB/s,remote=20TB@6GB/s, of one replica
+    lora: str | None = None  # adapters=100,rank=16,resident=8
     max_model_len: int | None = None
     speculative_tokens: int = 0  # drafted per step; 0 = none
     acceptance: float = 0.0  # chance that a drafted token is kept, given those before it were
