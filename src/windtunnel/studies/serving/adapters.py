@@ -43,7 +43,7 @@ def adapters_of(text: str) -> Adapters:
     given: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in ("adapters", "rank", "resident") or name in given or not value.isdecimal() or len(value) > 7:
+        if name not in ("adapters", "rank", "resident") or name in given or not value.isdecimal() or len(value) > 6:
             raise SpecError("lora", text, remedy)
         given[name] = int(value)
     if len(given) < 3 or min(given.values()) < 1:

@@ -60,6 +60,10 @@ class Deployment:
                 raise SpecError(name, value, f"use one of {', '.join(WEIGHT_BYTES)}")
         if self.kv not in (None, "bf16", "fp8"):
             raise SpecError("kv", self.kv, "use bf16 or fp8")
+        for name in ("kv_tiers", "lora"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise SpecError(name, value, "give a text: host=200GB, or adapters=100,rank=16,resident=8")
         for name in ("prefix_caching", "chunked_prefill"):
             value = getattr(self, name)
             if value not in (None, True, False):

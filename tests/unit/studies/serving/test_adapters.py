@@ -109,6 +109,12 @@ def test_turns_of_a_session_ask_for_one_adapter() -> None:
     assert asked[1] == asked[3]
 
 
+def test_a_deployment_says_them_in_words() -> None:
+    for name in ("lora", "kv_tiers"):
+        with pytest.raises(SpecError, match=name):
+            Deployment(**{name: 3})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", ["", "rank=16", "adapters=0,rank=1,resident=1", "adapters=1,rank=1,resident=1,x=1"])
 def test_adapters_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(SpecError, match="lora"):
