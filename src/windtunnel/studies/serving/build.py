@@ -12,6 +12,7 @@ from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.inference.experts import WIDE
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
+from windtunnel.studies.serving.adapters import Adapters, Slots, adapters_of, slot_bytes
 from windtunnel.studies.serving.deployment import Deployment, check
 from windtunnel.studies.serving.engines.profile import Profile, load_engine
 from windtunnel.studies.serving.kv.capacity import Memory, kv_bytes_per_token, memory_of
@@ -41,6 +42,7 @@ class Engine:
     measured: bool  # whether they were measured, on this GPU or as given
     kv: str  # number format of the cache
     tiers: tuple[Tier, ...] = ()  # of the cache, below the GPU
+    lora: Adapters | None = None  # that requests ask for
 
     @property
     def fits(self) -> bool:
@@ -72,12 +74,20 @@ class Engine:
     def replica(self, shared: Store | None = None) -> Replica:
         """A fresh instance; `shared`: the remote store, where other replicas read it too."""
         stores = [shared if shared and one.name == shared.name else self._store(one) for one in self.tiers]
-        return Replica(self.times, self.rules, self.blocks, stores=stores)
+        return Replica(self.times, self.rules, self.blocks, stores=stores, slots=self._slots())
 
     def replicas(self, count: int) -> list[Replica]:
         """Fresh instances with one remote store."""
         shared = next((self._store(one) for one in self.tiers if one.name == "remote"), None)
         return [self.replica(shared) for _ in range(count)]
+
+    def _slots(self) -> Slots | None:
+        """Empty, of adapters."""
+        if self.lora is None:
+            return None
+        size = slot_bytes(self.model, self.lora.rank, self.deployment.tp, self.deployment.pp)
+        link = LINK_SHARE * self.cluster.host.offload_bandwidth_bytes_per_s
+        return Slots(self.lora.resident, round(TICKS_PER_S * size / link))
 
     def _store(self, tier: Tier) -> Store:
         """Empty. A token is kept once, however many GPUs have parts of it, or all of it."""
@@ -120,6 +130,8 @@ def engine_of(
     tiers = () if deployment.kv_tiers is None else tiers_of(deployment.kv_tiers)
     if tiers and not (used.prefix_caching if deployment.prefix_caching is None else deployment.prefix_caching):
         raise SpecError("kv_tiers", deployment.kv_tiers, "keeps prefixes, which this engine does not: --prefix-caching")
+    if deployment.lora is not None and (deployment.attn_dp > 1 or prices is not None):
+        raise SpecError("lora", deployment.lora, "is modelled without attention ranks, and without given kernels")
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
     scale = cluster.gpu.kernel_scale
@@ -163,6 +175,7 @@ def engine_of(
         kernels.measured or prices is not None,
         kv,
         tiers,
+        None if deployment.lora is None else adapters_of(deployment.lora),
     )
 
 

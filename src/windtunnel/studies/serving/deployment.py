@@ -42,6 +42,7 @@ class Deployment:
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None
     kv_tiers: str | None = None  # below the GPU's cache: host=200GB,disk=4TB@12GB/s,remote=20TB@6GB/s, of one replica
+    lora: str | None = None  # adapters=100,rank=16,resident=8
     max_model_len: int | None = None
     speculative_tokens: int = 0  # drafted per step; 0 = none
     acceptance: float = 0.0  # chance that a drafted token is kept, given those before it were
@@ -59,6 +60,10 @@ class Deployment:
                 raise SpecError(name, value, f"use one of {', '.join(WEIGHT_BYTES)}")
         if self.kv not in (None, "bf16", "fp8"):
             raise SpecError("kv", self.kv, "use bf16 or fp8")
+        for name in ("kv_tiers", "lora"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise SpecError(name, value, "give a text: host=200GB, or adapters=100,rank=16,resident=8")
         for name in ("prefix_caching", "chunked_prefill"):
             value = getattr(self, name)
             if value not in (None, True, False):

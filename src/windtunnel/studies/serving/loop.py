@@ -177,10 +177,12 @@ def simulate(
     block_size: int,
     longest: int | None = None,
     apart: bool = True,
+    adapters: Listed[int] | None = None,
 ) -> tuple[list[Sequence], list[Rejected]]:
     """Every request with its stamps, and those refused at once because prompt and output exceed `longest` tokens.
 
-    `apart`: whether servers have nothing in common, so that what one does depends on its own requests alone.
+    `adapters`: that requests ask for; prefixes are an adapter's own. `apart`: whether servers have nothing in common,
+    so that what one does depends on its own requests alone.
     Each request ends exactly once: answered or refused. At one time servers' events end in the order of the servers,
     before requests arrive: what a step plans was planned before them.
     """
@@ -196,6 +198,9 @@ def simulate(
             refused.append(rejected(index, prompt, output, longest))
             return None
         one = Sequence(index, prompt, output, now_ns, names[index] if names is not None else (), span)
+        if adapters is not None:
+            one.adapter = adapter = adapters[index]
+            one.names = tuple((name << 20) + adapter for name in one.names)
         sent.append(one)
         return one
 

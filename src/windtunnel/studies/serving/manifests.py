@@ -269,7 +269,10 @@ class Side:
 
 
 def files_of(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
-    """File name -> text."""
+    """File name -> text. Raises SpecError for what no file of these says."""
+    for name in ("lora", "kv_tiers"):
+        if (value := getattr(sides[0].deployment, name)) is not None:
+            raise SpecError("--emit", value, f"writes no {name}: leave it out, and add it to what is written")
     if form == "vllm":
         return {f"{side.role or 'serve'}.sh": _script(model, side) for side in sides}
     image = _image(sides[0].deployment.engine)

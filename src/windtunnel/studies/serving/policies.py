@@ -62,6 +62,8 @@ def answer(question: ServePolicies) -> Compared | Sharing:
     if several:
         return _shared(question, policies)
     routers = _names("router", question.router)
+    if "skip-join" in policies and question.engine.lora is not None:
+        raise SpecError("lora", question.engine.lora, "skip-join has no slots of adapters: --policy fcfs")
     if "skip-join" in policies and "prefix-aware" in routers:
         raise SpecError("router", "prefix-aware", "skip-join keeps no prefixes: leave one of them out")
     load = workload_of(question.requests, question.load, question.seed)

@@ -141,7 +141,7 @@ class ServingResult(Shown):
 
     JSON_LEAVES_OUT: ClassVar = (
         "spec", "band", "sources", "memory", "stamps", "timeline", "search", "cost_per_gpu_hour", "refusal", "started",
-        "tier_hit_rates", *LATENCIES,
+        "tier_hit_rates", "adapter_loads", *LATENCIES,
     )  # or said below  # fmt: skip
 
     spec: ServingSpec
@@ -172,6 +172,7 @@ class ServingResult(Shown):
     preemptions: int
     prefix_hit_rate: float  # in the GPU's cache
     tier_hit_rates: Mapping[str, float]  # below it, by tier
+    adapter_loads: int | None  # LoRA adapters brought to a GPU; None where there are none
     steps: int
     band: float  # log half-width of p5 to p95 of step times
     sources: tuple[str, ...]
@@ -230,6 +231,7 @@ class ServingResult(Shown):
             "search": None if self.search is None else {**self.search.to_dict()},
             "cost_per_million_output_tokens": self.cost_per_million_tokens,
             **({"tier_hit_rates": dict(self.tier_hit_rates)} if self.tier_hit_rates else {}),
+            **({} if self.adapter_loads is None else {"adapter_loads": self.adapter_loads}),
         }
 
 

@@ -15,6 +15,7 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, stored_as
 from windtunnel.questions.typed import check
+from windtunnel.studies.serving.adapters import asked_for
 from windtunnel.studies.serving.build import Engine, engine_of, kv_format
 from windtunnel.studies.serving.deployment import Deployment, deployment_of
 from windtunnel.studies.serving.engines.profile import Profile
@@ -118,6 +119,7 @@ def serve_with(
         block_size=engine.rules.block_size,
         longest=engine.longest,
         apart=all(one.name != "remote" for one in engine.tiers),
+        adapters=None if engine.lora is None else asked_for(workload, engine.lora.adapters),
     )
     hand_on(sent, engine.profile)
     return summarise(engine, workload, servers, stamps_of(sent), refused, slo or {}, cost_per_gpu_hour)
@@ -204,6 +206,7 @@ def summarise(
         preemptions=sum(one.tally.preemptions for one in servers),
         prefix_hit_rate=sum(one.pool.hits for one in servers) / lookups if lookups else 0.0,
         tier_hit_rates=_tier_hits(engine, servers, max(1, lookups)),
+        adapter_loads=None if engine.lora is None else _loads(servers),
         steps=sum(one.tally.steps for one in servers),
         band=band_of(engine, batch, context, workload.concurrency is None),
         sources=sources_of(engine),
@@ -214,6 +217,12 @@ def summarise(
         cost_per_gpu_hour=cost_per_gpu_hour,
         refusal=refusal,
     )
+
+
+def _loads(servers: Sequence[Replica | StepwiseReplica]) -> int:
+    """Adapters that were brought to a GPU."""
+    slots = [one.cache.slots for one in servers if isinstance(one, Replica)]
+    return sum(one.loads for one in slots if one is not None)
 
 
 def _tier_hits(engine: Engine, servers: Sequence[Replica | StepwiseReplica], lookups: int) -> dict[str, float]:
@@ -348,6 +357,6 @@ def infeasible(engine: Engine, workload: Workload, replicas: int, slo: Mapping[s
     return ServingResult(
         _spec(engine, workload, replicas), False, reason, len(workload), 0, len(workload),
         None, None, None, None, None, 0.0, 0.0, 0.0, 0.0, dict(slo), 0.0 if slo else None, 0.0 if slo else None, "over",
-        engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, {}, 0, engine.profile.band,
+        engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, {}, None, 0, engine.profile.band,
         sources_of(engine), _memory(engine), started_of(engine),
     )  # fmt: skip

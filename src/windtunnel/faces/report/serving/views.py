@@ -96,6 +96,8 @@ def _views(result: ServingResult) -> Iterator[View]:
             f", {text_of(rate, 'share')} copied from {name}" for name, rate in result.tier_hit_rates.items()
         )
         lines.append(f"{result.preemptions:,} preemptions; {known} of prompt blocks were known{below}")
+    if result.adapter_loads is not None:
+        lines.append(f"{result.adapter_loads:,} times an adapter was brought to a GPU")
     yield Notes("How it ran", lines)
 
 

@@ -83,6 +83,13 @@ class Engine(EngineName):
     block_size: Annotated[int | None, About("Tokens of a KV block.", ENGINE, least=1, rare=True)] = None
     prefix_caching: Annotated[bool | None, About("Keep prefixes for later requests.", ENGINE, rare=True)] = None
     chunked_prefill: Annotated[bool | None, About("Cut long prompts into chunks.", ENGINE, rare=True)] = None
+    drafting: Annotated[Undrafted | Drafted, OneOf(), About("", inside=True)] = field(default_factory=Undrafted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieredEngine(Engine):
+    """An engine whose cache has tiers below the GPU's, and that serves adapters."""
+
     kv_tiers: Annotated[
         str | None,
         About(
@@ -92,7 +99,14 @@ class Engine(EngineName):
             rare=True,
         ),
     ] = None
-    drafting: Annotated[Undrafted | Drafted, OneOf(), About("", inside=True)] = field(default_factory=Undrafted)
+    lora: Annotated[
+        str | None,
+        About(
+            "LoRA adapters that requests ask for: adapters=100,rank=16,resident=8 (how many, the largest rank, slots).",
+            ENGINE,
+            rare=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

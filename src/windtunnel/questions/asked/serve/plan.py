@@ -13,10 +13,10 @@ from windtunnel.questions.asked.serve.parts import (
     LIMITS,
     Apart,
     AsRecorded,
-    Engine,
     Lengths,
     Limits,
     Open,
+    TieredEngine,
     Together,
     Trace,
     Unsaid,
@@ -57,7 +57,7 @@ class ServePlan:
         ),
     ]
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:8, or a cluster file.")]
-    engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
+    engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
     replicas: Annotated[Together | Apart | Sought, OneOf(), About("", inside=True)] = field(default_factory=Together)
     requests: Annotated[Lengths | Trace | Unsaid, OneOf(), About("", inside=True)] = field(default_factory=Unsaid)
     load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)

@@ -10,12 +10,12 @@ from windtunnel.questions.asked.serve.parts import (
     LAYOUT,
     AsRecorded,
     Closed,
-    Engine,
     Lengths,
     Limits,
     Open,
     Replicas,
     Served,
+    TieredEngine,
     Trace,
     check_load,
 )
@@ -39,7 +39,7 @@ class ServePolicies(Served):
         str,
         About("Which replica gets a request, one or several with commas (least-loaded).", LAYOUT),
     ] = "least-loaded"
-    engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
+    engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
     replicas: Annotated[Replicas, About("", inside=True)] = field(default_factory=Replicas)
     requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
     load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)

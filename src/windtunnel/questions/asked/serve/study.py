@@ -10,11 +10,11 @@ from windtunnel.questions.asked.serve.parts import (
     Apart,
     AsRecorded,
     Closed,
-    Engine,
     Lengths,
     Limits,
     Open,
     Served,
+    TieredEngine,
     Together,
     Trace,
     Unsaid,
@@ -30,7 +30,7 @@ class Serve(Served):
     """What a deployment does to its users."""
 
     verb: ClassVar[str] = "serve"
-    engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
+    engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
     replicas: Annotated[Together | Apart, OneOf(), About("", inside=True)] = field(default_factory=Together)
     requests: Annotated[Lengths | Trace | Unsaid, OneOf(), About("", inside=True)] = field(default_factory=Unsaid)
     load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)

@@ -124,6 +124,8 @@ def pools_of(
     """Price both pools; `priced`: what earlier calls for this model and cluster have. Raises LayoutError, SpecError."""
     known = {} if priced is None else priced
     for one in (prefill[1], decode[1]):
+        if one.lora is not None:
+            raise SpecError("lora", one.lora, "is modelled where replicas do both phases")
         if one not in known:
             known[one] = engine_of(model, cluster, one, profile=_connected(one.engine))
     first = known[prefill[1]]

@@ -35,6 +35,7 @@ from windtunnel.physics.cost.inference.formats import MARLIN, WEIGHT_BYTES, marl
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Attention, Layer, Model
 from windtunnel.physics.model.mixers import Compressed, Indexed
+from windtunnel.studies.serving.adapters import adapters_of, slot_bytes
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import Profile
 
@@ -271,6 +272,9 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
         layers += max((_expert_workspace(model, layer, deployment, budget) for layer in model.layers), default=0.0)
     activations = drawing + layers if profile.expert_workspace else max(drawing, layers)
     weights = weight_bytes(model, deployment, profile.mxfp4_experts)
+    if deployment.lora is not None:
+        lora = adapters_of(deployment.lora)
+        weights += lora.resident * slot_bytes(model, lora.rank, deployment.tp, deployment.pp)
     share = deployment.gpu_memory_utilization or profile.gpu_memory_utilization
     usable = float(cluster.gpu.usable_memory_bytes)
     reserved = profile.reserved_bytes + (profile.reserved_rank_bytes if deployment.gpus > 1 else 0.0)

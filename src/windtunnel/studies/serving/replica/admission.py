@@ -110,7 +110,9 @@ class Admission:
                     self.cache.name(one, n)
         if not preempted and self.waiting and budget > 0:
             if self.gate is None:
-                self._admit(chunks, budget, kept, clock)
+                passed: list[Sequence] = []  # whose adapter has no slot: others may go first
+                self._admit(chunks, budget, kept, clock, passed)
+                self.waiting.extendleft(reversed(passed))
             else:
                 self._admit_by_rank(self.gate, chunks, kept, clock)
                 if not chunks:
@@ -119,13 +121,16 @@ class Admission:
             self.seen = bool(self.waiting)
         return chunks
 
-    def _admit(self, chunks: Chunks, budget: int, kept: int, clock: int) -> None:
+    def _admit(self, chunks: Chunks, budget: int, kept: int, clock: int, passed: list[Sequence]) -> None:
         """Take in waiting requests while there is room."""
         rules, cache, waiting = self.rules, self.cache, self.waiting
         size, longest = rules.block_size, rules.longest_chunk
-        here = len(self.batch.running) + len(self.prefilling)
+        here, slots = len(self.batch.running) + len(self.prefilling), cache.slots
         while waiting and budget > 0 and here < rules.max_num_seqs:
             one = waiting[0]
+            if slots is not None and not slots.admits(one.adapter):
+                passed.append(waiting.popleft())
+                continue
             if rules.lag and self.too_late(one, here):
                 return
             hit, below = 0, EMPTY

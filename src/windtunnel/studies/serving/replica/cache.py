@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from windtunnel.studies.serving.adapters import Slots
 from windtunnel.studies.serving.kv.pool import BlockPool
 from windtunnel.studies.serving.kv.tiers import Tiers
 from windtunnel.studies.serving.replica.rules import Rules
@@ -14,10 +15,11 @@ from windtunnel.studies.serving.replica.sequence import Sequence
 class SequenceCache:
     """A pool of blocks and who holds them."""
 
-    __slots__ = ("_beside", "_names", "_size", "pool", "promised", "reserves", "tiers")
+    __slots__ = ("_beside", "_names", "_size", "pool", "promised", "reserves", "slots", "tiers")
 
-    def __init__(self, rules: Rules, blocks: int, tiers: Tiers | None = None) -> None:
+    def __init__(self, rules: Rules, blocks: int, tiers: Tiers | None = None, slots: Slots | None = None) -> None:
         self.pool = BlockPool(blocks)
+        self.slots = slots  # of adapters
         self.tiers = tiers  # below the GPU
         self.promised = 0  # blocks that running sequences will hold at their end, where admission reserves them
         self.reserves = rules.reserve == "output"
@@ -59,6 +61,8 @@ class SequenceCache:
             pool.lookups += len(one.names) * one.span
             pool.hits += hit
         pool.take(blocks - hit + self._beside)
+        if self.slots is not None:
+            self.slots.take(one.adapter)
         one.blocks = blocks
         one.computed = hit * self._size
         if below and self.tiers is not None:
@@ -79,6 +83,8 @@ class SequenceCache:
 
     def give_back(self, one: Sequence, blocks: int) -> None:
         """A sequence holds nothing any longer; `blocks` were those of its tokens."""
+        if self.slots is not None:
+            self.slots.leave(one.adapter)
         if self.tiers is not None:
             self.tiers.keep(one.names[: one.computed // (self._size * one.span)], one.span)
         self.pool.release(blocks + self._beside, one.shared, self._names, one.span)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from typing import final
 
+from windtunnel.studies.serving.adapters import Slots
 from windtunnel.studies.serving.kv.pool import BlockPool
 from windtunnel.studies.serving.kv.tiers import Store, Tiers
 from windtunnel.studies.serving.replica.admission import Admission, Chunks
@@ -69,12 +70,13 @@ class Replica:
         *,
         on_first: Callable[[Sequence], bool] | None = None,
         stores: Listed[Store] = (),
+        slots: Slots | None = None,
     ) -> None:
         self.times = times
         self.rules = rules
         self.tally = Tally()
         tiers = Tiers(stores, lambda tokens, past: times.mixed(0, 0, [(tokens, past)], 1)) if stores else None
-        self.cache = SequenceCache(rules, blocks, tiers)
+        self.cache = SequenceCache(rules, blocks, tiers, slots)
         self.pool: BlockPool = self.cache.pool
         self.batch = RunningBatch(rules.block_size, self.tally, apart=rules.batching != "mixed")
         self.admission = Admission(rules, self.batch, self.cache, times.speculative[0])
@@ -232,6 +234,8 @@ class Replica:
             done += one.computed + n == one.known
         length = self.times.mixed(beside, batch.context_sum + beside, shapes, done) + self.admission.swap_in_ticks
         self.admission.swap_in_ticks = 0
+        if self.cache.slots is not None:
+            length += self.cache.slots.waited()
         if self.cache.tiers is not None:
             length = max(length, self.cache.tiers.waited())
         self._start(MIXED, length)

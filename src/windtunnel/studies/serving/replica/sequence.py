@@ -12,6 +12,7 @@ class Sequence:
     """A request's lengths, where it stands, and its stamps in nanoseconds (-1 = not yet)."""
 
     __slots__ = (
+        "adapter",
         "arrival_ns",
         "blocks",
         "cached_len",
@@ -59,6 +60,7 @@ class Sequence:
         self.end_step = 0  # and when its last token comes
         self.ticket = 0  # of that in the queue of its batch
         self.preemptions = 0
+        self.adapter = -1  # that it asks for; -1 = none
         self.rank = -1  # the attention rank it belongs to, where ranks admit prompts together
         self.token_ticks = -1  # when it got its last token, while it does not decode; -1 = none yet
         self.used_ns = 0  # service so far, for policies that count it

@@ -48,7 +48,8 @@ SCALING = ("least", "most", "target", "every", "idle")
 LOAD = ("file", "prompt", "output", "rate", "requests", "cv", "seed", "length_ratio", "concurrency", "waves")
 SIZES = ("tp", "pp", "attn_dp", "moe_ep", "moe_tp")  # of one layout, which pools of their own have each
 LAYOUT = {"dp": "attn_dp", "ep": "moe_ep"}  # the command line's words for fields of a deployment
-DEPLOYMENT = {one.name for one in dataclasses.fields(Deployment)} | set(LAYOUT)
+# In a pool nobody says which adapter a request asks for.
+DEPLOYMENT = {one.name for one in dataclasses.fields(Deployment) if one.name != "lora"} | set(LAYOUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from windtunnel.physics.cost.inference.surface import Surface
 from windtunnel.physics.cost.scans import mixer_s
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
 from windtunnel.physics.model.mixers import Compressed, ExtendedBlock, Indexed, Recurrent, Streamed
+from windtunnel.studies.serving.adapters import adapters_of, products_s
 from windtunnel.studies.serving.deployment import Deployment
 
 TWO_BYTES = 2.0
@@ -52,7 +53,12 @@ class Layers:
 
     def dense(self, tokens: float) -> float:
         """All that sees `tokens` of this rank, over the layers of one stage."""
-        return sum(count * self._dense(layer, tokens) for layer, count in self.kinds)
+        seconds = sum(count * self._dense(layer, tokens) for layer, count in self.kinds)
+        if self.deployment.lora is None:
+            return seconds
+        size, tp, lora = self.model.hidden_size, self.deployment.tp, adapters_of(self.deployment.lora)
+        stream_s = self.kernels.stream_s
+        return seconds + sum(n * products_s(stream_s, layer, size, tp, lora, tokens) for layer, n in self.kinds)
 
     def _dense(self, layer: Layer, tokens: float) -> float:
         hidden, tp = self.model.hidden_size, self.deployment.tp

@@ -94,6 +94,7 @@ class StepTimes:
     expert_marginal: float = 1.0  # share of the experts' time per further token beyond EXPERT_KNEE
     draft_step_s: float = 0.0  # of every step that drafts: launches that no graph holds
     _decode: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
+    _steps: dict[tuple[int, int], list[float]] = field(default_factory=dict, repr=False)
     _nodes: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
     _prefill: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
     _mixed: dict[int, float] = field(default_factory=dict, repr=False)
@@ -132,7 +133,7 @@ class StepTimes:
         if self.expert_marginal == 1.0:
             return 0.0
         batch = max(1, round(sequences))
-        plain = replace(self, expert_marginal=1.0, _decode={}, _mixed={})
+        plain = replace(self, expert_marginal=1.0, _decode={}, _steps={}, _mixed={})
         whole = round(batch * context)
         return abs(log(plain.decode(batch).at(whole) / self.decode(batch).at(whole)))
 
@@ -222,11 +223,16 @@ class StepTimes:
         low, high = nodes[place - 1], nodes[place]
         return seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (size - low) / (high - low)
 
-    def _line(self, sequences: int) -> DecodeLine:
-        """Straight lines of one batch: graph padding, host and speculation included."""
+    def _seconds(self, of_rank: int, hosted: int) -> list[float]:
+        """A token's share of a decode step at each context, graph padding, host and speculation included.
+
+        `of_rank` sequences of a micro-batch of one attention rank, `hosted` of that rank.
+        """
+        known = self._steps.get((of_rank, hosted))
+        if known is not None:
+            return known
         profile, stages, ranks = self.profile, self.prices.stages, self.ranks
         drafted = self.speculative[0]
-        of_rank = -(-sequences // (ranks * stages))
         padded, captured = profile.padded(of_rank * (1 + drafted))
         fixed = self.over("dense", padded) * profile.decode_factor + self.prices.handover(padded)
         expert_factor = profile.expert_factor if ranks == 1 else profile.expert_factor_ranks
@@ -238,13 +244,19 @@ class StepTimes:
             fixed = max(fixed, layers * profile.eager_layer_s)
         fixed += drafted * (fixed / max(1.0, layers) + self.over("head", of_rank))  # one layer and the head per draft
         fixed += self.draft_step_s if drafted else 0.0
-        contexts = self._contexts
         gained = self.tokens_per_step
         times = []
-        for context in contexts:
+        for context in self._contexts:
             attention = stages * self._checking(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
             gpu = fixed + attention
-            times.append((gpu + self._exposed(-(-sequences // ranks), gpu)) / gained)
+            times.append((gpu + self._exposed(hosted, gpu)) / gained)
+        self._steps[of_rank, hosted] = times
+        return times
+
+    def _line(self, sequences: int) -> DecodeLine:
+        """Straight lines of one batch."""
+        contexts, ranks = self._contexts, self.ranks
+        times = self._seconds(-(-sequences // (ranks * self.prices.stages)), -(-sequences // ranks))
         ends, base, slope = [], [], []
         for place in range(len(contexts) - 1):
             low, high = contexts[place] * sequences, contexts[place + 1] * sequences
