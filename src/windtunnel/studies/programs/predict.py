@@ -52,6 +52,7 @@ from windtunnel.studies.programs.memory import CapturedMemory, memory_of_program
 from windtunnel.studies.programs.period_mean import mean_of
 from windtunnel.studies.programs.program import RankProgram
 from windtunnel.studies.programs.rank_classes.agreement import deadlock
+from windtunnel.studies.programs.replicas import replicated
 
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
@@ -72,11 +73,11 @@ def predict_captured(
     """How long one step of a captured script takes on a cluster, where the time goes, and whether it fits.
 
     `job`: a captured folder or what was read from it. `cluster`: `h100-sxm:8192`, a YAML file or a Cluster; as many
-    GPUs as the script was captured for. `scenario` or its parts as keywords: as `training.predict` takes them, but for
-    `router_load` and `lengths`, which the script has in it. `framework`: whose launch costs hold; `cuda_graphs`: the
-    host replays graphs instead. `allocator`: PyTorch's settings of its allocator, as PYTORCH_ALLOC_CONF takes them;
-    None: those that the script was captured with. Raises UserError on what cannot be; a job that runs out of memory is
-    a Result whose status is "infeasible".
+    GPUs as the script was captured for, or any number for a script of one rank (`replicas.py`). `scenario` or its parts
+    as keywords: as `training.predict` takes them, but for `router_load` and `lengths`, which the script has in it.
+    `framework`: whose launch costs hold; `cuda_graphs`: the host replays graphs instead. `allocator`: PyTorch's
+    settings of its allocator, as PYTORCH_ALLOC_CONF takes them; None: those that the script was captured with. Raises
+    UserError on what cannot be; a job that runs out of memory is a Result whose status is "infeasible".
     """
     check(locals(), job=CapturedJob | str | PathLike, framework=Framework, cuda_graphs=bool, allocator=str | None)
     named, scenario = cluster, with_parts(scenario, parts)
@@ -85,6 +86,8 @@ def predict_captured(
             raise SpecError(name, str(getattr(scenario, name)), "leave it out: the captured script has its own")
     job = job if isinstance(job, CapturedJob) else load(job)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    if job.world_size == 1 < cluster.n_gpus:
+        job = replicated(job, cluster.n_gpus)
     asked = parse_disturbances(scenario, cluster)
     priced = price_captured(job, cluster, framework=framework, cuda_graphs=cuda_graphs)
     asked = placed_on(priced, asked)
