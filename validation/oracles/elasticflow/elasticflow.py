@@ -199,10 +199,10 @@ def _spare(cluster: _Cluster, ordered: Jobs) -> None:
     assert room.free.gpus[0] == spare, "the timeline and the jobs disagree on what is free"
     if spare == 0 or not jobs:
         return
-    order, end = np.arange(len(jobs)), room.end[: len(jobs), 0].copy()
+    order, end = np.arange(len(jobs)), room.end[: len(jobs)].copy()
     spread_gpus(ordered, order, held, end, room.free, room.kept, room.wide, room.plan)
-    for job, gpus, end_s in zip(jobs, held.tolist(), end.tolist(), strict=True):
-        job.gpus, job.end_s = gpus, end_s
+    for job, gpus, ends in zip(jobs, held.tolist(), end.tolist(), strict=True):
+        job.gpus, (job.end_s, job.real_end_s) = gpus, ends
     cluster.runnable = [jobs[row] for row in order.tolist()]
 
 

@@ -270,6 +270,7 @@ def spread(jobs: list[EfJob], now_s: float, free: Timeline, cluster_gpus: int, s
             break
         wide = wider[job][1]
         free, job.allocations, job.end_s = wide.free, wide.allocations, wide.end_s
+        job.real_end_s = wide.real_end_s
         spare -= level_up(job, job.gpus) - job.gpus
         job.gpus = level_up(job, job.gpus)
         steps.append((job, wide.end_s))

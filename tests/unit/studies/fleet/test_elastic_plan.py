@@ -56,10 +56,12 @@ def test_plans_and_spare_gpus_are_those_of_plain_python(as_released):
         assert dict(zip(free.time[: free.used[0]], free.gpus[: free.used[0]], strict=True)) == line
 
         held, order = np.array([job.gpus for job in jobs]), np.arange(len(jobs))
-        ends, planned = dict(zip(jobs, end[:, 0].tolist(), strict=True)), end[:, 0].copy()
+        ends, planned = dict(zip(jobs, end[:, 0].tolist(), strict=True)), end.copy()
         all_jobs.spread_gpus(known, order, held, planned, free, kept, wide, out)
         wanted, ranked, line = naive_plan.spread(list(jobs), now, line, GPUS, SLOT, as_released=as_released)
-        assert planned.tolist() == list((ends | dict(wanted)).values())
+        assert planned[:, 0].tolist() == list((ends | dict(wanted)).values())
+        real = dict(zip(jobs, end[:, 1].tolist(), strict=True)) | {job: job.real_end_s for job, _ in wanted}
+        assert planned[:, 1].tolist() == list(real.values())
         assert [jobs[row] for row in order] == ranked
         assert held.tolist() == [job.gpus for job in jobs]
         assert dict(zip(free.time[: free.used[0]], free.gpus[: free.used[0]], strict=True)) == line

@@ -117,7 +117,7 @@ def _given(jobs: Sequence[JobState], known: Jobs, room: Room, capacity: int) -> 
     spare = capacity - int(held.sum())
     assert room.free.gpus[0] == spare, "the timeline and the jobs disagree on what is free"
     if spare:
-        order, end = np.arange(len(jobs)), room.end[:, 0].copy()
+        order, end = np.arange(len(jobs)), room.end.copy()
         spread_gpus(known, order, held, end, room.free, room.kept, room.wide, room.plan)
     times, _, counts = room.kept
     changing = np.flatnonzero(counts > 1)

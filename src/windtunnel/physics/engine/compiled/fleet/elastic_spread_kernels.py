@@ -113,14 +113,14 @@ def spread_gpus(
 ) -> None:
     """Give spare GPUs, one level at a time, to the job that gains most.
 
-    `order`: of jobs, re-ordered by worth in place; `held` i64[jobs] and `end` f64[jobs], the planned end, become what
-    they are then. The better plans are in `kept`, what is left in `free`.
+    `order`: of jobs, re-ordered by worth in place; `held` i64[jobs] and `end` f64[jobs, 2], the planned end on a
+    slot and the real one, become what they are then. The better plans are in `kept`, what is left in `free`.
     """
     n = len(order)
     spare = jobs.cluster - held.sum()
     worth, planned, held_gpu_s = np.full(n, -np.inf), np.zeros(n, np.bool_), np.empty(n)
     for job in range(n):
-        held_gpu_s[job] = _gpu_time(kept[0][job], kept[1][job], kept[2][job], end[job])
+        held_gpu_s[job] = _gpu_time(kept[0][job], kept[1][job], kept[2][job], end[job, 0])
     while True:
         for job in range(n):
             level = level_up(jobs, job, held[job])
@@ -129,7 +129,7 @@ def spread_gpus(
                 worth[job] = np.inf if planned[job] else -np.inf
             elif level > held[job]:
                 held_s = held_gpu_s[job]
-                worth[job] = _consider(jobs, job, held[job], end[job], spare, free, kept, held_s, False, wide, out)
+                worth[job] = _consider(jobs, job, held[job], end[job, 0], spare, free, kept, held_s, False, wide, out)
                 planned[job] = worth[job] != -np.inf
         _sort(order, worth)
         best = -1
@@ -139,13 +139,14 @@ def spread_gpus(
                 break
         if best < 0 or spare <= 0:
             return
-        _consider(jobs, best, held[best], end[best], spare, free, kept, 0.0, True, wide, out)
+        _consider(jobs, best, held[best], end[best, 0], spare, free, kept, 0.0, True, wide, out)
         _keep(kept, best, out)
         _copy(out.free, free)
         level = level_up(jobs, best, held[best])
         spare -= level - held[best]
-        held[best], end[best] = level, out.end[0]
-        held_gpu_s[best] = _gpu_time(kept[0][best], kept[1][best], kept[2][best], end[best])
+        held[best] = level
+        end[best] = out.end
+        held_gpu_s[best] = _gpu_time(kept[0][best], kept[1][best], kept[2][best], end[best, 0])
         planned[best] = False
 
 
