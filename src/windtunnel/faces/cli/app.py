@@ -28,6 +28,10 @@ USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 HELP_ALL = "--help-all"  # rare flags too
 COMPLETION = "--install-completion"  # its script knows the flags of all verbs
 NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
+ELSEWHERE = {  # what other tools call it
+    "mbs": "micro-batch", "gbs": "global-batch", "qps": "rate", "request-rate": "rate", "nodes": "cluster",
+    "gpus": "cluster", "num-gpus": "cluster", "dtype": "precision", "world-size": "cluster",
+}  # fmt: skip
 LONGER = 3  # flags that hold the word, at most
 
 
@@ -108,7 +112,8 @@ def _not_known(error: UnknownOptionError) -> str:
     if home is not None:
         return f"unknown option {word}: it belongs to `windtunnel {home}`"
     longer = [name for name in names if f"-{word.strip('-')}-" in f"-{name}-"]  # --zero of --zero-stage
-    near = sorted(longer, key=len)[:LONGER] or get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
+    same = [one for one in [ELSEWHERE.get(word.strip("-"), "")] if one in names]
+    near = same or sorted(longer, key=len)[:LONGER] or get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
     remedy = f"did you mean {' or '.join(names[one] for one in near)}?" if near else f"see {_help(error)}"
     return f"unknown option {word}: {remedy}"
 

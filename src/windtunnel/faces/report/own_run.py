@@ -145,4 +145,6 @@ def advice_views(advice: Sequence[Proposal]) -> Iterator[View]:
     yield Changes("What would make the prediction shorter", names, changes, "each predicted; fewest changes first")
     diffs = [(one.flags, one.diff) for one in advice if one.diff]
     if diffs:
-        yield Files("As a patch of your file (patch -p1)", diffs[:1] if len(diffs) == 1 else [diffs[0], diffs[-1]])
+        shown = diffs if len(diffs) == 1 else [diffs[0], diffs[-1]]
+        which = ": one or the other" if len(shown) > 1 else ""
+        yield Files(f"As a patch of your file (patch -p1){which}", shown)

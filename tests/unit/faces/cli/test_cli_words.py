@@ -131,6 +131,8 @@ def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.C
         ),
         ("sweep --bogus", "unknown option --bogus: see `windtunnel sweep --help`"),
         ("fleet flows t.txt --bogus=3", "unknown option --bogus: see `windtunnel fleet flows --help`"),
+        ("predict llama-3-8b --cluster h100:8 --mbs 2", "unknown option --mbs: did you mean --micro-batch?"),
+        ("predict llama-3-8b --cluster h100:8 --gpus 8", "unknown option --gpus: did you mean --cluster?"),
         ("predict llama-3-8b --cluster h100:8 --zero 3", "unknown option --zero: did you mean --zero-stage?"),
         (
             "predict llama-3-8b --cluster h100:8 --batch 4",
