@@ -1,11 +1,12 @@
-"""Eleven loops of the kind that people have, under `windtunnel.survive.standby`: killed, are they the same bits?
+"""Twelve loops of the kind that people have, under `windtunnel.survive.standby`: killed, are they the same bits?
 
-    python validation/resilience/loops.py --ranks 4 --kills 2 [ddp fsdp2 ...]
+    python validation/resilience/loops.py --ranks 4 --kills 2 [ddp fsdp2 ... hf_trainer]
 
 Each script of `loops/` runs plainly, then under the launcher while ranks are killed at random moments,
 standbys, hosts and the fork server among them; with every fourth seed from the start of the processes on. Losses and
 weights of all ranks are held bit by bit against the plain run. A relaunch is the first of the scripts under torchrun
-for one step, with its start and end. Needs torch.
+for one step, with its start and end. Needs torch, and `hf_trainer` (not run unless named) transformers and accelerate,
+which its fork server imports beforehand.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ def main() -> int:
                 words = ["--steps", str(asked.steps), "--pause", str(asked.pause), "--out", str(out)]
                 command = [sys.executable, str(HERE / f"{name}.py"), *words]
                 where = {"hosts": asked.hosts, "address": asked.address}
+                where["preload"] = ["transformers.trainer"] if name == "hf_trainer" else []
                 told = launch(command, asked.ranks, asked.standbys, watching=killer, **where)
                 time.sleep(0.2)
                 left = [pid for pid in killer.seen if Path(f"/proc/{pid}").exists()]
