@@ -174,9 +174,6 @@ def _verdict(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amount]
         ratio = worst / float(value) if less else float(value) / worst if worst else 1.0
         said = f"{best['policy']} is best of {len(figures)}: {text_of(number)} {name}, {loser} {text_of(worst, unit)}"
         said += f" ({ratio:.2f} x)" if ratio > 1.005 else ""
-    stopped = best.get("restarts")
-    if isinstance(stopped, int) and stopped and best.get("restart_gpu_hours") == 0.0:
-        said += f", with {stopped:,} restarts that cost nothing"
     used = best.get("utilisation")
     tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
     return Headline(f"{said}{tail}.", name, number, "good")
