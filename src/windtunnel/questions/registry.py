@@ -169,6 +169,12 @@ QUESTIONS: Mapping[str, Verb] = {
         "Say what is wrong with a trace; status 3 where something cannot be right.",
         example="jobs.csv",
     ),
+    "fleet share": Verb(
+        "windtunnel.questions.asked.fleet.share:FleetShare",
+        "windtunnel.studies.fleet.sharing.study:answer",
+        "Say which jobs fit on one link, by when each sends, and by how much to shift them.",
+        example="traffic.yaml --links 2",
+    ),
     "fleet live": Verb(
         "windtunnel.questions.asked.fleet.live:FleetLive",
         "",

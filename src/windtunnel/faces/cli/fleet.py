@@ -15,6 +15,7 @@ from windtunnel.questions.asked.fleet.flows import FleetFlows
 from windtunnel.questions.asked.fleet.lint import FleetLint
 from windtunnel.questions.asked.fleet.live import FleetLive
 from windtunnel.questions.asked.fleet.pack import FleetPack
+from windtunnel.questions.asked.fleet.share import FleetShare
 from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.questions.asked.fleet.when import FleetWhen
 
@@ -126,6 +127,15 @@ def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("flee
     give(question, found, outputs, live_document(found))
 
 
+def show_share(question: FleetShare, outputs: Outputs) -> None:
+    """Answer, and print."""
+    from windtunnel.faces.report.fleet import sharing_document
+    from windtunnel.studies.fleet.sharing.study import answer
+
+    found = answer(question)
+    give(question, found, outputs, sharing_document(found))
+
+
 def fleet_app(*, everything: bool = False) -> App:
     """The verb with its sub-commands. `everything`: rare flags are listed."""
     app = App(
@@ -139,5 +149,6 @@ def fleet_app(*, everything: bool = False) -> App:
     app.command(command("fleet pack", show_pack, ("report", "rows", "json", "full"), everything=everything))
     app.command(command("fleet flows", show_flows, ("report", "rows", "json"), everything=everything))
     app.command(command("fleet lint", show_lint, ("report", "json"), everything=everything))
+    app.command(command("fleet share", show_share, ("report", "json", "full"), everything=everything))
     app.command(command("fleet live", show_live, everything=everything))
     return app

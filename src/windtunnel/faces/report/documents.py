@@ -43,6 +43,7 @@ DOCUMENTS = {
     "studies.fleet.study:WhenAnswer": "fleet:when_answer_document",
     "studies.fleet.study:PackAnswer": "fleet:pack_document",
     "studies.fleet.study:LintAnswer": "fleet:lint_document",
+    "studies.fleet.sharing.study:Shared": "fleet:sharing_document",
     "studies.fleet.flows.study:FlowsStudy": "fleet:flows_document",
     "studies.fleet.live.study:LiveRun": "fleet:live_document",
 }

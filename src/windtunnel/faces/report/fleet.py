@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.studies.fleet.flows.study import FlowsStudy
 from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
+from windtunnel.studies.fleet.sharing.study import Shared, slower_of
 from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer, PackAnswer, WhenAnswer
 from windtunnel.studies.fleet.when import When
 from windtunnel.views import (
@@ -374,6 +375,38 @@ def when_documents(answers: Sequence[When]) -> Document:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(plain, names[:NAMED])) + (f", and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
+
+
+def sharing_document(found: Shared) -> Document:
+    """Jobs on links that they share."""
+    views: list[View] = []
+    columns = [
+        Column("jobs"),
+        Column("score", "share"),
+        Column("begin after"),
+        Column("steps, shifted"),
+        Column("not shifted"),
+    ]
+    for name, links in found.placements.items():
+        slower = sum(slower_of(links)) / len(slower_of(links))
+        if not views:
+            shown = Number(slower - 1, "share")
+            views.append(
+                Headline(f"Steps are {text_of(slower - 1, 'share')} longer than alone.", "placed by fit", shown)
+            )
+        rows: list[list[Cell]] = [
+            [
+                ", ".join(link.jobs),
+                Number(link.score, "share"),
+                "drift" if link.shifts_s is None else ", ".join(text_of(one, "s") for one in link.shifts_s),
+                ", ".join(f"{one:.2f} x" for one in link.shifted),
+                ", ".join(f"{one:.2f} x" for one in link.unshifted),
+            ]
+            for link in links
+        ]
+        views.append(Table(f"Placed {name}", columns, rows))
+    title = f"{sum(len(link.jobs) for link in found.placements['by fit'])} jobs on shared links"
+    return Document("traffic in turns", title, views, [], found.source)
 
 
 def flows_document(found: FlowsStudy) -> Document:

@@ -1,0 +1,136 @@
+"""How well the traffic of jobs fits on one link, by how much each is best shifted, what sharing does to their steps.
+
+    pattern   in each period a job sends for a while at a rate, then nothing
+    circle    a time after which all patterns repeat together (the least common multiple of the periods)
+    score     1 - mean over the circle of max(0, sum of rates - capacity) / capacity, under the best shifts: 1 where
+              nobody meets anybody, below 0 where more is asked for than twice the link
+
+Source: S. Rajasekaran et al., "CASSINI", NSDI 2024 (arXiv 2308.00852): the mechanism, in our words. Time is cut into
+cells of a 72nd of the shortest period; where periods do not meet again within `MOST` cells they are taken to drift
+past each other, and a shift means nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+CELLS, MOST = 72, 20_000  # of the shortest period; of the circle
+ROUNDS = 5  # in which shifts are looked for again, one job after the other
+STEPS = 200  # of each job that are played
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Seconds and bytes per second. `busy_s`: what a period's traffic takes alone at `rate`."""
+
+    name: str
+    period_s: float
+    busy_s: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Of jobs on one link. Shifts in seconds; None where periods drift."""
+
+    score: float
+    shifts_s: tuple[float, ...] | None
+
+
+def fit_of(patterns: Sequence[Pattern], capacity: float) -> Fit:
+    """The score of jobs on a link, and the shifts that give it: exact for two, one job after the other for more."""
+    if not patterns:
+        return Fit(1.0, ())
+    cell = min(one.period_s for one in patterns) / CELLS
+    periods = [round(one.period_s / cell) for one in patterns]
+    circle = math.lcm(*periods)
+    if circle > MOST:
+        return Fit(_drifting(patterns, capacity), None)
+    waves = [_wave(one, cell, cells, circle) for one, cells in zip(patterns, periods, strict=True)]
+    shifts = [0] * len(waves)
+    order = sorted(range(len(waves)), key=lambda at: -patterns[at].rate * patterns[at].busy_s / patterns[at].period_s)
+    placed: list[int] = []
+    best = math.inf
+    for turn in range(ROUNDS):
+        before = best
+        for at in order:
+            if turn == 0:
+                placed.append(at)
+            others = sum((np.roll(waves[one], shifts[one]) for one in placed if one != at), np.zeros(circle))
+            if len(placed) > 1 and at != order[0]:  # the first one's shift is nobody's gain
+                tried = [_excess(others + np.roll(waves[at], by), capacity) for by in range(periods[at])]
+                shifts[at] = int(np.argmin(tried))
+            best = _excess(others + np.roll(waves[at], shifts[at]), capacity)
+        if best >= before:
+            break
+    return Fit(1.0 - best, tuple(by * cell for by in shifts))
+
+
+def _wave(pattern: Pattern, cell: float, cells: int, circle: int) -> NDArray[np.float64]:
+    """Rates of a job over the circle; a cell that is partly busy has its share."""
+    share = np.clip(pattern.busy_s / cell - np.arange(cells), 0.0, 1.0)
+    return np.tile(pattern.rate * share, circle // cells)
+
+
+def _excess(rates: NDArray[np.float64], capacity: float) -> float:
+    return float(np.maximum(rates - capacity, 0.0).mean() / capacity)
+
+
+def _drifting(patterns: Sequence[Pattern], capacity: float) -> float:
+    """The score where every set of those that send meets for as long as chance has it."""
+    rates = {0.0: 1.0}
+    for one in patterns:
+        duty = min(1.0, one.busy_s / one.period_s)
+        after: dict[float, float] = {}
+        for rate, chance in rates.items():
+            after[rate + one.rate] = after.get(rate + one.rate, 0.0) + chance * duty
+            after[rate] = after.get(rate, 0.0) + chance * (1 - duty)
+        rates = after
+    return 1.0 - sum(chance * max(0.0, rate - capacity) for rate, chance in rates.items()) / capacity
+
+
+def slowdowns(patterns: Sequence[Pattern], capacity: float, shifts_s: Sequence[float]) -> list[float]:
+    """By how much steps get longer where those that send share the link fairly, each no faster than its rate.
+
+    A job computes (its period less `busy_s`), sends, and begins its next step; a job that was shifted begins so much
+    later, and afterwards whenever it is done.
+    """
+    n = len(patterns)
+    ready = list(shifts_s)  # when a job that computes begins to send
+    left, done, ends = [0.0] * n, [0] * n, [0.0] * n
+    now = 0.0
+    while any(count < STEPS for count in done):
+        sending = [at for at in range(n) if left[at] > 0.0]
+        rate = dict(zip(sending, _fair([patterns[at].rate for at in sending], capacity), strict=True))
+        waits = [ready[at] for at in range(n) if left[at] <= 0.0]
+        then = min([*waits, *(now + left[at] / rate[at] for at in sending)])
+        for at in sending:
+            left[at] -= (then - now) * rate[at]
+            if left[at] <= 1e-9 * patterns[at].rate * patterns[at].busy_s:
+                left[at] = 0.0
+                done[at] += 1
+                ends[at] = then if done[at] <= STEPS else ends[at]
+                ready[at] = then + patterns[at].period_s - patterns[at].busy_s
+        for at in range(n):
+            if at not in rate and ready[at] <= then:
+                left[at], ready[at] = patterns[at].rate * patterns[at].busy_s, math.inf
+        now = then
+    return [
+        (end - shift) / (STEPS * one.period_s - (one.period_s - one.busy_s))
+        for end, shift, one in zip(ends, shifts_s, patterns, strict=True)
+    ]
+
+
+def _fair(rates: Sequence[float], capacity: float) -> list[float]:
+    """Max-min fair parts of a link."""
+    given = [0.0] * len(rates)
+    free, open_ = capacity, sorted(range(len(rates)), key=lambda at: rates[at])
+    for place, at in enumerate(open_):
+        given[at] = min(rates[at], free / (len(open_) - place))
+        free -= given[at]
+    return given
