@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from windtunnel.studies.serving.study import Served
 
 
-def show_serve(question: Serve, outputs: Outputs) -> None:
-    """Answer, and print."""
+def show_serve(question: Serve, outputs: Outputs, *, notes: tuple[str, ...] = ()) -> None:
+    """Answer, and print. `notes`: what is not modelled of a command line."""
     from windtunnel.studies.serving.study import answer
 
     _check_places(question, outputs)
     with working("serving"):
         served = answer(question, curve=outputs.report is not None, timeline=outputs.trace is not None)
+    served = replace(served, warnings=(*notes, *served.warnings))
     _print_served(question, served, outputs)
 
 
@@ -91,7 +93,7 @@ def _started(given: Given) -> Below:
         return Below({})
     parts = parts_of(text)
     layout = dict(parts.replicas)
-    return Below({"engine": parts.engine, "replicas": layout}, path=text[:80], instead={"model": parts.model})
+    return Below({"engine": parts.engine, "replicas": layout}, parts.notes, text[:80], instead={"model": parts.model})
 
 
 def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:
