@@ -41,6 +41,7 @@ def show_serve(question: Serve, outputs: Outputs, *, notes: tuple[str, ...] = ()
 
 
 EMIT = "Write how to start the best plan: vllm (command lines), dynamo or llm-d (manifests)."
+OUT = "Folder where that goes; its files of the same names are overwritten (deploy)."
 
 
 def show_plan(
@@ -48,7 +49,7 @@ def show_plan(
     outputs: Outputs,
     *,
     emit: Annotated[Literal["vllm", "dynamo", "llm-d"] | None, Parameter(help=EMIT, group=OUTPUT)] = None,
-    out: Annotated[Path, Parameter(help="Where that goes (deploy).", group=OUTPUT, show=False)] = Path("deploy"),
+    out: Annotated[Path, Parameter(help=OUT, group=OUTPUT)] = Path("deploy"),
 ) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.serving.placement import placed_document, plans_document

@@ -10,6 +10,7 @@ passed over, others that are not modelled are named in a note. Variables of scri
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from windtunnel.errors import SpecError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_documents, to_yaml
 from windtunnel.files.shell import expanded
+from windtunnel.physics.model.catalogue import hub_name
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.names import engine_in
 from windtunnel.studies.serving.engines.profile import load_engine
@@ -349,7 +351,20 @@ class Side:
 
 
 def files_of(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
-    """File name -> text."""
+    """File name -> text: with the model's id on the hub, or a comment that it has to be filled in."""
+    name = hub_name(model)
+    texts = _texts(form, name or model, sides)
+    if name is not None or os.path.isdir(model):
+        return texts
+    said = f"# {model} is no id of the Hugging Face hub: write the checkpoint's id, or the path of its folder\n"
+    shebang = "#!/bin/sh\n"
+    return {
+        file: shebang + said + text.removeprefix(shebang) if text.startswith(shebang) else said + text
+        for file, text in texts.items()
+    }
+
+
+def _texts(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
     if form == "vllm":
         return {f"{side.role or 'serve'}.sh": _script(model, side) for side in sides}
     image = _image(sides[0].deployment.engine)

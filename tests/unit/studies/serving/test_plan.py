@@ -119,7 +119,7 @@ def test_what_is_written_reads_back(form: str, apart: bool, tmp_path: Path) -> N
         (tmp_path / name).write_text(text)
     assert is_started(str(tmp_path))
     parts = parts_of(str(tmp_path))
-    assert parts.model == "deepseek-v3"
+    assert parts.model == "deepseek-ai/DeepSeek-V3"
     told = {"kv": "fp8", "max_model_len": 9000, "max_num_seqs": 64}
     assert told.items() <= parts.engine.items()
     assert parts.engine["engine"] in ("vllm", "vllm-0.22")
@@ -127,6 +127,16 @@ def test_what_is_written_reads_back(form: str, apart: bool, tmp_path: Path) -> N
         assert parts.replicas == {"kind": "apart", "prefill": "2xtp2", "decode": "1xtp4dp2ep8"}
     else:
         assert parts.replicas == {"kind": "together", "tp": 4, "pp": 1, "dp": 2, "ep": 8, "replicas": 3}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_without_an_id_of_the_hub_asks_for_it(form: str, tmp_path: Path) -> None:
+    sides = [Side("", Deployment(engine="vllm-0.22", tp=2), 1)]
+    for name, text in files_of(form, "llama-3.3-70b", sides).items():  # type: ignore[arg-type]
+        assert "# llama-3.3-70b is no id" in text
+        assert text.startswith("#!/bin/sh\n" if form == "vllm" else "# ")
+        (tmp_path / name).write_text(text)
+    assert parts_of(str(tmp_path)).model == "llama-3.3-70b"
 
 
 def test_a_line_of_an_engine_is_read() -> None:

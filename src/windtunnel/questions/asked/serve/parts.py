@@ -224,10 +224,10 @@ class Limits:
 
     __pydantic_config__: ClassVar = STRICT
     ttft: Annotated[
-        float | None, About("Longest time to the first token, e.g. 1s.", LIMITS, least=1e-9, unit="time")
+        float | None, About("Longest time to the first token, e.g. 1s.", LIMITS, least=1e-9, unit="time", bare_most=60)
     ] = None
     tpot: Annotated[
-        float | None, About("Longest time per output token, e.g. 50ms.", LIMITS, least=1e-9, unit="time")
+        float | None, About("Longest time per output token, e.g. 50ms.", LIMITS, least=1e-9, unit="time", bare_most=1)
     ] = None
 
     def seconds(self) -> dict[str, float]:
