@@ -355,9 +355,9 @@ def files_of(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
 
     Raises SpecError for what no file of these says.
     """
-    for field in ("lora", "kv_tiers"):
-        if (value := getattr(sides[0].deployment, field)) is not None:
-            raise SpecError("--emit", value, f"writes no {field}: leave it out, and add it to what is written")
+    for option in ("lora", "kv_tiers"):
+        if (value := getattr(sides[0].deployment, option)) is not None:
+            raise SpecError("--emit", value, f"writes no {option}: leave it out, and add it to what is written")
     name = hub_name(model)
     texts = _texts(form, name or model, sides)
     if name is not None or os.path.isdir(model):
