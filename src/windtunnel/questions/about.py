@@ -36,6 +36,7 @@ class About:
     flag: str = ""  # its flag without dashes, where that is not the field's name
     inside: bool = False  # the part's own fields are flags
     rare: bool = False  # listed by `--help-all` only
+    bare_most: float | None = None  # of a time: the most seconds that a text without a unit can mean
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
@@ -63,12 +64,16 @@ class About:
         """A text with a unit as its number; of a mapping each value. Raises ValueError with the remedy."""
         if isinstance(value, Mapping):
             return {key: self.in_base_unit(inner) for key, inner in value.items()}
-        if not isinstance(value, str):
+        if not isinstance(value, str):  # of a document, whose numbers are in base units
             return value
         try:
-            return UNITS[self.unit].parse(value)
+            number = UNITS[self.unit].parse(value)
         except SpecError as error:
             raise ValueError(error.remedy) from None
+        text = value.strip()
+        if self.bare_most is not None and number > self.bare_most and not text[-1:].isalpha():
+            raise ValueError(f"without a unit it is seconds: give {text}ms, or {text}s where that is meant")
+        return number
 
     def within_limits(self, value: object) -> object:
         """The value. Raises ValueError with the remedy where it is below `least` or above `most`."""

@@ -2,8 +2,9 @@
 
     plan        best plan in the time that is given     -> step, band, head-room
     survive     on the same failures by GPU and hour    -> share of the time that trains
-    days        tokens / (tokens/s x that share)
-    cost        days x GPUs x price; break-even: the price at which it costs what the cheapest other one does
+    days        tokens / (tokens/s x that share), and `survive` asked again for so many days
+    cost        as `survive` counts it: days x (GPUs + those of standbys) x price, so its band is that of the days;
+                break-even: the price at which it costs what the cheapest other one does
     energy      at the GPUs' rated power, as `plan` counts it
 
 Two are told apart only where their bands of days (or of cost) do not overlap.
@@ -11,11 +12,12 @@ Two are told apart only where their bands of days (or of cost) do not overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.physics.hardware import Cluster
+from windtunnel.physics.hardware import Cluster, get_gpu, parse_cluster
+from windtunnel.physics.step.result_of import ROOFLINE_WORTH_SAYING
 from windtunnel.questions.asked.decide import Decide
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import open_plan
@@ -28,15 +30,17 @@ from windtunnel.questions.words import command
 from windtunnel.studies.plan import plans
 from windtunnel.studies.planning.answer import Planned
 from windtunnel.studies.predict import answer_at_first
-from windtunnel.studies.survive import answer as survived
-from windtunnel.studies.training.question import cluster_of
-from windtunnel.units import parse_number
+from windtunnel.studies.resilience import survive as survived
+from windtunnel.studies.survive import job_of
+from windtunnel.studies.training.question import cluster_of, model_of
+from windtunnel.units import format_many, parse_number
 
 DAY_S = 86_400.0
 TOKENS_PER_STEP = 4_194_304  # where no batch is given: as models of 2023 to 2026 are trained with
 SEQUENCE = 8192
 DAYS_MOST = 3650.0
 ESTIMATED = ("fitted", "roofline")
+GAP_WORTH_SAYING = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Option:
     memory_capacity_bytes: int | None = None
     effective_share: float | None = None  # of the time that trains, with failures
     policy: str = ""
+    standbys: int | None = None  # machines that the policy keeps: paid, and in `gpu_hours`
     days: float | None = None  # with failures
     days_p5: float | None = None
     days_p95: float | None = None
@@ -65,13 +70,16 @@ class Option:
     gpu_hours: float | None = None
     energy_mwh: float | None = None
     estimated_share: float | None = None  # of the busy time, that rests on no measured kernel
+    roofline_share: float | None = None  # of the busy time, for which not even a formula was fitted: `predict` warns
     price: float | None = None
     cost: float | None = None
     cost_p5: float | None = None
     cost_p95: float | None = None
     cost_per_million_tokens: float | None = None
     break_even_price: float | None = None
-    told_apart: bool = True  # from the first of the table
+    gap: float = 0.0  # by what part of its time the plan could be slower than the best: the search stopped early
+    told_apart: bool = True  # from the first of the table, by what the table is ordered by
+    days_told_apart: bool = True  # by days
     predict: str = ""  # the lines that give these figures one by one
     survive: str = ""
 
@@ -101,8 +109,8 @@ def answer(question: Decide) -> Decision:
     """The decision. Raises UserError."""
     words = [word.strip() for word in question.clusters.split(",") if word.strip()]
     clusters = [cluster_of(ClusterPart(base=word)) for word in words]
-    prices = [_price(question.price, cluster, word) for word, cluster in zip(words, clusters, strict=True)]
-    _check_prices(question.price, clusters, words)
+    _check_models(question, clusters[0].n_gpus)
+    prices = _prices(question.price, clusters, words)
     failures = question.failures if question.mtbf is None else f"{question.mtbf!r}s@{clusters[0].n_gpus}"
     notes: list[str] = []
     fields = dict(plain_part(question.plan))
@@ -119,34 +127,70 @@ def answer(question: Decide) -> Decision:
         for model in question.models
         for word, cluster, price in zip(words, clusters, prices, strict=True)
     ]
+    notes += [
+        f"the plan of {one.model} on {one.cluster} could be {one.gap:.1%} slower than the best: give more --within"
+        for one in found
+        if one.fits and one.gap >= GAP_WORTH_SAYING
+    ]
     by = "cost" if all(price is not None for price in prices) else "days"
     ordered = sorted(found, key=lambda one: (not one.fits, getattr(one, by) or 0.0, one.model, one.cluster))
     options = tuple(_beside(one, ordered, by) for one in ordered)
     return Decision(options, _sentence(options, by, question), by, question.currency, question.tokens, tuple(notes))
 
 
-def _price(text: str, cluster: Cluster, word: str) -> float | None:
-    """Of a GPU of a cluster; None where none is given. Raises SpecError."""
+def _check_models(question: Decide, gpus: int) -> None:
+    """Names that are no model are wrong, not models that fit nowhere. Raises UserError."""
+    for model in question.models:
+        try:
+            model_of(ModelPart(base=model), gpus)
+        except UserError:
+            try:
+                parse_cluster(model)
+            except UserError:
+                pass
+            else:
+                joined = ",".join([question.clusters.strip(", "), model])
+                raise SpecError("models", model, f"is a cluster: join them by commas, --clusters {joined}") from None
+            raise
+
+
+def _prices(text: str, clusters: Sequence[Cluster], words: Sequence[str]) -> list[float | None]:
+    """Of a GPU of each cluster; None where none is given. Raises SpecError."""
+    bare: list[float] = []
+    named: dict[str, float] = {}
     for part in (one.strip() for one in text.split(",") if one.strip()):
         name, equals, value = part.rpartition("=")
-        if not equals or name in (cluster.gpu.name, word.rpartition(":")[0], word):
-            price = parse_number(value, "--price")
-            if price < 0.0:
-                raise SpecError("--price", text, "give money for an hour of one GPU, 0 or more")
-            return price
-    return None
+        price = parse_number(value, "--price")
+        if price < 0.0:
+            raise SpecError("--price", part, "give money for an hour of one GPU, 0 or more")
+        if equals:
+            named[name.strip()] = price
+        else:
+            bare.append(price)
+    if len(bare) > 1 and (named or len(bare) != len(clusters)):
+        said = ",".join(f"{word.rpartition(':')[0] or word}=.." for word in words)
+        raise SpecError("--price", text, f"give one for all, one for each of the {len(clusters)} clusters, or {said}")
+    found: list[float | None] = list(bare) if len(bare) > 1 else [bare[0] if bare else None] * len(clusters)
+    for name, price in named.items():
+        meant = [
+            place
+            for place, (cluster, word) in enumerate(zip(clusters, words, strict=True))
+            if name in (word, word.rpartition(":")[0], cluster.gpu.name) or _gpu_name(name) == cluster.gpu.name
+        ]
+        if not meant:
+            known = sorted({word.rpartition(":")[0] or word for word in words})
+            raise SpecError("--price", f"{name}={price:g}", f"no cluster is called so: {', '.join(known)}")
+        for place in meant:
+            found[place] = price
+    return found
 
 
-def _check_prices(text: str, clusters: Sequence[Cluster], words: Sequence[str]) -> None:
-    known = {
-        name
-        for cluster, word in zip(clusters, words, strict=True)
-        for name in (cluster.gpu.name, word.rpartition(":")[0], word)
-    }
-    for part in text.split(","):
-        name, equals, _ = part.strip().rpartition("=")
-        if equals and name not in known:
-            raise SpecError("--price", part.strip(), f"no cluster is called so: {', '.join(sorted(known - {''}))}")
+def _gpu_name(name: str) -> str | None:
+    """The GPU that an alias means; None where there is none."""
+    try:
+        return get_gpu(name).name
+    except UserError:
+        return None
 
 
 def _option(
@@ -167,8 +211,10 @@ def _option(
         found = plans(search)
     except UserError as error:
         return replace(bare, reason=str(error))
+    bare = replace(bare, gap=found.gap)
     if not found.plans:
-        return replace(bare, reason="no plan fits in memory")
+        early = f"no plan was found in {question.within:g} s: give --within" if found.gap else "no plan fits in memory"
+        return replace(bare, reason=early)
     best = found.plans[0]
     return _with_failures(question, bare, best, named, cluster, price, failures)
 
@@ -193,17 +239,23 @@ def _with_failures(
         model=named[0],
         cluster=named[1],
         plan=open_plan(**dict(best.plan)),
-        days=min(DAYS_MOST, max(1.0, bare_s / DAY_S)),
+        days=_askable(bare_s / DAY_S),
         failures=failures,
         policy=question.policy,
         seeds=question.seeds,
+        price=price,
     )
-    entry = max(survived(survive).entries, key=lambda one: one.ettr)
-    days = bare_s / DAY_S / entry.ettr if entry.ettr else float("inf")
+    _, job = job_of(survive)
+    entry = max(survived(job).entries, key=lambda one: one.ettr)
+    if not entry.ettr:
+        return replace(bare, reason=f"failures leave no time to train, with {entry.policy}")
+    days = bare_s / DAY_S / entry.ettr
+    survive = replace(survive, days=_askable(days))
+    entry = max(survived(replace(job, days=survive.days)).entries, key=lambda one: one.ettr)
     low, high = (one / result.step_time_ns for one in (result.step_time_p5_ns, result.step_time_p95_ns))
     share = {name: value for name, value in result.provenance.items() if name in ESTIMATED}
-    hours = days * 24.0 * cluster.n_gpus
-    cost = None if price is None else hours * price
+    times = days / survive.days  # 1 but for runs that are shorter or longer than what `survive` is asked
+    cost = None if entry.cost_usd is None else entry.cost_usd * times
     watts = cluster.gpu.tdp_w * cluster.n_gpus
     return replace(
         bare,
@@ -218,13 +270,15 @@ def _with_failures(
         memory_capacity_bytes=best.memory_capacity_bytes,
         effective_share=entry.ettr,
         policy=entry.policy,
+        standbys=entry.standbys,
         days=days,
         days_p5=days * low,
         days_p95=days * high,
         days_without_failures=bare_s / DAY_S,
-        gpu_hours=hours,
+        gpu_hours=entry.gpu_hours * times,
         energy_mwh=watts * days * 24.0 / 1e6,
         estimated_share=sum(share.values()),
+        roofline_share=share.get("roofline", 0.0),
         price=price,
         cost=cost,
         cost_p5=None if cost is None else cost * low,
@@ -235,16 +289,26 @@ def _with_failures(
     )
 
 
+def _askable(days: float) -> float:
+    """Days that `survive` can be asked for: a share of less than one is of hardly any failure."""
+    return min(DAYS_MOST, max(1.0, days))
+
+
 def _beside(one: Option, options: Sequence[Option], by: str) -> Option:
     """An option beside the others: whether it is told apart from the first, and the price that would make it even."""
     if not one.fits:
         return one
     first = options[0]
-    mine, best = ((getattr(each, f"{by}_p5"), getattr(each, f"{by}_p95")) for each in (one, first))
-    apart = one is first or mine[0] > best[1] or mine[1] < best[0]
     others = [each.cost for each in options if each is not one and each.model == one.model and each.cost is not None]
     even = min(others) / one.gpu_hours if others and one.gpu_hours else None
-    return replace(one, told_apart=apart, break_even_price=even)
+    apart, by_days = _apart(one, first, by), _apart(one, first, "days")
+    return replace(one, told_apart=apart, days_told_apart=by_days, break_even_price=even)
+
+
+def _apart(one: Option, first: Option, by: str) -> bool:
+    """Whether the bands of two leave open which is better."""
+    mine, best = ((getattr(each, f"{by}_p5"), getattr(each, f"{by}_p95")) for each in (one, first))
+    return one is first or mine[0] > best[1] or mine[1] < best[0]
 
 
 def _sentence(options: Sequence[Option], by: str, question: Decide) -> str:
@@ -253,14 +317,33 @@ def _sentence(options: Sequence[Option], by: str, question: Decide) -> str:
         return "None of them can train it: see the reasons in the table."
     first = able[0]
     money = "" if first.cost is None else f" for {question.currency}{first.cost:,.0f}"
-    said = f"{first.cluster} trains {first.model} in {first.days:.3g} days{money}, with failures"
-    if len(able) == 1:
-        return f"{said}; no other one can."
-    second = able[1]
+    kept = f" and {format_many(first.standbys, 'machine')} kept for it" if first.standbys else ""
+    paid = ", which are paid" if kept and money else ""
+    said = f"{first.cluster} trains {first.model} in {first.days:.3g} days{money}, with failures met by {first.policy}"
+    return " ".join([f"{said}{kept}{paid}; {_lead(able, by)}", *_unmeasured(able[:2])])
+
+
+def _lead(able: Sequence[Option], by: str) -> str:
+    """What the first is ahead of the second by, and what the bands say of it."""
+    first, second = able[0], able[1] if len(able) > 1 else None
+    if second is None:
+        return "no other one can."
     mine, theirs = getattr(first, by), getattr(second, by)
     less = (
         f"{1.0 - mine / theirs:.0%} less {'money' if by == 'cost' else 'time'} than {second.model} on {second.cluster}"
     )
     if not second.told_apart:
-        return f"{said}; {less}, which is not told apart: their bands overlap."
-    return f"{said}; {less}, beyond what the bands leave open."
+        return f"{less}, which is not told apart: their bands overlap."
+    if not second.days_told_apart:
+        return f"{less}, beyond what the bands leave open; by days they are not told apart."
+    return f"{less}, beyond what the bands leave open."
+
+
+def _unmeasured(options: Sequence[Option]) -> Iterator[str]:
+    """The warning of `predict`, of those that are held against each other."""
+    for one in options:
+        if (one.roofline_share or 0.0) > ROOFLINE_WORTH_SAYING:
+            yield (
+                f"{one.roofline_share:.0%} of the busy time of {one.model} on {one.cluster} is priced by roofline: no"
+                " measured kernels for it."
+            )

@@ -58,9 +58,13 @@ def test_each_figure_is_that_of_the_verb_beside_it(decision: Decision) -> None:
         assert one.tokens_per_s == result.tokens_per_s  # type: ignore[attr-defined]
         best = max(survival.entries, key=lambda entry: entry.ettr)  # type: ignore[attr-defined]
         assert (one.effective_share, one.policy) == (best.ettr, best.policy)
-        assert one.days == pytest.approx(1e12 / result.tokens_per_s / 86_400 / best.ettr)  # type: ignore[attr-defined]
+        assert one.days == pytest.approx(survival.asked.days)  # type: ignore[attr-defined]
+        bare = 1e12 / result.tokens_per_s / 86_400  # type: ignore[attr-defined]
+        assert one.days * best.ettr == pytest.approx(bare, rel=5e-3)  # type: ignore[operator]
         assert one.days_without_failures < one.days  # type: ignore[operator]
-        assert one.gpu_hours == pytest.approx(one.days * 24 * 16)  # type: ignore[operator]
+        assert (one.cost, one.gpu_hours) == pytest.approx((best.cost_usd, best.gpu_hours))
+        assert one.standbys == best.standbys
+        assert one.gpu_hours == pytest.approx(one.days * 24 * (16 + 8 * one.standbys))  # type: ignore[operator]
         assert one.cost == pytest.approx(one.gpu_hours * one.price)  # type: ignore[operator]
         assert one.head_room_bytes == result.memory_capacity_bytes - result.peak_memory.device_bytes  # type: ignore[attr-defined]
 
@@ -82,6 +86,56 @@ def test_what_bands_do_not_tell_apart_is_said(decision: Decision) -> None:
     assert same.by == "days"
     assert same.options[0].cost is None
     json.dumps(decision.to_dict(), allow_nan=False)
+
+
+def test_the_text_names_policy_standbys_and_plan(decision: Decision) -> None:
+    from windtunnel.faces.report.decision import decide_document
+    from windtunnel.views import Table
+
+    first = decision.options[0]
+    assert f"met by {first.policy}" in decision.sentence
+    assert ("machine" in decision.sentence) is bool(first.standbys)
+    table = next(view for view in decide_document(decision).views if isinstance(view, Table))
+    cells = dict(zip([column.name for column in table.columns], table.rows[0], strict=True))
+    assert "tp 2" in str(cells["plan"])
+    assert first.policy in str(cells["failures met by"])
+
+
+def test_bands_of_money_follow_from_those_of_days_and_both_are_said() -> None:
+    found = ask({**ASKED, "clusters": "h100:16,mi355x:16", "price": "2,9"})
+    one, other = found.options
+    for each in (one, other):
+        low, high = each.cost_p5 / each.cost, each.cost_p95 / each.cost
+        assert (low, high) == pytest.approx((each.days_p5 / each.days, each.days_p95 / each.days))
+    assert (one.cluster, other.told_apart, other.days_told_apart) == ("h100:16", True, False)
+    assert "by days they are not told apart" in found.sentence
+    assert "100% of the busy time of llama-3-8b on mi355x:16 is priced by roofline" in found.sentence
+
+
+def test_prices_by_place_by_name_and_by_alias() -> None:
+    from windtunnel.physics.hardware import parse_cluster
+    from windtunnel.studies.decide import _prices
+
+    words = ["h100-sxm:16", "b200:16"]
+    clusters = [parse_cluster(word) for word in words]
+    for text, prices in {
+        "": [None, None],
+        "2.5": [2.5, 2.5],
+        "2.5,4": [2.5, 4.0],
+        "h100=2.5,b200:16=4": [2.5, 4.0],
+        "2.5,b200=4": [2.5, 4.0],
+    }.items():
+        assert _prices(text, clusters, words) == prices
+    for wrong in ("2.5,4,5", "2.5,4,b200=4", "a100=2", "-1"):
+        with pytest.raises(UserError, match="--price"):
+            _prices(wrong, clusters, words)
+
+
+def test_a_cluster_behind_a_space_is_no_model_that_does_not_fit() -> None:
+    with pytest.raises(UserError, match="join them by commas, --clusters h100-sxm:16,b200:16"):
+        ask({**ASKED, "models": ["llama-3-8b", "b200:16"], "clusters": "h100-sxm:16"})
+    with pytest.raises(UserError, match="llama-3-9b"):
+        ask({**ASKED, "models": ["llama-3-9b"]})
 
 
 def test_failures_of_a_larger_job_come_in_proportion() -> None:

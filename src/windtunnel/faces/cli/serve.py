@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
     from windtunnel.studies.serving.study import Served
 
 
-def show_serve(question: Serve, outputs: Outputs) -> None:
-    """Answer, and print."""
+def show_serve(question: Serve, outputs: Outputs, *, notes: tuple[str, ...] = ()) -> None:
+    """Answer, and print. `notes`: what is not modelled of a command line."""
     from windtunnel.studies.serving.study import answer
 
     _check_places(question, outputs)
     with working("serving"):
         served = answer(question, curve=outputs.report is not None, timeline=outputs.trace is not None)
+    served = replace(served, warnings=(*notes, *served.warnings))
     _print_served(question, served, outputs)
 
 
 EMIT = "Write how to start the best plan: vllm (command lines), dynamo or llm-d (manifests)."
+OUT = "Folder where that goes; its files of the same names are overwritten (deploy)."
 
 
 def show_plan(
@@ -46,7 +49,7 @@ def show_plan(
     outputs: Outputs,
     *,
     emit: Annotated[Literal["vllm", "dynamo", "llm-d"] | None, Parameter(help=EMIT, group=OUTPUT)] = None,
-    out: Annotated[Path, Parameter(help="Where that goes (deploy).", group=OUTPUT, show=False)] = Path("deploy"),
+    out: Annotated[Path, Parameter(help=OUT, group=OUTPUT)] = Path("deploy"),
 ) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.serving.placement import placed_document, plans_document
@@ -91,7 +94,7 @@ def _started(given: Given) -> Below:
         return Below({})
     parts = parts_of(text)
     layout = dict(parts.replicas)
-    return Below({"engine": parts.engine, "replicas": layout}, path=text[:80], instead={"model": parts.model})
+    return Below({"engine": parts.engine, "replicas": layout}, parts.notes, text[:80], instead={"model": parts.model})
 
 
 def _check_places(question: Serve | ServePlan, outputs: Outputs) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from windtunnel.faces.report.plans import words
 from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.studies.check import Checked
 from windtunnel.studies.decide import Decision, Option
+from windtunnel.units import format_many
 from windtunnel.views import (
     Bar,
     Bars,
@@ -33,12 +35,14 @@ def decide_document(answer: Decision) -> Document:
         *([Column("model")] * several),
         *(Column("cluster"), Column("step", "s"), Column("MFU", "share"), Column("trains", "share"), Column("days")),
         *((Column("cost"), Column("per M tokens"), Column("even at")) if money else ()),
-        *(Column("energy"), Column("head-room", "B"), Column("estimated", "share"), Column("told apart")),
+        *(Column("energy"), Column("head-room", "B"), Column("estimated", "share"), Column("failures met by")),
+        *(Column("plan"), Column("told apart")),
     ]
     rows = [_row(one, answer.currency, money)[0 if several else 1 :] for one in answer.options]
     note = (
-        "with failures; trains: the share of the time that does; estimated: of the busy time, what rests on formulas;"
-        f" even at: the price of a GPU-hour at which it costs what the cheapest other does; best by {answer.by} first"
+        "with failures, standbys paid; trains: the share of the time that does; estimated: of the busy time, what rests"
+        " on formulas; even at: the price of a GPU-hour at which it costs what the cheapest other does;"
+        f" best by {answer.by} first"
     )
     able = [one for one in answer.options if one.fits]
     plans = [(f"{one.model} on {one.cluster}", f"{one.predict}\n{one.survive}\n") for one in able]
@@ -88,7 +92,7 @@ def _pictures(able: Sequence[Option], currency: str) -> Iterator[Bars]:
 
 def _row(one: Option, currency: str, money: bool) -> list[Cell]:
     if not one.fits:
-        return [one.model, one.cluster, *([None] * (7 + 3 * money)), "does not fit"]
+        return [one.model, one.cluster, *([None] * (9 + 3 * money)), "does not fit"]
 
     def spent(value: float | None) -> str | None:
         return None if value is None else f"{currency}{value:,.0f}" if value >= 100 else f"{currency}{value:,.3g}"
@@ -96,9 +100,12 @@ def _row(one: Option, currency: str, money: bool) -> list[Cell]:
     days = f"{one.days:,.3g} ({one.days_p5:,.3g}-{one.days_p95:,.3g})"
     row: list[Cell] = [one.model, one.cluster, one.step_time_s, one.mfu, one.effective_share, days]
     if money:
-        row += [spent(one.cost), spent(one.cost_per_million_tokens), spent(one.break_even_price)]
+        row += [f"{spent(one.cost)} ({spent(one.cost_p5)}-{spent(one.cost_p95)})" if one.cost else spent(one.cost)]
+        row += [spent(one.cost_per_million_tokens), spent(one.break_even_price)]
     energy = f"{one.energy_mwh:,.0f} MWh" if (one.energy_mwh or 0) >= 10 else f"{one.energy_mwh:,.3g} MWh"
-    return [*row, energy, one.head_room_bytes, one.estimated_share, "" if one.told_apart else "no"]
+    kept = f"{one.policy}, {format_many(one.standbys, 'machine')} kept" if one.standbys else one.policy
+    apart = "no" if not one.told_apart else "" if one.days_told_apart else "by cost, not by days"
+    return [*row, energy, one.head_room_bytes, one.estimated_share, kept, words(one.plan or {}), apart]
 
 
 def check_document(answer: Checked) -> Document:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +54,15 @@ ALIASES = {
     "qwen2.5-math-1.5b": "qwen2.5-1.5b",
     "qwen2.5-math-7b": "qwen2.5-7b",
     "kimi-k2.6": "kimi-k2.5",
+    "gemma-4-31b-it-nvfp4": "gemma-4-31b",
+    "hy3-preview": "hy3",
+    "minimax-text-01-hf": "minimax-01",
+    "ministral-3-8b-base-2512": "ministral-3-8b",
+    "mistral-small-4-119b-2603": "mistral-small-4",
+    "nemotron-h-56b-base-8k": "nemotron-h-56b",
+    "phi-3-medium-4k-instruct": "phi-3-medium",
+    "phi-3-mini-4k-instruct": "phi-3-mini",
+    "stable-diffusion-3.5-large": "sd3.5-large",
     "minimax-m2.7": "minimax-m2.5",
     "qwen3.6-27b": "qwen3.5-27b",
     "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
@@ -65,6 +75,7 @@ ALIASES = {
     "nvidia-nemotron-3-super-120b-a12b-fp8": "nemotron-3-super",
     "nvidia-nemotron-3-ultra-550b-a55b-bf16": "nemotron-3-ultra",
 }
+TUNED = re.compile(r"-(instruct|it|chat|base|pt)$")  # says how a checkpoint was trained: its shape is the same
 
 
 @lru_cache(maxsize=1)
@@ -105,6 +116,20 @@ def stored_as(spec: str | Path | Mapping[str, object]) -> Stored:
     return stored_formats(config, path.parent if path.name == "config.json" else None)
 
 
+def hub_name(spec: str) -> str | None:
+    """The id on the Hugging Face hub of a shipped model, `Qwen/Qwen3-32B`; None where it is not known.
+
+    An alias may be another checkpoint of the same shape, and has none; an id stays what it is.
+    """
+    if "/" in spec and _resolved(spec) is not None and not _exists(spec):
+        return spec
+    if spec.lower() not in catalogue_names():
+        return None
+    source = str(config_of(FOLDER / f"{spec.lower()}.json")[0].get("_source", ""))
+    found = re.search(r"(?:https://huggingface\.co/|written for )([\w.-]+/[\w.-]+)", source)
+    return None if found is None else found[1]
+
+
 @lru_cache(maxsize=128)
 def _shipped_as(name: str) -> Stored:
     return stored_formats(config_of(FOLDER / f"{name}.json")[0])
@@ -114,8 +139,11 @@ def _resolved(spec: str) -> str | None:
     if spec.startswith((".", "/")):
         return None
     name = spec.lower().rpartition("/")[2]
-    name = ALIASES.get(name, name)
-    return name if name in catalogue_names() else None
+    for one in (name, TUNED.sub("", name)):
+        one = ALIASES.get(one, one)
+        if one in catalogue_names():
+            return one
+    return None
 
 
 def _exists(spec: str) -> bool:

@@ -26,7 +26,8 @@ class Decide:
         default_factory=open_plan
     )
     price: Annotated[
-        str, About("Of one GPU for an hour, of all or by name: 2.5, or h100-sxm=2.5,b200=4; no money without it.")
+        str,
+        About("Of one GPU for an hour: 2.5 for all, 2.5,4 in the clusters' order, or h100=2.5,b200=4."),
     ] = ""
     currency: Annotated[str, About("What prices are in ($).", rare=True)] = "$"
     mtbf: Annotated[

@@ -243,7 +243,10 @@ def _of_log(evidence: Evidence) -> list[Cause]:
         run.notes
     ):
         share = fullest / evidence.capacity_bytes if evidence.capacity_bytes else 1.0
-        said = f"the allocator holds {format_percent(share, 0)} of what the device has: it frees and asks again"
+        said = (
+            f"the allocator holds {format_percent(share, 0)} of what the device has: it frees and asks again, which may"
+            " be up to all of the gap"
+        )
         found.append(Cause(MEMORY_FULL, gap, said, MENDS[MEMORY_FULL]))
     last = waits_for(run.collectives)
     if last is not None and not evidence.traced:

@@ -5,28 +5,35 @@
     llm-d    modelserver.yaml: patches of the Deployments `decode` and `prefill` for its Kustomize bases
 
 What is read becomes parts of a question: the model, the engine, the replicas. Flags that say nothing of speed are
-passed over; one that changes what is computed and is not known is an error.
+passed over, others that are not modelled are named in a note. Variables of scripts are put in; nothing is run.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.errors import SpecError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_documents, to_yaml
+from windtunnel.files.shell import expanded
+from windtunnel.physics.model.catalogue import hub_name
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.names import engine_in
 from windtunnel.studies.serving.engines.profile import load_engine
 
 Form = Literal["vllm", "dynamo", "llm-d"]
 FORMS: tuple[Form, ...] = ("vllm", "dynamo", "llm-d")
-LINE = re.compile(r"(?:^|\s)(vllm serve|sglang\.launch_server|dynamo\.(?:vllm|sglang)|trtllm-serve)(?:\s|$)")
+LINE = re.compile(
+    r"(?:^|[\s/;])(vllm serve|vllm\.entrypoints\.(?:openai\.)?api_server|sglang\.launch_server"
+    r"|dynamo\.(?:vllm|sglang)|trtllm-serve)(?:\s|$)"
+)
+ASSIGNED = re.compile(r"\s*(?:export\s+|readonly\s+)?([A-Za-z_]\w*)=(?:\(([^()]*)\)|(.*))", re.DOTALL)
 INTEGERS = {  # flag -> field of a deployment
     "tensor-parallel-size": "tp", "tp": "tp", "tp-size": "tp", "pipeline-parallel-size": "pp", "pp": "pp",
     "pp-size": "pp", "data-parallel-size": "attn_dp", "dp": "attn_dp", "dp-size": "attn_dp",
@@ -43,7 +50,21 @@ SWITCHES: dict[str, tuple[str, bool]] = {
 }  # fmt: skip
 FORMATS = {"fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 CACHES = {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
-UNREAD = ("enable-lora", "lora-modules", "cpu-offload-gb", "swap-space", "quantization-param-path")
+# Say nothing of speed; what a word begins with, or all of it.
+QUIET = (
+    "host", "port", "api-key", "served-model-name", "trust-remote-code", "tokenizer", "seed", "download-dir",
+    "chat-template", "tool-", "enable-auto-tool-choice", "reasoning-parser", "enable-reasoning", "disable-log-",
+    "disable-uvicorn-", "enable-log-", "no-enable-log-", "max-log-len", "uvicorn-", "ssl-", "hf-token", "allowed-",
+    "revision", "code-revision", "log-", "cpu-offload-gb", "root-path", "generation-config", "load-format",
+    "distributed-executor-backend", "kv-transfer-config", "disaggregation-", "response-role", "skip-server-warmup",
+    "enable-metrics", "headless", "device", "speculative-algorithm", "speculative-draft-model-path",
+    "speculative-eagle-topk", "task", "runner",
+)  # fmt: skip
+ALONE = re.compile(  # switches: the word after them is no value of theirs
+    r"(no-|enable-|disable-|skip-|use-).*|trust-remote-code|enforce-eager|async-scheduling|headless|O\d"
+)
+UNGRAPHED = re.compile(r"enforce-eager|disable-cuda-graph|-O0|cudagraph.?mode\W+(NONE|0)")
+FLOATS = ("auto", "half", "float16", "fp16", "bfloat16", "bf16")
 IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
 CONNECTOR = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 
@@ -57,6 +78,7 @@ class Started:
     fields: Mapping[str, Any]
     replicas: int = 1
     role: str = ""  # prefill, decode; "" = both phases
+    ignored: tuple[str, ...] = ()  # flags that change speed, perhaps, and are not modelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +88,7 @@ class Parts:
     model: str
     engine: Mapping[str, object]
     replicas: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def is_started(text: str) -> bool:
@@ -86,6 +109,7 @@ def parts_of(text: str) -> Parts:
         raise SpecError("MODEL", text, "holds no worker: give a vllm serve line, or a Dynamo or llm-d file")
     first = workers[0]
     roles = {one.role: one for one in workers}
+    notes = _notes(dict.fromkeys(flag for one in workers for flag in one.ignored))
     engine = dict(first.fields)
     layout = [engine.pop(name, default) for name, default in (("tp", 1), ("pp", 1), ("attn_dp", 1), ("moe_ep", None))]
     engine = {"engine": first.engine, **engine}
@@ -94,11 +118,21 @@ def parts_of(text: str) -> Parts:
         engine["drafting"] = {"kind": "drafted", **drafted}
     if {"prefill", "decode"} <= set(roles):
         sides = {name: _words(roles[name]) for name in ("prefill", "decode")}
-        return Parts(first.model, engine, {"kind": "apart", **sides})
+        return Parts(first.model, engine, {"kind": "apart", **sides}, notes)
     sizes: dict[str, object] = dict(zip(("tp", "pp", "dp"), layout, strict=False))
     if layout[3] is not None:
         sizes["ep"] = layout[3]
-    return Parts(first.model, engine, {"kind": "together", **sizes, "replicas": sum(one.replicas for one in workers)})
+    together = {"kind": "together", **sizes, "replicas": sum(one.replicas for one in workers)}
+    return Parts(first.model, engine, together, notes)
+
+
+def _notes(ignored: Iterable[str]) -> tuple[str, ...]:
+    """What is said of flags that are not modelled."""
+    if not (flags := list(ignored)):
+        return ()
+    said = f"not modelled and ignored: {', '.join(flag if len(flag) <= 40 else flag.split()[0] for flag in flags)}"
+    graphs = any(UNGRAPHED.search(flag) for flag in flags)
+    return (said + ("; decode steps are priced with captured graphs, and take longer without" if graphs else ""),)
 
 
 def _words(one: Started) -> str:
@@ -109,20 +143,45 @@ def _words(one: Started) -> str:
 
 def _workers(text: str) -> Iterator[Started]:
     if LINE.search(text):
-        yield _of_line(shlex.split(text), "")
+        yield from _of_script(text, "")
         return
     path = Path(text)
     for file in _files_in(path) if path.is_dir() else [path]:
         if file.suffix == ".sh":
             role = file.stem if file.stem in ("prefill", "decode") else ""
-            lines = read_text(file, "give command lines").replace("\\\n", " ").splitlines()
-            found = [_of_line(shlex.split(one, comments=True), role) for one in lines if LINE.search(one)]
-            for one in dict.fromkeys(str(dict(each.fields)) for each in found):
-                alike = [each for each in found if str(dict(each.fields)) == one]
-                yield Started(alike[0].model, alike[0].engine, alike[0].fields, len(alike), role)
+            yield from _of_script(read_text(file, "give command lines"), role)
         else:
             for document in read_documents(file, "give a Dynamo or llm-d manifest"):
                 yield from _of_document(document)
+
+
+def _of_script(text: str, role: str) -> Iterator[Started]:
+    """The workers of command lines, those that are alike together."""
+    found = [_of_line(words, role) for words in _commands(text)]
+    for key in dict.fromkeys(str(dict(one.fields)) for one in found):
+        alike = [one for one in found if str(dict(one.fields)) == key]
+        yield replace(alike[0], replicas=len(alike))
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The words of each line that starts an engine, variables put in. Raises SpecError."""
+    values: dict[str, str] = {}
+    joined = re.sub(r"=\(([^()]*)\)", lambda one: f"=({' '.join(one[1].split())})", re.sub(r"\\\r?\n", " ", text))
+    for line in re.split(r"\n|;(?=\s|$)|&&", joined):
+        assigned = None if LINE.search(line) else ASSIGNED.fullmatch(line)
+        # Of an array the words stay as they are quoted.
+        line = re.sub(r'"?\$\{(\w+)\[@\]\}"?', lambda one: values.get(one[1], one[0]), line)
+        if assigned is not None and assigned[2] is not None:
+            values[assigned[1]] = expanded(assigned[2], values)
+        elif assigned is not None or LINE.search(line):
+            try:
+                words = shlex.split(expanded(line if assigned is None else assigned[3], values), comments=True)
+            except ValueError as error:
+                raise SpecError("MODEL", line.strip()[:80], f"is no shell text ({error}): check its quotes") from None
+            if assigned is None:
+                yield words
+            else:
+                values[assigned[1]] = " ".join(words)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -164,33 +223,31 @@ def _of_container(container: object, role: str, replicas: int) -> Started:
 
 
 def _of_line(words: Sequence[str], role: str, image: str = "", replicas: int = 1) -> Started:
-    text = " ".join(words)
-    match = LINE.search(text)
+    line = next((word for word in words if " " in word and LINE.search(word)), None)  # of `sh -c "vllm serve ..."`
+    parts = list(words) if line is None else next(_commands(line))
+    match = LINE.search(" ".join(parts))
     if match is None:
-        raise SpecError("command", text, "names no engine that is known: vllm serve, sglang.launch_server, dynamo.vllm")
+        known = "vllm serve, sglang.launch_server, dynamo.vllm"
+        raise SpecError("command", " ".join(words), f"names no engine that is known: {known}")
     engine = "vllm" if "vllm" in match[1] else "sglang" if "sglang" in match[1] else "trtllm"
-    rest = shlex.split(text[match.end() :]) if not any(word.startswith("{") for word in words) else _after(words)
-    model, fields = _flags(rest)
+    name = match[1].split()[-1]
+    place = next(place for place, word in enumerate(parts) if word.rpartition("/")[2] == name)
+    model, fields, ignored = _flags(parts[place + 1 :])
+    if fields.pop("dp_attention", False):  # SGLang: its ranks are among those of --tp
+        fields["tp"] = max(1, fields.get("tp", 1) // fields.get("attn_dp", 1))
     if "moe_ep" not in fields and fields.get("attn_dp", 1) > 1:
         fields["moe_ep"] = 1
     if fields.get("moe_ep") == 0:  # experts over all ranks
         fields["moe_ep"] = fields.get("tp", 1) * fields.get("attn_dp", 1)
     inside = engine_in(image)
     release = inside.release if inside is not None and inside.engine == engine else ""
-    return Started(model, f"{engine}-{release}" if release else image or engine, fields, replicas, role)
+    started = f"{engine}-{release}" if release else image or engine
+    return Started(model, started, fields, replicas, role, tuple(dict.fromkeys(ignored)))
 
 
-def _after(words: Sequence[str]) -> list[str]:
-    """What follows the engine's name in words that hold JSON."""
-    for place, word in enumerate(words):
-        if word in ("serve", "sglang.launch_server", "trtllm-serve") or word.startswith("dynamo."):
-            return list(words[place + 1 :])
-    return list(words)
-
-
-def _flags(words: list[str]) -> tuple[str, dict[str, Any]]:
-    """(model, fields). Raises SpecError for values that are none, and flags that would change the answer."""
-    model, fields = "", {}  # type: str, dict[str, Any]
+def _flags(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
+    """(model, fields, flags that are not modelled). Raises SpecError for values that are none."""
+    model, fields, ignored = "", {}, []  # type: str, dict[str, Any], list[str]
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -203,39 +260,64 @@ def _flags(words: list[str]) -> tuple[str, dict[str, Any]]:
             key, on = SWITCHES[name]
             fields[key] = on
             continue
-        if name in ("enable-expert-parallel", "enable-ep-moe"):
-            fields["moe_ep"] = 0
-            continue
-        if not equals and rest and not rest[0].startswith("-"):
+        alone = ALONE.fullmatch(name) is not None or word == "-ep"  # vLLM's -ep is a switch
+        if not equals and rest and not rest[0].startswith("-") and not (alone and not _plain(rest[0])):
             value = rest.pop(0)
-        if name in ("model", "model-path"):
+        if name in ("enable-expert-parallel", "enable-ep-moe") or (name == "ep" and not value):
+            fields["moe_ep"] = 0
+        elif name == "enable-dp-attention":
+            fields["dp_attention"] = True
+        elif name in ("model", "model-path"):
             model = value
         elif name in INTEGERS:
-            if not value.isdigit():
-                raise SpecError(f"--{name}", value, "give a whole number")
-            fields[INTEGERS[name]] = int(value)
+            fields[INTEGERS[name]] = _integer(name, value)
         elif name in SHARES:
-            fields[SHARES[name]] = float(value)
+            fields[SHARES[name]] = _share(name, value)
         elif name in ("ep", "ep-size", "expert-parallel-size"):
-            fields["moe_ep"] = int(value)
+            fields["moe_ep"] = _integer(name, value)
         elif name == "kv-cache-dtype":
             if value not in CACHES:
                 raise SpecError("--kv-cache-dtype", value, f"use one of {', '.join(CACHES)}")
             fields["kv"] = CACHES[value]
-        elif name == "quantization":
+        elif name in ("quantization", "q"):
             if value not in FORMATS:
                 raise SpecError("--quantization", value, f"is not known; known: {', '.join(FORMATS)}")
             fields["weights"] = FORMATS[value]
-        elif name == "speculative-num-draft-tokens":
-            fields["speculative_tokens"] = int(value)
-        elif name == "speculative-config":
+        elif name == "speculative-num-steps":
+            fields["speculative_tokens"] = _integer(name, value)
+        elif name == "speculative-num-draft-tokens":  # with the steps beside it, they count
+            fields.setdefault("speculative_tokens", _integer(name, value))
+        elif name in ("speculative-config", "sc"):
             found = re.search(r'num_speculative_tokens"?\s*:\s*(\d+)', value)
             fields["speculative_tokens"] = int(found[1]) if found else 1
-        elif name in UNREAD:
-            raise SpecError(f"--{name}", value or True, "is not modelled: leave it out")
-    if not model:
-        raise SpecError("MODEL", " ".join(words), "the line names no model")
-    return model, {key: value for key, value in fields.items() if value is not None}
+        elif name == "cpu-offload-gb" and value not in ("0", "0.0"):
+            raise SpecError(f"--{name}", value, "weights in host memory are not modelled: leave it out")
+        elif name.startswith("O") and name + value not in ("O2", "O3"):
+            ignored.append(f"-{name}{value}")
+        elif not name.startswith((*QUIET, "O")) and not (name == "dtype" and value in FLOATS):
+            ignored.append(f"--{name} {value}".strip())
+    if not model or model.startswith("$"):
+        problem = f"{model} has no value: give it one, or write the model out" if model else "the line names no model"
+        raise SpecError("MODEL", " ".join(words), problem)
+    return model, {key: value for key, value in fields.items() if value is not None}, ignored
+
+
+def _plain(word: str) -> bool:
+    """Whether a word is a switch's value rather than a model."""
+    return word.lower() in ("true", "false", "on", "off") or word.replace(".", "").isdigit()
+
+
+def _integer(name: str, value: str) -> int:
+    if not value.isdigit():
+        raise SpecError(f"--{name}", value, "give a whole number")
+    return int(value)
+
+
+def _share(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise SpecError(f"--{name}", value, "give a share, such as 0.9") from None
 
 
 def flags_of(deployment: Deployment, *, model_len: bool = True) -> list[str]:
@@ -269,10 +351,26 @@ class Side:
 
 
 def files_of(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
-    """File name -> text. Raises SpecError for what no file of these says."""
-    for name in ("lora", "kv_tiers"):
-        if (value := getattr(sides[0].deployment, name)) is not None:
-            raise SpecError("--emit", value, f"writes no {name}: leave it out, and add it to what is written")
+    """File name -> text: with the model's id on the hub, or a comment that it has to be filled in.
+
+    Raises SpecError for what no file of these says.
+    """
+    for option in ("lora", "kv_tiers"):
+        if (value := getattr(sides[0].deployment, option)) is not None:
+            raise SpecError("--emit", value, f"writes no {option}: leave it out, and add it to what is written")
+    name = hub_name(model)
+    texts = _texts(form, name or model, sides)
+    if name is not None or os.path.isdir(model):
+        return texts
+    said = f"# {model} is no id of the Hugging Face hub: write the checkpoint's id, or the path of its folder\n"
+    shebang = "#!/bin/sh\n"
+    return {
+        file: shebang + said + text.removeprefix(shebang) if text.startswith(shebang) else said + text
+        for file, text in texts.items()
+    }
+
+
+def _texts(form: Form, model: str, sides: Sequence[Side]) -> dict[str, str]:
     if form == "vllm":
         return {f"{side.role or 'serve'}.sh": _script(model, side) for side in sides}
     image = _image(sides[0].deployment.engine)

@@ -67,7 +67,8 @@ def deployment_of(
     if engine.max_model_len is None:
         given["max_model_len"] = max_model_len
     if isinstance(drafting, Drafted):
-        given |= {"speculative_tokens": drafting.speculative_tokens, "acceptance": drafting.acceptance}
+        kept = drafting.taken_as if drafting.acceptance is None else drafting.acceptance
+        given |= {"speculative_tokens": drafting.speculative_tokens, "acceptance": kept}
     if layout is not None:
         given |= {"tp": layout.tp, "pp": layout.pp, "attn_dp": layout.dp, "moe_ep": layout.ep}
     made = Deployment(**given)

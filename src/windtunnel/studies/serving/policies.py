@@ -83,7 +83,7 @@ def answer(question: ServePolicies) -> Compared | Sharing:
                 make=lambda policy=policy: _replica(engine, policy, longest),  # type: ignore[misc]
             )
     said = tuple(f"{name}: {text}" for name, one in results.items() for text in refusals(one))
-    return Compared(results, sources_of(engine), said)
+    return Compared(results, sources_of(engine), (*load.notes, *said))
 
 
 def _shared(question: ServePolicies, policies: list[str]) -> Sharing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.errors import SpecError, UserError, about_file
+from windtunnel.errors import LayoutError, SpecError, UserError, about_file
 from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
@@ -15,7 +15,17 @@ from windtunnel.physics.model.catalogue import load_model, model_of, stored_as
 from windtunnel.physics.model.checkpoint import Stored
 from windtunnel.questions.asked.parts import ModelPart
 from windtunnel.questions.asked.serve.listen import OfTrace, ServeListen, UpTo
-from windtunnel.questions.asked.serve.parts import Apart, AsRecorded, Engine, Open, Replicas, Together, Trace, Unsaid
+from windtunnel.questions.asked.serve.parts import (
+    Apart,
+    AsRecorded,
+    Drafted,
+    Engine,
+    Open,
+    Replicas,
+    Together,
+    Trace,
+    Unsaid,
+)
 from windtunnel.questions.asked.serve.plan import ServePlan, Sought
 from windtunnel.questions.asked.serve.pool import ServePool
 from windtunnel.questions.asked.serve.spot import ServeSpot
@@ -31,6 +41,7 @@ from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.files import read_workload
 from windtunnel.studies.serving.workload.requests import Workload
+from windtunnel.units import format_many
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,12 +122,15 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
             question.replicas.runs if isinstance(question.replicas, Sought) else RUNS,
         )
     )
-    return replace(found, warnings=(*_assumed(question), *found.warnings))
+    return replace(found, warnings=(*_assumed(question, workload), *found.warnings))
 
 
-def _assumed(question: Serve | ServePlan) -> list[str]:
-    """What is said where nobody says how long requests are."""
-    return [Unsaid.said] if isinstance(question.requests, Unsaid) else []
+def _assumed(question: Serve | ServePlan, workload: Workload) -> list[str]:
+    """What is said of what nobody says: how long requests are, their file's units, how many drafts are kept."""
+    drafting = question.engine.drafting
+    unsaid = [Unsaid.said] if isinstance(question.requests, Unsaid) else []
+    drafts = isinstance(drafting, Drafted) and drafting.speculative_tokens > 0 and drafting.acceptance is None
+    return [*unsaid, *workload.notes, *([Drafted.said] if drafts else [])]
 
 
 def _placed(question: ServePlan, method: str) -> Placed:
@@ -136,7 +150,7 @@ def _placed(question: ServePlan, method: str) -> Placed:
 
 
 def _served(question: Serve | ServePlan, run: Run, result: ServingResult, workload: Workload, curve: bool) -> Served:
-    warnings = [*_assumed(question), *refusals(result)]
+    warnings = [*_assumed(question, workload), *refusals(result)]
     if result.search is not None and result.search.warning:
         warnings.append(result.search.warning)
     drawn = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
@@ -219,7 +233,7 @@ def listen(question: ServeListen, told: Callable[[str, str], None]) -> None:
             )
         deployment = deployment_of(question.engine, None, checkpoint_of(question.model), model.max_sequence_length)
         engine = pools_in_words(model, machine, deployment, (layout.prefill, layout.decode))
-        _check_replicas(layout.replicas * engine.gpus, machine)
+        _check_replicas(layout.replicas, engine.gpus, f"({layout.prefill} + {layout.decode})", machine)
     if isinstance(answers, UpTo):
         draw = drawn_lengths(answers.output, answers.length_ratio, answers.seed, None)
     else:
@@ -249,7 +263,7 @@ def checkpoint_of(model: ModelPart | str) -> Stored:
 def priced(model: Model, machine: Cluster, engine: Engine, layout: Replicas, stored: Stored) -> Priced:
     """The engine of each replica, by its own prices or by measured kernels that are given. Raises UserError."""
     deployment = deployment_of(engine, layout, stored, model.max_sequence_length)
-    _check_replicas(layout.replicas * deployment.gpus, machine)
+    _check_replicas(layout.replicas, deployment.gpus, deployment.words(), machine)
     if layout.kernels is None:
         return engine_of(model, machine, deployment)
     from windtunnel.studies.serving.step_time.given import given_prices
@@ -259,6 +273,10 @@ def priced(model: Model, machine: Cluster, engine: Engine, layout: Replicas, sto
     return engine_of(model, machine, deployment, prices=prices, prices_from=f"given by {kernels}{prices.timed_on}")
 
 
-def _check_replicas(needed: int, machine: Cluster) -> None:
-    if needed > machine.n_gpus:
-        raise SpecError("replicas", needed, f"GPUs are more than the cluster's {machine.n_gpus}")
+def _check_replicas(replicas: int, gpus: int, layout: str, machine: Cluster) -> None:
+    """Raises LayoutError where so many replicas, each of `gpus` GPUs, are more than a cluster has."""
+    if replicas * gpus > machine.n_gpus:
+        problem = (
+            f"{replicas} x {layout} take {format_many(replicas * gpus, 'GPU')}, and the cluster has {machine.n_gpus}"
+        )
+        raise LayoutError(problem, "use fewer replicas, smaller parallel sizes or a larger --cluster")

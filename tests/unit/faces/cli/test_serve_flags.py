@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from windtunnel.errors import SpecError
 from windtunnel.faces.cli import main
+from windtunnel.questions.words import from_flags, words
 
 LOAD = "--prompt 10 --output 5 --rate 3 --requests 4"
 ONE = f"llama-3.1-8b --cluster h100-sxm:8 {LOAD}"
@@ -190,3 +192,20 @@ def test_a_placement_says_whom_it_leaves_out_and_what_the_cluster_lacks(capsys: 
     assert "qwen3-32b: no place" in capsys.readouterr().out
     assert main(f"serve plan llama-3.1-8b --cluster h100-sxm:2 --method distserve --rate 90000 {load}".split()) == 0
     assert "the cluster has 2 GPUs: --rate 90000 takes " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["", "plan ", "scale "])
+def test_a_bare_limit_that_cannot_be_meant_asks_for_its_unit(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *f"{verb}{ONE} --tpot 40".split()]) == 2
+    told = capsys.readouterr().err
+    assert "--tpot" in told
+    assert "give 40ms, or 40s" in told
+
+
+def test_a_limit_that_needs_its_unit_is_asked_again_with_it() -> None:
+    asked = from_flags("serve", {"model": "m", "cluster": "h100-sxm:8", "rate": "3", "ttft": "90s", "tpot": "0.5"})
+    again = words(asked)
+    assert again[again.index("--ttft") + 1] == "90.0s"
+    assert again[again.index("--tpot") + 1] == "0.5"
+    with pytest.raises(SpecError, match="give 90ms"):
+        from_flags("serve", {"model": "m", "cluster": "h100-sxm:8", "rate": "3", "ttft": "90"})

@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.physics.model import catalogue_names, load_model
-from windtunnel.physics.model.catalogue import ALIASES, FOLDER
+from windtunnel.physics.model.catalogue import ALIASES, FOLDER, hub_name
 
 # Total of all tensors in the published checkpoint (safetensors metadata on the Hugging Face model page), tied tensors
 # once. GPT-NeoX-20B: arXiv 2204.06745 section 2.1; BLOOM: huggingface.js test of safetensors metadata; Grok-1: elements
@@ -195,6 +195,15 @@ def test_every_file_of_the_catalogue_is_checked_here_and_names_its_source() -> N
 )
 def test_names_ignore_case_and_organisation(spec: str) -> None:
     assert load_model(spec) is load_model("llama-3.1-405b")
+
+
+def test_ids_of_the_hub_lead_back_to_their_models() -> None:
+    ids = {name: hub_name(name) for name in catalogue_names()}
+    assert {name for name, one in ids.items() if one is None} == {"gpt3-175b", "nemotron-4-15b"}
+    assert all(load_model(one).name == name for name, one in ids.items() if one is not None)
+    assert hub_name("meta-llama/Llama-3.1-8B-Instruct") == "meta-llama/Llama-3.1-8B-Instruct"
+    assert load_model("meta-llama/Llama-3.1-8B-Instruct").name == "llama-3.1-8b"
+    assert hub_name("llama-3.3-70b") is None  # another checkpoint of llama-3.1-70b's shape
 
 
 def test_aliases_lead_to_shipped_models_and_hide_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +119,7 @@ def test_what_is_written_reads_back(form: str, apart: bool, tmp_path: Path) -> N
         (tmp_path / name).write_text(text)
     assert is_started(str(tmp_path))
     parts = parts_of(str(tmp_path))
-    assert parts.model == "deepseek-v3"
+    assert parts.model == "deepseek-ai/DeepSeek-V3"
     told = {"kv": "fp8", "max_model_len": 9000, "max_num_seqs": 64}
     assert told.items() <= parts.engine.items()
     assert parts.engine["engine"] in ("vllm", "vllm-0.22")
@@ -126,6 +127,16 @@ def test_what_is_written_reads_back(form: str, apart: bool, tmp_path: Path) -> N
         assert parts.replicas == {"kind": "apart", "prefill": "2xtp2", "decode": "1xtp4dp2ep8"}
     else:
         assert parts.replicas == {"kind": "together", "tp": 4, "pp": 1, "dp": 2, "ep": 8, "replicas": 3}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_without_an_id_of_the_hub_asks_for_it(form: str, tmp_path: Path) -> None:
+    sides = [Side("", Deployment(engine="vllm-0.22", tp=2), 1)]
+    for name, text in files_of(form, "llama-3.3-70b", sides).items():  # type: ignore[arg-type]
+        assert "# llama-3.3-70b is no id" in text
+        assert text.startswith("#!/bin/sh\n" if form == "vllm" else "# ")
+        (tmp_path / name).write_text(text)
+    assert parts_of(str(tmp_path)).model == "llama-3.3-70b"
 
 
 def test_a_line_of_an_engine_is_read() -> None:
@@ -139,10 +150,59 @@ def test_a_line_of_an_engine_is_read() -> None:
     for bad in (
         "vllm serve m --tensor-parallel-size four",
         "vllm serve --max-num-seqs 3",
-        "vllm serve m --swap-space 4",
+        "vllm serve m --gpu-memory-utilization most",
+        "vllm serve m --cpu-offload-gb 8",
+        "vllm serve 'm",
+        "vllm serve $MODEL",
     ):
         with pytest.raises(SpecError):
             parts_of(bad)
+
+
+def test_what_is_not_modelled_of_a_line_is_named_once() -> None:
+    quiet = "vllm serve --trust-remote-code m -tp 4 --port 8000 --served-model-name x --dtype auto --swap-space=16"
+    parts = parts_of(quiet)
+    assert (parts.model, parts.replicas["tp"]) == ("m", 4)
+    assert parts.notes == ("not modelled and ignored: --swap-space 16",)
+    assert not parts_of("vllm serve m -O3 --disable-log-requests --cpu-offload-gb 0").notes
+    graphs = "take longer without"
+    for flag in ("--enforce-eager", "-O0", "-O 0", "--cudagraph-mode NONE", "--disable-cuda-graph"):
+        (said,) = parts_of(f"vllm serve {flag} m").notes
+        assert flag.split()[0][:2] in said
+        assert graphs in said
+    (said,) = parts_of('vllm serve m --enable-foo 3 --bar --compilation-config \'{"cudagraph_mode": "NONE"}\'').notes
+    assert said.startswith("not modelled and ignored: --enable-foo 3, --bar, --compilation-config")
+    assert graphs in parts_of('vllm serve m --compilation-config \'{"cudagraph_mode": "NONE"}\'').notes[0]
+
+
+def test_modules_variables_and_arrays_are_read(tmp_path: Path) -> None:
+    parts = parts_of("python -m vllm.entrypoints.openai.api_server --cuda-graph-sizes 1 2 --model Qwen/Qwen3-32B -tp 4")
+    assert (parts.model, parts.engine["engine"], parts.replicas["tp"]) == ("Qwen/Qwen3-32B", "vllm", 4)
+    script = tmp_path / "start.sh"
+    script.write_text(
+        "#!/bin/bash\nexport MODEL='Qwen/Qwen3-32B'  # which\nTP=4; LEN=$((1024 * 8))\n"
+        "ARGS=(\n  --tensor-parallel-size $TP\n"
+        '  --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 3}\'\n)\n'
+        'for PORT in 1 2; do\n  VLLM_USE_V1=1 /opt/bin/vllm serve "$MODEL" \\\n    --max-num-seqs ${SEQS:-64} '
+        '"${ARGS[@]}" > log.$PORT 2>&1 &\ndone\n'
+    )
+    parts = parts_of(str(script))
+    assert (parts.model, parts.replicas["tp"], parts.engine["max_num_seqs"]) == ("Qwen/Qwen3-32B", 4, 64)
+    assert parts.engine["drafting"] == {"kind": "drafted", "speculative_tokens": 3}
+    assert not parts.notes
+    script.write_text("vllm serve $MODEL --tensor-parallel-size 2\n")
+    with pytest.raises(SpecError, match=r"\$MODEL has no value"):
+        parts_of(str(script))
+    shell = ["sh", "-c", "M=a/b && exec vllm serve $M --tensor-parallel-size 2"]
+    graph = {"kind": "Deployment", "metadata": {"name": "decode"}}
+    pod = {"containers": [{"name": "modelserver", "command": shell}]}
+    (tmp_path / "pod.yaml").write_text(json.dumps({**graph, "spec": {"template": {"spec": pod}}}))
+    assert parts_of(str(tmp_path / "pod.yaml")).model == "a/b"
+
+
+def test_ranks_of_attention_in_sglang_are_among_those_of_tp() -> None:
+    parts = parts_of("python -m sglang.launch_server --model-path m --tp 8 --dp 8 --enable-dp-attention")
+    assert (parts.replicas["tp"], parts.replicas["dp"]) == (1, 8)
 
 
 def test_older_manifests_of_dynamo_are_read(tmp_path: Path) -> None:

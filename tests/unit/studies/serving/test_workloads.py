@@ -44,6 +44,42 @@ def test_closed_loops_keep_so_many_in_flight() -> None:
     assert prompts.max() <= 100
 
 
+def test_no_unit_of_time_is_guessed_in_silence(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    times = [0, 500, 1500]
+
+    def read(column: str, names: str, values: list[object], rate: float | None = None) -> Workload:
+        file.write_text("".join(f"{row}\n" for row in [f"{column},{names}", *(f"{one},9,3" for one in values)]))
+        return read_workload(file, rate_per_s=rate)
+
+    own = read("arrival_s", "input_tokens,output_tokens", [one / 1000 for one in times])
+    assert not own.notes
+    mooncake = read("timestamp", "input_length,output_length", times)
+    assert mooncake.arrival_ns is not None
+    assert own.arrival_ns is not None
+    assert mooncake.arrival_ns.tolist() == own.arrival_ns.tolist()
+    assert "in ms" in mooncake.notes[0]
+    assert "3 arrivals in 1.50 s" in mooncake.notes[0]
+    burst = read("Timestamp", "Request tokens,Response tokens", [0, 0.5, 1.5])
+    assert burst.arrival_ns is not None
+    assert burst.arrival_ns.tolist() == own.arrival_ns.tolist()
+    for column, names in (
+        ("timestamp", "input_length,output_length"),  # Mooncake's are whole milliseconds
+        ("timestamp", "input_tokens,output_tokens"),
+        ("Timestamp", "input_tokens,output_tokens"),
+    ):
+        with pytest.raises(InputFileError, match="arrival_s"):
+            read(column, names, [0, 0.5, 1.5])
+        scaled = read(column, names, [0, 0.5, 1.5], rate=4.0)  # made to a rate: a unit says nothing
+        assert not scaled.notes
+        assert scaled.arrival_ns is not None
+        assert np.ptp(scaled.arrival_ns) == pytest.approx(0.5e9)
+    dates = read("timestamp", "input_tokens,output_tokens", ["2023-11-16 18:01:50", "2023-11-16 18:01:51"])
+    assert not dates.notes
+    assert dates.arrival_ns is not None
+    assert np.ptp(dates.arrival_ns) == 10**9
+
+
 def test_files_are_read_by_their_columns(tmp_path: Path) -> None:
     azure = tmp_path / "azure.csv"
     azure.write_text(

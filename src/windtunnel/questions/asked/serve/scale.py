@@ -27,7 +27,9 @@ class ServeScale(Served):
     policy: Annotated[str, About("One or several, with commas: fixed, drain, recompute, move (all).")] = (
         "fixed,drain,recompute,move"
     )
-    tpot: Annotated[float, About("Longest time per output token that is kept, e.g. 50ms.", least=1e-9, unit="time")]
+    tpot: Annotated[
+        float, About("Longest time per output token that is kept, e.g. 50ms.", least=1e-9, unit="time", bare_most=1)
+    ]
     stop: Annotated[float, About("Longest stop of a session that moves (1s).", least=0, unit="time")] = 1.0
     start: Annotated[float, About("From asking for a replica to its first token (30s).", least=0, unit="time")] = 30.0
     calm: Annotated[float, About("How long fewer would do before one goes (60s).", least=0, unit="time")] = 60.0

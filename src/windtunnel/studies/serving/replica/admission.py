@@ -29,6 +29,7 @@ class Admission:
         "cache",
         "gate",
         "gather_until",
+        "holds_back",
         "just_finished",
         "last_start",
         "outstanding_tokens",
@@ -50,6 +51,7 @@ class Admission:
         self.ratio_from = 0  # step since which the expected share of output falls
         gated = rules.ranks > 1 and rules.gather_steps > 0
         self.gate = RankGate(rules.ranks, rules.gather_steps) if gated else None
+        self.holds_back = gated or rules.gather != 1  # whether `gathers` has anything to say
         self.gather_until = -1  # decode step at which waiting prompts are taken in anyway; -1 = none wait
         self.polls = rules.receive_steps > 1
         self.received = 0  # a decode step at which the engine looked for requests; multiples of the rule after it, too
@@ -112,7 +114,8 @@ class Admission:
             if self.gate is None:
                 passed: list[Sequence] = []  # whose adapter has no slot: others may go first
                 self._admit(chunks, budget, kept, clock, passed)
-                self.waiting.extendleft(reversed(passed))
+                if passed:
+                    self.waiting.extendleft(reversed(passed))
             else:
                 self._admit_by_rank(self.gate, chunks, kept, clock)
                 if not chunks:

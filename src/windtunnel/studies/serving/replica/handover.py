@@ -15,8 +15,10 @@ def can_hold(replica: Replica, one: Sequence) -> bool:
     """Whether blocks and a place in the batch are there for a prompt that was computed elsewhere."""
     here = len(replica.running) + len(replica.adopted) + len(replica.prefilling) + replica.coming
     spare = replica.rules.watermark_blocks if here else 0  # alone it may have all, as where prompts are admitted
-    room = _blocks(replica, one) + spare + replica.blocks_under_way() <= replica.pool.free
-    return room and here < replica.rules.max_num_seqs and not replica.waiting
+    left = replica.pool.free - _blocks(replica, one) - spare
+    if left < 0 or here >= replica.rules.max_num_seqs or replica.waiting:
+        return False
+    return replica.blocks_under_way() <= left
 
 
 def hold(replica: Replica, one: Sequence) -> None:

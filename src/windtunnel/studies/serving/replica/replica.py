@@ -197,15 +197,17 @@ class Replica:
             self.adopted.clear()
         if not queue.waiting and not queue.prefilling:
             pass  # for the most part
-        elif not ((queue.polls and batch.running and queue.unseen()) or queue.gathers()):
+        elif not ((queue.polls and batch.running and queue.unseen()) or (queue.holds_back and queue.gathers())):
             budget, kept, preempted = rules.token_budget, 0, False
             if self._mixes and batch.running:
-                preempted = self._make_room(batch.blocks_due)
-                kept = batch.blocks_due
+                kept = batch.due[-batch.steps % rules.block_size]  # `blocks_due`, without the call
+                if kept > self.pool.total - self.pool.held:
+                    preempted = self._make_room(kept)
+                    kept = batch.blocks_due
                 budget -= len(batch.running)
             chunks = queue.chunks(budget, kept, preempted, self._clock)
             if chunks:
-                self._begin_mixed(chunks, len(batch.running) if self._mixes else 0)
+                self._begin_mixed(chunks, len(batch.running) if self._mixes else 0, kept)
                 return
         if batch.running:
             self._begin_run()
@@ -222,12 +224,12 @@ class Replica:
             steps = self.batch.steps
             self._cut(done, gate.opens_at(steps + done + self.rules.lag - 1) - steps - done - self.rules.lag)
 
-    def _begin_mixed(self, chunks: Chunks, beside: int) -> None:
+    def _begin_mixed(self, chunks: Chunks, beside: int, due: int) -> None:
         batch = self.batch
         self._chunks = chunks
         self._beside = beside
         if beside:
-            self.pool.take(batch.blocks_due)
+            self.pool.take(due)
         shapes, done = [], 0
         for one, n in chunks:
             shapes.append((n, one.computed))

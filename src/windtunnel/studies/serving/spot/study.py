@@ -293,7 +293,8 @@ def _requests(workload: Workload) -> tuple[list[float], int, int, tuple[str, ...
     prompt, output = max(1, round(float(prompts.mean()))), max(1, round(float(outputs.mean())))
     one_length = int(prompts.min()) == int(prompts.max()) and int(outputs.min()) == int(outputs.max())
     said = f"requests of different lengths are played at their means, {prompt} tokens in and {output} out"
-    return [float(at) * 1e-9 for at in workload.arrival_ns], prompt, output, () if one_length else (said,)
+    notes = workload.notes if one_length else (*workload.notes, said)
+    return [float(at) * 1e-9 for at in workload.arrival_ns], prompt, output, notes
 
 
 def _check(cluster: Cluster, deployment: Deployment, there: Availability, notice_s: float, price: float | None) -> None:

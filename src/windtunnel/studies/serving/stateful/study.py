@@ -80,7 +80,7 @@ def answer(question: ServeScale) -> Scaled:
     said = (f"{refused} sessions alone are longer than --tpot: each has a replica of its own",) if refused else ()
     spec = {"model": engine.model.name, "sessions": len(arrivals), "tpot_s": question.tpot, "most_replicas": rules.most}
     found = {name: figures(replay(arrivals, rules, _policy(name)), arrivals, question.tpot) for name in names}
-    return Scaled(spec, found, sources_of(engine), said)
+    return Scaled(spec, found, sources_of(engine), (*load.notes, *said))
 
 
 def _policy(name: str) -> Policy:

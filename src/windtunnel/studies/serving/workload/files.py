@@ -2,7 +2,8 @@
 
     input_tokens, output_tokens       ContextTokens, GeneratedTokens (Azure); input_length, output_length (Mooncake);
                                       Request tokens, Response tokens (BurstGPT)
-    arrival_s, arrival_ms, arrival_ns TIMESTAMP (Azure); timestamp in ms (Mooncake); Timestamp in s (BurstGPT)
+    arrival_s, arrival_ms, arrival_ns TIMESTAMP (Azure); timestamp in ms (Mooncake); Timestamp in s (BurstGPT): each
+                                      beside its own format's lengths, or as dates. Elsewhere nothing says its unit
     prefix_block_ids                  blocks of 16 tokens; block512_ids, hash_ids: of 512 (Mooncake)
     session_id                        rows of one session are its turns in their order: each is sent after the answer to
                                       the one before. Without prefix blocks its prompt begins with the one before
@@ -29,6 +30,7 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.table import read_table
 from windtunnel.studies.serving.workload.lengths import arrivals, check_rate, check_span
 from windtunnel.studies.serving.workload.requests import LONGEST_S, Turns, Workload
+from windtunnel.units import format_time
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,13 +39,13 @@ if TYPE_CHECKING:
 
 INPUTS = ("input_tokens", "ContextTokens", "input_length", "Request tokens", "prompt_tokens")
 OUTPUTS = ("output_tokens", "GeneratedTokens", "output_length", "Response tokens", "completion_tokens")
-ARRIVALS = (
-    ("arrival_ns", 1.0),
-    ("arrival_s", 1e9),
-    ("arrival_ms", 1e6),
-    ("timestamp", 1e6),
-    ("Timestamp", 1e9),
-    ("TIMESTAMP", 1e9),
+ARRIVALS = (  # ns of one, and the column beside which a name that says no unit has this one
+    ("arrival_ns", 1.0, ""),
+    ("arrival_s", 1e9, ""),
+    ("arrival_ms", 1e6, ""),
+    ("timestamp", 1e6, "input_length"),
+    ("Timestamp", 1e9, "Request tokens"),
+    ("TIMESTAMP", 1e9, "ContextTokens"),
 )
 MOST_TOKENS = 10**9
 CALENDAR_S = 1e8  # three years: whoever counts more seconds than that reads a calendar
@@ -90,7 +92,8 @@ def read_workload(
         return _sessions_begin(
             path, rows, turns, Workload(prompts, outputs, None, 1, names, block, path.stem), rate_per_s, cv, seed
         )
-    found = next(((name, scale) for name, scale in ARRIVALS if name in first), None)
+    found = _column_of_arrivals(first)
+    notes: tuple[str, ...] = ()
     if found is None:
         if rate_per_s is None:
             raise InputFileError(path, "has no arrivals", "add a column arrival_s, or give --rate or --concurrency")
@@ -98,7 +101,7 @@ def read_workload(
     else:
         if cv != 1.0:
             raise SpecError("cv", cv, f"{path} has arrivals of its own: leave it out")
-        times = _times(path, rows, *found)
+        times, notes = _times(path, rows, found, scaled=rate_per_s is not None)
         if rate_per_s is not None:
             check_rate(rate_per_s)
             span = float(times.max() - times.min()) * 1e-9
@@ -107,7 +110,13 @@ def read_workload(
             times = np.round((times - times.min()) * scale).astype(np.int64)
     order = np.argsort(times, kind="stable")
     ordered = None if names is None else [names[place] for place in order.tolist()]
-    return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem, order)
+    return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem, order, notes=notes)
+
+
+def _column_of_arrivals(first: Mapping[str, str]) -> tuple[str, float, bool] | None:
+    """(name, ns of one, whether name or format say so)."""
+    found = next((one for one in ARRIVALS if one[0] in first), None)
+    return None if found is None else (found[0], found[1], not found[2] or found[2] in first)
 
 
 def _turns(path: Path, rows: list[tuple[int, dict[str, str]]]) -> Turns:
@@ -163,14 +172,15 @@ def _sessions_begin(
     """The same as an open loop of sessions: they begin at the arrivals of their first rows, or at a rate."""
     firsts = turns.firsts
     begin = np.zeros(len(rows), dtype=np.int64)
-    found = next(((name, scale) for name, scale in ARRIVALS if name in rows[0][1]), None)
+    found = _column_of_arrivals(rows[0][1])
+    notes: tuple[str, ...] = ()
     if rate_per_s is not None:
         begin[firsts] = arrivals(len(firsts), rate_per_s, cv, seed)
     elif found is not None:
-        begin[firsts] = _times(path, [rows[place] for place in firsts], *found)
+        begin[firsts], notes = _times(path, [rows[place] for place in firsts], found, scaled=False)
     else:
         raise InputFileError(path, "has no arrivals", "add a column arrival_s, or give --rate or --concurrency")
-    return replace(load, arrival_ns=begin, concurrency=None, turns=turns)
+    return replace(load, arrival_ns=begin, concurrency=None, turns=turns, notes=notes)
 
 
 def _whole(path: Path, line: int, row: Mapping[str, str], name: str) -> int:
@@ -195,14 +205,20 @@ def _names(path: Path, line: int, value: str) -> tuple[int, ...]:
         ) from None
 
 
-def _times(path: Path, rows: list[tuple[int, dict[str, str]]], name: str, scale: float) -> NDArray[np.int64]:
-    """Nanoseconds. A number is in the column's unit, a date is a date in any column."""
+def _times(
+    path: Path, rows: list[tuple[int, dict[str, str]]], column: tuple[str, float, bool], *, scaled: bool
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """(nanoseconds, what has to be said of their unit). A number is in the column's unit, a date is one in any column.
+
+    `scaled`: times are made to a rate, so that their unit says nothing. Raises InputFileError.
+    """
+    name, scale, known = column
     values: list[float] = []
     dated = 0
     for line, row in rows:
         text = row.get(name)
         try:
-            values.append(float("" if text is None else text) * scale)
+            number = float("" if text is None else text)
         except (TypeError, ValueError):
             try:
                 when = datetime.fromisoformat(str(text)[:26])  # Azure writes ten millionths of a second
@@ -211,14 +227,32 @@ def _times(path: Path, rows: list[tuple[int, dict[str, str]]], name: str, scale:
                 raise InputFileError(path, problem, "give numbers, or dates such as 2023-11-16 18:01:51") from None
             values.append((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e9)
             dated += 1
+        else:
+            values.append(number * scale)
+            if not scaled and math.isfinite(number):
+                _check_unit(path, line, name, number, known)
         if not 0.0 <= values[-1] < math.inf:
             problem = f"line {line}: {name} = {text!r} is below zero or without end"
             raise InputFileError(path, problem, "give times from the first request")
         if 0 < dated < len(values):
             raise InputFileError(path, f"line {line}: {name} holds dates and numbers", "give one of them")
     exact = np.array(values)
-    if exact.max() - exact.min() > 1e9 * LONGEST_S:
+    span = float(exact.max() - exact.min())
+    if span > 1e9 * LONGEST_S:
         raise InputFileError(path, f"{name} spans more than ten years", "give seconds, ms or ns as the column says")
     if dated or exact.min() > 1e9 * CALENDAR_S:
         exact -= exact.min()
-    return np.round(exact).astype(np.int64)
+    said = (
+        f"{name} is read in ms, as Mooncake's traces have it: {len(values):,} arrivals in {format_time(1e-9 * span)};"
+    )
+    told = name == "timestamp" and not dated and not scaled and len(values) > 1
+    return np.round(exact).astype(np.int64), (f"{said} for seconds name the column arrival_s",) if told else ()
+
+
+def _check_unit(path: Path, line: int, name: str, number: float, known: bool) -> None:
+    """Raise InputFileError for a number whose unit nobody says; Mooncake's are whole milliseconds."""
+    if known and (name != "timestamp" or number.is_integer()):
+        return
+    why = "no whole milliseconds, as Mooncake's are" if known else "a time without a unit"
+    remedy = f"name the column arrival_s, arrival_ms or arrival_ns in place of {name}"
+    raise InputFileError(path, f"line {line}: {name} = {number:.15g} is {why}", remedy)

@@ -80,6 +80,7 @@ class Workload:
     name: str = "requests"
     rows: Ints | None = None  # where each stood in the file, if not in the order in which they are sent
     turns: Turns | None = None
+    notes: tuple[str, ...] = ()  # what has to be said of how it was read
 
     def __post_init__(self) -> None:
         for what in ("input_tokens", "output_tokens", "arrival_ns", "rows"):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.shell import expanded
 from windtunnel.studies.training.launch.found import Native
 from windtunnel.studies.training.launch.megatron import MODULES, RECIPES, STRATEGIES
 
@@ -72,21 +73,13 @@ def _words(text: str, where: str) -> list[str]:
         if assigned and not word.startswith("-"):
             name, value = assigned.groups()
             if "--" not in value:
-                values[name] = _expanded(value, values)
+                values[name] = expanded(value, values)
                 continue
             word = value
         words += word.split() if re.search(r"(^|\s)--", word) and re.search(r"\s", word) else [word]
         if len(words) > TOKENS_MOST:
             raise InputFileError(where, f"has more than {TOKENS_MOST:,} words", "give the arguments alone")
-    return [_expanded(word.rstrip(")"), values) if not word.startswith("$(") else word for word in words if word != "("]
-
-
-def _expanded(word: str, values: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
-        return values.get(name, match[0] if default is None else default)
-
-    return re.sub(r"\$\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|\$([A-Za-z_]\w*)", value, word)
+    return [expanded(word.rstrip(")"), values) if not word.startswith("$(") else word for word in words if word != "("]
 
 
 class _Arguments:
