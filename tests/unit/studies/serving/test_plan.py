@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.faces.report.serving.placement import plans_document
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.studies.serving import Deployment
@@ -17,6 +18,7 @@ from windtunnel.studies.serving.placement.fewest import Plan, Ran, Shape, fewest
 from windtunnel.studies.serving.placement.plan import Sought, _engine, deployments_of, plan_for, ran
 from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 from windtunnel.studies.serving.workload.requests import Workload
+from windtunnel.views import Headline, Notes
 
 
 def _space(seed: int) -> tuple[list[Shape], dict[Plan, bool]]:
@@ -101,10 +103,23 @@ def test_simulated_plans_are_those_of_brute_force(rate: float) -> None:
 
 
 def test_limits_that_nothing_holds_are_said_so() -> None:
-    with pytest.raises(UserError, match="no layout can hold"):
+    with pytest.raises(UserError, match=r"no layout can hold the limits on \d+ GPUs: use more"):
         plan_for(Sought(**{**vars(_sought(1.0)), "limits": {"tpot_s": 1e-6}}))
     with pytest.raises(UserError, match="limits"):
         plan_for(Sought(**{**vars(_sought(1.0)), "limits": {}}))
+
+
+def test_what_is_said_of_plans_is_whole_sentences() -> None:
+    answer = plan_for(_sought(4.0))
+    document = plans_document(answer)
+    best = answer.to_dict()["plans"][0]
+    verdict = next(view.verdict for view in document.views if isinstance(view, Headline))
+    holds = "1 GPU as {} holds" if best["gpus"] == 1 else f"{best['gpus']} GPUs as {{}} hold"
+    assert verdict == f"{holds.format(best['layout'])} the limits, and no fewer do."
+    notes = [line for view in document.views if isinstance(view, Notes) for line in view.lines]
+    assert any("tp tensor" in line and "@ tokens of a step" in line for line in notes)
+    with pytest.raises(UserError, match=r"none of the plans that were run, from \d+ to 4 GPUs, holds the limits: use"):
+        plan_for(Sought(**{**vars(_sought(60.0)), "limits": {"ttft_s": 0.08, "tpot_s": 0.008}, "runs": 30}))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -21,6 +21,11 @@ from windtunnel.views import (
     View,
 )
 
+LAYOUTS = (
+    "a layout such as 2xtp4@2048: two replicas of four GPUs each (tp tensor, pp pipeline, dp attention ranks, ep"
+    " experts), @ tokens of a step where those are not the engine's default"
+)
+
 
 def placed_document(placed: Placed) -> Document:
     """What stands where, what it carries, and what the next best costs."""
@@ -64,7 +69,7 @@ def plans_document(plans: ServingPlans) -> Document:
     answer = plans.to_dict()
     best, tried = answer["plans"][0], answer["plans"]
     cost = best["cost_per_million_tokens"]
-    proof = "No fewer hold the limits." if answer["proved"] else f"Fewer are not ruled out (gap {best['gap']:.0%})."
+    proof = "and no fewer do" if answer["proved"] else f"and fewer are not ruled out (gap {best['gap']:.0%})"
     columns = (
         *(Column("GPUs", "count"), Column("layout"), Column("in time", "share"), Column("p99 TTFT", "s")),
         *(Column("p99 TPOT", "s"), Column("output tokens/s", "")),
@@ -72,7 +77,8 @@ def plans_document(plans: ServingPlans) -> Document:
     )
     keys = ["layout", "attainment", "ttft_p99_s", "tpot_p99_s", "output_tokens_per_s"]
     keys += ["cost_per_million_tokens"] if cost else []
-    verdict = f"{format_many(best['gpus'], 'GPU')} as {best['layout']} hold the limits. {proof}"
+    holds = "holds" if best["gpus"] == 1 else "hold"
+    verdict = f"{format_many(best['gpus'], 'GPU')} as {best['layout']} {holds} the limits, {proof}."
     figures = [
         Figure("GPUs", Number(float(best["gpus"]), "count"), best["layout"]),
         Figure("in time", Number(best["attainment"], "share"), filled=best["attainment"]),
@@ -95,11 +101,12 @@ def plans_document(plans: ServingPlans) -> Document:
         )
         if of_kind
     ]
+    ruled_out = f"{answer['runs']} plans run; fewer than {answer['ruled_out_below_gpus']} GPUs are ruled out"
     views: list[View] = [
         Headline(verdict, "GPUs", Number(float(best["gpus"]), "count"), "good" if answer["proved"] else "calm"),
         Figures(figures),
         Table("Plans", columns, [(one["gpus"], *(one[key] for key in keys)) for one in tried]),
-        Notes("", [f"{answer['runs']} plans run; fewer than {answer['ruled_out_below_gpus']} GPUs are ruled out"]),
+        Notes("", [ruled_out, LAYOUTS]),
     ]
     picture = [Curve("Latencies of the plans", Axis("p99 TPOT", "s"), Axis("p99 TTFT", "s"), points)]
     title = (

@@ -7,6 +7,7 @@ from typing import Any
 
 from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.study import Served
+from windtunnel.units import format_many
 from windtunnel.views import (
     Axis,
     Bar,
@@ -69,10 +70,13 @@ def _views(result: ServingResult) -> Iterator[View]:
     if result.goodput_requests_per_s is not None and result.search is not None:
         figures.append(Figure("goodput", Number(result.goodput_requests_per_s, "requests/s")))
     if result.ttft is not None:
-        figures.append(Figure("TTFT", Number(result.ttft.mean, "s"), f"p99 {text_of(result.ttft.p99, 's')}"))
+        figures.append(
+            Figure("TTFT", Number(result.ttft.mean, "s"), f"p99 over requests {text_of(result.ttft.p99, 's')}")
+        )
     if result.tpot is not None:
         low, high = result.tpot_band_s or (None, None)
-        figures.append(Figure("TPOT", Number(result.tpot.mean, "s", low, high), f"p99 {text_of(result.tpot.p99, 's')}"))
+        tail = f"p99 over requests {text_of(result.tpot.p99, 's')}"
+        figures.append(Figure("TPOT", Number(result.tpot.mean, "s", low, high), tail))
     if result.slo_attainment is not None:
         limits = ", ".join(f"{name[:-2].upper()} {text_of(value, 's')}" for name, value in result.slo.items())
         figures.append(Figure("meet the limits", Number(result.slo_attainment, "share"), limits, result.slo_attainment))
@@ -88,7 +92,8 @@ def _views(result: ServingResult) -> Iterator[View]:
     yield Table("Latencies", [Column(""), *(Column(part, "s") for part in PARTS)], rows, by_row=True)
     use = f"mean batch {result.batch_mean:.1f}; KV {result.kv_use_mean:.0%} used, {result.kv_use_peak:.0%} at most"
     lines = [result.started.words()]
-    lines += [f"{result.gpus} GPU{'' if result.gpus == 1 else 's'} {result.utilisation:.0%} busy; {use}"]
+    lines += [f"on {format_many(result.gpus, 'GPU')} a step runs {result.utilisation:.0%} of the time; {use}"]
+    lines += ["p5–p95 of TPOT is the band of the prediction of its mean"] if result.tpot is not None else []
     lines.append(f"{result.finished:,} requests finished, {result.refused:,} refused")
     if result.preemptions or result.prefix_hit_rate or result.tier_hit_rates:
         known = text_of(result.prefix_hit_rate, "share")

@@ -29,6 +29,7 @@ from windtunnel.studies.serving.placement.fewest import Found, Plan, Ran, Shape,
 from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.requests import Workload
+from windtunnel.units import format_many
 
 SMALL_STEP = 2048
 SHOWN = 10  # plans of an answer
@@ -124,10 +125,11 @@ def plan_for(asked: Sought) -> ServingPlans:
     found = fewest(shapes, asked.cluster.n_gpus, run, apart=apart, runs=asked.runs)
     if found is None:
         least = min((shape.gpus * shape.least for shape in shapes if shape.least), default=None)
-        told = (
-            "no layout can hold the limits" if least is None else f"none of the plans that were run (from {least} GPUs)"
-        )
-        raise UserError(f"{told} on {asked.cluster.n_gpus} GPUs: use more GPUs, other limits, or more --runs")
+        most = asked.cluster.n_gpus
+        told = f"no layout can hold the limits on {format_many(most, 'GPU')}"
+        if least is not None:
+            told = f"none of the plans that were run, from {least} to {format_many(most, 'GPU')}, holds the limits"
+        raise UserError(f"{told}: use more GPUs, other limits, or more --runs")
     said = () if found.gap == 0.0 else (f"not proved: {asked.runs} runs left plans with fewer GPUs open (--runs)",)
     return ServingPlans(asked, found, {name: engine.deployment for name, engine in engines.items()}, said)
 
