@@ -40,8 +40,11 @@ def show_serve(question: Serve, outputs: Outputs, *, notes: tuple[str, ...] = ()
     _print_served(question, served, outputs)
 
 
-EMIT = "Write how to start the best plan: vllm (command lines), dynamo or llm-d (manifests)."
-OUT = "Folder where that goes; its files of the same names are overwritten (deploy)."
+EMIT = (
+    "Write how to start the best plan: vllm (command lines), dynamo or llm-d (manifests); over files of the same names"
+    " in ./deploy, or in --out FOLDER."
+)
+OUT = "Folder where that goes (deploy)."
 
 
 def show_plan(
@@ -49,7 +52,7 @@ def show_plan(
     outputs: Outputs,
     *,
     emit: Annotated[Literal["vllm", "dynamo", "llm-d"] | None, Parameter(help=EMIT, group=OUTPUT)] = None,
-    out: Annotated[Path, Parameter(help=OUT, group=OUTPUT)] = Path("deploy"),
+    out: Annotated[Path, Parameter(help=OUT, group=OUTPUT, show=False)] = Path("deploy"),
 ) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.serving.placement import placed_document, plans_document
