@@ -212,5 +212,5 @@ def test_stamps_are_windtunnels(lab: ModuleType, seed: int, batch: int) -> None:
     stamps = [(one.first_ns, one.last_ns) for one in sent]
     for place in sorted(
         range(len(jobs)), key=stamps.__getitem__
-    ):  # in the order of first tokens: causes before effects
+    ):  # causes come before effects
         assert (first[place], last[place]) == stamps[place], f"first and last token (ns) of request {place}"
