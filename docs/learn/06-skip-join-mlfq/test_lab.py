@@ -210,7 +210,5 @@ def test_stamps_are_windtunnels(lab: ModuleType, seed: int, batch: int) -> None:
     assert not refused
     first, last = served(lab, jobs, batch)
     stamps = [(one.first_ns, one.last_ns) for one in sent]
-    for place in sorted(
-        range(len(jobs)), key=stamps.__getitem__
-    ):  # causes come before effects
+    for place in sorted(range(len(jobs)), key=stamps.__getitem__):  # causes come before effects
         assert (first[place], last[place]) == stamps[place], f"first and last token (ns) of request {place}"
