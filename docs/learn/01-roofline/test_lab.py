@@ -70,9 +70,11 @@ def test_at_the_smallest_m_the_ridge_is_reached_and_before_it_is_not(lab: Module
 
 def test_the_example_of_the_page(lab: ModuleType) -> None:
     gpu = device(lab, "h100-sxm")
+    assert gpu[2:] == (132, 2.5e-6, 0.81, 128, 0.88)  # as the page says
     assert lab.ridge(gpu) == pytest.approx(295.3, abs=0.05)
     assert lab.intensity(16, 4096, 4096, BF16) == pytest.approx(15.9, abs=0.05)
     assert lab.least_s(gpu, 16, 4096, 4096, BF16) == pytest.approx(10.09e-6, abs=0.005e-6)
+    assert lab.least_s(gpu, 4096, 4096, 4096, BF16) == pytest.approx(138.9e-6, abs=0.05e-6)
     assert lab.smallest_compute_bound_m(gpu, 4096, 4096, BF16) == 346
     assert lab.gemm_s(gpu, 4096, 4096, 4096, BF16) == pytest.approx(183.3e-6, abs=0.05e-6)
 

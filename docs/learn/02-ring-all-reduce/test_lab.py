@@ -31,9 +31,10 @@ def test_every_rank_sends_one_chunk_to_its_neighbour_in_each_step(lab: ModuleTyp
     steps = lab.schedule(ranks)
     assert len(steps) == 2 * (ranks - 1)
     for place, step in enumerate(steps):
-        assert sorted(one.source for one in step) == list(range(ranks))
-        assert all(one.target == (one.source + 1) % ranks for one in step)
-        assert {one.adds for one in step} == {place < ranks - 1}
+        assert sorted(one.source for one in step) == list(range(ranks)), f"step {place}: each rank sends once"
+        for one in step:
+            assert one.target == (one.source + 1) % ranks, f"step {place}: {one} does not go to the neighbour"
+            assert one.adds == (place < ranks - 1), f"step {place}: {one}, reduce-scatter adds, all-gather does not"
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -54,7 +55,9 @@ def test_after_the_reduce_scatter_each_chunk_is_whole_on_one_rank_of_its_own(lab
         if place == ranks - 2:
             whole = [(r, c) for r in range(ranks) for c in range(ranks) if inside[r][c] == everyone]
             assert sorted(r for r, _ in whole) == sorted(c for _, c in whole) == list(range(ranks))
-    assert all(chunk == everyone for rank in inside for chunk in rank)
+    for rank in range(ranks):
+        for chunk in range(ranks):
+            assert inside[rank][chunk] == everyone, f"whose parts chunk {chunk} of rank {rank} has at the end"
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -66,7 +69,14 @@ def test_everyone_ends_with_the_same_sum_and_inputs_are_kept(lab: ModuleType, ra
     for one in after:
         assert np.allclose(one, np.sum(before, axis=0))
         assert np.array_equal(one, after[0]), "ranks must agree to the last bit"
-    assert all(np.array_equal(old, new) for old, new in zip(before, buffers, strict=True))
+    for rank, (old, new) in enumerate(zip(before, buffers, strict=True)):
+        assert np.array_equal(old, new), f"the input of rank {rank} was changed"
+
+
+def test_each_chunk_is_summed_on_its_own_way_round_the_ring(lab: ModuleType) -> None:
+    """1e16 + 1 is 1e16 in floats. So one of the three chunks, which begins behind the large number, keeps the 1."""
+    after = lab.all_reduce([np.full(3, value) for value in (1e16, 1.0, -1e16)])
+    assert sorted(after[0].tolist()) == [0.0, 0.0, 1.0], "the order of the ring, not that of a sum on one rank"
 
 
 def test_a_rank_never_sends_more_than_twice_the_buffer(lab: ModuleType) -> None:

@@ -40,7 +40,7 @@ def test_1f1b_keeps_no_more_activations_than_stages_follow(lab: ModuleType, stag
         assert lab.most_in_flight(actions) == micro_batches
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [one for one in SHAPES if one[1] >= one[0]])
+@pytest.mark.parametrize(("stages", "micro_batches"), SHAPES)
 def test_both_waste_the_same_time(lab: ModuleType, stages: int, micro_batches: int) -> None:
     """(p - 1)(F + B), whatever F and B are."""
     for forward_s, backward_s in ((1.0, 2.0), (1.5, 1.0)):
@@ -71,6 +71,11 @@ def test_ranks_that_wait_for_each_other_are_found(lab: ModuleType) -> None:
     last = [lab.Action("F", 1), lab.Action("B", 1), lab.Action("F", 0), lab.Action("B", 0)]
     with pytest.raises(lab.DeadlockError):
         lab.ends_s([first, last], 1.0, 2.0)
+
+
+def test_a_backward_waits_for_the_forward_of_its_own_rank(lab: ModuleType) -> None:
+    with pytest.raises(lab.DeadlockError):
+        lab.ends_s([[lab.Action("B", 0), lab.Action("F", 0)]], 1.0, 2.0)
 
 
 # --------------------------------------------------------------------------------------------------- worked example

@@ -101,6 +101,22 @@ def test_free_segments_are_given_back_before_memory_is_out(lab: ModuleType) -> N
     assert allocator.allocate(20 * MIB) is None
 
 
+def test_free_segments_are_given_back_even_if_that_is_not_enough(lab: ModuleType) -> None:
+    allocator = lab.CachingAllocator(64 * MIB)
+    allocator.free(allocator.allocate(40 * MIB))
+    assert allocator.allocate(100 * MIB) is None
+    assert allocator.reserved_bytes == 0
+
+
+def test_of_equal_blocks_the_lowest_address_is_taken(lab: ModuleType) -> None:
+    allocator = lab.CachingAllocator()
+    blocks = [allocator.allocate(12 * MIB) for _ in range(3)]
+    addresses = [one.address for one in blocks]
+    for place in (1, 0, 2):
+        allocator.free(blocks[place])
+    assert [allocator.allocate(12 * MIB).address for _ in range(3)] == addresses
+
+
 # --------------------------------------------------------------------------------------------------- worked example
 
 
@@ -130,4 +146,7 @@ def test_every_event_leaves_what_windtunnels_allocator_has(
     events = requests(seed)
     theirs = played(CachingAllocator(capacity_bytes), events)
     assert len(theirs) > 10
-    assert played(lab.CachingAllocator(capacity_bytes), events) == theirs
+    mine = played(lab.CachingAllocator(capacity_bytes), events)
+    for place, (event, here, there) in enumerate(zip(events, mine, theirs, strict=False)):
+        assert here == there, f"(allocated, reserved) bytes after event {place}, {event}"
+    assert len(mine) == len(theirs), "memory was out at another event"

@@ -54,19 +54,19 @@ def test_no_step_breaks_a_limit_and_every_request_ends(
     plan = lab.plan
 
     def checked(running: Sequence[Any], waiting: Sequence[Any], free: int, given: Any) -> Any:
-        assert free == rules.blocks - sum(one.blocks for one in running) >= 0
+        assert free == rules.blocks - sum(one.blocks for one in running) >= 0, "blocks held and free are not all blocks"
         step = plan(running, waiting, free, given)
         admitted = [one for one, _ in step.chunks if one.blocks == 0]
         kept = [one for one in running if one not in step.preempt]
         assert step.chunks or step.decode, "an engine with requests must not stand still"
-        assert len(step.decode) + sum(n for _, n in step.chunks) <= rules.token_budget
-        assert len(kept) + len(admitted) <= rules.max_num_seqs
-        assert all(n > 0 for _, n in step.chunks)
+        assert len(step.decode) + sum(n for _, n in step.chunks) <= rules.token_budget, "more than the token budget"
+        assert len(kept) + len(admitted) <= rules.max_num_seqs, "more than max_num_seqs run"
+        assert all(n > 0 for _, n in step.chunks), "a chunk without tokens"
         assert set(step.decode) <= set(kept), "a preempted sequence cannot decode"
         assert admitted == list(waiting)[: len(admitted)], "first come, first served"
         freed = sum(one.blocks for one in step.preempt)
         taken = sum(-(-one.known // rules.block_size) for one in admitted) + lab.growth(step.decode, rules.block_size)
-        assert taken <= free + freed
+        assert taken <= free + freed, "more blocks than are free"
         return step
 
     monkeypatch.setattr(lab, "plan", checked)
@@ -132,7 +132,13 @@ def test_stamps_are_windtunnels(lab: ModuleType, seed: int, limits: tuple[int, i
     theirs, refused = simulate(workload, [replica], None, block_size=size)
     assert not refused
     lab.serve(requests, lab.Rules(*limits), step_ns)
-    for mine, one in zip(requests, theirs, strict=True):
-        assert (mine.first_ns, mine.last_ns, mine.preemptions) == (one.first_ns, one.last_ns, one.preemptions)
+    stamps = [  # the earliest first: what differs there is the cause of what differs later
+        (getattr(one, name), f"request {place}: {name}", getattr(mine, name))
+        for place, (mine, one) in enumerate(zip(requests, theirs, strict=True))
+        for name in ("first_ns", "last_ns")
+    ]
+    for right_ns, what, mine_ns in sorted(stamps):
+        assert mine_ns == right_ns, what
+    assert [one.preemptions for one in requests] == [one.preemptions for one in theirs]
     if limits != ROOMY:
         assert any(one.preemptions for one in requests), "the example must be tight enough to preempt"

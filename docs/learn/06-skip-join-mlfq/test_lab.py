@@ -145,6 +145,25 @@ def test_the_starved_are_lifted_with_a_fresh_quantum(lab: ModuleType) -> None:
     assert old.used_before_ns == 70 * MS
 
 
+def test_of_the_starved_the_upper_level_is_lifted_first(lab: ModuleType) -> None:
+    policy = lab.SkipJoin(FIRST, 4, 1)
+    for index, prefill in enumerate([40, 20, 80, 15]):
+        policy.join(lab.Request(index), prefill * MS, 0)
+    policy.promote(100, 50)
+    assert [[one.index for one in queue] for queue in policy.queues] == [[1, 3, 0, 2], [], [], []]
+
+
+def test_of_those_that_fall_together_the_last_chosen_is_first(lab: ModuleType) -> None:
+    policy = lab.SkipJoin(FIRST, 2, 3)
+    for index in range(3):
+        policy.join(lab.Request(index), MS, 0)
+    chosen = policy.choose(0)
+    for one in chosen:
+        one.used_ns = 10 * MS
+    policy.give_back(chosen)
+    assert [[one.index for one in queue] for queue in policy.queues] == [[], [2, 1, 0]]
+
+
 def test_a_short_request_passes_long_ones_that_came_first(lab: ModuleType) -> None:
     jobs = [(0, 32, 400), (1, 32, 400), (1000 * MS, 32, 5)]
     _, last = served(lab, jobs, batch=2)
@@ -190,5 +209,6 @@ def test_stamps_are_windtunnels(lab: ModuleType, seed: int, batch: int) -> None:
     sent, refused = simulate(Workload(prompts, outputs, arrivals), [replica], None, block_size=rules.block_size)
     assert not refused
     first, last = served(lab, jobs, batch)
-    assert first == [one.first_ns for one in sent]
-    assert last == [one.last_ns for one in sent]
+    stamps = [(one.first_ns, one.last_ns) for one in sent]
+    for place in sorted(range(len(jobs)), key=stamps.__getitem__):  # causes come before effects
+        assert (first[place], last[place]) == stamps[place], f"first and last token (ns) of request {place}"

@@ -59,5 +59,8 @@ def share(coflows: Sequence[Coflow], ports: int, rate: float) -> None:
 
 
 def finish_s(coflows: Sequence[Coflow], ports: int, rate: float) -> list[float]:
-    """When each coflow is done; `coflows` are in the order of arrival. Uses up their `left_bytes`."""
+    """When each coflow is done; `coflows` are in the order of arrival. Uses up their `left_bytes`.
+
+    `share` gets only those that have arrived.
+    """
     raise NotImplementedError

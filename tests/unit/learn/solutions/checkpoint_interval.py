@@ -18,7 +18,9 @@ def linear_ettr(mtbf_s: float, restart_s: float, write_s: float, interval_s: flo
 
 
 def exact_ettr(mtbf_s: float, restart_s: float, write_s: float, interval_s: float) -> float:
-    """A renewal process."""
+    """A renewal process. Beyond what a float holds nothing is ever finished."""
+    if (restart_s + interval_s + write_s) / mtbf_s > 700.0:
+        return 0.0
     tries = math.expm1((interval_s + write_s) / mtbf_s)
     return interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * tries)
 

@@ -54,21 +54,22 @@ def growth(decoding: Sequence[Request], block_size: int) -> int:
 def plan(running: Sequence[Request], waiting: Sequence[Request], free: int, rules: Rules) -> Plan:
     """Decodes first, then prompts under way, then new ones."""
     step = Plan()
-    step.decode = [one for one in running if one.computed == one.known]
-    partial = [one for one in running if one.computed < one.known]
-    while growth(step.decode, rules.block_size) > free and len(step.decode) + len(partial) > 1:
-        victim = (partial or step.decode).pop()
-        free += victim.blocks
-        step.preempt.append(victim)
+    kept = list(running)
+    while True:
+        step.decode = [one for one in kept if one.computed == one.known]
+        if growth(step.decode, rules.block_size) <= free or len(kept) == 1:
+            break
+        step.preempt.append(kept.pop())
+        free += step.preempt[-1].blocks
     free -= growth(step.decode, rules.block_size)
     budget = rules.token_budget - len(step.decode)
-    for one in partial:
-        if budget > 0:
+    for one in kept:
+        if one.computed < one.known and budget > 0:
             step.chunks.append((one, min(one.known - one.computed, budget)))
             budget -= step.chunks[-1][1]
     if step.preempt:
         return step
-    admitted = len(step.decode) + len(partial)
+    admitted = len(kept)
     for one in waiting:
         blocks = -(-one.known // rules.block_size)
         if budget <= 0 or admitted >= rules.max_num_seqs or blocks > free:
