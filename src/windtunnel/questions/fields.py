@@ -132,4 +132,6 @@ def unknown(part: type, key: str, prefix: str) -> str:
         near = [field.path for field in walk(part) if key in (field.name, *field.about.names)][:1]
     if near:
         return f"is not known; did you mean {prefix}{near[0]}?"
-    return f"is not known; known are {', '.join(dict.fromkeys(names.values()))}"
+    other = {field: [key for key in names if key != field and names[key] == field] for field in names.values()}
+    known = (f"{field} ({', '.join(keys)})" if keys else field for field, keys in other.items())
+    return f"is not known; known are {', '.join(known)}"

@@ -15,7 +15,7 @@ from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.questions.asked.survive import Survive, SurviveSpot
 from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import check, texts
-from windtunnel.units import parse_bandwidth, parse_count, parse_time
+from windtunnel.units import format_time, parse_bandwidth, parse_count, parse_time
 
 if TYPE_CHECKING:
     from windtunnel.physics.hardware import Cluster
@@ -177,6 +177,9 @@ def _process(failures: str, observed: str | None, machine: Cluster) -> FailurePr
     if not failures.lower().endswith(".csv"):
         if observed is not None:
             raise SpecError("--log", observed, "leave it out: it is of a CSV log, given by --failures")
+        if re.fullmatch(r"[0-9.]+ ?(s|min|h|d)", failures):
+            remedy = f"say on how many GPUs, {failures}@{machine.n_gpus}, or --mtbf {failures} for this job"
+            raise SpecError("--failures", failures, remedy)
         return read_failures(failures)
     if observed is None:
         remedy = "say how many GPUs and days the log is of, e.g. --log 1024:30"
@@ -200,7 +203,7 @@ def _every(mean_s: float, gpus: int) -> FailureProcess:
     if not mean_s > 0.0:
         raise SpecError("--failures", mean_s, "give a time above 0 and GPUs, e.g. 6h@512")
     cause = Cause("failure of a machine", "unknown", "gpu", 1.0 / (mean_s * gpus))
-    return FailureProcess(f"one every {mean_s:g} s on {gpus} GPUs", "as asked", (cause,))
+    return FailureProcess(f"one every {format_time(mean_s)} on {gpus:,} GPUs", "as asked", (cause,))
 
 
 def _times(recovery: Sequence[str], gpus: int, saved: Any) -> Any:
@@ -303,7 +306,7 @@ def job_of(question: Survive) -> tuple[Cluster, Asked]:
         machine,
         days=question.days,
         policies=names or DEFAULT_POLICIES,
-        failures=question.failures,
+        failures=_every_so_often(question, machine.n_gpus),
         observed=question.log,
         checkpoint=question.checkpoint,
         standbys=question.standbys,
@@ -315,6 +318,15 @@ def job_of(question: Survive) -> tuple[Cluster, Asked]:
         seed=question.seed,
     )
     return machine, asked
+
+
+def _every_so_often(question: Survive, gpus: int) -> str:
+    """What fails: as named, or so often on average that the job is interrupted."""
+    if question.mtbf is None:
+        return question.failures
+    if question.failures != "llama3":
+        raise SpecError("--mtbf", format_time(question.mtbf), "give it or --failures, not both")
+    return f"{question.mtbf!r}s@{gpus}"
 
 
 def answer(question: Survive) -> Survival:

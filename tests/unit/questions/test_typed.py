@@ -31,6 +31,13 @@ class Whole:
         check_figures(self, unbounded=("wall_s",))
 
 
+def test_names_that_are_known_are_listed_with_their_short_ones() -> None:
+    from windtunnel.questions.asked.parts import ClusterPart
+    from windtunnel.questions.fields import unknown
+
+    assert "scale_out (nic)" in unknown(ClusterPart, "network", "cluster.")
+
+
 def test_an_answer_is_plain_data_by_the_names_of_its_fields() -> None:
     whole = Whole((Part("a", 1.5), Part("b", None)), {"a": 0.25}, 2.0, heavy=object())
     wanted = {"parts": [{"name": "a", "seconds": 1.5}, {"name": "b", "seconds": None}], "shares": {"a": 0.25}}

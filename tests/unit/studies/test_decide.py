@@ -146,6 +146,21 @@ def test_failures_of_a_larger_job_come_in_proportion() -> None:
     assert process.mttf_s(1024, 8) == pytest.approx(3 * 3600)
 
 
+def test_survive_takes_the_mtbf_that_decide_takes() -> None:
+    from windtunnel.questions import read
+    from windtunnel.studies.survive import job_of
+
+    def process(**words: object) -> object:
+        return job_of(read({"question": "survive", "cluster": "h100-sxm:64", **words}))[1].process
+
+    assert process(mtbf="6h") == process(failures="6h@64")
+    assert "6.00 h" in process(mtbf="6h").name  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"6h@64, or --mtbf 6h"):
+        process(failures="6h")
+    with pytest.raises(UserError, match="not both"):
+        process(failures="rsc-1", mtbf="6h")
+
+
 def test_a_model_that_fits_nowhere_has_its_reason() -> None:
     found = ask({**ASKED, "models": ["llama-3.1-405b"], "clusters": "h100-sxm:8", "price": ""})
     assert not found.options[0].fits

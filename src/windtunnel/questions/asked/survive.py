@@ -40,6 +40,10 @@ class Survive:
             " log with --log (llama3)."
         ),
     ] = "llama3"
+    mtbf: Annotated[
+        float | None,
+        About("Mean time between failures of the job, e.g. 6h, in place of --failures.", unit="time", least=1.0),
+    ] = None
     log: Annotated[
         str | None, About("GPUs and days that a CSV log was kept for, e.g. 1024:30 or 1024x8:30.", rare=True)
     ] = None

@@ -9,6 +9,7 @@ lies between them. `h`, the part of the variance that the samples of one prompt 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
@@ -59,6 +60,8 @@ class Answers:
 def answers_of(text: str) -> Answers:
     """What `mean=9000,cap=32768,sd=0.7` or a file says. Raises SpecError, InputFileError."""
     if "=" not in text:
+        if re.fullmatch(r"[0-9][0-9_.]*[kK]?", text.strip()):
+            raise SpecError("lengths", text, f"write mean={text.strip()},cap=..., or name a file of lengths")
         return _of_file(Path(text))
     given: dict[str, float] = {}
     for part in text.split(","):

@@ -8,7 +8,8 @@ shorter, so no other can be better. Each candidate has a lower bound,
     ahead        max(between + passes, generation) + update
 
 (`bounds.py`), with the passes at the peak rate of the GPUs until a trainer's layout is sought. Candidates are simulated
-in the order of their bounds until the next bound is not below the best step: that proves that no other is better.
+in the order of their bounds until the next bound is not below the best step: that proves that no other is better. Where
+that leaves out a kind (colocated, or pools apart), the one of it with the least bound is simulated as well.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from windtunnel.studies.rl.result import RlResult
 from windtunnel.studies.rl.study import answered
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.units import format_time
 
 SPLITS = 16  # of a cluster, evenly chosen
 NEAR = 0.03  # steps that differ by less are called as good
@@ -73,8 +75,8 @@ class RlPlanned(Answer):
             return f"all {done} candidates that fit were simulated"
         least = min(one.bound_s for one in open_)
         return (
-            f"{done} of {len(self.tried)} candidates were simulated; no other can take less than {least:.1f} s, which"
-            f" is not below the best, {self.best.step_time_s:.1f} s"
+            f"{done} of {len(self.tried)} candidates were simulated; no other can take less than"
+            f" {format_time(least, 4)}, which is not below the best, {format_time(self.best.step_time_s, 4)}"
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -107,18 +109,17 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
         except (LayoutError, SpecError) as error:
             refused, reason = refused + 1, error
     heapify(heap)
+    passed: list[tuple[float, Job]] = []  # what the proof leaves out, by bounds
     best: tuple[float, RlResult] | None = None
     tried: list[Tried] = []
     while heap:
         bound, number, laid_out, job = heappop(heap)
         if prove and best is not None and bound >= best[0]:
-            tried.append(_tried(job, bound, None))
+            passed.append((bound, job))
             continue
         if not laid_out:
             try:
-                trainer = trainers.get(job.question.train) or trainer_of(job)
-                trainers[job.question.train] = trainer
-                job = with_trainer(job, trainer)
+                job = _laid_out(job, trainers)
                 heappush(heap, (max(bound, bound_s(job, job.passes_s)), number, True, job))
             except (LayoutError, SpecError) as error:
                 refused, reason = refused + 1, error
@@ -132,8 +133,29 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
         tried.append(_tried(job, bound, found))
     if best is None:
         raise reason or UserError("no division of the cluster is possible")
+    kinds = {one.generate is None for one in tried if one.step_s is not None}
+    for bound, job in passed:
+        rival = None
+        if job.colocated not in kinds:
+            try:
+                job = _laid_out(job, trainers)
+                rival = answered(job)
+            except (LayoutError, SpecError):
+                pass
+            if rival is None or not rival.feasible:
+                refused += 1
+                continue
+            kinds.add(job.colocated)
+        tried.append(_tried(job, bound, rival))
     tried.sort(key=lambda one: (one.step_s is None, one.step_s or one.bound_s))
-    return RlPlanned(best[1], tuple(tried), refused, verdicts(tried, best[1]))
+    return RlPlanned(best[1], tuple(tried), refused, verdicts(tried, best[1], question.async_steps))
+
+
+def _laid_out(job: Job, trainers: dict[int | None, Trainer]) -> Job:
+    """With the fastest trainer that fits; `trainers`: by their GPUs, those that were sought. Raises UserError."""
+    trainer = trainers.get(job.question.train) or trainer_of(job)
+    trainers[job.question.train] = trainer
+    return with_trainer(job, trainer)
 
 
 def candidates(question: RlPlan) -> Iterator[Rl]:
@@ -169,18 +191,27 @@ def _tried(job: Job, bound: float, found: RlResult | None) -> Tried:
     return Tried(words, job.question.generate, job.engine.deployment.tp, steps, bound, step)
 
 
-def verdicts(tried: list[Tried], best: RlResult) -> tuple[str, ...]:
-    """What the search shows, in sentences."""
+def verdicts(tried: list[Tried], best: RlResult, async_steps: float) -> tuple[str, ...]:
+    """What the search shows, in sentences; `async_steps`: as far ahead as it looked."""
     done = [one for one in tried if one.step_s is not None]
     first = done[0]
     found = []
-    together = min((one.step_s for one in done if one.generate is None and one.step_s), default=None)
-    apart = min((one.step_s for one in done if one.generate is not None and one.step_s), default=None)
-    if first.generate is None:
-        gain = "no division into pools is better" if apart is None else f"the best of pools apart takes {apart:.1f} s"
-        found.append(f"Colocated wins: {gain}.")
-    elif together is not None:
-        found.append(f"Pools apart win: colocated takes {together:.1f} s.")
+    name, other = ("Colocated", "pools apart") if first.generate is None else ("Pools apart", "colocated")
+    rivals = [one for one in tried if (one.generate is None) != (first.generate is None)]
+    rival = next((one for one in rivals if one.step_s is not None), None)
+    if rival is not None and rival.step_s is not None:
+        least = min(one.bound_s if one.step_s is None else one.step_s for one in rivals)
+        takes = f"the best of {other} that was simulated ({rival.words}) takes {format_time(rival.step_s, 4)}"
+        takes += f", and none can take less than {format_time(least, 4)}" if least < rival.step_s else ""
+        if least <= best.p95_s:
+            band = f"{format_time(best.p5_s, 4)} to {format_time(best.p95_s, 4)}"
+            found.append(f"{name} is ahead, but not told apart: {takes}, within the band of the best, {band}.")
+        else:
+            found.append(f"{name} wins: {takes}, beyond the band of the best, {format_time(best.p95_s, 4)}.")
+    elif first.generate is None:
+        found.append("Colocated: no pools apart fit.")
+    if not async_steps and (first.generate is not None or rivals):
+        found.append("Searched in turn only; with --async-steps 1 pools apart may overlap and be faster: ask.")
     near = (1 + NEAR) * best.step_time_s
     flat = [one for one in done if one.generate is not None and one.step_s and one.step_s <= near]
     if len({one.generate for one in flat}) > 1:

@@ -7,6 +7,7 @@ from math import exp, hypot
 
 import numpy as np
 
+from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.studies.rl.clock import NS, Run, Step
 from windtunnel.studies.rl.job import Job, alone_s
 from windtunnel.studies.rl.learner import fullest
@@ -213,6 +214,9 @@ def assumptions_of(job: Job) -> tuple[str, ...]:
         named = ", ".join(job.imported.unknown[:12])
         more = len(job.imported.unknown) - 12
         said.append(f"not understood in {job.imported.path}: {named}" + (f" and {more} more" if more > 0 else ""))
+    asked = cluster_of(job.question.cluster).n_gpus
+    if job.imported is not None and job.imported.gpus not in (None, asked):
+        said.append(f"{job.imported.path} is for {job.imported.gpus:,} GPUs; answered for the cluster's {asked:,}")
     if job.answers.guessed:
         said.append(f"nothing says how long answers are: {job.answers.mean:,.0f} tokens, half of the cap, are assumed")
     if job.answers.assumed and job.answers.sd > 0.0:

@@ -148,6 +148,18 @@ def test_nemo_inherits_and_works_out_references(tmp_path: Path) -> None:
     assert "generate" not in _data(tmp_path, "base.yaml", NEMO_BASE)
 
 
+def test_a_file_for_other_gpus_is_noted(tmp_path: Path) -> None:
+    from windtunnel.studies.rl.study import answer
+
+    path = tmp_path / "run.sh"
+    path.write_text(
+        VERL.replace("trainer.project_name", "trainer.nnodes=16 trainer.n_gpus_per_node=8 trainer.project_name")
+    )
+    assert read_config(str(path)).gpus == 128
+    found = answer(read_part(Rl, {"config": str(path), "cluster": "h100-sxm:16", "rollout": {"gen_tp": 2}}))
+    assert any("is for 128 GPUs; answered for the cluster's 16" in one for one in found.assumptions)
+
+
 def test_flags_of_slime(tmp_path: Path) -> None:
     data = _data(tmp_path, "run.sh", SLIME)
     assert (data["model"], data["prompts"], data["samples"]) == ("qwen3-30b-a3b", 32, 8)

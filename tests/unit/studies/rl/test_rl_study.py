@@ -168,6 +168,47 @@ def test_the_plan_is_what_trying_everything_finds(seed: int) -> None:
     assert "simulated" in proved.proof
 
 
+def test_the_plan_says_what_was_searched_and_holds_the_other_kind_beside_the_best() -> None:
+    from windtunnel.faces.report.rl.views import plan_document
+    from windtunnel.views import Table
+
+    question = read_part(RlPlan, SMALL | {"cluster": "h100-sxm:4", "prompts": 8})
+    found = search(question, prove=True)
+    kinds = {one.generate is None for one in found.tried if one.step_s is not None}
+    assert kinds == {True, False}
+    first, *others = found.tried
+    rivals = [one for one in others if (one.generate is None) != (first.generate is None)]
+    near = min(one.step_s or one.bound_s for one in rivals) <= found.best.p95_s
+    assert ("not told apart" in found.verdicts[0]) is near
+    assert ("wins" in found.verdicts[0]) is not near
+    assert any("--async-steps 1" in one for one in found.verdicts)
+    table = next(one for one in plan_document(found).views if isinstance(one, Table))
+    assert {column.name.partition(", ")[2] for column in table.columns[1:]} <= {"s", "ms"}
+    assert all(isinstance(cell, float) or cell is None for row in table.rows for cell in row[1:])
+
+
+def test_a_colocated_step_says_what_share_each_phase_has() -> None:
+    from windtunnel.faces.report.rl.views import rl_document
+    from windtunnel.views import Figures, Headline
+
+    found = asked()
+    document = rl_document(found)
+    headline = next(one for one in document.views if isinstance(one, Headline))
+    assert "of which it generates" in headline.verdict
+    assert "wait for samples" not in headline.verdict
+    shown = next(one for one in document.views if isinstance(one, Figures)).figures
+    shares = [one.number.value for one in shown if one.note == "of the step"]
+    assert sum(shares) == pytest.approx(1.0)
+    assert not any("idles" in one.name for one in shown)
+    apart = next(one for one in rl_document(asked(generate=4, train=4)).views if isinstance(one, Figures))
+    assert any("idles" in one.name for one in apart.figures)
+
+
+def test_a_number_alone_is_no_file_of_lengths() -> None:
+    with pytest.raises(SpecError, match=r"write mean=6000,cap="):
+        answers_of("6000")
+
+
 def test_the_layout_of_a_trainer_is_what_pricing_everything_finds() -> None:
     """Bounds leave no layout out that is faster, and none of them is above what they bound."""
     large = {"model": "qwen3-30b-a3b", "cluster": "h100-sxm:16", "learner": {"ep": 8}, "rollout": {"gen_tp": 4}}

@@ -339,7 +339,7 @@ def _lanes(view: Lanes, width: int) -> list[RenderableType]:
             line.append(" " * (begin - now))
             line.append("█" * (until - begin), style=_style(span.colour))
             now = until
-        table.add_row(Text(plain(f"{lane.group} {lane.name}".strip())), line)
+        table.add_row(Text(plain(lane.name if lane.name.startswith(lane.group) else f"{lane.group} {lane.name}")), line)
     return [*_title(f"{view.title}, to {text_of(end, 's')}", view.note), table]
 
 

@@ -24,7 +24,7 @@ from windtunnel.views import (
     Table,
     View,
 )
-from windtunnel.views.text import plain, text_of
+from windtunnel.views.text import plain, scale_of, text_of
 
 PHASES = (  # field, name, colour; all but generation add up to the step
     ("exposed_generation_s", "waiting for samples", "line-4"),
@@ -67,13 +67,20 @@ def _views(result: RlResult) -> Iterator[View]:
         Figure("step", step),
         Figure("generation", Number(result.phases.generation_s, "s"), "of a batch"),
         Figure("tokens/s", Number(result.tokens_per_s_per_gpu, ""), "per GPU"),
-        *(Figure(f"{name} idles", Number(share, "share")) for name, share in result.idle_share.items()),
     ]
+    if _colocated(result):  # the same GPUs: what one phase leaves the other takes
+        shares = _shares(result).items()
+        figures += [
+            Figure(name, Number(seconds / result.step_time_s, "share"), "of the step") for name, seconds in shares
+        ]
+    else:
+        figures += [Figure(f"{name} idles", Number(share, "share")) for name, share in result.idle_share.items()]
     if result.cost is not None and result.cost_per_1000_samples is not None:
         per = f"{text_of(result.cost_per_1000_samples, '$')} per 1,000 samples trained"
         figures.append(Figure("cost of a step", Number(result.cost, "$"), per))
     yield Figures(figures)
-    parts = [Part(name, getattr(result.phases, field), colour) for field, name, colour in PHASES]
+    names = {"waiting for samples": "generation"} if _colocated(result) else {}
+    parts = [Part(names.get(name, name), getattr(result.phases, field), colour) for field, name, colour in PHASES]
     yield Bars("Where a step goes", "s", [Bar("step", [part for part in parts if part.value > 0])])
     lanes = []
     for lane in result.lanes:
@@ -95,8 +102,28 @@ def _stacked(name: str, spans: list[Span]) -> list[Lane]:
     return [Lane(name if place == 0 else f"{name}, beside it", row, name) for place, row in enumerate(rows)]
 
 
+def _colocated(result: RlResult) -> bool:
+    return result.spec["placement"] == "colocated"
+
+
+def _shares(result: RlResult) -> dict[str, float]:
+    """Seconds of a colocated step by phase."""
+    phases = result.phases
+    return {
+        "generates": phases.exposed_generation_s,
+        "trains": phases.logprob_s + phases.ref_logprob_s + phases.training_s,
+        "updates weights": phases.weight_sync_s,
+        "changes places": phases.other_s,
+    }
+
+
 def _verdict(result: RlResult) -> str:
     phases, step = result.phases, text_of(result.step_time_s, "s")
+    if _colocated(result):
+        parts = [
+            f"{name} {text_of(one / result.step_time_s, 'share')}" for name, one in _shares(result).items() if one > 0
+        ]
+        return f"A step takes {step}, of which it {', '.join(parts[:-1])} and {parts[-1]}."
     learner = phases.logprob_s + phases.ref_logprob_s + phases.training_s
     shares = {
         "the trainers wait for samples": phases.exposed_generation_s,
@@ -140,14 +167,12 @@ def plan_document(found: RlPlanned) -> Document:
     """The best division of a cluster, and the others."""
     best = rl_document(found.best)
     step = Number(found.best.step_time_s, "s", found.best.p5_s, found.best.p95_s)
-    rows = [
-        (one.words, None if one.step_s is None else Number(one.step_s, "s"), Number(one.bound_s, "s"))
-        for one in found.tried
-    ]
+    size, unit = scale_of([found.best.step_time_s], "s")  # one for all, and that of the headline
+    rows = [(one.words, None if one.step_s is None else one.step_s / size, one.bound_s / size) for one in found.tried]
     views: list[View] = [
         Headline(f"Best: {found.tried[0].words}, {text_of(step)} a step.", "step", step, "good"),
         Notes("What the search shows", [*found.verdicts, f"Proof: {found.proof}."]),
-        Table("Candidates", (Column(""), Column("step", ""), Column("at least", "")), rows),
+        Table("Candidates", (Column(""), Column(f"step, {unit}", ""), Column(f"at least, {unit}", "")), rows),
     ]
     return Document("a plan for RL", best.title, views, [*best.views[1:], *best.details], best.subtitle)
 

@@ -43,6 +43,7 @@ class Imported:
     unknown: tuple[str, ...]  # settings that nothing reads and that may matter
     model: str  # as the file names it
     path: str
+    gpus: int | None = None  # of all pools, as the file says
 
 
 def read_config(path: str) -> Imported:
@@ -78,6 +79,7 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str
         if value is not None:
             values[field] = value
     model = str(values.pop("model", ""))
+    gpus = _gpus(table["fields"], values, settings)
     data = _question(values)
     found = catalogued(model)
     if found:
@@ -85,7 +87,19 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str
     harmless = re.compile(re.sub(r"\s+", "", table["harmless"]))
     said = (key for key in sorted(settings) if key not in read and settings[key] not in NOTHING)
     unknown = tuple(key for key in said if not harmless.match(key))
-    return Imported(name, {"framework": name, **data}, unknown, model, path)
+    return Imported(name, {"framework": name, **data}, unknown, model, path, gpus)
+
+
+def _gpus(
+    rules: Mapping[str, Mapping[str, list[str | int]]], values: Mapping[str, object], settings: Settings
+) -> int | None:
+    """Of all pools; None where the file does not say."""
+    everything, generate = values.get("all"), values.get("generate")
+    if isinstance(everything, int):
+        return everything
+    rule = rules.get("train", {})
+    trained = _product(rule.get("product", ()), settings, set()) or _product(rule.get("else", ()), settings, set())
+    return None if trained is None else trained + (generate if isinstance(generate, int) else 0)
 
 
 def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, object], read: set[str]) -> object:
