@@ -223,3 +223,17 @@ def test_a_row_of_deployments_without_lengths_is_refused_and_a_cell_of_letters_a
     capsys.readouterr()
     assert main(["validate", str(table)]) == 2
     assert f"{table}: line 2: concurrency = 'x'" in capsys.readouterr().err
+
+
+def test_drafts_that_nobody_says_are_kept_are_taken_to_be_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--prompt", "300", "--output", "30", "--rate", "1", "--requests", "5"]
+    line = "vllm serve --enforce-eager llama-3.1-8b --speculative-config '{\"num_speculative_tokens\": 3}'"
+    found = _json(capsys, "serve", line, "--cluster", "h100-sxm:2", *words)
+    assert [text.split(":")[0] for text in found["warnings"]] == [
+        "not modelled and ignored", "no --acceptance is given",
+    ]  # fmt: skip
+    drafting = [*SMALL, *words, "--speculative-tokens", "3", "--acceptance"]
+    given = {kept: _json(capsys, *drafting, kept) for kept in ("0.6", "0")}
+    assert given["0.6"]["tpot_s"] == found["tpot_s"]
+    assert not given["0"]["warnings"]
+    assert given["0"]["tpot_s"]["mean"] > found["tpot_s"]["mean"]

@@ -12,6 +12,7 @@ from windtunnel.questions.asked.serve.parts import (
     AsRecorded,
     Closed,
     Drafted,
+    Engine,
     EngineName,
     Lengths,
     Open,
@@ -50,6 +51,13 @@ def workload_of(requests: Lengths | Trace | Unsaid, load: Open | Closed | AsReco
         return Workload(prompts, outputs, None, load.concurrency, name=name)
     assert isinstance(load, Open)  # the question says when made requests come
     return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name)
+
+
+def drafts_assumed(engine: Engine) -> tuple[str, ...]:
+    """What is said where nobody says how many drafted tokens are kept."""
+    drafting = engine.drafting
+    unsaid = isinstance(drafting, Drafted) and drafting.speculative_tokens > 0 and drafting.acceptance is None
+    return (Drafted.said,) if unsaid else ()
 
 
 def deployment_of(

@@ -18,7 +18,6 @@ from windtunnel.questions.asked.serve.listen import OfTrace, ServeListen, UpTo
 from windtunnel.questions.asked.serve.parts import (
     Apart,
     AsRecorded,
-    Drafted,
     Engine,
     Open,
     Replicas,
@@ -36,7 +35,7 @@ from windtunnel.studies.serving.build import engine_of
 from windtunnel.studies.serving.disaggregated.pools import Pools, pooled_runner, pools_in_words
 from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.goodput import Curve, goodput_of, rate_curve, rate_of
-from windtunnel.studies.serving.parts import deployment_of, workload_of
+from windtunnel.studies.serving.parts import deployment_of, drafts_assumed, workload_of
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.files import read_workload
@@ -127,10 +126,8 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
 
 def _assumed(question: Serve | ServePlan, workload: Workload) -> list[str]:
     """What is said of what nobody says: how long requests are, their file's units, how many drafts are kept."""
-    drafting = question.engine.drafting
     unsaid = [Unsaid.said] if isinstance(question.requests, Unsaid) else []
-    drafts = isinstance(drafting, Drafted) and drafting.speculative_tokens > 0 and drafting.acceptance is None
-    return [*unsaid, *workload.notes, *([Drafted.said] if drafts else [])]
+    return [*unsaid, *workload.notes, *drafts_assumed(question.engine)]
 
 
 def _placed(question: ServePlan, method: str) -> Placed:
