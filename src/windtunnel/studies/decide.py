@@ -317,10 +317,10 @@ def _sentence(options: Sequence[Option], by: str, question: Decide) -> str:
         return "None of them can train it: see the reasons in the table."
     first = able[0]
     money = "" if first.cost is None else f" for {question.currency}{first.cost:,.0f}"
-    kept = f" and {format_many(first.standbys, 'machine')} kept for it" if first.standbys else ""
-    paid = ", which are paid" if kept and money else ""
+    paid = " and paid" if money else ""
+    kept = f" and {format_many(first.standbys, 'machine')} kept for it{paid}" if first.standbys else ""
     said = f"{first.cluster} trains {first.model} in {first.days:.3g} days{money}, with failures met by {first.policy}"
-    return " ".join([f"{said}{kept}{paid}; {_lead(able, by)}", *_unmeasured(able[:2])])
+    return " ".join([f"{said}{kept}; {_lead(able, by)}", *_unmeasured(able[:2])])
 
 
 def _lead(able: Sequence[Option], by: str) -> str:
