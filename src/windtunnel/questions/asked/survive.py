@@ -37,12 +37,14 @@ class Survive:
         str,
         About(
             "llama3, rsc-1, rsc-2, production, none, TIME@GPUS (6h@512: one every 6 h on 512), a YAML file, or a CSV"
-            " log with --log (llama3)."
+            " log with --log (llama3); or --mtbf 6h."
         ),
     ] = "llama3"
     mtbf: Annotated[
         float | None,
-        About("Mean time between failures of the job, e.g. 6h, in place of --failures.", unit="time", least=1.0),
+        About(
+            "Mean time between failures of the job, e.g. 6h, in place of --failures.", unit="time", least=1.0, rare=True
+        ),
     ] = None
     log: Annotated[
         str | None, About("GPUs and days that a CSV log was kept for, e.g. 1024:30 or 1024x8:30.", rare=True)
