@@ -35,7 +35,8 @@ FILES = {
     ),
     "minutes.csv": "minute,added,removed\n0,12,0\n"
     + "".join(f"{at},{int(at % 18 == 0)},{int(at % 18 == 9)}\n" for at in range(1, 90)),
-    "traffic.yaml": "link: 50Gb/s\njobs:\n  - {job: a, period: 255ms, busy: 114ms}\n  - {job: b, period: 255ms, busy: 114ms}\n",
+    "traffic.yaml": "link: 50Gb/s\njobs:\n"
+    + "".join(f"  - {{job: {name}, period: 255ms, busy: 114ms}}\n" for name in "ab"),
     "coflows.txt": "3 2\n1 0 2 0 1 1 2:5.0\n2 10 1 1 1 2:3.0\n",
     "pool.yaml": "groups: {all: {cluster: 'h100-sxm:2'}}\nmodels:\n  small: {model: llama-3.1-8b,"
     " workload: {prompt: 64, output: 8, rate: 2, requests: 20}}\n",
