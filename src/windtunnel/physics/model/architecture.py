@@ -406,12 +406,8 @@ def checked(model: Model, where: str | None = None) -> Model:
     return model
 
 
-SELDOM = (
-    "more_weights",
-    "more_parameters",
-    "derived",
-    "tower",
-)  # of a model's written form: only where they say something
+# Of a model's written form: only where they say something.
+SELDOM = ("more_weights", "more_parameters", "derived", "tower")
 _COUNTED: dict[int, tuple[tuple[Layer, ...], tuple[tuple[Layer, int], ...]]] = {}
 COUNTED_KEPT = 64
 

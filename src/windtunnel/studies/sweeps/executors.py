@@ -15,14 +15,17 @@ from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.context import SpawnContext, SpawnProcess
-from multiprocessing.popen_spawn_posix import Popen
 from multiprocessing.process import BaseProcess
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import die_with_parent
 from windtunnel.studies.sweeps.ray_cluster import TRIES, Batch, RayCluster, rows_on_ray
 from windtunnel.studies.sweeps.run_points import Row, run_points
+
+if TYPE_CHECKING:
+    from multiprocessing.popen_spawn_posix import Popen
 
 Inputs = Sequence[tuple[int, Mapping[str, object]]]
 BATCH = 20  # points of one task: some tenths of a second

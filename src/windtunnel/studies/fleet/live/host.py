@@ -117,13 +117,13 @@ class There:
                 self._agent = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
                 )  # fmt: skip
-            told, heard = self._agent.stdin, self._agent.stdout
-            assert told is not None, "a pipe"
-            assert heard is not None, "a pipe"
+            questions, answers = self._agent.stdin, self._agent.stdout
+            assert questions is not None, "a pipe"
+            assert answers is not None, "a pipe"
             try:
-                told.write(json.dumps(asked) + "\n")
-                told.flush()
-                if line := heard.readline():
+                questions.write(json.dumps(asked) + "\n")
+                questions.flush()
+                if line := answers.readline():
                     answer: object = json.loads(line)
                     return answer
             except BrokenPipeError:

@@ -56,13 +56,13 @@ class Shared(Answer):
         """Ready for JSON."""
         placements = {
             name: {"score": mean(link.score for link in links), "slower": mean(slower_of(links)),
-                   "links": [vars_of(link) for link in links]}
+                   "links": [link_document(link) for link in links]}
             for name, links in self.placements.items()
         }  # fmt: skip
         return {"placements": placements}
 
 
-def vars_of(link: OnLink) -> dict[str, object]:
+def link_document(link: OnLink) -> dict[str, object]:
     """A link as JSON-able data."""
     shifts = None if link.shifts_s is None else list(link.shifts_s)
     return {
@@ -92,7 +92,7 @@ def answer(question: FleetShare) -> Shared:
 
     links = question.links
     order = sorted(range(len(patterns)), key=lambda at: (-loads((at,)), at))
-    by_load = _greedy(order, links, lambda parts: -max(map(loads, parts)))
+    by_load = _greedy(order, links, lambda parts: (-max(map(loads, parts)),))
     by_fit = _greedy(order, links, lambda parts: _quality(parts, fit))
     if links ** len(order) <= TRIED:
         every = (_parts(where, links) for where in product(range(links), repeat=len(order)))
@@ -116,7 +116,7 @@ def _quality(parts: Sequence[tuple[int, ...]], fit: Callable[[tuple[int, ...]], 
 
 
 def _greedy(
-    order: Sequence[int], links: int, worth: Callable[[list[tuple[int, ...]]], object]
+    order: Sequence[int], links: int, worth: Callable[[list[tuple[int, ...]]], tuple[float, ...]]
 ) -> list[tuple[int, ...]]:
     parts: list[tuple[int, ...]] = [() for _ in range(links)]
     for at in order:
@@ -124,7 +124,7 @@ def _greedy(
             [tuple(sorted((*those, at))) if link == chosen else those for link, those in enumerate(parts)]
             for chosen in range(links)
         ]
-        parts = max(tried, key=worth)  # type: ignore[arg-type]
+        parts = max(tried, key=worth)
     return parts
 
 

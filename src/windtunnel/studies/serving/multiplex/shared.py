@@ -69,9 +69,9 @@ class Sharing(Answer):
     @property
     def warnings(self) -> list[str]:  # type: ignore[override]
         """What is not possible, and what is refused."""
-        told = [f"{name}: not possible: {why}" for name, why in self.impossible.items()]
+        impossible = [f"{name}: not possible: {why}" for name, why in self.impossible.items()]
         refused = ((name, one[0].refused) for name, one in self.policies.items())
-        return told + [f"{name}: {count} requests need more than the cache" for name, count in refused if count]
+        return impossible + [f"{name}: {count} requests need more than the cache" for name, count in refused if count]
 
     @property
     def provenance(self) -> dict[str, object]:
@@ -107,8 +107,8 @@ def share(asked: Several, policies: Sequence[str], price: float | None) -> Shari
         refused = [0] * len(placed)
         for mesh in found.meshes:
             llms |= _served(asked, policy, mesh, placed, refused, sources)
-        total = _told(asked, list(llms.values()), sum(refused), price)
-        each = {asked.models[m].name: _told(asked, [llms[m]], refused[m]) for m in sorted(llms)}
+        total = _figures(asked, list(llms.values()), sum(refused), price)
+        each = {asked.models[m].name: _figures(asked, [llms[m]], refused[m]) for m in sorted(llms)}
         played[policy] = (total, each, _words(asked, found.meshes, policy == "shares"))
     if not played:
         raise SpecError("model", [one.name for one in asked.models], "; ".join(impossible.values()))
@@ -187,7 +187,7 @@ def _requests(asked: Several, model: int, longest: int, refused: list[int]) -> l
     return found
 
 
-def _told(asked: Several, llms: Sequence[Llm], refused: int, price: float | None = None) -> Shares:
+def _figures(asked: Several, llms: Sequence[Llm], refused: int, price: float | None = None) -> Shares:
     done = [one for llm in llms for one in llm.requests]
     assert all(one.last_s >= 0.0 for one in done), "every request ends"
     stamps = [(one.arrival_s, one.first_s, one.last_s, one.output) for one in done]

@@ -200,8 +200,8 @@ class Replica:
         elif not ((queue.polls and batch.running and queue.unseen()) or (queue.holds_back and queue.gathers())):
             budget, kept, preempted = rules.token_budget, 0, False
             if self._mixes and batch.running:
-                kept = batch.due[-batch.steps % rules.block_size]  # `blocks_due`, without the call
-                if kept > self.pool.total - self.pool.held:
+                kept = batch.blocks_due
+                if kept > self.pool.free:
                     preempted = self._make_room(kept)
                     kept = batch.blocks_due
                 budget -= len(batch.running)
