@@ -19,9 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.physics.engine.events import EventQueue
+
 CELLS, MOST = 72, 20_000  # of the shortest period; of the circle
 ROUNDS = 5  # in which shifts are looked for again, one job after the other
 STEPS = 200  # of each job that are played
+NS = 1e9
+SENT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +104,29 @@ def slowdowns(patterns: Sequence[Pattern], capacity: float, shifts_s: Sequence[f
     A job computes (its period less `busy_s`), sends, and begins its next step; a job that was shifted begins so much
     later, and afterwards whenever it is done.
     """
-    n = len(patterns)
-    ready = list(shifts_s)  # when a job that computes begins to send
-    left, done, ends = [0.0] * n, [0] * n, [0.0] * n
-    now = 0.0
+    queue: EventQueue[int] = EventQueue()  # a job that begins to send; SENT: the next of them has sent all
+    for at, shift in enumerate(shifts_s):
+        queue.push(round(NS * shift), at)
+    left: dict[int, float] = {}  # bytes of those that send
+    done, ends = [0] * len(patterns), [0.0] * len(patterns)
+    now, sent = 0.0, 0
+    rates: list[float] = []
     while any(count < STEPS for count in done):
-        sending = [at for at in range(n) if left[at] > 0.0]
-        rate = dict(zip(sending, _fair([patterns[at].rate for at in sending], capacity), strict=True))
-        waits = [ready[at] for at in range(n) if left[at] <= 0.0]
-        then = min([*waits, *(now + left[at] / rate[at] for at in sending)])
-        for at in sending:
-            left[at] -= (then - now) * rate[at]
-            if left[at] <= 1e-9 * patterns[at].rate * patterns[at].busy_s:
-                left[at] = 0.0
-                done[at] += 1
-                ends[at] = then if done[at] <= STEPS else ends[at]
-                ready[at] = then + patterns[at].period_s - patterns[at].busy_s
-        for at in range(n):
-            if at not in rate and ready[at] <= then:
-                left[at], ready[at] = patterns[at].rate * patterns[at].busy_s, math.inf
-        now = then
+        now_ns, began, _ = queue.pop()
+        span, now = now_ns / NS - now, now_ns / NS
+        left = {at: bytes_ - span * rate for (at, bytes_), rate in zip(left.items(), rates, strict=True)}
+        if began != SENT:
+            left[began] = patterns[began].rate * patterns[began].busy_s
+            if sent:
+                queue.cancel(sent)
+        for at in [at for at, bytes_ in left.items() if bytes_ <= 1e-9 * patterns[at].rate * patterns[at].busy_s]:
+            del left[at]
+            done[at] += 1
+            ends[at] = now if done[at] <= STEPS else ends[at]
+            queue.push(now_ns + round(NS * (patterns[at].period_s - patterns[at].busy_s)), at)
+        rates = _fair([patterns[at].rate for at in left], capacity)
+        ends_s = min((bytes_ / rate for bytes_, rate in zip(left.values(), rates, strict=True)), default=0.0)
+        sent = queue.push(now_ns + math.ceil(NS * ends_s), SENT) if left else 0
     return [
         (end - shift) / (STEPS * one.period_s - (one.period_s - one.busy_s))
         for end, shift, one in zip(ends, shifts_s, patterns, strict=True)

@@ -12,19 +12,24 @@
 
 With one model ADBS on all SMs is spatial partitioning. The pool holds what is there of each sequence: where a step
 would overflow it, the newest of that model gives its cache back and starts anew. MuxServe (ICML '24); rules and
-constants: its muxsched/scheduler.py and resource.py.
+constants: its muxsched/scheduler.py and resource.py. Who runs together decides when the next of them ends, so one event
+of all jobs waits in the engine's queue.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from windtunnel.physics.engine.events import EventQueue
+
 PROMPT_TOKENS = 2048  # of one prompt job
 ADAPT_EVERY_S = 8.0  # how often quotas move
 BUSY, STEP = 0.9, 0.1  # from which use on a model asks for more, and how much of its batch it gets
+NS = 1e9
 GIVEN = 120.0  # percent of SMs that may be given out: two parts of ten twice
 
 
@@ -118,30 +123,35 @@ def run_unit(llms: list[Llm], policy: Literal["adbs", "fcfs"], pool_bytes: float
     """All requests of all models through one unit; `pool_bytes` of KV cache on every GPU."""
     unit = _Unit(llms, pool_bytes)
     start = _adbs if policy == "adbs" else _fcfs
-    arrivals = sorted(
-        ((one.arrival_s, place, number) for place, llm in enumerate(llms) for number, one in enumerate(llm.requests)),
-        reverse=True,
-    )
-    now, adapt_at = 0.0, ADAPT_EVERY_S
-    while arrivals or unit.jobs or any(llm.waiting or llm.fresh or llm.ends for llm in llms):
-        start(unit)
-        slow = _slowdown(unit.jobs)
-        until = min((job.left_s * slow for job in unit.jobs), default=float("inf"))
-        coming = arrivals[-1][0] - now if arrivals else float("inf")
-        step = min(until, max(0.0, coming))
-        assert step < float("inf"), "requests wait, and nothing runs: one needs more than the pool"
-        now += step
+    queue: EventQueue[tuple[Llm, Asked] | None] = EventQueue()  # a request that comes, or None: a job ends
+    for llm in llms:
+        for one in llm.requests:
+            queue.push(math.ceil(one.arrival_s * NS), (llm, one))
+    now, slow, adapt_at, ends = 0.0, 1.0, ADAPT_EVERY_S, 0
+    while queue:
+        now_ns = queue.next_ns()
+        while queue.next_ns() == now_ns:  # what comes and ends at one time is seen together
+            _, came, _ = queue.pop()
+            if came is None:
+                ends = 0
+            else:
+                came[0].waiting.append(came[1])
+        step, now = queue.now_ns / NS - now, queue.now_ns / NS
         for job in unit.jobs:
             job.left_s -= step / slow
-        while arrivals and arrivals[-1][0] <= now:
-            _, place, number = arrivals.pop()
-            llms[place].waiting.append(llms[place].requests[number])
         for job in [job for job in unit.jobs if job.left_s <= 1e-12]:
             unit.jobs.remove(job)
             _end(unit, job, now)
         if now >= adapt_at and policy == "adbs":
             adapt_at = now + ADAPT_EVERY_S
             _adapt(llms)
+        start(unit)
+        slow = _slowdown(unit.jobs)
+        if ends:
+            queue.cancel(ends)
+        left_s = min((job.left_s for job in unit.jobs), default=0.0)
+        ends = queue.push(queue.now_ns + math.ceil(left_s * slow * NS), None) if unit.jobs else 0
+    assert not any(llm.waiting for llm in llms), "requests wait, and nothing runs: one needs more than the pool"
     return [
         LlmAnswer(
             llm.name,

@@ -12,22 +12,27 @@
     fewer replicas                when `calm_s` long fewer would do
 
 A session moves only where its stop is within `longest_stop_s`, so the bound on stops is kept or nothing moves.
+A state machine on `engine.events`; a replica's next end is an event that moves with its pace.
 Mechanism: ScaleFlux (TPDS 2022, abstract): bursts by queue length, migration under a bound on latency, least resources.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from windtunnel.physics.engine.events import At, Cancel, run
 from windtunnel.studies.serving.stateful.placing import Room, Session, place
 
 Policy = Literal["fixed", "drain", "recompute", "move"]
 POLICIES: tuple[Policy, ...] = ("fixed", "drain", "recompute", "move")
+NS = 1e9
+
+Event = tuple[Literal["ends", "lands", "arrives", "look"], int, int]  # what, session, replica
+FIRST = ("ends", "lands", "arrives", "look")  # of one time, in this order
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,62 +93,71 @@ class _Replica:
     memory: float = 0.0
     tokens: float = 0.0  # that a session which is always here has got
     here: dict[int, float] = field(default_factory=dict)  # session -> `tokens` at which it ends
-    ends: list[tuple[float, int]] = field(default_factory=list)
     sends_until_s: float = 0.0
     coming: int = 0  # sessions on their way to it
+    changed: bool = False  # its next end is another than was said
 
 
 def replay(arrivals: Sequence[Arrival], replicas: Replicas, policy: Policy) -> Replayed:
     """Serve all of them. `arrivals` in order of time."""
-    return _Clock(arrivals, replicas, policy).run()
+    machine = _Machine(arrivals, replicas, policy)
+    comes = [machine.after(one.at_s, ("arrives", number, -1)) for number, one in enumerate(arrivals)]
+    run(machine.handle, [machine.after(0.0, ("look", -1, -1)), *comes])
+    return machine.found
 
 
-class _Clock:
+class _Machine:
     def __init__(self, arrivals: Sequence[Arrival], rules: Replicas, policy: Policy) -> None:
         self.arrivals, self.rules, self.policy = arrivals, rules, policy
+        self.now_ns = 0
         self.now = self.calm_since = 0.0
         self.made = rules.first
         self.running = {number: _Replica(0.0) for number in range(rules.first)}
         self.left = [float(one.tokens) for one in arrivals]
         self.waiting: deque[int] = deque()
-        self.landing: list[tuple[float, int, int]] = []  # (s, session, replica)
+        self.sent: list[At[Event]] = []  # sessions that have just begun to move
         self.found = Replayed([Seen() for _ in arrivals], most_replicas=rules.first)
-        self.going = self.done = 0
+        self.done = 0
 
-    def run(self) -> Replayed:
-        arrivals, look, at = self.arrivals, 0.0, 0
-        while self.done < len(arrivals):
-            nearest = arrivals[at].at_s if at < len(arrivals) else math.inf
-            ends = min((self._end(one) for one in self.running.values() if one.ends), default=math.inf)
-            landing = self.landing[0][0] if self.landing else math.inf
-            self._pass(min(nearest, ends, landing, look))
-            for one in self.running.values():
-                while one.ends and one.ends[0][0] <= one.tokens + 1e-9:
-                    self._finish(one, one.ends[0][1])
-            while self.landing and self.landing[0][0] <= self.now:
-                _, session, number = self.landing.pop(0)
-                target = self.running[number]
-                target.coming -= 1
-                self._enter(target, session)
-            while at < len(arrivals) and arrivals[at].at_s <= self.now:
-                self.waiting.append(at)
-                at += 1
-            self._admit()
-            if self.now >= look:
-                look = self.now + self.rules.look_s
-                self._look()
-        return self.found
+    def after(self, wait_s: float, event: Event, key: int | None = None) -> At[Event]:
+        """An event so much later, not a nanosecond too early."""
+        return At(self.now_ns + math.ceil(wait_s * NS), event, FIRST.index(event[0]), key)
 
-    def _end(self, one: _Replica) -> float:
-        return self.now + max(0.0, one.ends[0][0] - one.tokens) * (self.rules.base_s + one.load)
+    def handle(self, now_ns: int, event: Event) -> Iterator[At[Event] | Cancel]:
+        """Everything goes on to now, then what happens, then what follows from it."""
+        if self.done == len(self.arrivals):
+            return
+        what, session, number = event
+        self._pass(now_ns)
+        if what == "ends" and number in self.running:
+            one = self.running[number]
+            one.changed = True
+            for ended in [each for each, at in one.here.items() if at <= one.tokens + 1e-9]:
+                self._finish(one, ended)
+        elif what == "lands":
+            self.running[number].coming -= 1
+            self._enter(self.running[number], session)
+        elif what == "arrives":
+            self.waiting.append(session)
+        self._admit()
+        if what == "look":
+            self._look()
+            yield self.after(self.rules.look_s, event)
+        yield from self.sent
+        self.sent.clear()
+        for which, one in self.running.items():
+            if one.changed:
+                one.changed = False
+                left_s = (min(one.here.values(), default=0.0) - one.tokens) * (self.rules.base_s + one.load)
+                yield self.after(max(0.0, left_s), ("ends", -1, which), which) if one.here else Cancel(which)
 
-    def _pass(self, then: float) -> None:
-        span = then - self.now
+    def _pass(self, now_ns: int) -> None:
+        span = now_ns / NS - self.now
         for one in self.running.values():
             one.tokens += span / (self.rules.base_s + one.load)
         self.found.replica_seconds += span * len(self.running)
         self.found.ideal_seconds += span * self._spread(0.0, 0.0)
-        self.now = then
+        self.now_ns, self.now = now_ns, now_ns / NS
 
     def _spread(self, load: float, memory: float) -> int:
         """Replicas for what runs and so much more, were sessions divisible."""
@@ -153,9 +167,8 @@ class _Clock:
         return max(math.ceil(load / room.load - 1e-9), math.ceil(memory / room.memory - 1e-9))
 
     def _enter(self, one: _Replica, session: int) -> None:
-        ends = one.tokens + self.left[session]
-        one.here[session] = ends
-        insort(one.ends, (ends, session))
+        one.here[session] = one.tokens + self.left[session]
+        one.changed = True
         if math.isnan(self.found.sessions[session].began_s):
             self.found.sessions[session].began_s = self.now
 
@@ -163,10 +176,10 @@ class _Clock:
         got = self.left[session] - (one.here.pop(session) - one.tokens)
         self.left[session] -= got
         self.found.sessions[session].served += got
-        one.ends = [end for end in one.ends if end[1] != session]
         self._reserve(one, session, -1)
 
     def _reserve(self, one: _Replica, session: int, sign: int) -> None:
+        one.changed = True
         one.load = max(0.0, one.load + sign * self.arrivals[session].load)
         one.memory = max(0.0, one.memory + sign * self.arrivals[session].state)
         if not one.here and not one.coming:
@@ -255,4 +268,4 @@ class _Clock:
         seen.moves += 1
         seen.stopped_s += begin + stop - self.now
         self.found.moved_bytes += self.arrivals[session].state if self.policy == "move" else 0.0
-        insort(self.landing, (begin + stop, session, to))
+        self.sent.append(self.after(begin + stop - self.now, ("lands", session, to)))
