@@ -5,7 +5,7 @@
     days        tokens / (tokens/s x that share), and `survive` asked again for so many days
     cost        as `survive` counts it: days x (GPUs + those of standbys) x price, so its band is that of the days;
                 break-even: the price at which it costs what the cheapest other one does
-    energy      at the GPUs' rated power, as `plan` counts it
+    energy      of the GPUs: what the step draws, and what waiting draws in the time that failures take
 
 Two are told apart only where their bands of days (or of cost) do not overlap.
 """
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.physics.cost.power import draw_of
 from windtunnel.physics.hardware import Cluster, get_gpu, parse_cluster
 from windtunnel.physics.step.result_of import ROOFLINE_WORTH_SAYING
 from windtunnel.questions.asked.decide import Decide
@@ -256,7 +257,8 @@ def _with_failures(
     share = {name: value for name, value in result.provenance.items() if name in ESTIMATED}
     times = days / survive.days  # 1 but for runs that are shorter or longer than what `survive` is asked
     cost = None if entry.cost_usd is None else entry.cost_usd * times
-    watts = cluster.gpu.tdp_w * cluster.n_gpus
+    lost = 1.0 - entry.ettr
+    watts = (result.gpu_watts * entry.ettr + cluster.gpu.tdp_w * draw_of(cluster.gpu).waiting * lost) * cluster.n_gpus
     return replace(
         bare,
         fits=True,

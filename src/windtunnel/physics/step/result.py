@@ -244,6 +244,9 @@ class Result(Shown):
     n_gpus: int
     n_classes: int  # rank classes that were simulated
     n_ops: int
+    gpu_watts: float = 0.0  # mean over GPUs and the step, by what they do
+    gpu_watts_p5: float = 0.0
+    gpu_watts_p95: float = 0.0
     excerpt: tuple[Interval, ...] = ()
     infeasible: Infeasible | None = None
     disturbed: Disturbed | None = None
@@ -266,6 +269,11 @@ class Result(Shown):
     def step_time_s(self) -> float:
         """Predicted step time in seconds."""
         return self.step_time_ns / 1e9
+
+    @property
+    def joules_per_token(self) -> float:
+        """Of all GPUs, without hosts, switches and cooling."""
+        return self.gpu_watts * self.n_gpus / self.tokens_per_s if self.tokens_per_s else 0.0
 
     @property
     def flops_per_rank(self) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from windtunnel.physics.cost.power import step_watts, watts_band
 from windtunnel.physics.cost.price import Source
 from windtunnel.physics.cost.training import TrainingCosts
 from windtunnel.physics.hardware import Cluster
@@ -222,6 +223,8 @@ def result_of(
 ) -> Result:
     """The answer; what is not said here is as in `Result`."""
     n, seconds, peak = cluster.n_gpus, reading.total_ns / 1e9, cluster.gpu.peak_flops(work.dtype)
+    watts = step_watts(cluster.gpu, work.dtype, reading.breakdown_ns, work.executed_flops / n)
+    watts_p5, watts_p95 = watts_band(cluster.gpu, watts)
 
     def later() -> tuple[Interval, ...]:
         return to_the_end(excerpt(), reading)
@@ -243,6 +246,9 @@ def result_of(
         hfu=per_second(work.executed_flops) / n / peak,
         mfu_convention=work.convention,
         model_tflops_per_gpu=per_second(work.model_flops) / n / 1e12,
+        gpu_watts=watts,
+        gpu_watts_p5=watts_p5,
+        gpu_watts_p95=watts_p95,
         breakdown_ns=reading.breakdown_ns,
         stages=reading.stages,
         memory=memory,

@@ -165,6 +165,8 @@ class ServingResult(Shown):
     regime: Regime
     gpus: int
     gpu_seconds: float
+    gpu_watts: float  # mean over GPUs and time
+    gpu_watts_band: float  # log half-width
     utilisation: float  # share of the time in which a replica worked
     batch_mean: float  # sequences in a step, over busy time
     kv_use_mean: float  # share of blocks held, over busy time
@@ -202,6 +204,18 @@ class ServingResult(Shown):
             return None
         return self.cost_per_gpu_hour * self.gpus / 3600.0 / self.output_tokens_per_s * 1e6
 
+    @property
+    def joules_per_token(self) -> float | None:
+        """Of output: what its GPUs draw, without hosts, switches and cooling."""
+        tokens = self.output_tokens_per_s * self.duration_s
+        return self.gpu_watts * self.gpu_seconds / tokens if tokens > 0.0 else None
+
+    @property
+    def joules_band(self) -> tuple[float, float] | None:
+        """p5 and p95 of joules per token: of power and of how long a step takes."""
+        each, width = self.joules_per_token, math.exp(math.hypot(self.band, self.gpu_watts_band))
+        return None if each is None else (each / width, each * width)
+
     def requests_csv(self) -> str:
         """One CSV line per request that was sent, by its row in the workload.
 
@@ -230,6 +244,7 @@ class ServingResult(Shown):
             "memory_bytes_per_gpu": plain(self.memory),
             "search": None if self.search is None else {**self.search.to_dict()},
             "cost_per_million_output_tokens": self.cost_per_million_tokens,
+            "joules_per_output_token": self.joules_per_token,
             **({"tier_hit_rates": dict(self.tier_hit_rates)} if self.tier_hit_rates else {}),
             **({} if self.adapter_loads is None else {"adapter_loads": self.adapter_loads}),
         }

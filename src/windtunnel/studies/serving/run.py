@@ -10,6 +10,7 @@ import numpy as np
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.cost.inference.experts import WIDE
+from windtunnel.physics.cost.power import draw_of
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
@@ -21,6 +22,7 @@ from windtunnel.studies.serving.deployment import Deployment, deployment_of
 from windtunnel.studies.serving.engines.profile import Profile
 from windtunnel.studies.serving.loop import Rejected, Router, simulate
 from windtunnel.studies.serving.measures import Stamps, distribution, gap_distribution, stamps_of
+from windtunnel.studies.serving.power import gpu_watts
 from windtunnel.studies.serving.replica.replica import Replica
 from windtunnel.studies.serving.replica.sequence import Sequence as Request
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
@@ -199,6 +201,8 @@ def summarise(
         regime=regime,
         gpus=all_gpus,
         gpu_seconds=all_gpus * window,
+        gpu_watts=gpu_watts(engine, [one.tally for one in servers], window),
+        gpu_watts_band=draw_of(engine.cluster.gpu).band,
         utilisation=min(1.0, share),  # the window is in whole nanoseconds
         batch_mean=batch,
         kv_use_mean=sum(one.tally.block_ticks / max(1, one.pool.total) for one in servers) / total_ticks,
@@ -357,6 +361,6 @@ def infeasible(engine: Engine, workload: Workload, replicas: int, slo: Mapping[s
     return ServingResult(
         _spec(engine, workload, replicas), False, reason, len(workload), 0, len(workload),
         None, None, None, None, None, 0.0, 0.0, 0.0, 0.0, dict(slo), 0.0 if slo else None, 0.0 if slo else None, "over",
-        engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, {}, None, 0, engine.profile.band,
+        engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, {}, None, 0, engine.profile.band,
         sources_of(engine), _memory(engine), started_of(engine),
     )  # fmt: skip

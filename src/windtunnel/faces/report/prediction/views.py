@@ -1,4 +1,4 @@
-"""A Result as views: the verdict, four figures, where the step goes, and what rests on what."""
+"""A Result as views: the verdict, the main figures, where the step goes, and what rests on what."""
 
 from __future__ import annotations
 
@@ -153,6 +153,9 @@ def _figures(result: Result) -> Iterator[Figure]:
             f" {result.mfu_convention}"
         )
         yield Figure("MFU", Number(result.mfu, "share"), note)
+    if result.gpu_watts:
+        each = f"{result.joules_per_token:,.3g} J a token" if result.tokens_per_step else "of GPUs alone"
+        yield Figure("power per GPU", Number(result.gpu_watts, "W", result.gpu_watts_p5, result.gpu_watts_p95), each)
     if result.memory:
         peak, capacity = result.peak_memory, result.memory_capacity_bytes
         share = peak.device_bytes / max(capacity, 1)

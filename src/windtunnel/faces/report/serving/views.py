@@ -83,6 +83,9 @@ def _views(result: ServingResult) -> Iterator[View]:
     if result.cost_per_million_tokens is not None:
         cost = Number(result.cost_per_million_tokens, "$")
         figures.append(Figure("cost", cost, "per million output tokens"))
+    if result.joules_per_token is not None and result.joules_band is not None:
+        each = Number(result.joules_per_token, "J", *result.joules_band)
+        figures.append(Figure("energy", each, f"per output token; {result.gpu_watts:,.0f} W a GPU"))
     yield Figures(figures)
     rows = [
         (name, *(getattr(getattr(result, key), part) for part in PARTS))

@@ -23,6 +23,7 @@ from windtunnel.studies.serving.engines.profile import Profile, load_engine
 from windtunnel.studies.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.measures import stamps_of
+from windtunnel.studies.serving.power import gpu_watts
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.result import ServingResult, Side
 from windtunnel.studies.serving.run import hand_on, summarise
@@ -151,8 +152,14 @@ def run_pools(
     result = summarise(
         pools.decode, workload, replicas, stamps_of(sent), refused, slo, cost_per_gpu_hour, gpus=pools.gpus
     )
+    first, second = server.prefill, server.decode
+    watts = [
+        gpu_watts(engine, [one.tally for one in side], result.duration_s) * engine.gpus * len(side)
+        for engine, side in ((pools.prefill, first), (pools.decode, second))
+    ]
     return replace(
         result,
+        gpu_watts=sum(watts) / pools.gpus,
         spec=replace(result.spec, replicas=None, prefill=pools.prefill_side, decode=pools.decode_side),
         band=result.band if pools.decode.measured else math.hypot(result.band, APART_BAND),
     )
