@@ -67,7 +67,11 @@ def rows() -> list[Row]:
         if key not in engines:
             ep = int(line["ep"])  # where experts are spread, attention is split over the same GPUs
             layout = Deployment(
-                tp=int(line["gpus"]), moe_ep=ep if ep > 1 else None, weights=line["precision"], engine="vllm-0.11"
+                tp=int(line["gpus"]),
+                moe_ep=ep if ep > 1 else None,
+                weights=line["precision"],
+                engine="vllm-0.11",
+                sampling="top-p",
             )
             cluster = parse_cluster(f"{line['gpu']}:{line['gpus']}")
             engines[key] = engine_of(load_model(line["model"]), cluster, layout)

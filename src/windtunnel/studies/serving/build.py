@@ -213,15 +213,17 @@ def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: P
         kv_tiers=None,
     )
     chosen = {"nvfp4": profile.nvfp4_experts, "mxfp4": profile.mxfp4_experts}.get(deployment.routed, "")
-    return _layers(model, slim, cluster, profile.framework, profile.release, kv, chosen)
+    filtered = profile.filter_bytes if deployment.sampling == "top-p" else 0.0
+    return _layers(model, slim, cluster, profile.framework, profile.release, kv, chosen, filtered)
 
 
 @lru_cache(maxsize=256)
 def _layers(
-    model: Model, deployment: Deployment, cluster: Cluster, framework: str, release: str, kv: str, expert_kernel: str
-) -> Layers:
+    model: Model, deployment: Deployment, cluster: Cluster, framework: str, release: str, kv: str, expert_kernel: str,
+    filter_bytes: float,
+) -> Layers:  # fmt: skip
     if framework not in ("vllm", "sglang", "trtllm"):
         raise SpecError("framework", framework, "use vllm, sglang or trtllm")
     return (Denoising if model.step_tokens else Layers)(
-        model, deployment, inference_kernels(cluster, framework, release, expert_kernel), kv
+        model, deployment, inference_kernels(cluster, framework, release, expert_kernel), kv, filter_bytes
     )

@@ -46,6 +46,7 @@ class Deployment:
     max_model_len: int | None = None
     speculative_tokens: int = 0  # drafted per step; 0 = none
     acceptance: float = 0.0  # chance that a drafted token is kept, given those before it were
+    sampling: str = "greedy"  # or top-p: of all words only the likeliest are drawn from
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "attn_dp", "moe_tp", "moe_ep", *LIMITS, "max_model_len"):
@@ -60,6 +61,8 @@ class Deployment:
                 raise SpecError(name, value, f"use one of {', '.join(WEIGHT_BYTES)}")
         if self.kv not in (None, "bf16", "fp8"):
             raise SpecError("kv", self.kv, "use bf16 or fp8")
+        if self.sampling not in ("greedy", "top-p"):
+            raise SpecError("sampling", self.sampling, "use greedy or top-p")
         for name in ("kv_tiers", "lora"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):

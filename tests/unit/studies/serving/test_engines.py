@@ -476,3 +476,17 @@ def test_mxfp4_experts_of_tensorrt_llm_take_tokens_in_eight_bits_on_blackwell() 
         for name in ("trtllm-1.2", "vllm-0.22")
     ]
     assert times[0] < 0.8 * times[1]
+
+
+def test_drawing_from_the_likeliest_costs_what_the_release_takes_for_it() -> None:
+    """A law, and the sum by hand: vLLM 0.11 moves 600 bytes per logit."""
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1")
+
+    def head_s(engine: str, sampling: str) -> float:
+        return engine_of(model, cluster, Deployment(engine=engine, sampling=sampling)).times.prices.head(256.0)
+
+    more = [head_s(name, "top-p") - head_s(name, "greedy") for name in ("vllm-0.11", "vllm-0.19", "vllm-0.22")]
+    assert more[0] > more[1] > more[2] > 0
+    assert more[0] == pytest.approx(600 * 256 * model.vocab_size / (0.88 * 3.35e12), rel=0.05)
+    with pytest.raises(SpecError, match="use greedy or top-p"):
+        Deployment(sampling="beam")

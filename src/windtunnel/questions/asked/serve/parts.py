@@ -45,6 +45,12 @@ class EngineName:
         int | None, About("Most tokens of a request; by default the model's own.", ENGINE, least=1, rare=True)
     ] = None
     max_num_batched_tokens: Annotated[int | None, About("Tokens in a step.", ENGINE, least=1, rare=True)] = None
+    sampling: Annotated[
+        Literal["greedy", "top-p"],
+        About(
+            "How tokens are drawn: greedy, as benchmarks do, or from the likeliest (top-p, top-k).", ENGINE, rare=True
+        ),
+    ] = "greedy"
     gpu_memory_utilization: Annotated[
         float | None, About("Share of memory that the engine takes.", ENGINE, least=0.05, most=1, rare=True)
     ] = None

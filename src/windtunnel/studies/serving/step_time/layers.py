@@ -38,6 +38,7 @@ class Layers:
     deployment: Deployment
     kernels: InferenceKernels
     kv: str
+    filter_bytes: float = 0.0  # moved per logit to find the likeliest
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, float], ...]:
@@ -291,7 +292,8 @@ class Layers:
         seconds = self.kernels.gemm_s(sequences, -(-vocab // tp), hidden, "bf16")
         if tp > 1:
             seconds += self.kernels.exchange_s("all_gather", TWO_BYTES * sequences * vocab, tp)
-        return seconds + 3 * self.kernels.stream_s(4.0 * sequences * vocab)  # softmax in 4 bytes, then the choice
+        seconds += 3 * self.kernels.stream_s(4.0 * sequences * vocab)  # softmax in 4 bytes, then the choice
+        return seconds + (self.kernels.stream_s(self.filter_bytes * sequences * vocab) if self.filter_bytes else 0.0)
 
     def handover(self, tokens: float) -> float:
         """Activations to the next pipeline stage."""
