@@ -142,12 +142,15 @@ def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, by_stage: ByStage
 
 
 def _of_both(shown: Result, cluster: MixedCluster, told: Cluster, plan: Plan, warning: str) -> Result:
-    """A result as on `told`, with shares of the peak of all GPUs together."""
+    """A result as on `told`, with shares of the peak and of the rated power of all GPUs together."""
     dtype = PEAK_DTYPE.get(plan.precision, plan.precision)
     peak = sum(part.n_gpus * part.gpu.peak_flops(dtype) for part in cluster.parts)
     share = cluster.n_gpus * told.gpu.peak_flops(dtype) / peak
+    rated = sum(part.n_gpus * part.gpu.tdp_w for part in cluster.parts) / (cluster.n_gpus * told.gpu.tdp_w)
+    watts = {name: getattr(shown, name) * rated for name in ("gpu_watts", "gpu_watts_p5", "gpu_watts_p95")}
     return replace(
         shown,
+        **watts,
         mfu=shown.mfu * share,
         hfu=shown.hfu * share,
         mfu_convention=f"{shown.mfu_convention}, of all types together",
