@@ -3,6 +3,11 @@
 A request is one image: a prompt of one token, which is its first step, and as many tokens of output as it has steps.
 Guidance is a second pass of every step, beside the first in one batch (classifier-free guidance, arXiv 2207.12598). The
 text encoders and the decoder of the latent image are left out.
+
+Priced as diffusers and xDiT run it, in eager PyTorch: products at the rate that power sustains for long, attention by
+SDPA's FlashAttention-2 (both as in training: `physics/cost/calibration/training.yaml`), and every norm, scale, shift,
+gate and sum a kernel of its own, `UNFUSED` times through HBM (diffusers' JointTransformerBlock, AdaLayerNormZero and
+RMSNorm). Held against pictures of SD 3.5 Large in `validation/diffusion.csv`.
 """
 
 from __future__ import annotations
@@ -10,9 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from windtunnel.studies.serving.step_time.layers import Layers
+from windtunnel.physics.cost.sustained import SMOOTH
+from windtunnel.physics.cost.training import Sustained, training_costs
+from windtunnel.studies.serving.step_time.layers import TWO_BYTES, Layers
 
 MOST = 1 << 20
+# Times that a layer reads and writes all features once: two norms with scale, shift, gate and sum (11), GELU on four
+# times the width (4), text and image put together and what comes out of attention (4).
+UNFUSED = 19.0
+UNFUSED_QK_NORM = 17.0  # queries' and keys' own norm, in single steps of which most are in 32 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +32,16 @@ class Denoising(Layers):
 
     def dense(self, tokens: float) -> float:
         """Steps of so many images, all tokens of each."""
-        return Layers.dense(self, tokens * self._tokens)
+        passed, gpu, tp = tokens * self._tokens, self.kernels.gpu, self.deployment.tp
+        share = self._sustained.gemm.get(self.deployment.weights, 1.0)
+        flops = 2.0 * self.model.matmul_parameters * passed / tp / self.stages
+        limit = flops / (share * gpu.kernel_scale.clock * gpu.peak_flops("bf16"))
+        seconds = float((Layers.dense(self, passed) ** SMOOTH + limit**SMOOTH) ** (1 / SMOOTH))
+        once = 2 * TWO_BYTES * passed * self.model.hidden_size / tp
+        for layer, count in self.kinds:
+            times = UNFUSED + UNFUSED_QK_NORM * (layer.attention.qk_norm != "none")
+            seconds += count * self._sustained.memory * self.kernels.stream_s(times * once)
+        return seconds
 
     def group(self, tokens: float) -> float:
         """Routed experts of so many steps."""
@@ -39,7 +59,11 @@ class Denoising(Layers):
     def prefill(self, chunk: int, past: int) -> float:
         """Attention of `chunk` steps of one image: as many products as causal ones behind half as many tokens more."""
         n = self.model.step_tokens
-        return chunk * self.model.step_passes * Layers.prefill(self, n, n // 2)
+        return chunk * self.model.step_passes * self._sustained.attention_flash2 * Layers.prefill(self, n, n // 2)
+
+    @property
+    def _sustained(self) -> Sustained:
+        return training_costs(self.kernels.gpu.generation).sustained
 
     @property
     def _tokens(self) -> float:
