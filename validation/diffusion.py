@@ -1,4 +1,4 @@
-"""Pictures of a diffusion transformer against `windtunnel serve`: `validation/diffusion.csv`, one GPU, 1,024 pixels.
+"""Pictures and videos of diffusion transformers against `windtunnel serve`: `validation/diffusion.csv`, one GPU each.
 
     python validation/diffusion.py
 

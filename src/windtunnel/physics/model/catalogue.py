@@ -75,7 +75,7 @@ ALIASES = {
     "nvidia-nemotron-3-super-120b-a12b-fp8": "nemotron-3-super",
     "nvidia-nemotron-3-ultra-550b-a55b-bf16": "nemotron-3-ultra",
 }
-TUNED = re.compile(r"-(instruct|it|chat|base|pt)$")  # says how a checkpoint was trained: its shape is the same
+TUNED = re.compile(r"-(instruct|it|chat|base|pt|diffusers)$")  # how a checkpoint was trained or kept, not its shape
 
 
 @lru_cache(maxsize=1)

@@ -33,8 +33,10 @@ def rates(engine: Engine, tokens: float, kv_use: float, step_s: float) -> tuple[
     gpu, deployment = engine.cluster.gpu, engine.deployment
     weights = engine.memory.weights * read_share(engine.model, deployment, tokens)
     moved = weights + max(0.0, engine.memory.kv) * kv_use
-    passed = tokens * max(1, engine.model.step_tokens) * engine.model.step_passes  # more than one of a diffusion model
-    flops = 2.0 * engine.model.matmul_parameters * passed / deployment.gpus
+    each = 2.0 * engine.model.matmul_parameters
+    if image := engine.model.step_tokens:  # a token of a diffusion model is a step of all of them
+        each = image * engine.model.step_passes * engine.model.forward_flops_per_token(image, "full")
+    flops = each * tokens / deployment.gpus
     dtype = GEMM_DTYPE.get(deployment.routed, deployment.routed)
     peak = gpu.flops_per_s.get(dtype) or gpu.peak_flops("bf16")
     return moved / step_s / gpu.memory_bandwidth_bytes_per_s, flops / step_s / peak

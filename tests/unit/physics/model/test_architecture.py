@@ -22,7 +22,7 @@ each_language_model = pytest.mark.parametrize("model", [m for m in MODELS if not
 @each_model
 def test_parameters_are_the_sum_of_their_parts(model: Model) -> None:
     parts = [model.layer_parameters(i) for i in range(model.n_layers)]
-    outside = model.embedding_parameters + model.head_parameters + model.norm_parameters
+    outside = model.embedding_parameters + model.head_parameters + model.norm_parameters * model.final_norm
     assert model.parameters == outside + sum(p.attention + p.feed_forward + p.norms for p in parts)
     assert model.active_parameters == outside + sum(p.active for p in parts)
     assert all(p.active <= p.total for p in parts)

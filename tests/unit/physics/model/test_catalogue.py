@@ -64,6 +64,9 @@ PUBLISHED = {
     "phi-3-medium": 13_960_238_080,
     "phi-4": 14_659_507_200,
     "sd3.5-large": 8_056_627_520,  # diffusers' class with this config; text encoders and the image's decoder apart
+    "flux.1-dev": 11_901_408_320,
+    "wan2.1-t2v-14b": 14_288_491_584,
+    "wan2.1-t2v-1.3b": 1_418_996_800,
 }
 
 # No exact count is published: the rounded one, and half a unit of its last digit (one unit where the source cuts off).
