@@ -65,6 +65,8 @@ PUBLISHED = {
     "phi-4": 14_659_507_200,
     "sd3.5-large": 8_056_627_520,  # diffusers' class with this config; text encoders and the image's decoder apart
     "flux.1-dev": 11_901_408_320,
+    "hunyuanvideo": 12_821_012_544,
+    "qwen-image": 20_430_401_088,
     "wan2.1-t2v-14b": 14_288_491_584,
     "wan2.1-t2v-1.3b": 1_418_996_800,
 }
