@@ -23,7 +23,6 @@ from windtunnel.studies.training.pricing import parameter_bytes
 from windtunnel.studies.training.schedules import TRAITS, Kind
 
 BUCKETS_MOST = 8
-SHOWN = -1  # in place of a chunk: what the first pass of a rank waits for
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,15 +92,9 @@ def add_gathers(build: StepBuilder, buckets: Buckets) -> dict[tuple[int, int], l
     gathers: dict[tuple[int, int], list[int]] = {}
     for rank in range(build.schedule.stages):
         for chunk, piece in enumerate(build.held(rank)):
-            count, groups = int(buckets.count[rank, chunk]), _hidden(build.layout)
+            count = int(buckets.count[rank, chunk])
             gathers[rank, chunk] = [
-                _piecewise(build, "gather parameters", "all_gather", piece, count, width, rank, groups)
-                for _ in range(count)
-            ]
-        if build.layout.shows_expert_traffic:
-            gathers[rank, SHOWN] = [
-                _piecewise(build, "gather parameters", "all_gather", piece, 1, width, rank, ("edp",))
-                for piece in build.held(rank)
+                _piecewise(build, "gather parameters", "all_gather", piece, count, width, rank) for _ in range(count)
             ]
     return gathers
 
@@ -111,12 +104,6 @@ def wait_for_gathers(
 ) -> None:  # fmt: skip
     """A piece's first forward pass waits bucket by bucket, or everything for all of them."""
     for (rank, chunk), bucket_ops in gathers.items():
-        if chunk == SHOWN:
-            begin = int(actions.first[build.schedule.rank_offset[rank]])
-            for op in bucket_ops:
-                if op >= 0:
-                    build.ops.wait(begin, op)
-            continue
         start = int(actions.first[buckets.first[rank, chunk]])
         if build.plan.overlap_param_gather:
             for number, op in enumerate(bucket_ops):
@@ -186,55 +173,28 @@ def add_reductions(build: StepBuilder, buckets: Buckets, actions: Actions, rank:
         piece, count = build.piece(rank, chunk), int(buckets.count[rank, chunk])
         for number in range(count):
             before = build.ops.n
-            groups = _hidden(build.layout)
-            op = _piecewise(build, "reduce gradients", kind, piece, count, build.layout.gradient_bytes, rank, groups)
+            op = _piecewise(build, "reduce gradients", kind, piece, count, build.layout.gradient_bytes, rank)
             if op >= 0:
                 ready = int(actions.first[buckets.last[rank, chunk]]) + number
                 build.ops.wait(before, ready if build.plan.overlap_grad_reduce else final)
                 done = op
-    for piece in build.held(rank) if build.layout.shows_expert_traffic else ():
-        before = build.ops.n
-        op = _piecewise(build, "reduce gradients", kind, piece, 1, build.layout.gradient_bytes, rank, ("edp",))
-        if op >= 0:
-            build.ops.wait(before, final)
-            done = op
     return done
 
 
-def _hidden(layout: Layout) -> tuple[str, ...]:
-    """Groups whose exchange runs beside passes."""
-    return ("dp",) if layout.shows_expert_traffic else ("dp", "edp")
-
-
-def _piecewise(
-    build: StepBuilder,
-    name: str,
-    kind: str,
-    piece: Piece,
-    count: int,
-    width: float,
-    rank: int,
-    groups: tuple[str, ...] = ("dp", "edp"),
-) -> int:
+def _piecewise(build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float, rank: int) -> int:
     """One bucket's collectives of a piece: dense and expert parameters have their own groups. Returns the last."""
     op = -1
-    for one in build.bucket(
-        (id(piece), kind, count, groups), lambda: _bucket(build, name, kind, piece, count, width, groups)
-    ):
+    for one in build.bucket((id(piece), kind, count), lambda: _bucket(build, name, kind, piece, count, width)):
         op = build.add(one, rank)
     return op
 
 
-def _bucket(
-    build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float, groups: tuple[str, ...]
-) -> list[Collective]:
+def _bucket(build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float) -> list[Collective]:
     layout, found = build.layout, []
     # Where shards are gathered for every step all are, the frozen ones too.
     everything = kind == "all_gather" and layout.shares_once
     dense, experts = (piece.dense_parameters, piece.expert_parameters) if everything else piece.learning
     for parameters, group in ((dense, "dp"), (experts, "edp")):
-        if group not in groups:
-            continue
         if parameters and group == "dp" and layout.shard_group == 1 and layout.replicas > 1:
             if kind != "all_gather":  # every rank shards with itself alone: whole gradients are summed
                 found.append(build.collective(name, Transfer("all_reduce", "replica", parameters * width / count)))
