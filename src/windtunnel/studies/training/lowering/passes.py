@@ -23,14 +23,13 @@ def distinct_passes(
     pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer
 ) -> tuple[tuple[Segment, ...], tuple[str, ...], NDArray[np.int32]]:
     """Each distinct pass once."""
-    kinds = [Kind(int(kind)) for kind in np.unique(schedule.kind)]
     table = np.full((len(pieces), len(Kind)), -1, np.int32)
     known: dict[tuple[object, Kind], int] = {}
     built: Built = {}
     segments: list[Segment] = []
     names: list[str] = []
     for stage, piece in enumerate(pieces):
-        for kind in kinds:
+        for kind in schedule.kinds:
             key = (piece.key, kind)
             if key not in known:
                 known[key] = len(segments)

@@ -22,7 +22,7 @@ from windtunnel.studies.training.lowering.passes import nic_parts
 from windtunnel.studies.training.lowering.step import COMPUTE, PP_BACKWARD, PP_FORWARD, STREAMS
 from windtunnel.studies.training.lowering.step_builder import StepBuilder
 from windtunnel.studies.training.pricing import Pricer
-from windtunnel.studies.training.schedules import Kind, Schedule
+from windtunnel.studies.training.schedules import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,22 +93,14 @@ def add_actions(
 
 def connect(build: StepBuilder, actions: Actions) -> None:
     """Actions wait for what other ranks send. What a rank needs of itself comes earlier in its own stream."""
-    consumer, needs = _crossing(build.schedule)
+    consumer, needs = build.schedule.crossing
     build.ops.depend(actions.first[consumer], actions.arrival[needs])
-
-
-def _crossing(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Actions that need what another rank computes, and which of its actions that is."""
-    pointer, needs = schedule.depends()
-    consumer = np.repeat(np.arange(len(schedule.rank)), np.diff(pointer))
-    crossing = schedule.rank[consumer] != schedule.rank[needs]
-    return consumer[crossing], needs[crossing]
 
 
 def _sends(build: StepBuilder) -> _Sends:
     """Which actions' outputs another rank needs, and what sending them costs."""
     schedule = build.schedule
-    consumer, needs = _crossing(schedule)
+    consumer, needs = schedule.crossing
     sent = np.zeros(len(schedule.rank), bool)
     receiver = np.zeros(len(schedule.rank), np.int64)
     needed = np.zeros(len(schedule.rank), np.int64)
@@ -159,12 +151,10 @@ def _apart(
     rank: NDArray[np.int64], receiver: NDArray[np.int64], gpus: int, domain: int
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Whether any GPU of a stage has its counterpart in another scale-up domain: all wait for the slowest pair."""
-    width = int(receiver.max(initial=0)) + 1
-    pairs, which = np.unique(rank * width + receiver, return_inverse=True)
-    places = np.arange(gpus)
-    sender, other = (pairs // width)[:, None], (pairs % width)[:, None]
-    crosses = ((sender * gpus + places) // domain != (other * gpus + places) // domain).any(axis=1)
-    return np.asarray(crosses[which])
+    # A pair's GPUs lie in one domain where no border is passed from the lower stage's first to the higher one's last.
+    lower, higher = np.minimum(rank, receiver) * gpus, np.maximum(rank, receiver) * gpus
+    passed: NDArray[np.bool_] = lower // domain != (higher + gpus - 1) // domain
+    return np.asarray(passed & (rank != receiver))
 
 
 def _receives(
