@@ -35,8 +35,7 @@ from windtunnel.studies.training.lowering import passes
 # read on. expert_reads: one, of how many tokens go where; sixty launches, half of one; 22 copies of rows a layer, 1.5
 # ms of an H100, one. flash4_reads: five kernels' arguments made in Python. adapter_token_s: a step of a product's loop
 # takes 64 tokens and a microsecond, two such products a pass in three. attention_flash2: Hopper's. shared:
-# collectives alone. graphed_step_share: between nothing and all of it. replicas_of_nic: half of a NIC, what traffic
-# that meets at random on a fat tree keeps.
+# collectives alone. graphed_step_share: between nothing and all of it.
 CONSTANTS = (
     Constant("host.read_s.torchtitan", 2e-4, 4e-3, 1e-4, 1e-3),
     Constant("releases.prime-rl-99.expert_reads", 0.0, 8.0, 0.25, 2.5),
@@ -46,7 +45,6 @@ CONSTANTS = (
     Constant("generations.blackwell.attention_flash2", 1.0, 4.0, 0.05, "generations.hopper.attention_flash2"),
     Constant("generations.cdna4.shared", 1.0, 5.0, 0.1, 1.0),
     Constant("host.graphed_step_share", 0.0, 1.0, 0.05, 0.5),
-    Constant("replicas_of_nic", 0.05, 1.0, 0.01, 0.5),
 )
 KEPT = Path(__file__).parent / "history" / "recent.csv"
 STEP = 0.1  # of a constant's value, by which it is moved to see what depends on it
@@ -192,6 +190,7 @@ def main() -> None:
             tables[title] |= {int(row): float(fit.errors[row]) for row in rows}
             print(f"{' and '.join(group)}: to priors {', '.join(orphans) or 'nothing'}", file=sys.stderr)
     print_errors(tables, fit)
+    print_series(tables, fit)
     if "--write" in sys.argv:
         write(tables, fit)
 
@@ -207,6 +206,33 @@ def write(tables: dict[str, dict[int, float]], fit: Recent) -> None:
     with KEPT.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([["source", "rows", *tables], *lines])
+
+
+def print_series(tables: dict[str, dict[int, float]], fit: Recent) -> None:
+    """Step = slope x micro-batches + intercept, in s, of one job on more and more GPUs: measured, and by each table.
+
+    Weighted by 1 / step. Rows of level A; jobs of three numbers of micro-batches and more.
+    """
+    series: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, run in enumerate(fit.runs):
+        plan, cluster = run.case.plan, run.case.cluster
+        if run.row.level == "A":
+            series[run.source, run.row.model, cluster.gpu.name, plan.tp, plan.pp, plan.ep].append(index)
+    print()
+    for job, own in series.items():
+        plans = [fit.runs[index].case for index in own]
+        counts = np.array([one.plan.global_batch * one.plan.tp * one.plan.pp * one.plan.cp for one in plans], float)
+        counts /= [one.plan.micro_batch * one.cluster.n_gpus for one in plans]
+        measured_s = np.array([float(fit.runs[index].row.measured_s or 0.0) for index in own])
+        if len(set(counts)) < 3:
+            continue
+        lines = {"measured": measured_s}
+        lines |= {
+            title: measured_s * np.exp([errors[i] for i in own]) for title, errors in tables.items() if own[0] in errors
+        }
+        for title, seconds in lines.items():
+            slope, intercept = np.polyfit(counts, seconds, 1, w=1.0 / measured_s)
+            print(f"{' '.join(map(str, job))}: {title}: {slope:.4f} x micro-batches + {intercept:.3f}")
 
 
 def print_errors(tables: dict[str, dict[int, float]], fit: Recent) -> None:

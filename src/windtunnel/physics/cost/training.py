@@ -71,7 +71,7 @@ class TrainingCosts:
     # Of an adapter's products in the backward pass, for each token: their inner dimension is all tokens, on few SMs.
     adapter_token_s: float
     graphed_step_share: float  # of the host's work between steps, where the step is one graph
-    replicas_of_nic: float  # of a NIC's rate, for what replicas of experts exchange across domains
+    replicas_of_nic: float  # of the NICs' rate, for what replicas of experts exchange across racks
     graph_launch_s: float  # one node of a CUDA graph
     gathered: float  # rows gathered or scattered by index over rows in their order, where kernels of their own do that
     compute_by_scale_up: float
@@ -186,7 +186,7 @@ def training_costs(generation: str) -> TrainingCosts:
         adapter_token_s=_by_generation(data["adapter_token_s"], generation),
         late_member_s=data["host"]["late_member_s"],
         graphed_step_share=data["host"]["graphed_step_share"],
-        replicas_of_nic=data["replicas_of_nic"],
+        replicas_of_nic=_by_generation(data["replicas_of_nic"], generation),
         graph_launch_s=data["host"]["graph_launch_s"],
         compiled_launch_s=data["host"]["compiled_launch_s"],
         compiled_call_s=data["host"]["compiled_call_s"],

@@ -143,9 +143,10 @@ class GraphBuilder:
 
 def _renamed(column: array[int], names: dict[Name, int], more: array[int], others: dict[Name, int]) -> None:
     """Append another table's numbers of names as this table's, which takes in those that are new."""
-    known = list(others)
-    place = {number: names.setdefault(known[number], len(names)) for number in dict.fromkeys(more)}
-    column.extend([place[number] for number in more])
+    known, place = list(others), np.zeros(len(others), column.typecode)
+    for number in dict.fromkeys(more):
+        place[number] = names.setdefault(known[number], len(names))
+    column.frombytes(place[np.array(more)].tobytes())
 
 
 def _numbered(keys: Iterable[Hashable]) -> dict[object, int]:

@@ -50,11 +50,13 @@ def step_sharing(graph: Graph, share: NDArray[np.float64]) -> Sharing | None:
     if not len(ops):
         return None
     group = graph.rendezvous[ops].astype(np.int64)
-    # What meets nobody is a group of its own, named beyond all others.
-    group = np.where(group < 0, graph.n_ops + ops, group)
     program = graph.program[ops].astype(np.int64)
-    order = np.lexsort((program, group))
-    ops, group, program = ops[order], group[order], program[order]
+    alone = group < 0
+    # What meets nobody is a group of its own, named beyond all others.
+    group = np.where(alone, graph.n_ops + ops, group)
+    if not alone.all():
+        order = np.lexsort((program, group))
+        ops, group, program = ops[order], group[order], program[order]
     # One row for each program of a group, with the largest share among its members.
     first = np.flatnonzero((np.diff(group, prepend=-1) != 0) | (np.diff(program, prepend=-1) != 0))
     rows = np.stack([program[first], np.maximum.reduceat(parts[ops], first)], axis=1)

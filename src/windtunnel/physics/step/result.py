@@ -353,8 +353,8 @@ class Result(Shown):
         return TypeAdapter(cls).validate_python(data)
 
 
-Result.reproduce = _WhenRead(Result.reproduce)  # type: ignore[misc, assignment]
-Result.excerpt = _WhenRead(Result.excerpt)  # type: ignore[misc, assignment]
+for _name in ("spec", "question", "reproduce", "excerpt"):
+    setattr(Result, _name, _WhenRead(getattr(Result, _name)))
 StageMemory.timeline = _WhenRead(StageMemory.timeline)  # type: ignore[misc, assignment]
 
 

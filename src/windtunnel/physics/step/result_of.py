@@ -206,7 +206,7 @@ def result_of(
     work: Work,
     cluster: Cluster,
     *,
-    spec: Mapping[str, object],
+    spec: Mapping[str, object] | Callable[[], Mapping[str, object]],
     memory: tuple[StageMemory, ...],
     infeasible: Infeasible | None,
     limits: tuple[Limit, ...],
@@ -234,7 +234,7 @@ def result_of(
 
     return Result(
         status="infeasible" if infeasible else "ok",
-        spec=spec,
+        spec=spec,  # type: ignore[arg-type]  # perhaps made when it is read
         step_time_ns=reading.total_ns,
         step_time_p5_ns=reading.p5_ns,
         step_time_p95_ns=reading.p95_ns,
@@ -258,7 +258,7 @@ def result_of(
         defaults=defaults,
         warnings=warnings,
         reproduce="" if question is None else partial(command, question),  # type: ignore[arg-type]  # when read
-        question={} if question is None else plain(question),
+        question={} if question is None else partial(plain, question),  # type: ignore[arg-type]  # likewise
         n_gpus=n,
         n_classes=n_classes,
         n_ops=n_ops,

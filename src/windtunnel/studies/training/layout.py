@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.physics.cost.communication.collectives import Group, group_of, tier
+from windtunnel.physics.cost.communication.collectives import Group, group_of
 from windtunnel.physics.cost.training import software
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
@@ -128,18 +128,6 @@ class Layout:
     def predicts_ahead(self) -> int:
         """Layers of multi-token prediction that are trained: Megatron-Core has them, adapters learn without."""
         return self.model.mtp_layers if self.plan.framework == "megatron" and not self.plan.lora_rank else 0
-
-    @property
-    def shows_expert_traffic(self) -> bool:
-        """Whether what replicas of experts exchange across domains is not hidden: in a step that is one graph.
-
-        DeepSeek-V3 on 512 to 8,192 GB200 (MLPerf v6.0) takes 1.6 s more than its micro-batches, at any number of them.
-        All of these runs have tp 2, so that what it costs cannot be told from that.
-        """
-        if not (self.plan.full_graph and self.cluster.scale_up_domain > self.cluster.gpus_per_node):
-            return False
-        group = self.group("edp")
-        return tier(group) == "scale_out" and group.per_domain > 1
 
     @property
     def deduplicates(self) -> bool:

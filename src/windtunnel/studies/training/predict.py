@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -223,12 +224,7 @@ def _result(
         reading,
         _work(layout, pricers[0], step),
         cluster,
-        spec={
-            "version": product_version(),
-            "model": layout.model.to_dict(),
-            "cluster": cluster.summary_dict(),
-            "plan": plan.to_dict() | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
-        },
+        spec=partial(_spec, layout),
         memory=memory,
         infeasible=trouble,
         limits=limits_of(parts_of(layout, reading.breakdown_ns, reading.total_ns, step), reading.total_ns),
@@ -248,6 +244,16 @@ def _result(
         excerpt=excerpt_of(step, timeline, layout),
         traffic_bytes=_traffic(step),
     )
+
+
+def _spec(layout: Layout) -> dict[str, object]:
+    """What was predicted, as it was resolved."""
+    return {
+        "version": product_version(),
+        "model": layout.model.to_dict(),
+        "cluster": layout.cluster.summary_dict(),
+        "plan": layout.plan.to_dict() | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
+    }
 
 
 def _behind_the_passes(layout: Layout, step: LoweredStep, reading: Reading) -> str:
@@ -334,6 +340,7 @@ def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[Clas
     graph, schedule = step.graph, step.schedule
     nominal = np.array([segment.duration_ns for segment in step.segments], np.int64)
     ranks = layout.cluster.n_gpus // schedule.stages
+    insides: dict[tuple[int, int], dict[str, int]] = {}  # of so many nanoseconds of a pass
     classes = []
     for rank, parts in enumerate(owned(exposed(timeline, graph), graph)):
         split: dict[str, int] = {}
@@ -347,7 +354,9 @@ def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[Clas
                 continue
             number = int(name.removeprefix("segment "))
             alone = min(nanoseconds, int(counts[number] * nominal[number]))
-            for inner, part in sum_to(step.segments[number].breakdown_ns, alone).items():
+            if (number, alone) not in insides:
+                insides[number, alone] = sum_to(step.segments[number].breakdown_ns, alone)
+            for inner, part in insides[number, alone].items():
                 key = "waiting inside a pass" if inner == "idle" else inner
                 split[key] = split.get(key, 0) + part
             if nanoseconds > alone:

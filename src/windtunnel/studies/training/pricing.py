@@ -312,7 +312,7 @@ class Pricer:
             shared = self.training.sustained.shared
             if transfer.group in ("dp", "edp", "replica") and shared != 1.0 and tier(group) == "scale_up":
                 price = price.fitted(shared, self._sigma["exposed"])
-            if transfer.group == "edp" and self.layout.shows_expert_traffic:
+            if transfer.group == "edp":
                 price = self._between_racks(transfer, price)
             if (transfer.kind, transfer.group) == ("all_gather", "tp"):
                 price = price.scaled(self._links_left_idle(group))
@@ -333,10 +333,12 @@ class Pricer:
         return max(1.0, min(link.bandwidth_bytes_per_s, (group.size - 1) * peer) / peer)
 
     def _between_racks(self, transfer: Transfer, price: Price) -> Price:
-        """What replicas of experts exchange while every other group does, over the NICs of those in one domain."""
-        group = self.layout.group("edp")
+        """What replicas of experts exchange while every other group does, over the NICs of those in one rack."""
+        group, cluster = self.layout.group("edp"), self.layout.cluster
+        if tier(group) != "scale_out" or group.per_domain == 1 or cluster.scale_up_domain <= cluster.gpus_per_node:
+            return price
         size, nics = group.size, group.size / group.domains
-        rate = self.training.replicas_of_nic * nics * self.layout.cluster.scale_out.bandwidth_bytes_per_s
+        rate = self.training.replicas_of_nic * nics * cluster.scale_out.bandwidth_bytes_per_s
         seconds = transfer.bytes_total * (size - 1) / size / rate
         return price if seconds <= price.seconds else price.fitted(seconds / price.seconds, self._sigma["exposed"])
 

@@ -176,6 +176,19 @@ def test_a_group_across_a_border_takes_longer() -> None:
     assert times[0] > 2 * times[1]
 
 
+def test_replicas_of_experts_in_several_racks_get_a_part_of_the_nics_of_gb200_only() -> None:
+    rates = {}
+    for cluster in ("gb200:512", "gb300:512", "gb200:64", "h100-sxm:512"):
+        layout = resolve(load_model("deepseek-v3"), parse_cluster(cluster), Plan(ep=32, global_batch=512, seq_len=4096))
+        group, transfer = layout.group("edp"), Transfer("reduce_scatter", "edp", 1e9)
+        plain = collective("reduce_scatter", 1e9, group, layout.cluster)
+        price, _ = Pricer(layout).transfer(transfer)
+        rates[cluster] = plain.seconds / price.seconds, transfer.bytes_total * (1 - 1 / group.size) / price.seconds
+    nics = 2 * parse_cluster("gb200:512").scale_out.bandwidth_bytes_per_s
+    assert rates["gb200:512"][1] == pytest.approx(nics / 8)
+    assert [share for cluster, (share, _) in rates.items() if cluster != "gb200:512"] == [pytest.approx(1.0)] * 3
+
+
 def test_stages_of_64_gpus_on_racks_of_72_send_across_a_border() -> None:
     assert _apart(np.array([0]), np.array([1]), 64, 72).all()
     assert not _apart(np.array([0]), np.array([1]), 4, 8).any()

@@ -16,7 +16,8 @@ from windtunnel.studies.training import read_plan
 from windtunnel.studies.training.layout import resolve
 from windtunnel.studies.training.lowering.lower import lower
 from windtunnel.studies.training.lowering.model_chunks import pieces_of
-from windtunnel.studies.training.lowering.step import STREAMS, LoweredStep
+from windtunnel.studies.training.lowering.passes import forget_passes
+from windtunnel.studies.training.lowering.step import FRAMES, STREAMS, LoweredStep
 from windtunnel.studies.training.pricing import Pricer
 from windtunnel.studies.training.schedules import NAMES, Kind, schedule
 
@@ -44,6 +45,33 @@ def lowered(model: Any = MODEL, cluster: str = "h100-sxm:16", **plan: Any) -> Lo
     validate(step.graph)
     slowdown = Slowdown(step.interference, np.array(pricer.training.slowdown_factors()))
     return Lowered(step, replay(step.graph, step.duration_ns, slowdown))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"pp": 4},
+        {"pp": 4, "overlap_p2p": False, "schedule": "dualpipe-v"},
+        {"pp": 2, "tp": 2, "framework": "nanotron"},
+        {"pp": 2, "tp": 2, "zero_stage": 3, "framework": "torchtitan"},
+        {"pp": 2, "cp": 2, "overlap_grad_reduce": False, "overlap_param_gather": False},
+        {"framework": "pytorch"},
+    ],
+)
+def test_a_step_of_another_length_is_as_it_is_alone(plan: dict[str, Any]) -> None:
+    forget_passes()
+    first = lowered(**plan).step
+    again = lowered(**plan, seq_len=4096).step
+    assert len(FRAMES) == (plan.get("framework") != "pytorch")  # one for both
+    forget_passes()
+    alone = lowered(**plan, seq_len=4096).step
+    assert not np.array_equal(first.duration_ns, again.duration_ns)
+    for name in ("duration_ns", "nic_share", "interference", "action_first", "action_last", "sender", "receiver"):
+        assert np.array_equal(getattr(again, name), getattr(alone, name)), name
+    for name in ("kind", "stream", "dep_ptr", "dep_idx", "rendezvous", "label", "category", "bytes", "multiplicity"):
+        assert np.array_equal(getattr(again.graph, name), getattr(alone.graph, name)), name
+    assert (again.graph.labels, again.graph.categories) == (alone.graph.labels, alone.graph.categories)
+    assert (again.traffic_bytes, again.optimizer) == (alone.traffic_bytes, alone.optimizer)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -181,8 +181,11 @@ def _piece(
         norm = model.norm_parameters * model.embedding_norm + model.more_weights + model.more_parameters
         look_up = (embedding_operations if shard.fused_projections else plain_embedding_operations)(model, shard)
         blocks.append(Block(look_up, vocabulary + positions + norm))
+    counts: dict[int, tuple[float, float]] = {}  # by identity: equal layers are one object
     for number, (layer, ops) in enumerate(zip(layers, timed, strict=True)):
-        dense, expert = layer_parameters(layout, layer)
+        if id(layer) not in counts:
+            counts[id(layer)] = layer_parameters(layout, layer)
+        dense, expert = counts[id(layer)]
         dense += sum(op.weight_elements for op in ops if op.part == "mtp")
         blocks.append(Block(ops, dense, expert, recompute=number < recomputed, offload=away[number]))
     if last:
@@ -210,7 +213,7 @@ def _piece(
         root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
     stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes * streams_of(model)
     own = iter(kept)
-    held = [block if block.is_end else replace(block, operations=next(own)) for block in blocks]
+    held = [block if block.is_end else _with_operations(block, next(own)) for block in blocks]
     received = 0 if first else int(stream)
     how = _stringing(layout, keep, first)
     if shard.fused_projections:
@@ -236,6 +239,10 @@ def _piece(
         unmerged_bytes=trained * shard.activation_bytes if layout.shares_once and how.split == "graph" else 0.0,
         key=key,
     )
+
+
+def _with_operations(block: Block, operations: tuple[Operation, ...]) -> Block:
+    return block if operations is block.operations else replace(block, operations=operations)
 
 
 def _with_adapters(

@@ -58,7 +58,7 @@ class PassBuilder:
     last: int = -1  # last op on the compute stream
     sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
     # Of each kernel, transfer and copy: source and seconds of its price, with its band; what transfers send, by key.
-    sources: list[Source] = field(default_factory=list)
+    sources: array[int] = field(default_factory=partial(array, "B"))
     seconds: array[float] = field(default_factory=_floats)
     p5_s: array[float] = field(default_factory=_floats)
     p95_s: array[float] = field(default_factory=_floats)
@@ -263,7 +263,8 @@ class PassBuilder:
         timeline = replay(graph, durations, slowdown, pass_sharing(graph, self.nic_shares))
         total = int(timeline.end_ns.max(initial=0))
         parts = owned(exposed(timeline, graph), graph)[0] if graph.n_ops else {}
-        busy_s = summed_up(zip(self.sources, self.seconds, strict=True))
+        seconds = np.bincount(self.sources, self.seconds)  # adds up in order
+        busy_s = {Source(source): float(seconds[source]) for source in dict.fromkeys(self.sources)}
         busy = sum(busy_s.values())
         return Segment(
             duration_ns=total,

@@ -12,7 +12,7 @@ from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.studies.training.lowering.pass_builder import Segment
 from windtunnel.studies.training.lowering.pass_lowering import Built, build_segment
-from windtunnel.studies.training.lowering.step import LoweredStep
+from windtunnel.studies.training.lowering.step import FRAMES, LoweredStep
 from windtunnel.studies.training.pricing import Pricer
 from windtunnel.studies.training.schedules import Kind, Schedule
 
@@ -23,14 +23,13 @@ def distinct_passes(
     pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer
 ) -> tuple[tuple[Segment, ...], tuple[str, ...], NDArray[np.int32]]:
     """Each distinct pass once."""
-    kinds = [Kind(int(kind)) for kind in np.unique(schedule.kind)]
     table = np.full((len(pieces), len(Kind)), -1, np.int32)
     known: dict[tuple[object, Kind], int] = {}
     built: Built = {}
     segments: list[Segment] = []
     names: list[str] = []
     for stage, piece in enumerate(pieces):
-        for kind in kinds:
+        for kind in schedule.kinds:
             key = (piece.key, kind)
             if key not in known:
                 known[key] = len(segments)
@@ -62,8 +61,9 @@ PASSES_KEPT = 1024
 
 
 def forget_passes() -> None:
-    """Drop every remembered pass: for whoever changes constants in a running process."""
+    """Drop every remembered pass and step: for whoever changes constants in a running process."""
     forget_answers()
+    FRAMES.clear()
     _PASSES.clear()
     _PIECES.clear()
 

@@ -5,6 +5,7 @@ A program's streams are `compute`, one per direction of arriving pipeline traffi
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.physics.cost.price import Price
 from windtunnel.physics.graph import Graph
+from windtunnel.physics.model import Model
 from windtunnel.studies.training.lowering.pass_builder import Segment
 from windtunnel.studies.training.schedules import Schedule
 
@@ -42,3 +44,22 @@ class LoweredStep:
         """int64[segments]: how often each pass runs, over all programs."""
         used = self.segment_of[self.schedule.stage_of, self.schedule.kind]
         return np.bincount(used, minlength=len(self.segments))
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Where a step's tokens tell: ops of actions and ops of receives, each in one row, and what sends count as."""
+
+    ops: slice  # of all actions
+    segment: NDArray[np.int64]  # [ops] the pass that each is of
+    part: NDArray[np.int64]  # [ops] which part of it, of how many
+    parts: NDArray[np.int64]
+    far: NDArray[np.int64]  # [ops] of a send: 1 across scale-up domains, 0 inside one; -1 elsewhere
+    receives: slice
+    received_far: NDArray[np.int64]  # [receives]
+    sends: dict[str, int]  # how many there are, by what their bytes count as
+    reach: tuple[bool, ...]  # whether any of them are far
+
+
+# Steps without what hangs on their tokens. The model and the schedule, which go in by identity, are kept with them.
+FRAMES: OrderedDict[tuple[object, ...], tuple[Model, Schedule, LoweredStep, Tokens]] = OrderedDict()

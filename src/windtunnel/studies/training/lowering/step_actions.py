@@ -1,12 +1,15 @@
 """The actions of a schedule as ops: one per pass of a model piece, and what carries its output to the next stage.
 
+Which ops there are and what waits for what is the same for any length of the sequences; how long passes and transfers
+take is filled in last (`with_tokens`).
+
 A pipeline transfer sits on the *receiver's* stream, where waiting for it is felt; a transfer that the framework does
 not overlap also holds its sender's compute stream.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +21,11 @@ from windtunnel.physics.model.mixers import streams_of
 from windtunnel.physics.model.operations import Transfer
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.pass_builder import Segment
-from windtunnel.studies.training.lowering.passes import nic_parts
-from windtunnel.studies.training.lowering.step import COMPUTE, PP_BACKWARD, PP_FORWARD, STREAMS
+from windtunnel.studies.training.lowering.passes import PARTS, nic_parts
+from windtunnel.studies.training.lowering.step import COMPUTE, PP_BACKWARD, PP_FORWARD, STREAMS, LoweredStep, Tokens
 from windtunnel.studies.training.lowering.step_builder import StepBuilder
 from windtunnel.studies.training.pricing import Pricer
-from windtunnel.studies.training.schedules import Kind, Schedule
+from windtunnel.studies.training.schedules import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,7 @@ class Actions:
     first: NDArray[np.int64]
     last: NDArray[np.int64]
     arrival: NDArray[np.int64]  # op after which the action's output is where it is needed
+    tokens: Tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +45,15 @@ class _Sends:
     sent: NDArray[np.bool_]
     receiver: NDArray[np.int64]
     needed: NDArray[np.int64]
-    duration_ns: NDArray[np.int64]
+    far: NDArray[np.int64]  # whether across scale-up domains
     category: NDArray[np.int64]
-    bytes_total: float  # of one
 
 
-def add_actions(
-    build: StepBuilder, segments: tuple[Segment, ...], segment_of: NDArray[np.int32], parts: NDArray[np.int64]
-) -> Actions:  # fmt: skip
-    """The compute ops, each action in `parts`, and behind each the transfer that its framework does not overlap."""
+def add_actions(build: StepBuilder, segment_of: NDArray[np.int32], parts: NDArray[np.int64]) -> Actions:
+    """The compute ops, each action in `parts`, and behind each the transfer that its framework does not overlap.
+
+    All of them take no time until `with_tokens` fills it in.
+    """
     schedule, n = build.schedule, len(build.schedule.rank)
     sends = _sends(build)
     blocking = not build.plan.overlap_p2p
@@ -60,62 +64,78 @@ def add_actions(
     action = np.repeat(np.arange(n), width)
     place = np.arange(total) - base[action]
     segment = segment_of[schedule.stage_of, schedule.kind][action].astype(np.int64)
-    whole = np.array([one.duration_ns for one in segments], np.int64)[segment]
     split = parts[action]
-    duration = whole * (place + 1) // split - whole * place // split
     is_send = place >= split
-    inside = nic_parts(segments)[segment]
     columns: dict[str, object] = {
         "kind": np.where(is_send, OpKind.SEND, OpKind.COMPUTE),
         "stream": schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE,
         "label": np.where(is_send, build.label("send"), segment),
         "category": np.where(is_send, sends.category[action], segment),
-        "duration": np.where(is_send, sends.duration_ns[action], duration),
         "interference": np.where(is_send, 0, MATH),
-        "nic": np.where(is_send, 0, inside),
         "sender": np.where(is_send, schedule.rank[action], -1),
         "receiver": np.where(is_send, sends.receiver[action], -1),
     }
     start = build.ops.add(total, columns)
     first = base[:-1] + start
     last = first + parts - 1
-    arrival = last.copy()
+    arrival, received = last.copy(), np.zeros(0, np.int64)
     if blocking:
         arrival[sends.sent] = last[sends.sent] + 1
     elif sends.sent.any():
-        sent, arrivals = _receives(build, sends, last)
-        arrival[sent] = arrivals
+        received, arrivals = _receives(build, sends, last)
+        arrival[received] = arrivals
+    counts = {}
     for category in np.unique(sends.category[sends.sent]):
         key = build.categories[category].replace("exposed", "send_recv")
-        build.traffic[key] = float((sends.category == category)[sends.sent].sum()) * sends.bytes_total
-    return Actions(first, last, arrival)
+        counts[key] = int((sends.category == category)[sends.sent].sum())
+    receives = slice(build.ops.n - len(received), build.ops.n)
+    reach = tuple(apart for apart in (False, True) if (sends.sent & (sends.far == apart)).any())
+    far, ops = np.where(is_send, sends.far[action], -1), slice(start, start + total)
+    tokens = Tokens(ops, segment, place, split, far, receives, sends.far[received], counts, reach)
+    return Actions(first, last, arrival, tokens)
+
+
+def with_tokens(step: LoweredStep, tokens: Tokens, segments: tuple[Segment, ...], pricer: Pricer) -> LoweredStep:
+    """A step whose actions take no time yet, with these passes."""
+    duration, nic, moved = step.duration_ns.copy(), step.nic_share.copy(), step.graph.bytes.copy()
+    hops = np.zeros(2, np.int64)
+    for far in tokens.reach:
+        hops[int(far)], _ = hop(pricer, far=far)
+    whole = np.array([one.duration_ns for one in segments], np.int64)[tokens.segment]
+    passed = whole * (tokens.part + 1) // tokens.parts - whole * tokens.part // tokens.parts
+    is_send, size = tokens.far >= 0, hop_bytes(pricer.layout)
+    duration[tokens.ops] = np.where(is_send, hops[tokens.far], passed)
+    nic[tokens.ops] = np.where(is_send, 0, nic_parts(segments)[tokens.segment]) / PARTS
+    duration[tokens.receives], moved[tokens.receives] = hops[tokens.received_far], size
+    stages = step.schedule.stages
+    sent = {key: float(count) * size / stages for key, count in tokens.sends.items()}
+    return replace(
+        step,
+        graph=replace(step.graph, bytes=moved),
+        duration_ns=duration,
+        segments=segments,
+        traffic_bytes=step.traffic_bytes | sent,
+        nic_share=nic,
+    )
 
 
 def connect(build: StepBuilder, actions: Actions) -> None:
     """Actions wait for what other ranks send. What a rank needs of itself comes earlier in its own stream."""
-    consumer, needs = _crossing(build.schedule)
+    consumer, needs = build.schedule.crossing
     build.ops.depend(actions.first[consumer], actions.arrival[needs])
-
-
-def _crossing(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Actions that need what another rank computes, and which of its actions that is."""
-    pointer, needs = schedule.depends()
-    consumer = np.repeat(np.arange(len(schedule.rank)), np.diff(pointer))
-    crossing = schedule.rank[consumer] != schedule.rank[needs]
-    return consumer[crossing], needs[crossing]
 
 
 def _sends(build: StepBuilder) -> _Sends:
     """Which actions' outputs another rank needs, and what sending them costs."""
     schedule = build.schedule
-    consumer, needs = _crossing(schedule)
+    consumer, needs = schedule.crossing
     sent = np.zeros(len(schedule.rank), bool)
     receiver = np.zeros(len(schedule.rank), np.int64)
     needed = np.zeros(len(schedule.rank), np.int64)
     sent[needs] = True
     receiver[needs] = schedule.rank[consumer]
     needed[needs] = consumer
-    return _Sends(sent, receiver, needed, *_hops(build, sent, receiver), hop_bytes(build.layout))
+    return _Sends(sent, receiver, needed, *_hops(build, sent, receiver))
 
 
 def hop_bytes(layout: Layout) -> float:
@@ -139,32 +159,29 @@ def hop(pricer: Pricer, *, far: bool) -> tuple[int, str]:
 def _hops(
     build: StepBuilder, sent: NDArray[np.bool_], receiver: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
-    """Duration and category of the transfer behind each action: neighbours may share a scale-up domain or not."""
+    """How far the transfer behind each action goes, and its category: neighbours may share a scale-up domain or not."""
     schedule, n = build.schedule, len(sent)
-    durations, categories = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    categories = np.zeros(n, np.int64)
     if not sent.any():
-        return durations, categories
+        return categories, categories
     gpus = build.layout.cluster.n_gpus // schedule.stages
     domain = build.layout.cluster.used_per_domain
     far = _apart(schedule.rank.astype(np.int64), receiver, gpus, domain)
     for apart in (False, True):
         there = sent & (far == apart)
         if there.any():
-            durations[there], name = hop(build.pricer, far=apart)
-            categories[there] = build.category(name)
-    return durations, categories
+            categories[there] = build.category(hop(build.pricer, far=apart)[1])
+    return far.astype(np.int64), categories
 
 
 def _apart(
     rank: NDArray[np.int64], receiver: NDArray[np.int64], gpus: int, domain: int
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Whether any GPU of a stage has its counterpart in another scale-up domain: all wait for the slowest pair."""
-    width = int(receiver.max(initial=0)) + 1
-    pairs, which = np.unique(rank * width + receiver, return_inverse=True)
-    places = np.arange(gpus)
-    sender, other = (pairs // width)[:, None], (pairs % width)[:, None]
-    crosses = ((sender * gpus + places) // domain != (other * gpus + places) // domain).any(axis=1)
-    return np.asarray(crosses[which])
+    # A pair's GPUs lie in one domain where no border is passed from the lower stage's first to the higher one's last.
+    lower, higher = np.minimum(rank, receiver) * gpus, np.maximum(rank, receiver) * gpus
+    passed: NDArray[np.bool_] = lower // domain != (higher + gpus - 1) // domain
+    return np.asarray(passed & (rank != receiver))
 
 
 def _receives(
@@ -181,11 +198,10 @@ def _receives(
         "stream": sends.receiver[sent] * len(STREAMS) + np.where(forward, PP_FORWARD, PP_BACKWARD),
         "label": build.label("receive"),
         "category": sends.category[sent],
-        "duration": sends.duration_ns[sent],
         "sender": schedule.rank[sent],
         "receiver": sends.receiver[sent],
     }
-    at = build.ops.add(len(sent), columns, sends.bytes_total)
+    at = build.ops.add(len(sent), columns)
     arrivals = np.arange(at, at + len(sent))
     build.ops.depend(arrivals, action_last[sent])
     return sent, arrivals

@@ -44,21 +44,24 @@ def add_end(
     _tie_embeddings(build, ends)
     build.category("optimizer")
     prices = []
+    updates: dict[tuple[int, ...], Price] = {}  # by identity of a rank's pieces
     for rank in range(schedule.stages):
         held = build.held(rank)
         if layout.habits.clips_gradients:
             squares = build.collective("gradient norm", Transfer("all_reduce", "world", 4.0), shared=False)
             norm = build.add(squares, rank, rendezvous=0, stream=COMPUTE)
             build.ops.wait(norm, ends[rank])
-        price = optimizer_price(
-            layout,
-            build.pricer,
-            sum(piece.learning[0] for piece in held),
-            sum(piece.learning[1] for piece in held),
-            tensors_of(held) if layout.habits.pure_precision else (),
-        )
+        pieces = tuple(id(piece) for piece in held)
+        if pieces not in updates:
+            updates[pieces] = optimizer_price(
+                layout,
+                build.pricer,
+                sum(piece.learning[0] for piece in held),
+                sum(piece.learning[1] for piece in held),
+                tensors_of(held) if layout.habits.pure_precision else (),
+            )
         found = fresh[rank]
-        price = price.plus(build.pricer.new_pages(found.optimizer, found.held, update=True))
+        price = updates[pieces].plus(build.pricer.new_pages(found.optimizer, found.held, update=True))
         prices.append(price.plus(added[rank]))
         op = build.compute("optimizer", "optimizer", OpKind.COMPUTE, price.seconds, MATH, rank)
         if not layout.habits.clips_gradients:

@@ -50,8 +50,17 @@ class Passes:
         """What stays from the forward to the backward pass."""
         return self.load(Kind.FORWARD).adds
 
+    @cached_property
+    def _loads(self) -> dict[tuple[Kind, bool], Load]:
+        return {}
+
     def load(self, kind: Kind, *, later: bool = False) -> Load:
         """Of one pass; `later`: not the one that makes the gradients."""
+        if (kind, later) not in self._loads:
+            self._loads[kind, later] = self._load(kind, later)
+        return self._loads[kind, later]
+
+    def _load(self, kind: Kind, later: bool) -> Load:
         events, gradients = self._events(kind, later)
         heights = np.cumsum(events[:, 1])
         most = int(heights.max(initial=0))

@@ -229,24 +229,18 @@ class _Ranks:
     def _loads(self) -> NDArray[np.int64]:
         """int64[first or later, kinds, virtual stages, fields of `Load`]."""
         table = np.zeros((2, len(Kind), len(self.pieces), len(Load._fields)), np.int64)
-        known: dict[tuple[int, Kind, bool], Load] = {}
-        for kind in (Kind(int(one)) for one in np.unique(self.schedule.kind)):
+        for kind in self.schedule.kinds:
             for stage, piece in enumerate(self.pieces):
                 for later in (False, True):
-                    key = (id(piece.passes), kind, later)
-                    if key not in known:
-                        known[key] = piece.passes.load(kind, later=later)
-                    table[int(later), kind, stage] = known[key]
+                    table[int(later), kind, stage] = piece.passes.load(kind, later=later)
         return table
 
     def _loads_of_actions(self) -> NDArray[np.float64]:
         """float64[fields of `Load`, actions]: of every rank's actions, the first that make gradients told apart."""
         schedule = self.schedule
-        kind, stage, makes = schedule.kind, schedule.stage_of, np.zeros(len(schedule.kind), bool)
-        backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
-        cell = schedule.rank[backward].astype(np.int64) * len(self.pieces) + stage[backward]
-        makes[backward[np.unique(cell, return_index=True)[1]]] = True
-        found = self._loads()[np.where(makes, 0, 1), kind, stage].astype(np.float64).T.copy()
+        kind, stage, later = schedule.kind, schedule.stage_of, np.ones(len(schedule.kind), np.intp)
+        later[schedule.first_backward[schedule.first_backward >= 0]] = 0
+        found = self._loads()[later, kind, stage].astype(np.float64).T.copy()
         if self.forward_only:  # nothing stays for a backward pass, and there is none
             adds, most, learned, learns = found
             adds[:] = learned[:] = learns[:] = 0.0

@@ -73,6 +73,44 @@ class Schedule:
         """The virtual stage of each action, [actions]."""
         return _frozen(self.virtual_stage[self.rank, self.chunk], np.int32)
 
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of actions that it has."""
+        return tuple(Kind(kind) for kind in np.flatnonzero(np.bincount(self.kind)).tolist())
+
+    @cached_property
+    def first_forward(self) -> Longs:
+        """The action that first runs each piece forward, [stages, chunks]; -1 for none."""
+        return self._last_of(np.flatnonzero(self.kind == Kind.FORWARD)[::-1])
+
+    @cached_property
+    def last_backward(self) -> Longs:
+        """The action that last runs each piece backward, to its weights' gradients, [stages, chunks]; -1 for none."""
+        return self._last_of(np.flatnonzero(self._makes_gradients))
+
+    @cached_property
+    def first_backward(self) -> Longs:
+        """The action that first does so, [stages, chunks]; -1 for none."""
+        return self._last_of(np.flatnonzero(self._makes_gradients)[::-1])
+
+    @property
+    def _makes_gradients(self) -> NDArray[np.bool_]:
+        return np.isin(self.kind, (Kind.BACKWARD, Kind.BACKWARD_WEIGHT))
+
+    def _last_of(self, actions: Longs) -> Longs:
+        """The last of these actions for each piece of each rank."""
+        found = np.full(self.stages * self.chunks, -1, np.int64)
+        found[self.rank[actions].astype(np.int64) * self.chunks + self.chunk[actions]] = actions
+        return _frozen(found.reshape(self.stages, self.chunks), np.int64)
+
+    @cached_property
+    def crossing(self) -> tuple[Longs, Longs]:
+        """Actions that need what another rank computes, and which of its actions that is."""
+        pointer, needs = self.depends()
+        consumer = np.repeat(np.arange(len(self.rank)), np.diff(pointer))
+        across = self.rank[consumer] != self.rank[needs]
+        return _frozen(consumer[across], np.int64), _frozen(needs[across], np.int64)
+
     def of_rank(self, rank: int) -> slice:
         """The actions of a rank."""
         return slice(int(self.rank_offset[rank]), int(self.rank_offset[rank + 1]))

@@ -20,10 +20,9 @@ from windtunnel.studies.training.lowering.step_actions import Actions
 from windtunnel.studies.training.lowering.step_builder import Collective, StepBuilder
 from windtunnel.studies.training.memory.saved_tensors import keeping
 from windtunnel.studies.training.pricing import parameter_bytes
-from windtunnel.studies.training.schedules import TRAITS, Kind
+from windtunnel.studies.training.schedules import TRAITS
 
 BUCKETS_MOST = 8
-SHOWN = -1  # in place of a chunk: what the first pass of a rank waits for
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +73,7 @@ def buckets_of(build: StepBuilder) -> Buckets:
         count = np.clip(units, 1, most).astype(np.int64)
     elif not (gathers_first(layout) or reduces_last(layout)):
         count[:] = 1
-    cell = schedule.rank.astype(np.int64) * chunks + schedule.chunk
-    index = np.arange(len(cell))
-    first = np.full(stages * chunks, -1, np.int64)
-    forward = np.flatnonzero(schedule.kind == Kind.FORWARD)[::-1]
-    first[cell[forward]] = index[forward]
-    last = np.full(stages * chunks, -1, np.int64)
-    ending = np.flatnonzero((schedule.kind == Kind.BACKWARD) | (schedule.kind == Kind.BACKWARD_WEIGHT))
-    last[cell[ending]] = index[ending]
-    return Buckets(count, first.reshape(stages, chunks), last.reshape(stages, chunks))
+    return Buckets(count, schedule.first_forward, schedule.last_backward)
 
 
 def add_gathers(build: StepBuilder, buckets: Buckets) -> dict[tuple[int, int], list[int]]:
@@ -93,16 +84,8 @@ def add_gathers(build: StepBuilder, buckets: Buckets) -> dict[tuple[int, int], l
     gathers: dict[tuple[int, int], list[int]] = {}
     for rank in range(build.schedule.stages):
         for chunk, piece in enumerate(build.held(rank)):
-            count, groups = int(buckets.count[rank, chunk]), _hidden(build.layout)
-            gathers[rank, chunk] = [
-                _piecewise(build, "gather parameters", "all_gather", piece, count, width, rank, groups)
-                for _ in range(count)
-            ]
-        if build.layout.shows_expert_traffic:
-            gathers[rank, SHOWN] = [
-                _piecewise(build, "gather parameters", "all_gather", piece, 1, width, rank, ("edp",))
-                for piece in build.held(rank)
-            ]
+            count = int(buckets.count[rank, chunk])
+            gathers[rank, chunk] = _buckets(build, "gather parameters", "all_gather", piece, count, width, rank)
     return gathers
 
 
@@ -111,12 +94,6 @@ def wait_for_gathers(
 ) -> None:  # fmt: skip
     """A piece's first forward pass waits bucket by bucket, or everything for all of them."""
     for (rank, chunk), bucket_ops in gathers.items():
-        if chunk == SHOWN:
-            begin = int(actions.first[build.schedule.rank_offset[rank]])
-            for op in bucket_ops:
-                if op >= 0:
-                    build.ops.wait(begin, op)
-            continue
         start = int(actions.first[buckets.first[rank, chunk]])
         if build.plan.overlap_param_gather:
             for number, op in enumerate(bucket_ops):
@@ -162,7 +139,7 @@ def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> d
                 begins = build.sum_norms(rank, [piece], begins)
             for number in range(count):
                 following = build.ops.n
-                op = _piecewise(build, name, kind, piece, count, widths[kind], rank)
+                (op,) = _buckets(build, name, kind, piece, count, widths[kind], rank, times=1)
                 if op < 0:
                     continue
                 for one in begins if number == 0 else ():
@@ -184,57 +161,36 @@ def add_reductions(build: StepBuilder, buckets: Buckets, actions: Actions, rank:
     done = -1
     for chunk in sorted(range(build.schedule.chunks), key=lambda c: int(buckets.last[rank, c])):
         piece, count = build.piece(rank, chunk), int(buckets.count[rank, chunk])
-        for number in range(count):
-            before = build.ops.n
-            groups = _hidden(build.layout)
-            op = _piecewise(build, "reduce gradients", kind, piece, count, build.layout.gradient_bytes, rank, groups)
-            if op >= 0:
-                ready = int(actions.first[buckets.last[rank, chunk]]) + number
-                build.ops.wait(before, ready if build.plan.overlap_grad_reduce else final)
-                done = op
-    for piece in build.held(rank) if build.layout.shows_expert_traffic else ():
+        first, width = int(actions.first[buckets.last[rank, chunk]]), build.layout.gradient_bytes
         before = build.ops.n
-        op = _piecewise(build, "reduce gradients", kind, piece, 1, build.layout.gradient_bytes, rank, ("edp",))
-        if op >= 0:
-            build.ops.wait(before, final)
-            done = op
+        for number, op in enumerate(_buckets(build, "reduce gradients", kind, piece, count, width, rank)):
+            if op >= 0:
+                build.ops.wait(before, first + number if build.plan.overlap_grad_reduce else final)
+                done, before = op, op + 1
     return done
 
 
-def _hidden(layout: Layout) -> tuple[str, ...]:
-    """Groups whose exchange runs beside passes."""
-    return ("dp",) if layout.shows_expert_traffic else ("dp", "edp")
+def _buckets(
+    build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float, rank: int, times: int = 0
+) -> list[int]:
+    """A piece's `count` buckets, or `times` of them; the last collective of each, -1 where a bucket has none."""
+    key, last = (id(piece), kind, count), -1
+    own = build.bucket(key, lambda: _bucket(build, name, kind, piece, count, width))
+    found = []
+    for _ in range(times or count):
+        for one in own:
+            last = build.add(one, rank)
+        found.append(last)
+    return found
 
 
-def _piecewise(
-    build: StepBuilder,
-    name: str,
-    kind: str,
-    piece: Piece,
-    count: int,
-    width: float,
-    rank: int,
-    groups: tuple[str, ...] = ("dp", "edp"),
-) -> int:
-    """One bucket's collectives of a piece: dense and expert parameters have their own groups. Returns the last."""
-    op = -1
-    for one in build.bucket(
-        (id(piece), kind, count, groups), lambda: _bucket(build, name, kind, piece, count, width, groups)
-    ):
-        op = build.add(one, rank)
-    return op
-
-
-def _bucket(
-    build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float, groups: tuple[str, ...]
-) -> list[Collective]:
+def _bucket(build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float) -> list[Collective]:
+    """One bucket's collectives: dense and expert parameters have their own groups."""
     layout, found = build.layout, []
     # Where shards are gathered for every step all are, the frozen ones too.
     everything = kind == "all_gather" and layout.shares_once
     dense, experts = (piece.dense_parameters, piece.expert_parameters) if everything else piece.learning
     for parameters, group in ((dense, "dp"), (experts, "edp")):
-        if group not in groups:
-            continue
         if parameters and group == "dp" and layout.shard_group == 1 and layout.replicas > 1:
             if kind != "all_gather":  # every rank shards with itself alone: whole gradients are summed
                 found.append(build.collective(name, Transfer("all_reduce", "replica", parameters * width / count)))
