@@ -42,6 +42,8 @@ def _holds_one(name: str, wanted: Any, row: ServingRow, known: Facts) -> bool:
         return row.text("gpu").lower().startswith(tuple(wanted))
     if name == "generation":
         return gpu_of(row.text("gpu"), 1).gpu.generation.startswith(tuple(wanted))
+    if name == "source":
+        return str(wanted) in row.text("source")
     if name == "model":
         return str(wanted) in _model(row)
     if name == "four_bits":
@@ -153,6 +155,11 @@ def prompt_tokens(row: ServingRow) -> int:
         return asked
     since = row.text("gpu").startswith(tuple(misread["always"])) or _holds_one("since", misread["since"], row, {})
     return round(asked * (misread["got"] / misread["asked"])) if since else asked
+
+
+def replayed_facts(row: ServingRow) -> Facts:
+    """What is published of the sessions that a row's client replayed."""
+    return _first(_published()["sessions"], row)
 
 
 def of_configurator(row: ServingRow) -> bool:

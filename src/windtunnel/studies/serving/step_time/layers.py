@@ -81,6 +81,8 @@ class Layers:
         halves = 2 if block.size else 1  # a mixer alone has one norm and one sum
         sums = 1 if layer.parallel_block else halves
         seconds += sums * self.kernels.all_reduce_s(TWO_BYTES * tokens * hidden, tp)
+        if layer.attention.qk_norm == "full":  # two sums of squares per token, over the heads of all ranks
+            seconds += self.kernels.all_reduce_s(8.0 * tokens, tp)
         moved = TWO_BYTES * tokens * hidden * 3  # a norm with its residual: read two, write one, and the next reads it
         # Norms see every feature on every rank; what else there is, a rank's own heads and its part of the inner size.
         rest = self.kernels.stream_s(moved / 2 / tp)
