@@ -24,7 +24,7 @@ Facts = Mapping[str, Any]
 
 
 @cache
-def _published() -> Mapping[str, Facts]:
+def _published() -> Facts:
     return read_mapping(Path(__file__).with_suffix(".yaml"), "is part of the package: install it again")
 
 
@@ -78,7 +78,9 @@ def engine_of_row(row: ServingRow, engine: Engine) -> Engine:
 
 
 def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
-    """A deployment with what has to be known before its memory is laid out: as InferenceX starts it."""
+    """A deployment with what has to be known before its memory is laid out: as its source starts it."""
+    if host := _first(_published()["hosts"], row):
+        deployment = replace(deployment, host_cpus=host["cpus"])
     if _inferencex_other(row):
         return _others_deployed(row, deployment)
     if not _inferencex_deepseek(row):

@@ -101,7 +101,8 @@ def predicted(
     if is_mlperf(row):
         rate = _middle([mlperf_rate(row, one) for one in results])
         held = 0
-    elif row.number("tokens_per_s_per_gpu") or (is_replay(row) and not in_steady_state(row)):  # counted over the whole run, ramp and drain included
+    # Counted over the whole run, ramp and drain included.
+    elif row.number("tokens_per_s_per_gpu") or (is_replay(row) and not in_steady_state(row)):
         rate, held = _middle([one.output_tokens_per_s for one in results]), held_back(row)
     else:
         rate, held = concurrency * osl / (ttft + (osl - 1) * tpot), held_back(row)
