@@ -147,6 +147,20 @@ def held_back(row: ServingRow) -> int:
     return steps
 
 
+def decode_limit(deployment: Deployment, concurrency: int, workers: int) -> int | None:
+    """Sequences that an attention rank of TensorRT-LLM's decode workers takes at once; None where nothing is known.
+
+    Published lists send a little more than that (1.05 to 1.3 times): the rest waits for a place. `DECODE_MAX_BATCH_SIZE`
+    beside `conc-list` in configs/nvidia-master.yaml (InferenceX, 1fc5d73c to 843c6254): of 67 entries with attention
+    ranks 66 are the largest power of two, or one and a half times one, at or below the share of a rank.
+    """
+    share = concurrency // (workers * deployment.attn_dp)
+    if deployment.attn_dp == 1 or share < 1 or not deployment.engine.startswith("trtllm"):
+        return None
+    power: int = 1 << share.bit_length() - 1
+    return power * 3 // 2 if power * 3 // 2 <= share else power
+
+
 def prompt_tokens(row: ServingRow) -> int:
     """Tokens of a prompt as the server counts them."""
     asked = row.whole_number("isl", 1)

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.serving.launches import (
+    decode_limit,
     deployed,
     drafts_unlisted,
     engine_of_row,
@@ -268,9 +269,8 @@ def _pools(
                 f"{n_prefill} prefill {read.prefill.words()}, {n_decode} decode {read.decode.words()}{drafted}"
             )
         cluster = gpu_of(row.text("gpu"), n_prefill * read.prefill.gpus + n_decode * read.decode.gpus)
-        engines = [
-            _roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, read.decode)
-        ]
+        decode = replace(read.decode, max_num_seqs=decode_limit(read.decode, concurrency, n_decode))
+        engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, decode)]
         first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
         found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
     return found
