@@ -218,6 +218,8 @@ class Layers:
                 if isinstance(one, Compressed):
                     chosen = min(context, (one.window or context) + one.far_keys(2.0 * context))
                 spent = table.at(sequences, chosen)
+                if one.kind == "mla" and queries > 1:  # no slower than as many sequences of one token each
+                    spent = min(spent, self._decode_table(one, heads).at(sequences * queries, chosen))
                 if isinstance(one, Compressed) and one.index_heads:
                     spent += self.kernels.stream_s(TWO_BYTES * sequences * context / one.ratio * one.index_dim)
                 if isinstance(one, Indexed) and one.index_heads:  # keys of the indexer are read, in 16 bits
