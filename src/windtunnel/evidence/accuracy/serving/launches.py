@@ -151,8 +151,9 @@ def decode_limit(deployment: Deployment, concurrency: int, workers: int) -> int 
     """Sequences that an attention rank of TensorRT-LLM's decode workers takes at once; None where nothing is known.
 
     Published lists send a little more than that (1.05 to 1.3 times): the rest waits for a place. `DECODE_MAX_BATCH_SIZE`
-    beside `conc-list` in configs/nvidia-master.yaml (InferenceX, 1fc5d73c to 843c6254): of 67 entries with attention
-    ranks 66 are the largest power of two, or one and a half times one, at or below the share of a rank.
+    beside `conc-list` in configs/nvidia-master.yaml (InferenceX, 1fc5d73c to 843c6254): with attention ranks, all 16
+    of DeepSeek's points and 13 of 15 of gpt-oss wait as if it were the largest power of two, or one and a half times
+    one, at or below the share of a rank.
     """
     share = concurrency // (workers * deployment.attn_dp)
     if deployment.attn_dp == 1 or share < 1 or not deployment.engine.startswith("trtllm"):
