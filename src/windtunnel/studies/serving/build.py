@@ -15,6 +15,7 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.studies.serving.adapters import Adapters, Slots, adapters_of, slot_bytes
 from windtunnel.studies.serving.deployment import Deployment, check
 from windtunnel.studies.serving.engines.profile import Profile, load_engine
+from windtunnel.studies.serving.host import on_its_host
 from windtunnel.studies.serving.kv.capacity import Memory, kv_bytes_per_token, memory_of
 from windtunnel.studies.serving.kv.tiers import LINK_SHARE, Store, Tier, tiers_of
 from windtunnel.studies.serving.replica.replica import Replica
@@ -119,6 +120,7 @@ def engine_of(
     check(deployment, model, cluster)
     used = (load_engine(deployment.engine) if profile is None else profile).on(cluster.gpu)
     nodes = -(-deployment.tp // cluster.gpus_in_domain)
+    used = on_its_host(used, deployment)
     used = replace(used, collective_gap_s=used.collective_gap_s + used.node_sum_s * (nodes - 1))
     kv = kv_format(deployment, used, cluster)
     memory = memory_of(model, deployment, used, cluster, kv)
@@ -211,6 +213,7 @@ def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: P
         chunked_prefill=None,
         max_model_len=None,
         kv_tiers=None,
+        host_cpus=None,
     )
     chosen = {"nvfp4": profile.nvfp4_experts, "mxfp4": profile.mxfp4_experts}.get(deployment.routed, "")
     filtered = profile.filter_bytes if deployment.sampling == "top-p" else 0.0

@@ -18,7 +18,7 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Layer, Model
 from windtunnel.physics.model.checkpoint import Stored
 
-LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks")
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks", "host_cpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class Deployment:
     chunked_prefill: bool | None = None
     kv_tiers: str | None = None  # below the GPU's cache: host=200GB,disk=4TB@12GB/s,remote=20TB@6GB/s, of one replica
     lora: str | None = None  # adapters=100,rank=16,resident=8
+    host_cpus: int | None = None  # that its processes share; None = one for each
     max_model_len: int | None = None
     speculative_tokens: int = 0  # drafted per step; 0 = none
     acceptance: float = 0.0  # chance that a drafted token is kept, given those before it were

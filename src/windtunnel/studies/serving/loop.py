@@ -17,7 +17,7 @@ from typing import Protocol, final
 
 from windtunnel.physics.engine.events import EventQueue, NextEnds
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
-from windtunnel.studies.serving.workload.clients import ClosedLoop, client_of
+from windtunnel.studies.serving.workload.clients import ClosedLoop, FrontEnd, client_of
 from windtunnel.studies.serving.workload.requests import Workload
 
 Action = Callable[[int], None]  # is told the time
@@ -178,6 +178,7 @@ def simulate(
     longest: int | None = None,
     apart: bool = True,
     adapters: Listed[int] | None = None,
+    read_token_s: float = 0.0,
 ) -> tuple[list[Sequence], list[Rejected]]:
     """Every request with its stamps, and those refused at once because prompt and output exceed `longest` tokens.
 
@@ -189,6 +190,8 @@ def simulate(
     names, span = workload.names_in(block_size)
     prompts, outputs = workload.input_tokens.tolist(), workload.output_tokens.tolist()
     client = client_of(workload)
+    reading = FrontEnd(client, prompts, 1e9 * read_token_s) if read_token_s else None
+    client = reading or client
     sent: list[Sequence] = []
     refused: list[Rejected] = []
 
@@ -197,14 +200,15 @@ def simulate(
         if longest is not None and prompt + output > longest:
             refused.append(rejected(index, prompt, output, longest))
             return None
-        one = Sequence(index, prompt, output, now_ns, names[index] if names is not None else (), span)
+        sent_ns = now_ns - reading.waited_ns[index] if reading else now_ns
+        one = Sequence(index, prompt, output, sent_ns, names[index] if names is not None else (), span)
         if adapters is not None:
             one.adapter = adapter = adapters[index]
             one.names = tuple((name << 20) + adapter for name in one.names)
         sent.append(one)
         return one
 
-    known = workload.concurrency is None and workload.turns is None  # when requests arrive
+    known = workload.concurrency is None and workload.turns is None and reading is None  # when requests arrive
     if known and (len(servers) == 1 or router is not None):
         taken = [one for now_ns, index in client.start() if (one := request(index, now_ns)) is not None]
         if router is not None and len(servers) > 1 and not (apart and getattr(router, "in_turn", False)):

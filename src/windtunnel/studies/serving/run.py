@@ -122,6 +122,7 @@ def serve_with(
         longest=engine.longest,
         apart=all(one.name != "remote" for one in engine.tiers),
         adapters=None if engine.lora is None else asked_for(workload, engine.lora.adapters),
+        read_token_s=engine.profile.read_token_s,
     )
     hand_on(sent, engine.profile)
     return summarise(engine, workload, servers, stamps_of(sent), refused, slo or {}, cost_per_gpu_hour)

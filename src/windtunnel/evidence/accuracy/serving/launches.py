@@ -24,7 +24,7 @@ Facts = Mapping[str, Any]
 
 
 @cache
-def _published() -> Mapping[str, Facts]:
+def _published() -> Facts:
     return read_mapping(Path(__file__).with_suffix(".yaml"), "is part of the package: install it again")
 
 
@@ -42,6 +42,8 @@ def _holds_one(name: str, wanted: Any, row: ServingRow, known: Facts) -> bool:
         return row.text("gpu").lower().startswith(tuple(wanted))
     if name == "generation":
         return gpu_of(row.text("gpu"), 1).gpu.generation.startswith(tuple(wanted))
+    if name == "source":
+        return str(wanted) in row.text("source")
     if name == "model":
         return str(wanted) in _model(row)
     if name == "four_bits":
@@ -76,7 +78,9 @@ def engine_of_row(row: ServingRow, engine: Engine) -> Engine:
 
 
 def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
-    """A deployment with what has to be known before its memory is laid out: as InferenceX starts it."""
+    """A deployment with what has to be known before its memory is laid out: as its source starts it."""
+    if host := _first(_published()["hosts"], row):
+        deployment = replace(deployment, host_cpus=host["cpus"])
     if _inferencex_other(row):
         return _others_deployed(row, deployment)
     if not _inferencex_deepseek(row):
@@ -143,6 +147,21 @@ def held_back(row: ServingRow) -> int:
     return steps
 
 
+def decode_limit(deployment: Deployment, concurrency: int, workers: int) -> int | None:
+    """Sequences that an attention rank of TensorRT-LLM's decode workers takes at once; None where nothing is known.
+
+    Published lists send a little more than that (1.05 to 1.3 times): the rest waits for a place. `DECODE_MAX_BATCH_SIZE`
+    beside `conc-list` in configs/nvidia-master.yaml (InferenceX, 1fc5d73c to 843c6254): with attention ranks, all 16
+    of DeepSeek's points and 13 of 15 of gpt-oss wait as if it were the largest power of two, or one and a half times
+    one, at or below the share of a rank.
+    """
+    share = concurrency // (workers * deployment.attn_dp)
+    if deployment.attn_dp == 1 or share < 1 or not deployment.engine.startswith("trtllm"):
+        return None
+    power: int = 1 << share.bit_length() - 1
+    return power * 3 // 2 if power * 3 // 2 <= share else power
+
+
 def prompt_tokens(row: ServingRow) -> int:
     """Tokens of a prompt as the server counts them."""
     asked = row.whole_number("isl", 1)
@@ -153,6 +172,11 @@ def prompt_tokens(row: ServingRow) -> int:
         return asked
     since = row.text("gpu").startswith(tuple(misread["always"])) or _holds_one("since", misread["since"], row, {})
     return round(asked * (misread["got"] / misread["asked"])) if since else asked
+
+
+def replayed_facts(row: ServingRow) -> Facts:
+    """What is published of the sessions that a row's client replayed."""
+    return _first(_published()["sessions"], row)
 
 
 def of_configurator(row: ServingRow) -> bool:

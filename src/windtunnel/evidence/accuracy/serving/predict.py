@@ -6,12 +6,13 @@ output_tokens_per_s = concurrency x OSL / (TTFT + (OSL - 1) TPOT)      as the ta
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.serving.launches import (
+    decode_limit,
     deployed,
     drafts_unlisted,
     engine_of_row,
@@ -26,6 +27,7 @@ from windtunnel.evidence.accuracy.serving.mlperf import is_mlperf, laid_out, mlp
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.recipes import DRAFTING, Recipe, layout_of, recipes_of
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
+from windtunnel.evidence.accuracy.serving.sessions import SESSIONS_BAND, in_steady_state, is_replay, replayed, token_s
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.studies.serving.build import Engine, engine_of
@@ -51,8 +53,6 @@ MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added
 DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
-KNOWN = 0.9  # of a turn's prompt: 30 turns a session, whose prompts grow to what the table has as their mean
-SESSIONS_BAND = 0.1  # what KNOWN may be wrong by
 # Layouts are assumed, and TPOT at the highest valid rate is on the steep part of its curve: `serving/bands.py`.
 MLPERF_BAND = 0.82
 REGIMES = ("stable", "near saturation", "over")
@@ -96,11 +96,14 @@ def predicted(
     ttft = _middle([one.ttft.p50 if median else one.ttft.mean for one in results if one.ttft is not None])
     ttft += 0.0 if median else _cold_s(row, assumed)
     tpot = _middle([one.tpot.p50 if median else one.tpot.mean for one in results if one.tpot is not None])
+    if is_replay(row):
+        tpot = _middle([token_s(one) for one in results])
     concurrency, osl = row.whole_number("concurrency", ASSUMED_CONCURRENCY), row.whole_number("osl", 1)
     if is_mlperf(row):
         rate = _middle([mlperf_rate(row, one) for one in results])
         held = 0
-    elif row.number("tokens_per_s_per_gpu"):  # counted over the whole run, ramp and drain included
+    # Counted over the whole run, ramp and drain included.
+    elif row.number("tokens_per_s_per_gpu") or (is_replay(row) and not in_steady_state(row)):
         rate, held = _middle([one.output_tokens_per_s for one in results]), held_back(row)
     else:
         rate, held = concurrency * osl / (ttft + (osl - 1) * tpot), held_back(row)
@@ -109,7 +112,7 @@ def predicted(
     if 0 < held < osl - 1:
         ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
     tpot *= seen
-    wider = math.exp(MLPERF_BAND if is_mlperf(row) else SESSIONS_BAND if _sessions(row) else 0.0)
+    wider = math.exp(MLPERF_BAND if is_mlperf(row) else SESSIONS_BAND if is_replay(row) else 0.0)
     low, high = seen * min(one[0] for one in bands) / wider, seen * max(one[1] for one in bands) * wider
     regime = max((one.regime for one in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
@@ -137,6 +140,9 @@ def _middle(values: list[float]) -> float:
 
 def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     """The workload of the row's client."""
+    if is_replay(row):
+        assumed.append("sessions as recorded: turns of each; nine tenths of a prompt are its history")
+        return replayed(row)
     for name in ("isl", "osl"):
         if not (row.number(name) or 0.0) >= 1.0:
             raise UserError(f"{name} = {row.text(name)!r}: a deployment without lengths is no question")
@@ -180,24 +186,13 @@ def _run(
             assumed.append(f"drafting {depths} tokens as published for this concurrency")
     engines = [engine_of_row(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
     engines = [_roomy(engine, load, assumed) for engine in engines]
-    if _sessions(row) and engines[0].rules.prefix_caching:
-        assumed.append(f"of a turn's prompt {KNOWN:.0%} is the history that its session brought before")
-        load = replace(load, prefix_names=_histories(row, load))
     if engines[0].rules.prefix_caching and repeats(row):
         assumed.append(f"the client's {sent_again()[0]} prompts were sent again and again")
-        return [_warm(engine, replace(load, prefix_names=_repeated(row, load))) for engine in engines], assumed
+        load = replace(load, prefix_names=_repeated(row, load))
+        return [_warm(engine, load, range(len(load))) for engine in engines], assumed
+    if load.turns is not None and in_steady_state(row) and engines[0].rules.prefix_caching:
+        return [_warm(engine, load, load.turns.firsts) for engine in engines], assumed
     return [serve_with(engine, load) for engine in engines], assumed
-
-
-def _sessions(row: ServingRow) -> bool:
-    return row.text("client") == "sessions_replayed"
-
-
-def _histories(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
-    """Names of the blocks of prompts of lanes that send turn after turn: each begins with what was sent before."""
-    lanes = row.whole_number("concurrency", 1)
-    blocks = int(KNOWN * row.whole_number("isl", 1)) // load.prefix_block
-    return [tuple(range(index % lanes * 10**6, index % lanes * 10**6 + blocks)) for index in range(len(load))]
 
 
 def _mlperf(row: ServingRow, model: Model, profiles: dict[str, Profile], assumed: list[str]) -> ServingResult:
@@ -234,11 +229,11 @@ def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
     return [prompts[index % len(prompts)] for index in range(len(load))]
 
 
-def _warm(engine: Engine, load: Workload) -> ServingResult:
-    """A load on an engine that has seen all of its prompts, as after two warm-up requests per slot."""
+def _warm(engine: Engine, load: Workload, seen: Iterable[int]) -> ServingResult:
+    """A load on an engine that has seen the prompts of some requests: after warm-up, or with sessions half-way."""
     server = engine.replica()
     names, span = load.names_in(engine.rules.block_size)
-    for prompt in dict.fromkeys(names or ()):
+    for prompt in dict.fromkeys(names[index] for index in seen) if names else ():
         blocks = len(prompt) * span
         if server.pool.cached + blocks <= server.pool.total:
             server.pool.take(blocks)
@@ -274,9 +269,8 @@ def _pools(
                 f"{n_prefill} prefill {read.prefill.words()}, {n_decode} decode {read.decode.words()}{drafted}"
             )
         cluster = gpu_of(row.text("gpu"), n_prefill * read.prefill.gpus + n_decode * read.decode.gpus)
-        engines = [
-            _roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, read.decode)
-        ]
+        decode = replace(read.decode, max_num_seqs=decode_limit(read.decode, concurrency, n_decode))
+        engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, decode)]
         first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
         found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
     return found

@@ -110,6 +110,10 @@ class TieredEngine(Engine):
             rare=True,
         ),
     ] = None
+    host_cpus: Annotated[
+        int | None,
+        About("CPUs that the engine's processes share, where there are fewer than those.", ENGINE, least=1, rare=True),
+    ] = None
     lora: Annotated[
         str | None,
         About(

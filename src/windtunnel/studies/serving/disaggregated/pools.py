@@ -146,7 +146,14 @@ def run_pools(
 ) -> ServingResult:
     """A workload through both pools."""
     server = pools.server(cluster)
-    sent, refused = simulate(workload, [server], None, block_size=pools.prefill.rules.block_size, longest=pools.longest)
+    sent, refused = simulate(
+        workload,
+        [server],
+        None,
+        block_size=pools.prefill.rules.block_size,
+        longest=pools.longest,
+        read_token_s=pools.prefill.profile.read_token_s,
+    )
     hand_on(sent, pools.profile)
     replicas = [*server.prefill, *server.decode]
     result = summarise(

@@ -134,6 +134,7 @@ class Profile:
     # 1 to 32 in flight by MI355X, B200 and GB200 (SGLang, TensorRT-LLM under Dynamo): 25 to 150 ms.
     pools_token_s: float = 0.07
     prompt_token_s: float = 2.0e-6  # tokenising, of each token: half a million a second of a core
+    read_token_s: float = 0.0  # instead, where prompts wait for each other to be read: host.py
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     experts_fitted: bool = True  # whether these constants were held against models with routed experts

@@ -25,8 +25,10 @@ from windtunnel.physics.model.architecture import Attention, FeedForward, Layer,
 from windtunnel.physics.model.mixers import Compressed, ExtendedBlock, Indexed, Recurrent, Streamed
 from windtunnel.studies.serving.adapters import adapters_of, products_s
 from windtunnel.studies.serving.deployment import Deployment
+from windtunnel.studies.serving.engines.profile import order_of
 
 TWO_BYTES = 2.0
+SHARED_BESIDE = 256  # tokens up to which vLLM runs shared experts on a stream of their own
 SMALL_KERNELS = 5  # per layer: two norms with residual, rotary and cache write, activation, and what fusion leaves
 
 
@@ -78,14 +80,25 @@ class Layers:
         else:
             seconds += self.kernels.gemm_s(tokens, block.experts, hidden, "bf16")
             if block.shared_size:
-                seconds += self._feed_forward(block.shared_size, block.gated, tokens, tp)
+                shared = self._feed_forward(block.shared_size, block.gated, tokens, tp)
+                if self._shared_beside and tokens <= SHARED_BESIDE:
+                    shared = max(0.0, shared - self._experts(layer, tokens * self.deployment.attn_dp))
+                seconds += shared
         halves = 2 if block.size else 1  # a mixer alone has one norm and one sum
         sums = 1 if layer.parallel_block else halves
         seconds += sums * self.kernels.all_reduce_s(TWO_BYTES * tokens * hidden, tp)
+        if layer.attention.qk_norm == "full":  # two sums of squares per token, over the heads of all ranks
+            seconds += self.kernels.all_reduce_s(8.0 * tokens, tp)
         moved = TWO_BYTES * tokens * hidden * 3  # a norm with its residual: read two, write one, and the next reads it
         # Norms see every feature on every rank; what else there is, a rank's own heads and its part of the inner size.
         rest = self.kernels.stream_s(moved / 2 / tp)
         return seconds + halves * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * rest
+
+    @cached_property
+    def _shared_beside(self) -> bool:
+        """Whether shared experts run beside the routed ones: vLLM, on NVIDIA (its pull requests 26440, 28406, 30085)."""
+        release, amd = order_of(self.kernels.release), self.kernels.gpu.generation.startswith("cdna")
+        return self.kernels.framework == "vllm" and release >= order_of("0.12") and not amd
 
     def _module(self, layer: Layer) -> Module | None:
         """Its attention as timed whole, projections included."""
@@ -217,6 +230,8 @@ class Layers:
                 if isinstance(one, Compressed):
                     chosen = min(context, (one.window or context) + one.far_keys(2.0 * context))
                 spent = table.at(sequences, chosen)
+                if one.kind == "mla" and queries > 1:  # no slower than as many sequences of one token each
+                    spent = min(spent, self._decode_table(one, heads).at(sequences * queries, chosen))
                 if isinstance(one, Compressed) and one.index_heads:
                     spent += self.kernels.stream_s(TWO_BYTES * sequences * context / one.ratio * one.index_dim)
                 if isinstance(one, Indexed) and one.index_heads:  # keys of the indexer are read, in 16 bits

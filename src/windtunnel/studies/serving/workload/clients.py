@@ -1,5 +1,6 @@
 """Clients: pure state machines from (time, completion) to what is sent next.
 
+front end      holds requests back until their prompts are read
 open loop      arrivals ignore completions
 closed loop    `concurrency` requests in flight; all slots send at the start, each completion sends the next
 sessions       an answer brings the session's next turn, after what its user or tool takes
@@ -7,6 +8,7 @@ sessions       an answer brings the session's next turn, after what its user or 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, final
 
 from windtunnel.studies.serving.workload.requests import Workload
@@ -91,6 +93,32 @@ class Sessions:
                 return []
             following = self._later.pop()
         return [(now_ns + self._delays[following], following)]
+
+
+@final
+class FrontEnd:
+    """Requests as they reach the engine: prompts are read one after the other, each so many ns a token."""
+
+    def __init__(self, client: Client, prompts: Sequence[int], token_ns: float) -> None:
+        self._client, self._prompts, self._token_ns = client, prompts, token_ns
+        self._free_ns = 0
+        self.waited_ns: dict[int, int] = {}  # from when a request was sent until its prompt was read
+
+    def start(self) -> list[tuple[int, int]]:
+        """What the client sends, when it is read."""
+        return self._read(self._client.start())
+
+    def answered(self, index: int, now_ns: int) -> list[tuple[int, int]]:
+        """The same of what an answer brings about."""
+        return self._read(self._client.answered(index, now_ns))
+
+    def _read(self, requests: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        read = []
+        for at_ns, index in requests:
+            self._free_ns = max(self._free_ns, at_ns) + round(self._token_ns * self._prompts[index])
+            self.waited_ns[index] = self._free_ns - at_ns
+            read.append((self._free_ns, index))
+        return read
 
 
 def client_of(workload: Workload) -> Client:
