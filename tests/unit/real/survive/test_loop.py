@@ -17,7 +17,7 @@ from windtunnel.real.survive.loop import groups
 from windtunnel.real.survive.loop.between import KEPT_BYTES, Tape
 from windtunnel.real.survive.loop.framework import lay_buckets, remember_wrappers, wrappers
 from windtunnel.real.survive.loop.groups import GROUPS, Replaceable, is_lost_connection
-from windtunnel.real.survive.loop.parts import digest, parts_of, unchanged
+from windtunnel.real.survive.loop.parts import digest, parts_of, random_numbers, unchanged
 from windtunnel.survive import standby
 
 pytestmark = pytest.mark.extras
@@ -82,6 +82,14 @@ def test_digests_differ_where_one_value_of_a_tensor_does() -> None:
     assert digest({"a": tensor}) != digest({"a": changed})
     assert digest({"a": tensor}) != digest({"b": tensor})
     assert digest([1, 2]) != digest([2, 1])
+
+
+def test_one_more_random_number_is_another_state() -> None:
+    torch.manual_seed(1)
+    torch.rand(3)
+    before = digest(random_numbers())
+    torch.rand(1)
+    assert digest(random_numbers()) != before
 
 
 def test_a_part_is_unchanged_until_one_value_of_it_is_another() -> None:

@@ -126,7 +126,7 @@ class _Standby(Generic[P, R]):
         return value
 
     def _done(self, number: int, step: Callable[[], R]) -> R:
-        if number and self.random_before is not None and digest(random_numbers()) != digest(self.random_before):
+        if number and self.random_before is not None and not unchanged(random_numbers(), self.random_before):
             self.store.set(self.who.key("random", self.who.rank, number - 1), pickle.dumps(self.random_before))
         self._keep()
         value: list[R] = []
