@@ -39,7 +39,8 @@ class Fetched:
     """A repository at a commit ("": a package), and a launch line in a folder of it.
 
     In `line`, `{inputs}` is the folder of what is made here, `{ranks}` the number of ranks, of `{local}` on each of
-    `{nodes}` nodes, `{pictures}` a folder with 16 pictures for each rank.
+    `{nodes}` nodes, `{tokens}` 2,048 for each rank,
+    `{pictures}` a folder with 16 pictures for each rank.
     """
 
     name: str
@@ -362,7 +363,7 @@ PROGRAMS = (
             *("src/examples/llm/train.py", "run", "--sequence-length", "256", "--save-folder", "{inputs}/out"),
             *("--work-dir", "{inputs}/out", "--trainer.callbacks.lm_evaluator.enabled=false"),
             *("--trainer.callbacks.downstream_evaluator.enabled=false", "--train_module.rank_microbatch_size=2048"),
-            "--data_loader.global_batch_size=2097152",
+            "--data_loader.global_batch_size={tokens}",
         ),
         environment=(("OLMO_DATA_ROOT", "{inputs}"),),
         path="src",
@@ -430,7 +431,7 @@ def capture(
     batch = ("--global-batch-size", str(size)) if program.line[0] == "pretrain_gpt.py" else ()
 
     def filled(word: str) -> str:
-        numbers = {"ranks": size, "local": min(size, 8), "nodes": -(-size // 8)}
+        numbers = {"ranks": size, "tokens": 2048 * size, "local": min(size, 8), "nodes": -(-size // 8)}
         for name, number in numbers.items():
             word = word.replace(f"{{{name}}}", str(number))
         if "{pictures}" in word:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import builtins
 import bz2
 import errno
+import hashlib
 import io
 import multiprocessing
 import os
@@ -35,6 +36,7 @@ from windtunnel.real.capture.replacements import Replacements
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYSTEM = ("/dev", "/proc", "/sys")
+_WAITS = 3  # who looks for a path so many times in vain waits for it
 _MOST_LINKS = 40  # of one path, as Linux allows
 # As they were before anything was replaced.
 _open: Any = io.open
@@ -351,6 +353,55 @@ def folders_made() -> Iterator[None]:
             replaced.set(module, "open", open_file)
         replaced.set(os, "open", os_open)
         replaced.set(os, "mkdir", mkdir)
+        yield
+
+
+@contextmanager
+def folders_of_others(made: Path) -> Iterator[None]:
+    """While this holds, a folder that one rank makes is there for another that looks for it again and again.
+
+    A checkpoint's folder is made by one rank, and the others wait until they see it. `made` is of all ranks: what they
+    made. A first look is answered by this rank's own files alone: ranks run apart, so a script that asks at its start
+    whether there is a checkpoint might else find one that another rank makes in the end.
+    """
+    made.mkdir(exist_ok=True)
+    looks: dict[str, int] = {}
+    mkdir, stat_of = os.mkdir, os.stat
+
+    def marker(whole: str) -> Path:
+        return made / hashlib.sha256(os.fsencode(whole)).hexdigest()
+
+    def make(path: Any, *more: Any, dir_fd: int | None = None, **keywords: Any) -> None:
+        mkdir(path, *more, dir_fd=dir_fd, **keywords)
+        if dir_fd is None:
+            marker(os.path.abspath(os.fsdecode(path))).touch()
+
+    def moving(move: Callable[..., None]) -> Callable[..., None]:
+        def moved(source: Any, target: Any, **keywords: Any) -> None:
+            move(source, target, **keywords)
+            if not keywords and os.path.isdir(target):
+                marker(os.path.abspath(os.fsdecode(target))).touch()
+
+        return moved
+
+    def look(path: Any, **keywords: Any) -> os.stat_result:
+        try:
+            return stat_of(path, **keywords)
+        except FileNotFoundError:
+            if keywords.get("dir_fd") is not None or not isinstance(path, (str, bytes, os.PathLike)):
+                raise
+            whole = os.path.abspath(os.fsdecode(path))
+            looks[whole] = looks.get(whole, 0) + 1
+            if looks[whole] < _WAITS or not os.path.lexists(marker(whole)):
+                raise
+        os.makedirs(path, exist_ok=True)
+        return stat_of(path, **keywords)
+
+    with Replacements() as replaced:
+        replaced.set(os, "mkdir", make)
+        replaced.set(os, "stat", look)
+        for name in ("rename", "replace"):
+            replaced.set(os, name, moving(getattr(os, name)))
         yield
 
 
