@@ -27,7 +27,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -366,35 +366,40 @@ def folders_of_others(made: Path) -> Iterator[None]:
     """
     made.mkdir(exist_ok=True)
     looks: dict[str, int] = {}
-    mkdir, stat_of = os.mkdir, os.stat
+    mkdir: Callable[..., None] = os.mkdir
+    stat_of: Callable[..., os.stat_result] = os.stat
 
-    def marker(whole: str) -> Path:
-        return made / hashlib.sha256(os.fsencode(whole)).hexdigest()
+    def marker(path: object, keywords: Mapping[str, object]) -> Path | None:
+        """By which others know it; None for what has no path of its own."""
+        if keywords.get("dir_fd") is not None or not isinstance(path, (str, bytes, os.PathLike)):
+            return None
+        return made / hashlib.sha256(os.fsencode(os.path.abspath(os.fsdecode(path)))).hexdigest()
 
-    def make(path: Any, *more: Any, dir_fd: int | None = None, **keywords: Any) -> None:
-        mkdir(path, *more, dir_fd=dir_fd, **keywords)
-        if dir_fd is None:
-            marker(os.path.abspath(os.fsdecode(path))).touch()
+    def make(path: object, *more: object, **keywords: object) -> None:
+        mkdir(path, *more, **keywords)
+        if (one := marker(path, keywords)) is not None:
+            one.touch()
 
     def moving(move: Callable[..., None]) -> Callable[..., None]:
-        def moved(source: Any, target: Any, **keywords: Any) -> None:
+        def moved(source: object, target: object, **keywords: object) -> None:
             move(source, target, **keywords)
-            if not keywords and os.path.isdir(target):
-                marker(os.path.abspath(os.fsdecode(target))).touch()
+            with suppress(OSError):  # a link that leads nowhere
+                if (one := marker(target, keywords)) is not None and stat.S_ISDIR(stat_of(target).st_mode):
+                    one.touch()
 
         return moved
 
-    def look(path: Any, **keywords: Any) -> os.stat_result:
+    def look(path: object, **keywords: object) -> os.stat_result:
         try:
             return stat_of(path, **keywords)
         except FileNotFoundError:
-            if keywords.get("dir_fd") is not None or not isinstance(path, (str, bytes, os.PathLike)):
+            one = marker(path, keywords)
+            if one is None:
                 raise
-            whole = os.path.abspath(os.fsdecode(path))
-            looks[whole] = looks.get(whole, 0) + 1
-            if looks[whole] < _WAITS or not os.path.lexists(marker(whole)):
+            looks[one.name] = looks.get(one.name, 0) + 1
+            if looks[one.name] < _WAITS or not os.path.lexists(one):
                 raise
-        os.makedirs(path, exist_ok=True)
+        mkdir(path)
         return stat_of(path, **keywords)
 
     with Replacements() as replaced:
