@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 from windtunnel.real.survive import launch
 
 pytestmark = [pytest.mark.extras, pytest.mark.long]
-SCRIPT = Path(__file__).parents[2] / "validation" / "resilience" / "loops" / "fsdp2.py"
+LOOPS = Path(__file__).parents[2] / "validation" / "resilience" / "loops"
+SCRIPT = LOOPS / "fsdp2.py"
 
 
 def results(folder: Path, pause: float, killed: bool, hosts: int = 0) -> list[str]:
@@ -40,3 +41,20 @@ def test_a_rank_and_a_host_that_are_killed_change_no_bit(tmp_path: Path) -> None
     expected = results(tmp_path / "calm", 0.0, killed=False)
     assert results(tmp_path / "killed", 0.15, killed=True) == expected
     assert results(tmp_path / "host", 0.15, killed=True, hosts=2) == expected
+
+
+def test_ranks_that_die_while_others_gather_between_calls_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 before the gather in which rank 0 waits; rank 0 when rank 1 is past it; rank 1 before a sum."""
+    losses = []
+    for strikes, dead in (("", 0), ("5:1:before 6:0:after 7:1:evaluated", 3)):
+        folder = tmp_path / f"{dead}"
+        folder.mkdir()
+        monkeypatch.setenv("STRIKE", strikes)
+        words = [sys.executable, str(LOOPS / "between.py"), "--out", str(folder), "--steps", "10", "--pause", "0.05"]
+        told = launch(words, 2, 1, give_up_s=30.0)
+        assert told.status == 0, told.reason
+        assert sum(len(one.dead) for one in told.replacements) == dead
+        losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
+    assert losses[0] == losses[1]

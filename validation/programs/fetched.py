@@ -39,7 +39,8 @@ class Fetched:
     """A repository at a commit ("": a package), and a launch line in a folder of it.
 
     In `line`, `{inputs}` is the folder of what is made here, `{ranks}` the number of ranks, of `{local}` on each of
-    `{nodes}` nodes.
+    `{nodes}` nodes, `{tokens}` 2,048 for each rank,
+    `{pictures}` a folder with 16 pictures for each rank.
     """
 
     name: str
@@ -178,6 +179,20 @@ def make_inputs(inputs: Path) -> None:
     LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends)).save_pretrained(inputs / "llama")
 
 
+def enough_pictures(inputs: Path, ranks: int) -> Path:
+    """A folder of pictures that gives each rank 16 in an epoch: the same ones under many names."""
+    first, many = inputs / "pictures", inputs / f"pictures_{ranks}"
+    pictures = sorted((first / "train").glob("*/*"))
+    if 16 * ranks <= len(pictures):
+        return first
+    if not many.exists():
+        shutil.copytree(first, many)
+        for at in range(len(pictures), 16 * ranks):
+            one = pictures[at % len(pictures)]
+            (many / "train" / one.parent.name / f"more_{at}.jpg").hardlink_to(one)
+    return many
+
+
 _MEGATRON = (
     *("pretrain_gpt.py", "--mock-data", "--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "4"),
     *("--seq-length", "256", "--max-position-embeddings", "256", "--micro-batch-size", "1", "--train-iters", "5"),
@@ -272,7 +287,7 @@ PROGRAMS = (
         "https://github.com/huggingface/pytorch-image-models",
         "aa4b5850",
         (
-            *("train.py", "--data-dir", "{inputs}/pictures", "--model", "resnet18", "--num-classes", "4"),
+            *("train.py", "--data-dir", "{pictures}", "--model", "resnet18", "--num-classes", "4"),
             *("--img-size", "64", "--batch-size", "8", "--sync-bn", "-j", "1", "--epochs", "2"),
             *("--output", "{inputs}/out"),
         ),
@@ -282,7 +297,7 @@ PROGRAMS = (
         "https://github.com/huggingface/diffusers",
         "58eb52c080",
         (
-            *("train_unconditional.py", "--train_data_dir", "{inputs}/pictures", "--resolution", "64"),
+            *("train_unconditional.py", "--train_data_dir", "{pictures}", "--resolution", "64"),
             *("--train_batch_size", "4", "--num_epochs", "3", "--output_dir", "{inputs}/out"),
             *("--dataloader_num_workers", "0", "--logger", "wandb"),
         ),
@@ -348,7 +363,7 @@ PROGRAMS = (
             *("src/examples/llm/train.py", "run", "--sequence-length", "256", "--save-folder", "{inputs}/out"),
             *("--work-dir", "{inputs}/out", "--trainer.callbacks.lm_evaluator.enabled=false"),
             *("--trainer.callbacks.downstream_evaluator.enabled=false", "--train_module.rank_microbatch_size=2048"),
-            "--data_loader.global_batch_size=2097152",
+            "--data_loader.global_batch_size={tokens}",
         ),
         environment=(("OLMO_DATA_ROOT", "{inputs}"),),
         path="src",
@@ -416,9 +431,11 @@ def capture(
     batch = ("--global-batch-size", str(size)) if program.line[0] == "pretrain_gpt.py" else ()
 
     def filled(word: str) -> str:
-        numbers = {"ranks": size, "local": min(size, 8), "nodes": -(-size // 8)}
+        numbers = {"ranks": size, "tokens": 2048 * size, "local": min(size, 8), "nodes": -(-size // 8)}
         for name, number in numbers.items():
             word = word.replace(f"{{{name}}}", str(number))
+        if "{pictures}" in word:
+            word = word.replace("{pictures}", str(enough_pictures(inputs, size)))
         return word.replace("{inputs}", str(inputs))
 
     more = {name: filled(value) for name, value in program.environment}

@@ -1,4 +1,4 @@
-"""Twelve loops of the kind that people have, under `windtunnel.survive.standby`: killed, are they the same bits?
+"""Thirteen loops of the kind that people have, under `windtunnel.survive.standby`: killed, are they the same bits?
 
     python validation/resilience/loops.py --ranks 4 --kills 2 [ddp fsdp2 ... hf_trainer]
 
@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).with_name("loops")
-NAMES = "ddp fsdp2 tp_dp pp compiled amp clip ema lora accumulation two_loaders"
+NAMES = "ddp fsdp2 tp_dp pp compiled amp clip ema lora accumulation two_loaders between"
 
 
 class Killer:

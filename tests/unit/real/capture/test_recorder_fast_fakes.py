@@ -30,6 +30,10 @@ OPS: dict[str, Callable[..., Any]] = {
     "multi-tensor": lambda x, y: torch._foreach_add([x, y], 1.0),
     "norm": lambda x, y: torch.nn.functional.layer_norm(x, (6,)),
     "loss": lambda x, y: torch.nn.functional.cross_entropy(x, torch.zeros(6, dtype=torch.long)),
+    "slices": lambda x, y: (
+        *(x.flatten().narrow(0, 9 * at, 9) for at in range(4)),
+        *(x[-3:], x[2:1], x[7:], x.t()[:, -4:5:3], (x + y)[1:99], x.view(torch.int32)[:2]),
+    ),
     "set strides": lambda x, y: torch.empty_strided((2, 3), (1, 2)).mul(2),
     "nothing": lambda x, y: x[:0] @ y,
     "detached": lambda x, y: x.detach().requires_grad_().exp(),

@@ -160,6 +160,19 @@ def test_a_placeholder_becomes_what_the_root_sends(placeholder: Any) -> None:
     assert as_rank(2, box, receiver) == [{"weight": 4}, 7]
 
 
+@pytest.mark.parametrize(("any_can_run", "known"), [(True, False), (False, True)])
+def test_an_answer_of_the_root_replaces_what_is_no_placeholder(any_can_run: bool, known: bool) -> None:
+    """`load = True; if rank == 0: load = exists(folder)`, broadcast: others must not go on with their own True."""
+    box = LocalMailbox()
+    as_rank(0, box, lambda: dist.broadcast_object_list([False], src=0))
+
+    def receiver() -> bool:
+        dist.broadcast_object_list(given := [True], src=0)
+        return given[0]
+
+    assert as_rank(1, box, receiver, any_can_run=any_can_run) is known
+
+
 def test_arguments_that_another_torch_has_more_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """`weights_only` of the object collectives in 2.14: the function that is replaced has it, ours does not."""
     original = dist.all_gather_object

@@ -13,7 +13,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.real.capture.processes.write_overlay import writes_aside
+from windtunnel.real.capture.processes.write_overlay import folders_of_others, writes_aside
 
 NAMES = ("a", "b", "sub", "sub/a", "sub/c", "sub/deep", "sub/deep/a", "none/x", "link", "link/a", "link/deep", "to_a")
 
@@ -184,3 +184,26 @@ def test_another_ranks_folders_are_made(tmp_path: Path) -> None:
         (tmp_path / "by_rank_0" / "file").write_text("x")
         assert (tmp_path / "by_rank_0" / "file").read_text() == "x"
     assert not (tmp_path / "by_rank_0").exists()
+
+
+def test_who_waits_for_a_folder_sees_it_once_another_rank_has_made_it(tmp_path: Path) -> None:
+    user, ours = tmp_path / "user", tmp_path / "ours"
+    for one in (user, ours):
+        one.mkdir()
+
+    def looks(rank: int, path: Path, first: Callable[[], object] = lambda: None) -> list[bool]:
+        with writes_aside(ours / f"written_{rank}", ours), folders_of_others(ours / "made"):
+            first()
+            return [path.is_dir() for _ in range(4)]
+
+    assert not any(looks(1, user / "saved"))
+
+    def save() -> None:
+        (user / "saved-tmp").mkdir()
+        (user / "saved-tmp").replace(user / "saved")
+
+    assert all(looks(0, user / "saved", save))
+    assert looks(2, user / "saved") == [False, False, True, True]
+    assert looks(3, user / "saved-tmp") == [False, False, True, True]
+    assert not any(looks(4, user / "other"))
+    assert not list(user.iterdir())

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.real.survive.loop import groups
+from windtunnel.real.survive.loop.between import KEPT_BYTES, Tape
 from windtunnel.real.survive.loop.framework import lay_buckets, remember_wrappers, wrappers
-from windtunnel.real.survive.loop.groups import GROUPS, Replaceable, Tape, is_lost_connection
-from windtunnel.real.survive.loop.parts import digest, parts_of
+from windtunnel.real.survive.loop.groups import GROUPS, Replaceable, is_lost_connection
+from windtunnel.real.survive.loop.parts import digest, parts_of, random_numbers, unchanged
 from windtunnel.survive import standby
 
 pytestmark = pytest.mark.extras
@@ -81,6 +82,28 @@ def test_digests_differ_where_one_value_of_a_tensor_does() -> None:
     assert digest({"a": tensor}) != digest({"a": changed})
     assert digest({"a": tensor}) != digest({"b": tensor})
     assert digest([1, 2]) != digest([2, 1])
+
+
+def test_one_more_random_number_is_another_state() -> None:
+    torch.manual_seed(1)
+    torch.rand(3)
+    before = digest(random_numbers())
+    torch.rand(1)
+    assert digest(random_numbers()) != before
+
+
+def test_a_part_is_unchanged_until_one_value_of_it_is_another() -> None:
+    model, optimizer, scheduler, step = loop()
+    step()
+    parts = parts_of({"model": model, "optimizer": optimizer, "scheduler": scheduler})
+    copies = [part.copied() for part in parts]
+    assert all(unchanged(part.read(), one) for part, one in zip(parts, copies, strict=True))
+    assert not any(unchanged(part.read(), None) for part in parts)
+    weight = model[0].weight
+    with torch.no_grad():
+        weight.copy_(weight.flip(0))  # the sums of a digest stay
+    changed = [not unchanged(part.read(), one) for part, one in zip(parts, copies, strict=True)]
+    assert changed == [part.name == "model: parameters" for part in parts]
 
 
 def test_what_has_no_state_is_one_error() -> None:
@@ -178,10 +201,10 @@ def test_a_rank_alone_is_answered_as_if_all_held_what_it_holds(alone: Replaceabl
 def test_small_answers_come_from_the_tape_in_their_order(alone: Replaceable, monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     tape = Tape(store, "tape")
-    for value in (torch.tensor([7.0]), torch.zeros(groups.KEPT_BYTES), torch.tensor([8.0])):
-        tape.keep(tape.next_number(), [value])
+    for value in (torch.tensor([7.0]), torch.zeros(KEPT_BYTES), torch.tensor([8.0])):
+        tape.keep(tape.next_key(), [value])
     monkeypatch.setattr(GROUPS, "tape", Tape(store, "tape"))
-    seeds = [torch.tensor([0.0]), torch.full((groups.KEPT_BYTES,), 3.0), torch.tensor([0.0])]
+    seeds = [torch.tensor([0.0]), torch.full((KEPT_BYTES,), 3.0), torch.tensor([0.0])]
     for one in seeds:
         alone.broadcast([one]).wait()
     assert [float(one[0]) for one in seeds] == [7.0, 3.0, 8.0]

@@ -73,15 +73,16 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
             return copied(saved[int(head[len(MARKER) :])])
         return load(f, *more, **keywords)
 
-    def save_all(*_: object, checkpoint_id: str | os.PathLike[str] | None = None, **__: object) -> None:
+    def save_all(*_: object, checkpoint_id: object = None, storage_writer: object = None, **__: object) -> None:
         note(NOTE)
-        if checkpoint_id is not None:
-            os.makedirs(os.fspath(checkpoint_id), exist_ok=True)
-            with io.open(os.path.join(os.fspath(checkpoint_id), ".metadata"), "wb") as file:  # noqa: UP020
+        folder = getattr(storage_writer, "path", None) if checkpoint_id is None else checkpoint_id
+        if isinstance(folder, str | os.PathLike):
+            os.makedirs(folder, exist_ok=True)
+            with io.open(os.path.join(folder, ".metadata"), "wb") as file:  # noqa: UP020
                 file.write(MARKER)
 
-    def save_soon(*_: object, checkpoint_id: str | os.PathLike[str] | None = None, **__: object) -> Future[None]:
-        save_all(checkpoint_id=checkpoint_id)
+    def save_soon(*_: object, **given: object) -> Future[None]:
+        save_all(**given)
         done: Future[None] = Future()
         done.set_result(None)
         return done

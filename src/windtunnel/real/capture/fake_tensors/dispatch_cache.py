@@ -10,6 +10,7 @@ What else follows from the key alone (specs, FLOPs, bytes) is found once and kep
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,7 @@ _WITHOUT = frozenset(map(id, _NO_TENSORS))  # by identity: the hash of an op is 
 _PLAIN = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )  # arguments that are their own key
+_SLICE = torch.ops.aten.slice.Tensor
 _default_dtype, _inference = torch.get_default_dtype, torch.is_inference_mode_enabled
 
 
@@ -89,14 +91,14 @@ class FastFakes:
         """What "cuda" means has changed: another device is the current one."""
         self._entries.clear()
 
-    def run(
-        self, func: Callable[..., object], types: object, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
+    def run(self, func: Callable[..., object], types: object, args: Arguments, kwargs: Keywords) -> object:
         """What `func(*args, **kwargs)` gives under the mode."""
         self.entry = None
         if id(func) in _WITHOUT:
             with self._aside:
                 return func(*args, **kwargs)
+        if func is _SLICE and (view := self._slice(*args, **kwargs)) is not None:
+            return view
         parts: list[object] = [id(func), _default_dtype(), _inference()]
         tensors: list[torch.Tensor] = []
         try:
@@ -123,6 +125,34 @@ class FastFakes:
     def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> object:
         with self._aside:
             return self._mode.dispatch(func, types, args, kwargs)
+
+    def _slice(
+        self, tensor: FakeTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    ) -> torch.Tensor | None:
+        """A slice at once, as each lies elsewhere: shards of a flat buffer are one for each rank and parameter.
+
+        None: it goes the ordinary way.
+        """
+        if type(tensor) is not self._fake or tensor.constant is not None or tensor.fake_mode is not self._mode:
+            return None
+        shape, device = tensor.shape, tensor._fake_device
+        attributes = self._attributes.get(device)
+        numbers = (dim, 0 if start is None else start, sys.maxsize if end is None else end, step, *shape)
+        if attributes is None or not all(type(one) is int for one in numbers):
+            return None
+        if tensor.layout is not torch.strided or tensor.dtype.is_complex or tensor.is_quantized:
+            return None
+        at, first, last, by = numbers[:4]
+        if not -len(shape) <= at < len(shape) or by < 1:
+            return None
+        first, last, _ = slice(first, last).indices(shape[at])
+        lengths, stride = list(shape), list(tensor.stride())
+        offset = tensor.storage_offset() + first * stride[at]
+        lengths[at] = max(0, last - first + by - 1) // by
+        stride[at] *= by
+        with self._aside:
+            element = compat.meta_view(tensor.untyped_storage(), offset, tuple(lengths), tuple(stride), tensor.dtype)
+            return compat.made_fake(self._fake, element, device, attributes)
 
     def _describe(self, values: Any, parts: list[object], tensors: list[torch.Tensor]) -> None:
         fake, mode = self._fake, self._mode

@@ -30,7 +30,12 @@ from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.real.capture.processes.read_only import copy_files, hold_files
 from windtunnel.real.capture.processes.steps import Steps
-from windtunnel.real.capture.processes.write_overlay import folders_made, short_place_for_sockets, writes_aside
+from windtunnel.real.capture.processes.write_overlay import (
+    folders_made,
+    folders_of_others,
+    short_place_for_sockets,
+    writes_aside,
+)
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.program import RankProgram
@@ -215,15 +220,16 @@ def _played(
 @contextmanager
 def _files_of(rank: int, folder: Path, *, copied: bool) -> Iterator[None]:
     """What a rank finds in place of the user's files; `copied`: the system has copied them already."""
+    made = folder / "folders_made"
     if not copied:
-        with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0):
+        with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0), folders_of_others(made):
             yield
         return
     sockets = folder / f"sockets_{rank}"
     sockets.mkdir(exist_ok=True)
     undo = short_place_for_sockets(str(sockets))
     try:
-        with folders_made() if rank else nullcontext():
+        with folders_made() if rank else nullcontext(), folders_of_others(made):
             yield
     finally:
         undo()

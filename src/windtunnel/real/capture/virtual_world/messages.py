@@ -42,7 +42,7 @@ class Messages:
         any_can_run: bool = False,
     ) -> None:
         self._world, self._mailbox, self._timeout_s = world, mailbox, timeout_s
-        self._any_can_run = any_can_run and mailbox is not None
+        self.any_can_run = any_can_run and mailbox is not None
         self._run = frozenset(beside)
         self._numbers: dict[str, int] = {}
         # what was sent and not yet received, or the other way round
@@ -62,7 +62,7 @@ class Messages:
 
     def can_say(self, group: Group) -> list[int]:
         """Other members that say what they gather, scatter and reduce: all of a small group, or those that run."""
-        if self._any_can_run and group.size <= SMALL_GROUP:
+        if self.any_can_run and group.size <= SMALL_GROUP:
             return [rank for rank in group.members if rank != self._world.rank]
         return self.named_among(group.members)
 
@@ -121,7 +121,7 @@ class Messages:
         known does not ask, and says so to those that do.
         """
         call = exchange.call
-        if not self._any_can_run or group.size < 2 or call.is_message or call.kind == "barrier":
+        if not self.any_can_run or group.size < 2 or call.is_message or call.kind == "barrier":
             return False
         if call.kind in ("broadcast", "scatter"):
             return self._from_root(exchange, group)

@@ -91,7 +91,7 @@ class ObjectCalls:
     def broadcast_object_list(
         self, ours: Group, object_list: list[object], src: int | None, group_src: int | None, **_: object
     ) -> None:
-        """One member's objects, on every member: they stay what they are here unless they are placeholders."""
+        """One member's objects, on every member. Without its rank they stay what they are here, if that is anything."""
         root = self._position(ours, src, group_src, default=0)
         data = dumps(object_list)
         self._call(ours, "broadcast", len(data), root)
@@ -100,7 +100,11 @@ class ObjectCalls:
         if root == ours.position:
             if ours.size > 1:
                 self._messages.post(key, data)
-        elif any(map(_is_placeholder, object_list)) or self._messages.named_among((sender,)):
+        elif (
+            self._messages.any_can_run
+            or self._messages.named_among((sender,))
+            or any(map(_is_placeholder, object_list))
+        ):
             if self._messages.is_open:
                 object_list[:] = loads(self._messages.get(key, "broadcast_object_list", sender))
             else:

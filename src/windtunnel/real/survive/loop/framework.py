@@ -45,11 +45,14 @@ def wrappers(things: Iterable[object]) -> list[DistributedDataParallel]:
     return list(dict.fromkeys(one for one in every if isinstance(one, DistributedDataParallel)))
 
 
-def forget_step(things: Iterable[object]) -> None:
-    """The step under way has failed: the next one starts clean."""
-    things = list(things)
+def forget_reductions(things: Iterable[object]) -> None:
+    """Groups have new connections: all ranks lay out their buckets anew after their next reduction, as newcomers do."""
     for wrapper in wrappers(things):
         wrapper._update_process_group(wrapper.process_group)
+
+
+def forget_step(things: Iterable[object]) -> None:
+    """The step under way has failed: the next one starts clean."""
     for thing in things:
         if isinstance(thing, nn.Module):
             for module in thing.modules():

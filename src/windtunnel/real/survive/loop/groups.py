@@ -13,7 +13,6 @@ parameters, which come with the state) as if all peers held what this rank holds
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import threading
@@ -28,10 +27,9 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.real.survive.live.group import abort
+from windtunnel.real.survive.loop.between import Between, Coming, Tape, tensors
 
-LOST = re.compile(r"gloo|connection (closed|reset)|broken pipe|application timeout|pair closure", re.IGNORECASE)
-KEPT_BYTES = 1 << 20  # of one answer
-KEPT_IN_ALL_BYTES = 16 << 20  # of one rank
+LOST = re.compile(r"\bgloo\b|connection (closed|reset)|broken pipe|application timeout|pair closure", re.IGNORECASE)
 Answer = Callable[..., None]
 Connection = tuple[dist.ProcessGroup, object]  # a group of torch's own, and gloo within it
 
@@ -58,60 +56,6 @@ class Done(dist._Work):  # type: ignore[misc]
 
 
 @dataclass
-class Tape:
-    """Small answers of the collectives of one rank, in their order, in the launcher's store."""
-
-    store: dist.Store
-    prefix: str
-    number: int = 0
-    kept_bytes: int = 0
-
-    def next_number(self) -> int:
-        """Of one more call that has an answer."""
-        self.number += 1
-        return self.number - 1
-
-    def keep(self, number: int, tensors: Sequence[torch.Tensor]) -> None:
-        """The answer of a call."""
-        size = sum(one.numel() * one.element_size() for one in tensors)
-        if size <= KEPT_BYTES and self.kept_bytes + size <= KEPT_IN_ALL_BYTES:
-            self.kept_bytes += size
-            file = io.BytesIO()
-            torch.save([one.detach().clone() for one in tensors], file)
-            self.store.set(f"{self.prefix}/{number}", file.getvalue())
-
-    def fill(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Put the next answer into these tensors; False where it was not kept, or is of another call."""
-        key = f"{self.prefix}/{self.next_number()}"
-        if not self.store.check([key]):
-            return False
-        kept = torch.load(io.BytesIO(self.store.get(key)), weights_only=True)
-        if [one.shape for one in kept] != [one.shape for one in tensors]:
-            return False
-        for one, value in zip(tensors, kept, strict=True):
-            one.detach().copy_(value)
-        return True
-
-
-class _Kept(dist._Work):  # type: ignore[misc]
-    """A message under way that goes on the tape when it has come."""
-
-    def __init__(self, work: dist.Work, tape: Tape, number: int, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self._work, self._tape, self._number, self._tensors = work, tape, number, tensors
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it has come."""
-        done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
-        self._tape.keep(self._number, self._tensors)
-        return done
-
-    def is_completed(self) -> bool:
-        """Whether it has."""
-        return bool(self._work.is_completed())
-
-
-@dataclass
 class Groups:
     """All groups of this process in the order in which the script made them, and how they behave now."""
 
@@ -119,6 +63,7 @@ class Groups:
     alone: bool = False  # a replacement that has not joined yet
     tape: Tape | None = None
     recording: bool = False
+    between: Between | None = None  # the script is between two calls of its step
 
     def close(self) -> None:
         """Let nobody wait in any of them: neither here nor at a peer."""
@@ -215,26 +160,37 @@ class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         return 0
 
-    def call(
-        self, name: str, arguments: Sequence[object], outputs: Sequence[object], itself: Callable[[], None] | None
-    ) -> dist.Work:
-        """Pass a call on; or answer it, alone, by the tape or by `itself`."""
-        flat = [one for part in outputs for one in (part if isinstance(part, list | tuple) else [part])]
-        if GROUPS.alone:
-            known = bool(flat) and GROUPS.tape is not None and GROUPS.tape.fill(flat)
-            if not known and itself is not None:
-                with torch.no_grad():
-                    itself()
-            return Done(list(outputs))
+    def passed_on(self, name: str, words: Sequence[object]) -> dist.Work:
+        """A call to gloo. Raises RuntimeError where a member is gone."""
         if self.inner is None:
             raise RuntimeError("gloo: the connections of this group are closed")
-        work = getattr(self.inner, name)(*arguments)
-        if GROUPS.recording and flat and GROUPS.tape is not None:
-            number = GROUPS.tape.next_number()
+        return getattr(self.inner, name)(*words)
+
+    def call(self, name: str, words: Sequence[object], written: int | None, alone: Answer | None) -> dist.Work:
+        """Pass a call on; or answer it, alone, by the tape or by `alone`."""
+        answers = [] if written is None else list(tensors(words[written]))
+        tape = GROUPS.tape
+        if GROUPS.alone:
+            known = bool(answers) and tape is not None and tape.fill(tape.next_key(), answers)
+            if answers and not known and GROUPS.between is not None:
+                GROUPS.between.give_up()
+            if not known and alone is not None:
+                with torch.no_grad():
+                    alone(self.rank(), *words)
+            return Done(answers)
+        if GROUPS.between is not None and tape is not None:
+            return GROUPS.between.call(self, name, words, written, alone is None, tape)
+        work = self.passed_on(name, words)
+        if GROUPS.recording and answers and tape is not None:
+            key = tape.next_key()
+
+            def finish() -> None:
+                work.wait()
+                tape.keep(key, answers)
+
             if name.startswith("recv"):  # its peer may wait for what this rank sends next
-                return _Kept(work, GROUPS.tape, number, flat)
-            work.wait()
-            GROUPS.tape.keep(number, flat)
+                return Coming(finish, lambda: bool(work.is_completed()))
+            finish()
         return work
 
 
@@ -304,12 +260,8 @@ _CALLS: dict[str, tuple[int | None, Answer | None]] = {
 
 
 def _passing_on(name: str, written: int | None, alone: Answer | None) -> Callable[..., dist.Work]:
-    def method(self: Replaceable, *arguments: object, **named: Any) -> dist.Work:
-        words = (*arguments, *named.values())
-        outputs = [] if written is None else words[written]
-        outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-        itself = None if alone is None else lambda: alone(self.rank(), *words)
-        return self.call(name, words, outputs, itself)
+    def method(self: Replaceable, *arguments: object, **named: object) -> dist.Work:
+        return self.call(name, (*arguments, *named.values()), written, alone)
 
     method.__name__ = name
     return method

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from windtunnel.process import die_with_parent
 from windtunnel.real.survive.live.group import store_of
 from windtunnel.real.survive.live.place import Place, own_place
+from windtunnel.real.survive.loop.between import Tape
 from windtunnel.real.survive.loop.framework import remember_wrappers
-from windtunnel.real.survive.loop.groups import GROUPS, Tape, make_groups_replaceable
+from windtunnel.real.survive.loop.groups import GROUPS, make_groups_replaceable
 from windtunnel.real.survive.watch.log import RankLog
 
 POLL_S = 0.01

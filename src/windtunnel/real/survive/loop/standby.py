@@ -11,11 +11,12 @@ replica holds to a neighbour. When a rank dies, the others put back what they ha
 process takes that very rank, and all do the call again. The replacement runs the script from its first line: its first
 two calls are done alone and thrown away (they build what PyTorch builds lazily), further ones give back what the calls
 of old gave, up to the one that is to be done again. Where it stands after the call before it takes the state that is
-its own (random numbers, shards); at the start of the call it takes from a replica what replicas share.
+its own (random numbers, shards) from a neighbour, and from a replica what replicas share.
 
 So whatever changes state within a step must be named to `standby`; what the loop does between calls is done by the
-replacement too. Collectives belong in the step: one that fails between calls ends the job. A death before two calls
-are done, or one that takes the only two copies of a shard, starts the job anew, as a relaunch would.
+replacement too, and what it communicates there is carried (`between.py`). A death before two calls are done, or one
+that takes the only two copies of a shard, starts the job anew, as a relaunch would; so does one after an answer between
+calls that was too large for the tape.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ import torch.distributed as dist
 from windtunnel.errors import SpecError, UserError
 from windtunnel.real.survive.live.group import Building, abort, store_of
 from windtunnel.real.survive.live.place import own_place
-from windtunnel.real.survive.loop.framework import forget_step, lay_buckets
+from windtunnel.real.survive.loop.between import Between
+from windtunnel.real.survive.loop.framework import forget_reductions, forget_step, lay_buckets
 from windtunnel.real.survive.loop.groups import GROUPS, is_lost_connection
 from windtunnel.real.survive.loop.identity import ENDS, POLL_S, Identity, known_identity, newest_view
-from windtunnel.real.survive.loop.parts import Part, digest, parts_of, random_numbers, set_random_numbers
+from windtunnel.real.survive.loop.parts import Part, digest, parts_of, random_numbers, set_random_numbers, unchanged
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,16 +85,17 @@ class _Standby(Generic[P, R]):
         self.size = who.place.size
         self.calls = 0  # begun and not to be done again
         self.committed = -1 if who.joins else 0
-        self.lacking = who.joins  # what replicas hold
-        self.fresh: list[int] = []  # ranks that lack it, in the newest view
-        self.own: dict[int, object] = {}  # what a predecessor alone had
         self.first = True  # no call is committed yet in this view
         self.voting = False
         self.held = self.pending = _Held([])
-        self.before: list[object] = []  # copies of all parts at the start of the call
+        self.at_commit: list[object] = []  # copies of all parts as they were when the last call counted
+        self.before: list[object] = []  # and at the start of the call; the same ones where nothing came between
         self.random_before: object = None
         self.group: Any = None
         self.generation = who.generation - who.joins
+        self.between = Between(
+            lambda error: is_lost_connection(error) or self._somebody_died(), self._recover, self._start_anew
+        )
         self.store = who.store
         self.watched = threading.Lock()
         self.over = threading.Event()
@@ -110,18 +113,22 @@ class _Standby(Generic[P, R]):
                 raise SpecError("standby", f"{counts} parts by rank", "name the same things on every rank")
 
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
-        number = self.calls
-        if self.committed < 0 or number < self.committed:
-            value = self._left_out(number, lambda: self.step(*arguments, **named))
-            self.calls += 1
-            return value
-        return self._done(number, lambda: self.step(*arguments, **named))
+        number, tape = self.calls, GROUPS.tape
+        assert tape is not None, "of a known rank"
+        GROUPS.between = None
+        tape.begin(f"call {number}")
+        left_out = self.committed < 0 or number < self.committed
+        value = (self._left_out if left_out else self._done)(number, lambda: self.step(*arguments, **named))
+        self.calls += 1
+        tape.begin(f"after {self.calls}")
+        if self.calls >= ALONE_CALLS:
+            GROUPS.alone, GROUPS.between = self.calls < self.committed, self.between
+        return value
 
     def _done(self, number: int, step: Callable[[], R]) -> R:
-        if number and self.random_before is not None and digest(random_numbers()) != digest(self.random_before):
+        if number and self.random_before is not None and not unchanged(random_numbers(), self.random_before):
             self.store.set(self.who.key("random", self.who.rank, number - 1), pickle.dumps(self.random_before))
-        if not self.lacking:
-            self._keep()
+        self._keep()
         value: list[R] = []
         while True:
             value.clear()
@@ -132,7 +139,6 @@ class _Standby(Generic[P, R]):
                 break
             self._put_back()
         self.random_before = random_numbers()
-        self.calls += 1
         return value[0]
 
     def _attempt(self, number: int, step: Callable[[], R], value: list[R]) -> str | None:
@@ -142,7 +148,7 @@ class _Standby(Generic[P, R]):
         """
         self.voting = False
         try:
-            self._hand_over()
+            self.between.settle()
             value.append(step())
             self._commit(number, value[0])
         except _LostMemberError as lost:
@@ -163,12 +169,12 @@ class _Standby(Generic[P, R]):
         return True
 
     def _keep(self) -> None:
-        self.before = [part.copied() for part in self.parts]
+        kept = self.at_commit or [None] * len(self.parts)
+        both = zip(self.parts, kept, strict=True)
+        self.before = [one if unchanged(part.read(), one) else part.copied() for part, one in both]
 
     def _put_back(self) -> None:
         forget_step(self.things.values())
-        if self.lacking:
-            return
         for part, tree in zip(self.parts, self.before, strict=True):
             part.put(tree)
 
@@ -197,6 +203,9 @@ class _Standby(Generic[P, R]):
     def _committed(self, calls: int) -> None:
         self.voting = False
         self.committed, self.held = calls, self.pending
+        self.before = self.at_commit = []  # not one more copy at any time
+        self.at_commit = [part.copied() for part in self.parts]
+        self.between.clear()
         if calls >= ALONE_CALLS:
             GROUPS.recording = False
         if self.who.rank == 0:
@@ -254,6 +263,8 @@ class _Standby(Generic[P, R]):
             with self.watched:
                 self.group = group
                 GROUPS.adopt(connections)
+            forget_reductions(self.things.values())
+            self.between.again()
             committed = self._agreed()
             if committed is not None:
                 return committed
@@ -271,18 +282,17 @@ class _Standby(Generic[P, R]):
     def _agreed(self) -> bool | None:
         """Compare how far all are. Whether this rank's call is committed by that; None where a member is lost."""
         try:
-            rows = self._gathered([self.committed, int(self.voting), int(self.lacking)])
-            furthest = max(committed for committed, _, _ in rows)
+            rows = self._gathered([self.committed, int(self.voting)])
+            furthest = max(committed for committed, _ in rows)
             decided = self.voting and self.committed == furthest - 1
             if decided:
                 self._committed(furthest)
             self.voting = False
-            self.fresh = [rank for rank, (_, _, lacking) in enumerate(rows) if lacking]
-            newcomers = [rank for rank, (committed, _, _) in enumerate(rows) if committed < 0]
-            if len(self.fresh) == self.size:
+            newcomers = [rank for rank, (committed, _) in enumerate(rows) if committed < 0]
+            if len(newcomers) == self.size:
                 self._start_anew()
             self._tell_table()
-            self._give_own(furthest, newcomers)
+            self._give_state(furthest, newcomers)
         except _LostMemberError:
             return None
         except RuntimeError as error:
@@ -298,8 +308,13 @@ class _Standby(Generic[P, R]):
         told = next(row for row in self._gathered(flat) if row[0] >= 0)
         self.held.table = [told[at : at + width] for at in range(0, len(told), width)]
 
-    def _give_own(self, furthest: int, newcomers: list[int]) -> None:
-        """Newcomers get what their predecessors alone had: small things from the store, shards from a neighbour."""
+    def _give_state(self, furthest: int, newcomers: list[int]) -> None:
+        """Newcomers get the state as of the last call that counts.
+
+        What their predecessors alone had comes from the store where it is small, and shards from a neighbour; what
+        replicas share from the first that has it.
+        """
+        got: dict[int, object] = {}
         for rank in newcomers:
             holder = (rank + 1) % self.size
             if holder not in newcomers and self.who.rank == holder:
@@ -312,9 +327,28 @@ class _Standby(Generic[P, R]):
                     data = stored if number == furthest else b""
                 if not data:
                     self._start_anew()
-                self.own = _unpacked(data)
-                self.committed = furthest
+                got |= _unpacked(data)
+        for rank in newcomers:
+            for source, wanted in self._sources(rank, newcomers).items():
+                if self.who.rank == source:
+                    self._send(_packed({at: self.at_commit[at] for at in wanted}), rank)
+                elif self.who.rank == rank:
+                    got |= _unpacked(self._received(source))
+        if self.who.rank in newcomers:
+            self.at_commit, self.committed = [got[at] for at in range(len(self.parts))], furthest
         self._gathered([0])
+
+    def _sources(self, rank: int, newcomers: list[int]) -> dict[int, list[int]]:
+        """Who gives which shared parts to a newcomer."""
+        table, sources = self.held.table, dict[int, list[int]]()
+        for at in range(len(self.parts)):
+            if _alone_with_it(table, at, rank):
+                continue
+            alike = [one for one, row in enumerate(table) if row[at] == table[rank][at] and one not in newcomers]
+            if not alike:
+                self._start_anew()
+            sources.setdefault(alike[0], []).append(at)
+        return sources
 
     def _start_anew(self) -> None:
         """Nobody has the state: the launcher ends all ranks and begins again."""
@@ -322,42 +356,17 @@ class _Standby(Generic[P, R]):
         while True:
             time.sleep(1.0)
 
-    def _hand_over(self) -> None:
-        """At the start of the call: replicas give what they share to ranks that lack it."""
-        if not self.fresh:
-            return
-        table = self.held.table
-        for rank in self.fresh:
-            sources: dict[int, list[int]] = {}
-            for at in range(len(self.parts)):
-                if _alone_with_it(table, at, rank):
-                    continue
-                alike = [one for one, row in enumerate(table) if row[at] == table[rank][at] and one not in self.fresh]
-                if not alike:
-                    self._start_anew()
-                sources.setdefault(alike[0], []).append(at)
-            for source, wanted in sources.items():
-                if self.who.rank == source:
-                    self._send(_packed({at: self.before[at] for at in wanted}), rank)
-                elif self.who.rank == rank:
-                    for at, tree in _unpacked(self._received(source)).items():
-                        self.parts[at].put(tree)
-        self._gathered([0])
-        self.fresh = []
-        if self.lacking:
-            self.lacking = False
-            self._keep()
-
     def _left_out(self, number: int, step: Callable[[], R]) -> R:
         """A call that the predecessor did: what it gave back. The first ones are done as well, alone."""
         if number < ALONE_CALLS:
             step()
+            lay_buckets(self.things.values())  # as the predecessor did, whose answers are on the tape
         if number == ALONE_CALLS - 1:
             forget_step(self.things.values())
             self._recover()
         if number == self.committed - 1:
-            for at, tree in self.own.items():
-                self.parts[at].put(tree)
+            for part, tree in zip(self.parts, self.at_commit, strict=True):
+                part.put(tree)
             self.random_before = random_numbers()
         else:
             key = self.who.key("random", self.who.rank, number)

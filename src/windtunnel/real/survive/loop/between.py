@@ -1,0 +1,198 @@
+"""Communications between two calls of the step, done again when a rank dies.
+
+A loop cannot be taken back to its last call. So once groups have new connections, each rank issues again whatever it
+has communicated since that call, in the same order and with the same inputs; answers that it has had already are thrown
+away. Whoever waited for one gets it then, and a replacement comes by the same places for the first time. When the next
+call counts, all ranks have come past, and all is forgotten.
+
+Each small answer goes on the tape of its rank: a replacement gets those of its predecessor between calls that it leaves
+out, and keeps to what the predecessor was answered after the last one.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.real.survive.loop.parts import mapped
+
+KEPT_BYTES = 1 << 20  # of one answer
+KEPT_IN_ALL_BYTES = 16 << 20  # of one rank
+
+
+class Passing(Protocol):
+    """A group that passes calls on."""
+
+    def passed_on(self, name: str, words: Sequence[object]) -> dist.Work:
+        """The call to gloo. Raises RuntimeError where a member is gone."""
+
+
+@dataclass
+class Tape:
+    """Small answers of the collectives of one rank, by part of its loop and in their order, in the launcher's store."""
+
+    store: dist.Store
+    prefix: str
+    part: str = "before"
+    number: int = 0
+    kept_bytes: int = 0
+
+    def begin(self, part: str) -> None:
+        """What comes now belongs to another part of the loop."""
+        self.part, self.number = part, 0
+
+    def next_key(self) -> str:
+        """Of one more call that has an answer."""
+        self.number += 1
+        return f"{self.prefix}/{self.part}/{self.number - 1}"
+
+    def keep(self, key: str, tensors: Sequence[torch.Tensor]) -> None:
+        """The answer of a call."""
+        size = sum(one.numel() * one.element_size() for one in tensors)
+        if size <= KEPT_BYTES and self.kept_bytes + size <= KEPT_IN_ALL_BYTES:
+            self.kept_bytes += size
+            file = io.BytesIO()
+            torch.save([one.detach().clone() for one in tensors], file)
+            self.store.set(key, file.getvalue())
+
+    def fill(self, key: str, tensors: Sequence[torch.Tensor]) -> bool:
+        """Put an answer into these tensors; False where it was not kept, or is of another call."""
+        if not self.store.check([key]):
+            return False
+        kept = torch.load(io.BytesIO(self.store.get(key)), weights_only=True)
+        if [one.shape for one in kept] != [one.shape for one in tensors]:
+            return False
+        for one, value in zip(tensors, kept, strict=True):
+            one.detach().copy_(value)
+        return True
+
+
+class Coming(dist._Work):  # type: ignore[misc]
+    """A message under way; `finish` waits for it and sees to what else there is to do."""
+
+    def __init__(self, finish: Callable[[], None], is_there: Callable[[], bool]) -> None:
+        super().__init__()
+        self._finish, self._is_there = finish, is_there
+
+    def wait(self, timeout: object = None) -> bool:
+        """Until it has come."""
+        self._finish()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has."""
+        return self._is_there()
+
+
+class Communication:
+    """One call of a group's method: its arguments, and its inputs as they were. `written`: which argument is."""
+
+    def __init__(self, group: Passing, name: str, words: Sequence[object], written: int | None, reads: bool):
+        self.group, self.name, self.words, self.written, self.reads = group, name, words, written, reads
+        self.inputs = [mapped(one, _shape if at == written and not reads else _copy) for at, one in enumerate(words)]
+        self.work: dist.Work | None = None
+        self.issued = self.awaited = self.over = False
+
+    def issue(self) -> None:
+        """Begin it: with its own arguments until it is over, then with others in their place."""
+        if self.over:
+            self.words = [mapped(one, _copy) for one in self.inputs]
+        elif self.issued and self.reads and self.written is not None:  # the first attempt may have half written them
+            both = zip(tensors(self.words[self.written]), tensors(self.inputs[self.written]), strict=True)
+            with torch.no_grad():
+                for one, kept in both:
+                    one.copy_(kept)
+        self.issued, self.awaited = True, False
+        self.work = self.group.passed_on(self.name, self.words)
+
+    def wait(self) -> None:
+        """Until it is over."""
+        if self.work is not None and not self.awaited:
+            self.work.wait()
+            self.awaited = True
+
+
+class Between:
+    """What this rank has communicated since the last call of the step.
+
+    `is_lost(error)`: whether a member is gone; `recover()`: meet the others again; `give_up()`: all begin anew.
+    """
+
+    def __init__(
+        self, is_lost: Callable[[BaseException], bool], recover: Callable[[], object], give_up: Callable[[], None]
+    ) -> None:
+        self.is_lost, self.recover, self.give_up = is_lost, recover, give_up
+        self.since: list[Communication] = []
+
+    def clear(self) -> None:
+        """A call counts."""
+        self.since = []
+
+    def again(self) -> None:
+        """There are new connections."""
+        for one in self.since:
+            one.work = None
+
+    def settle(self, awaited: Communication | None = None) -> None:
+        """Issue what is to be issued; wait for what is done again and for `awaited`. RuntimeError: a member is gone."""
+        for one in self.since:
+            if one.work is None:
+                one.issue()
+        for one in self.since:
+            if one.over or one is awaited:
+                one.wait()
+
+    def call(
+        self, group: Passing, name: str, words: Sequence[object], written: int | None, reads: bool, tape: Tape
+    ) -> dist.Work:
+        """A call of a script between two of its steps."""
+        one = Communication(group, name, words, written, reads)
+        answers = list(tensors(words[written])) if written is not None else []
+        key = tape.next_key() if answers else ""
+        self.since.append(one)
+
+        def finish() -> None:
+            if one.over:
+                return
+            self._carried(one)
+            one.over = True
+            if key and not tape.fill(key, answers):
+                tape.keep(key, answers)
+
+        if name.startswith("recv"):  # its peer may wait for what this rank sends next
+            self._carried(None)
+            return Coming(finish, lambda: one.over or (one.work is not None and bool(one.work.is_completed())))
+        finish()
+        return one.work
+
+    def _carried(self, awaited: Communication | None) -> None:
+        while True:
+            try:
+                self.settle(awaited)
+                return
+            except RuntimeError as error:
+                if not self.is_lost(error):
+                    raise
+            self.recover()  # outside of the handler: a traceback would hold connections that others wait for
+
+
+def tensors(words: object) -> Iterator[torch.Tensor]:
+    """Those in an argument: itself, or in lists."""
+    if isinstance(words, torch.Tensor):
+        yield words
+    elif isinstance(words, list | tuple):
+        for one in words:
+            yield from tensors(one)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
+
+
+def _shape(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="meta")
