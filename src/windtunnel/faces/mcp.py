@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions import QUESTIONS, Question, digest, plain, read, run, schema
@@ -25,9 +25,16 @@ LONGEST = 1_000_000  # characters of one call's arguments
 PARTS = re.compile(r"[,=:;\s]+")  # between which a text may name a file
 
 
-def descriptions() -> list[dict[str, Any]]:
+class Call(Protocol):
+    """A client's call of a tool."""
+
+    name: str
+    arguments: Mapping[str, object] | None
+
+
+def descriptions() -> list[dict[str, object]]:
     """Name, text and input schema of each tool."""
-    found = []
+    found: list[dict[str, object]] = []
     for name, verb in TOOLS.items():
         takes = schema(verb)
         takes["properties"].pop("question")
@@ -98,7 +105,7 @@ def server(folder: Path) -> Server[object]:
     async def list_tools(_context: object, _request: object) -> ListToolsResult:
         return ListToolsResult(tools=[Tool(**one) for one in descriptions()])
 
-    async def call_tool(_context: object, request: Any) -> CallToolResult:
+    async def call_tool(_context: object, request: Call) -> CallToolResult:
         try:
             found, wrong = answered(request.name, request.arguments or {}, folder), False
         except UserError as error:

@@ -114,11 +114,11 @@ def to_yaml_rows(data: object, number: Callable[[float], str]) -> str:
     class RowByRow(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
         """Lists of numbers in one line each."""
 
-    def represent_list(dumper: Any, value: list[object]) -> object:
+    def represent_list(dumper: yaml.SafeDumper, value: list[object]) -> object:
         is_row = all(isinstance(one, (int, float)) for one in value)
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_row)
 
-    def represent_float(dumper: Any, value: float) -> object:
+    def represent_float(dumper: yaml.SafeDumper, value: float) -> object:
         return dumper.represent_scalar("tag:yaml.org,2002:float", number(value))
 
     RowByRow.add_representer(list, represent_list)
@@ -225,7 +225,7 @@ def _yaml_documents(
     return found
 
 
-def _require_bounded(text: str, path: str | os.PathLike[str], loader: Any) -> None:
+def _require_bounded(text: str, path: str | os.PathLike[str], loader: type[yaml.SafeLoader]) -> None:
     """Refuses a long text of too many values, or nested so deeply that the parser in C would overflow its stack."""
     import yaml
 
@@ -238,7 +238,7 @@ def _require_bounded(text: str, path: str | os.PathLike[str], loader: Any) -> No
             raise InputFileError(path, f"is nested deeper than {DEPTH_MOST}", "write it flatter")
 
 
-def _nodes(loader: Any) -> Iterator[yaml.Node]:
+def _nodes(loader: yaml.SafeLoader) -> Iterator[yaml.Node | None]:
     while loader.check_node():
         yield loader.get_node()
 

@@ -11,13 +11,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import MIB, READABLE, TEXT_BYTES_MOST, path_of, read_bytes, read_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Floats = NDArray[np.float64]
 LARGE_BYTES_MOST = 1024 * MIB  # of what pyarrow reads
@@ -32,7 +35,7 @@ class Table:
     """Columns of texts, as lists or as pyarrow's strings, and the line of each row."""
 
     source: str
-    columns: Mapping[str, Any]
+    columns: Mapping[str, list[str] | pa.ChunkedArray]
     line: NDArray[np.int64]
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from os import PathLike
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from windtunnel.errors import SpecError
 
@@ -67,7 +67,7 @@ def texts(field: str, value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _is(value: object, kind: Any) -> bool:
+def _is(value: object, kind: object) -> bool:
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(_is(value, one) for one in inside)
@@ -78,17 +78,20 @@ def _is(value: object, kind: Any) -> bool:
         return several and all(_is(one, inside[0]) for one in value)  # type: ignore[attr-defined]
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    return isinstance(value, origin or kind) or (kind is bool and type(value).__name__ in ("bool", "bool_"))
+    plain = origin or kind
+    return (isinstance(plain, type) and isinstance(value, plain)) or (
+        kind is bool and type(value).__name__ in ("bool", "bool_")
+    )
 
 
-def _words(kind: Any) -> str:
+def _words(kind: object) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_words(one) for one in get_args(kind) if one is not type(None))
     if get_origin(kind) is Literal:
         return " or ".join(get_args(kind))
     if get_origin(kind) in (Sequence, tuple):
         return f"a list of {_words(get_args(kind)[0]).removeprefix('a ')}s"
-    return _WORDS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
+    return _WORDS.get(get_origin(kind) or kind) or f"a {getattr(kind, '__name__', kind)}"
 
 
 _WORDS: Mapping[object, str] = {

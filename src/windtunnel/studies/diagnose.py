@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from windtunnel.errors import UserError
 from windtunnel.files.document import to_yaml
@@ -25,6 +25,7 @@ from windtunnel.studies.measured_run.run import FEW
 from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.planning.proposals import Proposal, proposals
 from windtunnel.studies.predict import answer_at_first, of_launch_file
+from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.studies.training.launch import is_native
 from windtunnel.studies.training.launch.megatron_reading import read as read_arguments
 from windtunnel.studies.training.question import cluster_of, model_of
@@ -183,7 +184,7 @@ def _launch_of(question: Diagnose) -> str | None:
 
 
 def _measured(
-    question: Diagnose, run: MeasuredRun | None, traced: Mapping[int, Any]
+    question: Diagnose, run: MeasuredRun | None, traced: Mapping[int, Sequence[StepTime]]
 ) -> tuple[float, Steady | None, list[str]]:
     """The step time: as given, else of the log, else of the trace."""
     notes = []

@@ -20,8 +20,9 @@ from windtunnel.units import format_time, parse_bandwidth, parse_count, parse_ti
 if TYPE_CHECKING:
     from windtunnel.physics.hardware import Cluster
     from windtunnel.physics.model import Model
-    from windtunnel.studies.resilience import Asked, Survival
+    from windtunnel.studies.resilience import Asked, Checkpoint, Survival
     from windtunnel.studies.resilience.failures import FailureProcess
+    from windtunnel.studies.resilience.recovery import RecoveryTimes
     from windtunnel.studies.resilience.spot.study import SpotAnswer
     from windtunnel.studies.training import Plan
 
@@ -206,7 +207,7 @@ def _every(mean_s: float, gpus: int) -> FailureProcess:
     return FailureProcess(f"one every {format_time(mean_s)} on {gpus:,} GPUs", "as asked", (cause,))
 
 
-def _times(recovery: Sequence[str], gpus: int, saved: Any) -> Any:
+def _times(recovery: Sequence[str], gpus: int, saved: Checkpoint | None) -> RecoveryTimes:
     from windtunnel.studies.resilience import published, with_times
 
     times = published(gpus) if saved is None else replace(published(gpus), load=saved.load_s())

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import counting, give, note, print_question, wrote
+from windtunnel.faces.cli.output import counting, give, note, print_question, texts, wrote
 from windtunnel.questions.asked.capture import Capture
 
 WOULD_NOT_RUN = 4  # exit status
@@ -49,7 +49,7 @@ def capture(
     from windtunnel.faces.report.captured import captured_document
 
     shown = captured_document(document, str(out), question.cluster)
-    give(question, document, outputs, shown, warnings=document["notes"])
+    give(question, document, outputs, shown, warnings=texts(document["notes"]))
     if not outputs.json:
         wrote(out)
     return 0

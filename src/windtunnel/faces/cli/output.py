@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.questions import Question, plain
 from windtunnel.questions.header import Answer, header
@@ -60,6 +60,11 @@ def print_question(
     print_json(head | {"question": data} | dict(own))
 
 
+def texts(value: object) -> list[str]:
+    """A list of texts in an answer that is plain data."""
+    return [str(one) for one in value] if isinstance(value, list | tuple) else []
+
+
 def give(
     question: Question,
     answer: Answer | Mapping[str, object],
@@ -67,11 +72,13 @@ def give(
     document: Document,
     *,
     noting: bool = True,
-    **head: Any,
+    band: Mapping[str, object] | None = None,
+    provenance: Mapping[str, object] | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
     """An answer as it is asked for: a report, and JSON or what there is to see.
 
-    `noting`: an answer's warnings are notes as well, unless the document shows them. `head`: of `print_question`.
+    `noting`: an answer's warnings are notes as well, unless the document shows them. The rest is of `print_question`.
     """
     if outputs.report is not None:
         from windtunnel.faces.report.draw.page import write_page
@@ -85,7 +92,7 @@ def give(
     elif isinstance(answer, Answer):
         print_answered(question, answer)
     else:
-        print_question(question, answer, **head)
+        print_question(question, answer, band=band, provenance=provenance, warnings=warnings)
 
 
 def print_answered(question: Question, answer: Answer) -> None:

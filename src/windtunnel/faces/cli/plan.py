@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.flags import Outputs, command
-from windtunnel.faces.cli.output import give, note, working
+from windtunnel.faces.cli.output import give, note, texts, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.search import Search
 from windtunnel.questions.header import band_entry
@@ -78,12 +78,12 @@ def _cut(question: Search, outputs: Outputs, launch_flags: str | None) -> int:
         document = cuts(question)
     from windtunnel.faces.report.plans import cuts_document
 
-    band, assumed = band_of_best(document), document["assumed"]
+    band, assumed = band_of_best(document), texts(document["assumed"])
     give(question, document, outputs, cuts_document(document), band=band, warnings=assumed)
     return INFEASIBLE if document["status"] == "infeasible" else 0
 
 
-def band_of_best(document: Mapping[str, Any]) -> dict[str, Any] | None:
+def band_of_best(document: Mapping[str, Any]) -> dict[str, object] | None:
     """The band of the best plan's step, where there is one."""
     best = next(iter(document["plans"]), None)
     return None if best is None else band_entry("plans[0].step_time_s", best["p5_s"], best["p95_s"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from windtunnel.units import format_bytes, format_count
@@ -74,9 +74,9 @@ def _calls(classes: Sequence[Mapping[str, Any]], which: str, more: str = "") -> 
         )
 
 
-def _range(values: Sequence[int], form: Any) -> str:
+def _range(values: Sequence[int], form: Callable[[int], str]) -> str:
     low, high = form(min(values)), form(max(values))
-    return str(low) if low == high else f"{low} to {high}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _answers(answers: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 TABLE, PLANS = "sweep.parquet", "plans.journal"
@@ -62,17 +61,18 @@ def _is_input(name: str) -> bool:
     return name in ("model", "cluster") or name.startswith("plan.")
 
 
-def point_of(inputs: Mapping[str, object], status: str, outputs: Mapping[str, Any]) -> Point | None:
+def point_of(inputs: Mapping[str, object], status: str, outputs: Mapping[str, object]) -> Point | None:
     """One point; None where it has no step that fits."""
-    step, rate = outputs.get("step_time_s"), outputs.get("tokens_per_s")
+    numbers = {name: value for name, value in outputs.items() if isinstance(value, int | float)}
+    step, rate = numbers.get("step_time_s"), numbers.get("tokens_per_s")
     if status != "ok" or not step or not rate:
         return None
-    hours = float(outputs.get("n_gpus") or 0) / 3600.0 / rate * 1e6
+    hours = float(numbers.get("n_gpus") or 0) / 3600.0 / rate * 1e6
     asked = {name.removeprefix("plan."): value for name, value in inputs.items() if _is_input(name)}
     cluster = str(asked.pop("cluster", ""))
     words = " · ".join(f"{name} {shown(value)}" for name, value in sorted(asked.items()) if name != "model")
     told = f"{cluster.rpartition(':')[2] + ' GPUs · ' if ':' in cluster else ''}{words}"
-    return [step, float(outputs.get("peak_memory_bytes") or 0) / 2**30, hours, told, address_of(cluster, asked)]
+    return [step, float(numbers.get("peak_memory_bytes") or 0) / 2**30, hours, told, address_of(cluster, asked)]
 
 
 def address_of(cluster: str, fields: Mapping[str, object]) -> str:

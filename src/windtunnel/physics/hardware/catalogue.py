@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import form_of, read_form
@@ -86,7 +85,7 @@ def parse_cluster(spec: str | Path | Mapping[str, object]) -> Cluster:
     return _sized(_load_cluster(found) if kind == "clusters" else _usual_cluster(found), _count(tail, spec), spec)
 
 
-def with_settings(cluster: Cluster, settings: Mapping[str, Any]) -> Cluster:
+def with_settings(cluster: Cluster, settings: Mapping[str, object]) -> Cluster:
     """`cluster` with single numbers set anew; what follows from them (kernel rates, usable memory) follows.
 
     Args:
@@ -101,8 +100,9 @@ def with_settings(cluster: Cluster, settings: Mapping[str, Any]) -> Cluster:
     spec, _ = given_of(Cluster, settings, Place())
     if "base" in spec:
         raise SpecError("base", spec["base"], "a cluster that stands already keeps its base; name another cluster")
-    if isinstance(settings.get("gpu"), Mapping) and "base" in settings["gpu"]:
-        base = settings["gpu"]["base"]
+    inner = settings.get("gpu")
+    if isinstance(inner, Mapping) and "base" in inner:
+        base = inner["base"]
         raise SpecError("gpu.base", base, f"a GPU is changed as a whole by its name: cluster.gpu={base}")
     gpu, asked = None, spec.get("gpu")
     if isinstance(asked, str):
@@ -210,7 +210,11 @@ def _stems(kind: str) -> tuple[str, ...]:
 @cache
 def _aliases(kind: str) -> dict[str, str]:
     """Alias -> canonical name, over all files of a kind. Reads them all, so only where a name is no file's own."""
-    return {_normal(alias): stem for stem in _stems(kind) for alias in _raw(kind, stem).get("aliases", ())}
+    found: dict[str, str] = {}
+    for stem in _stems(kind):
+        aliases = _raw(kind, stem).get("aliases")
+        found |= {_normal(alias): stem for alias in (aliases if isinstance(aliases, list) else ())}
+    return found
 
 
 def _canonical(kind: str, name: str) -> str | None:
@@ -219,7 +223,7 @@ def _canonical(kind: str, name: str) -> str | None:
 
 
 @cache
-def _raw(kind: str, stem: str) -> dict[str, Any]:
+def _raw(kind: str, stem: str) -> dict[str, object]:
     path = _HERE / kind / f"{stem}.yaml"
     found: dict[str, object] = form_of(path.read_text(encoding="utf-8"), str(path), own=True)
     return found

@@ -337,14 +337,13 @@ class Model:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
         whole = {name: getattr(self, name) for name in self.__slots__ if name not in ("layers", "notes")}
         whole = {name: value for name, value in whole.items() if value or name not in SELDOM}
-        runs: list[dict[str, Any]] = []
-        previous: Layer | None = None
+        found: list[tuple[int, Layer]] = []
         for layer in self.layers:
-            if previous is not None and (layer is previous or layer == previous):
-                runs[-1]["repeat"] += 1
+            if found and (layer is found[-1][1] or layer == found[-1][1]):
+                found[-1] = (found[-1][0] + 1, layer)
             else:
-                runs.append({"repeat": 1, **asdict(layer)})
-            previous = layer
+                found.append((1, layer))
+        runs = [{"repeat": count, **asdict(layer)} for count, layer in found]
         counts = {"parameters": self.parameters, "active_parameters": self.active_parameters}
         return {**whole, "notes": list(self.notes), "layers": runs, **counts}
 

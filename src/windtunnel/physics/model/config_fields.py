@@ -7,11 +7,13 @@ is silently ignored is a prediction that is silently wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.model.limits import SIZE_MAX, counted, showable
+
+T = TypeVar("T")
 
 _MISSING: object = object()
 
@@ -170,7 +172,7 @@ class Fields:
         unset = ", ".join(self.prefix + key[:80] for key in unknown if key not in NEUTRAL)
         return (f"fields of the config that are not known, null or false, and left out: {unset}",) if unset else ()
 
-    def _list(self, key: str, n: int | None, item: Any) -> tuple[Any, ...] | None:
+    def _list(self, key: str, n: int | None, item: Callable[[object], T]) -> tuple[T, ...] | None:
         value = self._get(key)
         if value is _MISSING:
             return None

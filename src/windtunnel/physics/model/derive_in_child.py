@@ -16,7 +16,7 @@ MIXER = re.compile(r"attn|attention|mixer|mamba|temporal|conv|rglru|recurrent|ss
 SHARED = re.compile(r"shared", re.IGNORECASE)
 
 
-def of_layer(layer: Any) -> dict[str, Any]:
+def of_layer(layer: Any) -> dict[str, int]:
     """Elements by what holds them."""
     found = {"mixer": 0, "mixer_rest": 0, "block": 0, "shared": 0, "rest": 0, "experts": 0, "expert_weights": 0}
     for path, p in layer.named_parameters():

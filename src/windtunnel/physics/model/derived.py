@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,7 +96,7 @@ def derived(config: Mapping[str, object], where: str | None = None) -> Model:
     return replace(model, more_parameters=rest)
 
 
-def _block(parts: Mapping[str, int], hidden: int, number: Any) -> ExtendedBlock:
+def _block(parts: Mapping[str, int], hidden: int, number: Callable[[str, int, int], int]) -> ExtendedBlock:
     if not parts["experts"]:
         gated = parts["block"] % (3 * hidden) == 0
         width = parts["block"] // ((3 if gated else 2) * hidden)

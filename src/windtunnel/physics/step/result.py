@@ -12,11 +12,15 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, cast
+from types import MemberDescriptorType
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.notebook import Shown
 from windtunnel.questions.header import SCHEMA
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BESIDE = ("advice", "advice_tried", "question")  # fields beside the answer
 
@@ -61,7 +65,8 @@ class StageMemory:
 class _WhenRead:
     """A field of `Result` or of `StageMemory` that may hold what makes its value: it is made when it is first read."""
 
-    def __init__(self, slot: Any) -> None:
+    def __init__(self, slot: object) -> None:
+        assert isinstance(slot, MemberDescriptorType)
         self.slot = slot
 
     def __get__(self, result: Result | StageMemory | None, owner: type) -> object:
@@ -298,7 +303,7 @@ class Result(Shown):
         """What a reader calls the rank class of this number (`stage` of what is told by class)."""
         return self.class_names[number] if number < len(self.class_names) else f"stage {number}"
 
-    def to_table(self, what: Literal["time", "memory", "timeline"] = "time") -> Any:
+    def to_table(self, what: Literal["time", "memory", "timeline"] = "time") -> pa.Table:
         """A `pyarrow.Table` in long form, for analysis.
 
         - "time": rank_class, name, ranks, layers, category, time_ns, share of the step; one class's rows sum to it

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from windtunnel.errors import SpecError
 
 
-def known_keys(data: Mapping[Any, object], known: Collection[str], where: str) -> None:
+def known_keys(data: Mapping[str, object], known: Collection[str], where: str) -> None:
     """Raises SpecError for a key that is none of `known`."""
     for key in data:
         if key not in known:

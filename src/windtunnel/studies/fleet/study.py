@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from windtunnel.errors import SpecError
 from windtunnel.notebook import Shown
@@ -34,6 +34,11 @@ from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
 from windtunnel.studies.fleet.when import When, when
+
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.capacity.changes import Changes
+    from windtunnel.studies.fleet.flows.study import FlowsStudy
+    from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.units import format_many, format_time, parse_bandwidth, parse_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
@@ -349,7 +354,7 @@ def answer_lint(question: FleetLint) -> LintAnswer:
     return LintAnswer(question.trace, tuple(lint_jobs(jobs, site)), len(jobs), jobs.not_understood)
 
 
-def answer_flows(question: FleetFlows) -> Any:
+def answer_flows(question: FleetFlows) -> FlowsStudy:
     """Coflows under each policy (`FlowsStudy`). Raises UserError."""
     from windtunnel.studies.fleet.flows import policy_named, read_trace, run_flows
     from windtunnel.studies.fleet.flows.study import PORT_BYTES_PER_S, FlowsStudy
@@ -368,7 +373,7 @@ def answer_flows(question: FleetFlows) -> Any:
     return FlowsStudy(question.trace, read.n_ports, answers, warnings)
 
 
-def answer_live(question: FleetLive, folder: Path) -> Any:
+def answer_live(question: FleetLive, folder: Path) -> LiveRun:
     """The commands of a trace run here (`LiveRun`); their journal is in `folder`. Raises UserError."""
     from windtunnel.studies.fleet.live.study import run_live
 
@@ -445,7 +450,7 @@ def _options(question: Simulated) -> Options:
     )
 
 
-def _changes(capacity: Steady | Failing | ByFile) -> Any:
+def _changes(capacity: Steady | Failing | ByFile) -> Changes | None:
     """What happens to nodes (`Changes`), or None. Raises SpecError."""
     if isinstance(capacity, Steady):
         return None

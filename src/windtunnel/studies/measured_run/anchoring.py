@@ -20,7 +20,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.document import read_mapping
@@ -127,12 +126,13 @@ def read_anchor(path: str) -> tuple[float, Predict]:
     return step_s, replace(question, anchor=())
 
 
-def _plan_read(data: dict[str, Any], path: str) -> dict[str, object]:
+def _plan_read(data: dict[str, object], path: str) -> dict[str, object]:
     """A plan that is named by its file, which lies beside the anchor, as its fields."""
-    if isinstance(data.get("plan"), str):
+    plan = data.get("plan")
+    if isinstance(plan, str):
         from windtunnel.studies.training.plan import PLAN_FILE
 
-        return {**data, "plan": read_mapping(Path(path).parent / data["plan"], PLAN_FILE)}
+        return {**data, "plan": read_mapping(Path(path).parent / plan, PLAN_FILE)}
     return data
 
 

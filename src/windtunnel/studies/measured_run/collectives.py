@@ -14,7 +14,7 @@ import json
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeGuard
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import MIB, read_bytes
@@ -53,15 +53,15 @@ def run_of_inspector(text: str, source: str) -> MeasuredRun:
         perf = _mapping(item.get("coll_perf")) or (item if "coll_exec_time_us" in item else {})
         if not perf:
             continue
-        time, size = perf.get("coll_exec_time_us", -1), perf.get("coll_msg_size_bytes", -1)
-        if not (_is_number(time) and _is_number(size) and isinstance(perf.get("coll"), str)):
+        name, time, size = (perf.get(key) for key in ("coll", "coll_exec_time_us", "coll_msg_size_bytes"))
+        if not (_is_number(time) and _is_number(size) and isinstance(name, str)):
             odd.append(line.strip()[:160])
             continue
         ranks = max(ranks, _whole(head.get("n_ranks")))
         bus = perf.get("coll_busbw_gbs")
         bandwidth = float(bus) * 1e9 if isinstance(bus, int | float) else None
         rank, number = _whole(head.get("rank")), _whole(perf.get("coll_sn"))
-        found.append(Collective(perf["coll"], int(size), rank, time * 1e-6, number, bandwidth))
+        found.append(Collective(name, int(size), rank, time * 1e-6, number, bandwidth))
     if not found:
         raise InputFileError(source, "holds no collective that ended", GIVE_DUMP)
     note = f"{len(found):,} collectives of {ranks} ranks; the least over the ranks is what the network takes"
@@ -111,17 +111,19 @@ def run_of_flight_recorder(paths: Sequence[Path]) -> MeasuredRun:
     return MeasuredRun(str(paths[0]), "flight recorder", collectives=tuple(found), notes=notes)
 
 
-def _duration(entry: Mapping[str, Any]) -> float | None:
-    if _is_number(entry.get("duration_ms")):
-        return float(entry["duration_ms"]) * 1e-3
+def _duration(entry: Mapping[str, object]) -> float | None:
+    taken = entry.get("duration_ms")
+    if _is_number(taken):
+        return float(taken) * 1e-3
     begin, end = entry.get("time_discovered_started_ns"), entry.get("time_discovered_completed_ns")
-    return (end - begin) * 1e-9 if _is_number(begin) and _is_number(end) and end > begin else None  # type: ignore[operator]
+    return (end - begin) * 1e-9 if _is_number(begin) and _is_number(end) and end > begin else None
 
 
-def _size(entry: Mapping[str, Any]) -> int:
-    kinds = entry.get("input_dtypes") or []
+def _size(entry: Mapping[str, object]) -> int:
+    lists = (entry.get(name) for name in ("input_dtypes", "input_sizes"))
+    kinds, shapes = (one if isinstance(one, list | tuple) else [] for one in lists)
     total = 0
-    for at, shape in enumerate(entry.get("input_sizes") or []):
+    for at, shape in enumerate(shapes):
         count = 1
         for one in shape if isinstance(shape, list | tuple) else [0]:
             count *= _whole(one)
@@ -152,11 +154,11 @@ def waits_for(collectives: Iterable[Collective]) -> tuple[int, float, int] | Non
     return rank, sum(last[rank]) / total, len(last[rank])
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def _mapping(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18
 
 

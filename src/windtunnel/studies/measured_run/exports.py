@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import MIB, read_bytes
@@ -82,19 +82,20 @@ def _whole(value: float) -> int | None:
     return int(value) if math.isfinite(value) else None
 
 
-def run_of_trainer_state(document: Mapping[str, Any], source: str) -> MeasuredRun:
+def run_of_trainer_state(document: Mapping[str, object], source: str) -> MeasuredRun:
     """`trainer_state.json` of the Hugging Face Trainer: its last entry has the mean of the whole run."""
-    entries: list[dict[str, object]] = [one for one in document["log_history"] if isinstance(one, dict)]
+    history, count = document["log_history"], document.get("global_step")
+    entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
     last: dict[str, object] = next((one for one in reversed(entries) if _finite(one.get("train_runtime"))), {})
-    rate: Any = last.get("train_steps_per_second")
-    if not _finite(rate) and last and _finite(document.get("global_step")):
-        rate = document["global_step"] / last["train_runtime"]
+    rate, runtime = last.get("train_steps_per_second"), last.get("train_runtime")
+    if not _finite(rate) and _finite(runtime) and _finite(count):
+        rate = count / runtime
     steps = (Step(seconds=1.0 / rate),) if _finite(rate) else ()
     note = "the mean of the whole run: start, evaluation and saving are in it"
     return MeasuredRun(source, "Hugging Face Trainer", steps, is_mean=True, notes=(note,))
 
 
-def _finite(value: object) -> bool:
+def _finite(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value) and value > 0
 
 

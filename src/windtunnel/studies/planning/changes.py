@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import gcd
-from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.studies.planning.fields.features import HABIT, Features, features_of
@@ -95,10 +94,10 @@ def _key(layout: Layout) -> tuple[object, ...]:
     return (layout.plan.with_fields({"dp": None, "schedule": None, "etp": None}), layout.schedule, layout.etp)
 
 
-def _companions(base: Layout, fields: Mapping[str, Any]) -> Iterator[dict[str, object]]:
+def _companions(base: Layout, fields: Mapping[str, object]) -> Iterator[dict[str, object]]:
     """What one change needs beside it, least first."""
     plan = base.asked
-    if fields.get("virtual_stages", 1) > 1 and plan.schedule not in (None, "interleaved"):
+    if fields.get("virtual_stages", 1) != 1 and plan.schedule not in (None, "interleaved"):
         yield {"schedule": "interleaved"}
     if fields.get("virtual_stages") == 1 and plan.schedule == "interleaved":
         yield {"schedule": "1f1b"}

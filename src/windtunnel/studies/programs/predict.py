@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError, ScheduleError, SpecError, UserError
 from windtunnel.physics.cost.device_memory import outside_of_allocator
@@ -57,6 +58,7 @@ from windtunnel.studies.programs.replicas import replicated
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
 POINTS = 400  # of the drawn timeline
+Ints = NDArray[np.int64]
 PERIOD = "period"  # fact of a job whose steps differ: how many are of each kind, and in which folder
 
 
@@ -114,7 +116,8 @@ def predict_captured(
     settings = allocator_settings(allocator_of(job) if allocator is None else allocator)
     memory = captured_memory(priced, base, settings=settings)
     result = _result(priced, base, memory, makespan, disturbed, question, settings)
-    period: Any = job.facts.get(PERIOD) or [{"steps": 1}]
+    known = job.facts.get(PERIOD)
+    period = known if known and isinstance(known, Sequence) else [{"steps": 1}]
     others = [
         (
             int(kind["steps"]),
@@ -212,7 +215,7 @@ def captured_memory(
     return found
 
 
-def _event_times(now: Replayed[CapturedGraph], program: int, op_of: Any, memory: CapturedMemory) -> Any:
+def _event_times(now: Replayed[CapturedGraph], program: int, op_of: NDArray[np.int32], memory: CapturedMemory) -> Ints:
     """When each allocation and free comes: with its op's kernel, else with the last one before."""
     first = int(now.made.first_op[program])
     start = now.timeline.start_ns[first : first + len(op_of)]
@@ -223,7 +226,7 @@ def _event_times(now: Replayed[CapturedGraph], program: int, op_of: Any, memory:
     return np.maximum.accumulate(np.maximum.accumulate(begins[:size])[memory.event_op]) if size else memory.event_op
 
 
-def _thinned(times: Any, levels: Any) -> tuple[tuple[int, int], ...]:
+def _thinned(times: Ints, levels: Ints) -> tuple[tuple[int, int], ...]:
     """At most POINTS points, the peak among them."""
     if not len(times):
         return ()

@@ -11,7 +11,7 @@ from windtunnel.physics.hardware.catalogue import cluster_of
 from windtunnel.studies.rl.clock import NS, Run, Step
 from windtunnel.studies.rl.job import Job, alone_s
 from windtunnel.studies.rl.learner import fullest
-from windtunnel.studies.rl.result import Lane, Phases, RlResult, Side
+from windtunnel.studies.rl.result import Lane, Phases, RlResult, Side, Staleness
 from windtunnel.studies.serving.step_time.times import TICKS_PER_S
 
 # Standard deviations of the logarithm of each part, before anything was fitted: generation and learner as far as
@@ -43,7 +43,7 @@ def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlRes
     }
     ages = np.array([age for step in steps for age in step.ages])
     counts = {str(age): int((ages == age).sum()) * job.rules.samples for age in range(int(ages.max()) + 1)}
-    staleness = {"mean": float(ages.mean()), "most": int(ages.max()), "bound": job.rules.oldest, "samples": counts}
+    staleness = Staleness(mean=float(ages.mean()), most=int(ages.max()), bound=job.rules.oldest, samples=counts)
     p5, p95 = band(job, phases, step_s)
     price = job.question.price
     cost = None if price is None else step_s * job.gpus * price / 3600.0

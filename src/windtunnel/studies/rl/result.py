@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypedDict
 
 from windtunnel.questions.header import Answer, band_entry
 
@@ -48,6 +48,15 @@ class Lane:
     spans: tuple[tuple[str, float, float], ...]
 
 
+class Staleness(TypedDict, total=False):
+    """How many versions old samples are when they are trained, and how many samples are so old."""
+
+    mean: float
+    most: int
+    bound: int
+    samples: Mapping[str, int]
+
+
 @dataclass(frozen=True, eq=False)
 class RlResult(Answer):
     """The answer to `rl`. Times in seconds; an infeasible one has a reason and no times."""
@@ -60,7 +69,7 @@ class RlResult(Answer):
     p95_s: float
     phases: Phases
     idle_share: Mapping[str, float]  # by pool
-    staleness: Mapping[str, Any]  # mean, most, bound, and how many samples by age
+    staleness: Staleness
     tokens_per_s_per_gpu: float
     tokens: Mapping[str, int]  # begun, trained, dropped, open: they add up
     memory: Mapping[str, Side]  # generation, training

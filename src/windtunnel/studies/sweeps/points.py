@@ -34,6 +34,7 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError, about
 from windtunnel.files.bytes import TEXT_BYTES_MOST, read_bytes
 from windtunnel.files.document import read_mapping
 
+Drawn = list[object] | Mapping[str, float]  # values to draw from: some, or numbers low and high
 FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
 NO_INPUTS = ("out", "function", "executor")  # a study says what is asked, never what runs or where it is written
 FILES_OF_A_FOLDER = 10_000  # that are looked at
@@ -197,7 +198,7 @@ def _require_range(field: str, values: object) -> None:
     raise SpecError(field, values, "give a list, or low and high, the lower first")
 
 
-def _drawn(draw: random.Random, values: Any) -> object:
+def _drawn(draw: random.Random, values: Drawn) -> object:
     if isinstance(values, list):
         return draw.choice(values)
     low, high = values["low"], values["high"]
@@ -208,13 +209,14 @@ def _drawn(draw: random.Random, values: Any) -> object:
 
 def nest_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
     """`{"plan.tp": 4}` as `{"plan": {"tp": 4}}`. Raises SpecError where a name is both a value and a mapping."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in deepcopy(dict(inputs)).items():  # what is written into here may be shared by other points
         *outer, last = name.split(".")
         inside = found
         for part in outer:
-            inside = inside.setdefault(part, {})
-            if not isinstance(inside, dict):
+            below = inside.setdefault(part, {})
+            if not isinstance(below, dict):
                 raise SpecError(name, value, f"{part} is already given as a whole")
+            inside = below
         inside[last] = value
     return found

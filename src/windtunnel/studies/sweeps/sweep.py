@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.notebook import Shown
@@ -25,10 +25,13 @@ from windtunnel.questions.asked.sweep import Sweep
 from windtunnel.questions.typed import check
 from windtunnel.studies.sweeps.executors import rows_of
 from windtunnel.studies.sweeps.journal import Journal, read_journal
-from windtunnel.studies.sweeps.points import NO_INPUTS, Point, Study, read_study
+from windtunnel.studies.sweeps.points import NO_INPUTS, Drawn, Point, Study, read_study
 from windtunnel.studies.sweeps.ray_cluster import wait_for_ends
 from windtunnel.studies.sweeps.run_points import QUESTION, Row
 from windtunnel.studies.sweeps.table import read_rows, write_table
+
+if TYPE_CHECKING:
+    import optuna
 
 Progress = Callable[[int, int], None]
 
@@ -254,7 +257,7 @@ def _trials(
     return points, ran, None if best is None else best[1]
 
 
-def _suggested(trial: Any, name: str, over: Any) -> object:
+def _suggested(trial: optuna.Trial, name: str, over: Drawn) -> object:
     if isinstance(over, list):
         return trial.suggest_categorical(name, over)
     low, high = over["low"], over["high"]

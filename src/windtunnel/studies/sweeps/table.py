@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.questions.asked.sweep import SweepTable
@@ -58,7 +58,7 @@ def read_rows(path: Path) -> dict[str, dict[str, object]]:
         return {}
 
 
-def _array(values: Sequence[Any]) -> object:
+def _array(values: Sequence[object]) -> object:
     """A typed column: truths, whole numbers, numbers, else text; anything nested as JSON."""
     import pyarrow as pa
 
@@ -68,7 +68,7 @@ def _array(values: Sequence[Any]) -> object:
     if present and all(isinstance(value, int) and not isinstance(value, bool) for value in present):
         return pa.array(values, pa.int64())
     if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+        return pa.array([float(value) if isinstance(value, int | float) else None for value in values], pa.float64())
     texts = [
         value if value is None or isinstance(value, str) else json.dumps(value, sort_keys=True) for value in values
     ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 _BLANK = re.compile(r"[\s,]*")
 
@@ -16,7 +16,7 @@ class JsonTrace:
     """One file: its events (Kineto) or nodes (Chakra), and what else its top level holds."""
 
     path: Path
-    items: list[Any]
+    items: Sequence[object]
     is_kineto: bool
     top: dict[str, object]
     notes: tuple[str, ...] = ()

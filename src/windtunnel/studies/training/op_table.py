@@ -173,7 +173,7 @@ def _step_rows(layout: Layout, step: LoweredStep) -> Iterator[dict[str, object]]
     graph = step.graph
     inside = np.array([name.startswith("segment ") for name in graph.categories])
     program = graph.program
-    found: dict[tuple[int, str, str], dict[str, Any]] = {}
+    found: dict[tuple[int, str, str], dict[str, float]] = {}
     for op in np.flatnonzero(~inside[graph.category] & (step.duration_ns > 0)).tolist():
         rank, label = int(program[op]), graph.labels[graph.label[op]]
         category = graph.categories[graph.category[op]].removeprefix("exposed ")

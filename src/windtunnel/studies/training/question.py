@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.files.document import read_mapping
@@ -61,17 +61,16 @@ def model_of(part: ModelPart, n_gpus: int) -> Model:
 def cluster_of(part: ClusterPart) -> Cluster:
     """The cluster that a question names, with what it changes. Raises UserError."""
     settings = _short_names(ClusterPart, plain_part(part))
-    base = settings.pop("base", None)
-    if base is None:
+    if settings.pop("base", None) is None or part.base is None:
         return parse_cluster(settings)
-    machine = parse_cluster(base)
+    machine = parse_cluster(part.base)
     try:
         return with_settings(machine, settings) if settings else machine
     except SpecError as error:
         raise SpecError(f"cluster.{error.field}", error.value, error.remedy, "--set") from None
 
 
-def _short_names(part: type, data: Mapping[str, object]) -> dict[str, Any]:
+def _short_names(part: type, data: Mapping[str, object]) -> dict[str, object]:
     """A part's data by the names that cluster files have, which errors then say."""
     short = {}
     for field in fields_of(part):
@@ -133,14 +132,15 @@ def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart
 
 def _nested(settings: Mapping[str, object]) -> dict[str, object]:
     """`{"gpu.flops.bf16": 1}` as `{"gpu": {"flops": {"bf16": 1}}}`."""
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     for key, value in settings.items():
         *outer, last = key.split(".")
         inside = document
         for name in outer:
-            inside = inside.setdefault(name, {})
-            if not isinstance(inside, dict):
+            below = inside.setdefault(name, {})
+            if not isinstance(below, dict):
                 raise SpecError(f"--set cluster.{key}", value, f"cluster.{name} is already set as a whole")
+            inside = below
         inside[last] = value
     return document
 
@@ -167,7 +167,10 @@ def _built(native: Native) -> Model:
     sizes = dict(native.model)
     if sizes.get("vocab") is None:
         raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
-    return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
+    length = native.fields.get("seq_len")
+    return transformer(
+        **sizes, name=Path(native.where).stem, max_sequence_length=length if isinstance(length, int) else 4096
+    )
 
 
 def _check_same(word: str, native: Native, changes: Mapping[str, object]) -> None:

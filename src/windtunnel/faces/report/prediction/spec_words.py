@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeGuard
 
 from windtunnel.errors import UserError
 from windtunnel.physics.step.result import Result
@@ -61,21 +61,21 @@ def value_words(value: object) -> str:
     return plain(value) or "-"
 
 
-def difference_words(field: str, a: Any, b: Any) -> tuple[str, str]:
+def difference_words(field: str, a: object, b: object) -> tuple[str, str]:
     """A field and how it changes, as a person writes both: `slow`, `gpu=1037:1.15 → none`."""
-    name = plain(field)
-    write: Callable[[Any], str] = value_words
+    name, words = plain(field), (value_words(a), value_words(b))
     measured = _UNIT.search(field)
-    if measured and all(value is None or _is_number(value) for value in (a, b)):
+    if measured and (a is None or _is_number(a)) and (b is None or _is_number(b)):
         in_units = _UNITS[measured[1]]
         if a is None or b is None or in_units(a) != in_units(b):  # else the difference is below what units show
-            name, write = plain(field.replace(measured[1], "", 1)), in_units
+            name = plain(field.replace(measured[1], "", 1))
+            words = ("" if a is None else in_units(a), "" if b is None else in_units(b))
     absent = "none" if field in NAMES else "-"
-    before, after = (absent if value in (None, []) else _short(write(value)) for value in (a, b))
+    before, after = (absent if value in (None, []) else _short(text) for value, text in zip((a, b), words, strict=True))
     return name, f"{before} → {after}"
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -25,6 +25,7 @@ from windtunnel.views import (
     Part,
     Series,
     Table,
+    Tone,
     View,
 )
 from windtunnel.views.text import plain, text_of
@@ -110,7 +111,7 @@ def _views(result: ServingResult) -> Iterator[View]:
 
 
 def _verdict(result: ServingResult) -> Headline:
-    tone: Any = {"stable": "good", "near saturation": "warn", "over": "bad"}[result.regime]
+    tones: dict[str, Tone] = {"stable": "good", "near saturation": "warn", "over": "bad"}
     said = {
         "stable": "Keeps up",
         "near saturation": "Near saturation: queueing is most of TTFT, which is no promise",
@@ -126,9 +127,8 @@ def _verdict(result: ServingResult) -> Headline:
             f" ({search['rates_tried']} rates tried)"
         )
     output = Number(result.output_tokens_per_s, "tokens/s")
-    return Headline(
-        f"{said}; {text_of(output)} of output, {_rate(result.requests_per_s)} requests/s.", "output", output, tone
-    )
+    said += f"; {text_of(output)} of output, {_rate(result.requests_per_s)} requests/s."
+    return Headline(said, "output", output, tones[result.regime])
 
 
 def _details(result: ServingResult, answer: Answer, points: Sequence[Answer]) -> Iterator[View]:

@@ -15,8 +15,9 @@ would be full; that level only rises while others fill, so a stale entry of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import float64, from_dtype, int64, types
@@ -85,7 +86,7 @@ class Network(NamedTuple):
     size: Array  # i64[2] of the lists `chosen` and `dirty`
 
 
-_named: Any = types.NamedTuple  # numba has no type for it
+_named: Callable[[Sequence[object], type], types.Type] = types.NamedTuple  # numba has no type for it
 NETWORK = _named([*(from_dtype(one)[::1] for one in (LINK, FLOW, ENTRY)), int64[::1]], Network)  # as numba knows it
 # One signature each, as in `kernels.py`; what only compiled code calls needs no wrapper for Python.
 _inner = partial(njit, cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)

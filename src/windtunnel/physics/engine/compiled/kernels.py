@@ -11,8 +11,9 @@ O(ops + dependencies) and the memory it needs is two int32 per op.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numba import float64, int32, int64, types, uint8, uint16
@@ -46,7 +47,7 @@ _U8, _U16, _I32, _I64, _F64, _F64_2D = (
 # are called with.
 _inner = partial(njit, cache=True, error_model="numpy", no_cfunc_wrapper=True)
 
-_pair: Any = types.Tuple  # numba has no type for it
+_pair: Callable[[Sequence[object]], types.Type] = types.Tuple  # numba has no type for it
 
 NEVER = np.iinfo(np.int64).max
 MALFORMED = -1  # an index points outside its array, a duration is negative

@@ -14,9 +14,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.studies.programs.communication import Communication
 
@@ -104,7 +104,7 @@ class _Page:
         # Whoever is first makes it: a file of zeros, in which no record is numbered.
         with open(path, "ab") as file:
             file.truncate(size)
-        whole: Any = np.memmap(path, dtype=np.uint8, mode="r+" if writes else "r", shape=(size,))
+        whole: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r+" if writes else "r", shape=(size,))
         self._head = whole[:_HEAD].view(np.int64)
         self._records = whole[_HEAD:].view(_RECORD)
         self._next = 1

@@ -13,6 +13,7 @@ from windtunnel.files.table import number_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+WHOEVER = "Any"  # of Kueue's `reclaimWithinCohort`
 NUMBERS = ("line", "submit_s", "gpus", "duration_s", "deadline_s", "iterations", "batch_size", "start_s")
 
 
@@ -40,7 +41,7 @@ class Quota:
     lending_limit: int | None = None
     strict: bool = False  # the first job of the queue blocks the others
     within: str = "Never"  # LowerPriority, LowerOrNewerEqualPriority
-    reclaim: str = "Never"  # LowerPriority, Any
+    reclaim: str = "Never"  # LowerPriority, WHOEVER
     borrow_within: str = "Never"  # LowerPriority: also while it borrows, up to a priority
     borrow_priority: float | None = None
     weight: float = 1.0  # of fair sharing

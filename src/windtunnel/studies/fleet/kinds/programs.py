@@ -10,24 +10,27 @@ n_j = sum_m T_jm C_m / sum C: throughput if time were shared by the sizes of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import UserError
 
+if TYPE_CHECKING:
+    import highspy
+
 Floats = NDArray[np.float64]
 SLACK = 1e-7  # relative, by which the second stage may fall short of the first
 
 
-def _solver() -> Any:
+def _solver() -> highspy.Highs:
     try:
         import highspy
     except ImportError:
         raise UserError("highspy is not installed: pip install 'windtunnel[fleet]'") from None
-    made: Any = highspy.Highs
+    made: Callable[[], highspy.Highs] = highspy.Highs
     solver = made()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", 0.0)
@@ -36,7 +39,7 @@ def _solver() -> Any:
     return solver
 
 
-def _values(solver: Any) -> Sequence[float]:
+def _values(solver: highspy.Highs) -> Sequence[float]:
     """Values of all variables. Raises UserError where HiGHS found no optimum."""
     status = str(solver.getModelStatus()).rsplit(".", 1)[-1]
     if status != "kOptimal":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.header import Answer
@@ -20,6 +20,7 @@ from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.work import Rigid
 
+Row = dict[str, str | float | None]  # of a job: its name, times, counts and state
 BY_DURATION = ("sjf", "sjf-skip", "easy", "srtf")
 
 
@@ -30,7 +31,7 @@ class LiveRun(Answer):
     policy: str
     jct_mean_s: float | None
     simulated_jct_mean_s: float | None
-    jobs: tuple[dict[str, Any], ...]
+    jobs: tuple[Row, ...]
 
     def to_dict(self) -> dict[str, object]:
         """The run as JSON-able data."""
@@ -98,7 +99,7 @@ def run_live(
         ]
         Clock(running, nodes, policy()).run()
         simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
-    rows: list[dict[str, object]] = [
+    rows: list[Row] = [
         {
             "job": job.name,
             "jct_s": None if job.end_s is None else round(job.end_s - job.submit_s, 3),
@@ -115,6 +116,6 @@ def run_live(
     return LiveRun(names[0], _mean(whole, "jct_s"), _mean(whole, "simulated_jct_s"), tuple(rows))
 
 
-def _mean(rows: list[dict[str, Any]], name: str) -> float | None:
-    values = [row[name] for row in rows if row[name] is not None]
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    values = [value for row in rows if isinstance(value := row[name], int | float)]
     return round(sum(values) / len(values), 3) if values else None

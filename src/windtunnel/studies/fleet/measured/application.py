@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError, UserError
 
+if TYPE_CHECKING:
+    from scipy.interpolate import LinearNDInterpolator
+
 Array = NDArray[np.float64]
+Columns = Mapping[str, Sequence[str]]
 Placement = tuple[int, ...]  # GPUs on each node
 MOST_NODES = 16  # of the scalability runs; more nodes are read as this many
 ROUNDING = 1e-8  # under which a ceiling ignores the rest
@@ -56,7 +60,8 @@ class Application:
     epochs: int
     smallest_local: int
     largest_local: int
-    _cache: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+    _times: dict[tuple[Placement, int], tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+    _cache: dict[object, float] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def initial_batch(self) -> int:
@@ -75,7 +80,7 @@ class Application:
         """
         rotated = smallest_rotation(placement)
         key = (rotated, local_batch)
-        if key not in self._cache:
+        if key not in self._times:
             rows = self.placements.get(rotated)
             pair = self._between(rotated, local_batch) if rows is None else _linear(rows, local_batch)
             if pair is None or math.isnan(pair[0]):
@@ -83,9 +88,8 @@ class Application:
                     f"{self.name} on {'+'.join(map(str, rotated))} GPUs with {local_batch} samples each is outside the"
                     " measured tables: ask for another batch or number of GPUs, or give tables that reach it"
                 )
-            self._cache[key] = pair
-        pair_s: tuple[float, float] = self._cache[key]
-        return pair_s
+            self._times[key] = pair
+        return self._times[key]
 
     def _between(self, placement: Placement, local_batch: int) -> tuple[float, float] | None:
         if self.surface is None:
@@ -94,7 +98,7 @@ class Application:
         return float(step), float(sync)
 
     @cached_property
-    def surface(self) -> Any:
+    def surface(self) -> LinearNDInterpolator | None:
         """Scipy's interpolation of placements that were not measured; None where too few were to interpolate."""
         spread = len(self.points) > 0 and np.linalg.matrix_rank(self.points - self.points[0]) == 3
         return _interpolator()(self.points, self.values) if spread else None
@@ -148,8 +152,7 @@ class Application:
             sqr, var = self.gradient(batch, epoch)
             gain = (var + sqr) / (var / (batch / self.initial_batch) + sqr)
             self._cache[key] = gain / (step + (step - sync) * accumulations)
-        rate: float = self._cache[key]
-        return rate
+        return self._cache[key]
 
 
 def smallest_rotation(placement: Placement) -> Placement:
@@ -157,13 +160,13 @@ def smallest_rotation(placement: Placement) -> Placement:
     return min(placement[at:] + placement[:at] for at in range(len(placement)))
 
 
-def _interpolator() -> Any:
+def _interpolator() -> type[LinearNDInterpolator]:
     """Scipy's class. Its BLAS gets one thread, if this loads it: several spin for seconds over matrices of 3 by 3."""
     name = "OPENBLAS_NUM_THREADS"
     before = os.environ.get(name)
     os.environ[name] = before or "1"
     try:
-        from scipy.interpolate import LinearNDInterpolator
+        from scipy import interpolate
     except ImportError:
         raise UserError(
             "placements that were not measured are interpolated with scipy: pip install 'windtunnel[fleet]'"
@@ -171,7 +174,8 @@ def _interpolator() -> Any:
     finally:
         if before is None:
             del os.environ[name]
-    return LinearNDInterpolator
+    found: type[LinearNDInterpolator] = interpolate.LinearNDInterpolator
+    return found
 
 
 def _linear(rows: Array, local_batch: int) -> tuple[float, float] | None:
@@ -192,7 +196,9 @@ def _mix(batch: int, low: int, high: int, at_low: float, at_high: float) -> floa
     return ((batch - low) * at_high + (high - batch) * at_low) / (high - low)
 
 
-def applications_of(placements: Any, scalability: object, validation: object, where: str) -> dict[str, Application]:
+def applications_of(
+    placements: Columns, scalability: Columns, validation: Columns, where: str
+) -> dict[str, Application]:
     """Applications from three column tables (name -> list of strings), as `tables.read_columns` gives them.
 
     Raises InputFileError where an application is in one table and not in the others.
@@ -224,7 +230,9 @@ def applications_of(placements: Any, scalability: object, validation: object, wh
     return found
 
 
-def _points(name: str, rows: Mapping[Placement, list[tuple[float, float, float]]], scalability: Any) -> tuple[Any, Any]:
+def _points(
+    name: str, rows: Mapping[Placement, list[tuple[float, float, float]]], scalability: Columns
+) -> tuple[Array, Array]:
     grouped: dict[tuple[float, float, float], list[tuple[float, float]]] = {}
     for placement, triples in rows.items():
         for local, step, sync in triples:
@@ -242,7 +250,7 @@ def _points(name: str, rows: Mapping[Placement, list[tuple[float, float, float]]
     return np.array(points, dtype=float), np.array(values, dtype=float)
 
 
-def _validation_of(name: str, table: Any) -> dict[int, Validation]:
+def _validation_of(name: str, table: Columns) -> dict[int, Validation]:
     wanted = ("progress", "iteration", "grad_sqr", "grad_var")
     rows: dict[int, list[tuple[int, list[float]]]] = {}
     for app, batch, epoch, *numbers in zip(

@@ -148,7 +148,7 @@ class ChosenBatch:
         return out
 
 
-def outside(app: Application, job: Any) -> UserError:
+def outside(app: Application, job: np.void) -> UserError:
     """What to say of a job that runs where its application was not measured."""
     batch = int(job["gpus"] * job["atomic"] * (job["accumulations"] + 1))
     if not app.initial_batch <= batch <= app.largest_batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import UserError
 from windtunnel.studies.fleet.jobs.trace import Jobs
@@ -11,13 +11,16 @@ from windtunnel.studies.fleet.measured.work import FixedBatch
 from windtunnel.studies.fleet.site import Site
 from windtunnel.studies.fleet.tables import Tables
 
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.measured.chosen import ChosenBatch
 
-def works(jobs: Jobs, site: Site, tables: Tables, *, learns: bool) -> list[Any]:
+
+def works(jobs: Jobs, site: Site, tables: Tables, *, learns: bool) -> list[FixedBatch | ChosenBatch]:
     """Each job's model of its own speed; `learns`: its batch is chosen, as it finds out how fast it is.
 
     Raises UserError with the line of a job that cannot run.
     """
-    result: list[object] = []
+    result: list[FixedBatch | ChosenBatch] = []
     places = {name: at for at, name in enumerate(tables.applications)}
     for index in range(len(jobs)):
         app = tables.applications.get(jobs.model[index])

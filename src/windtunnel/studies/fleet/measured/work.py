@@ -38,8 +38,7 @@ class FixedBatch:
             full, rest = divmod(gpus, self.gpus_per_node)
             step, sync = self.app.step_times_s((self.gpus_per_node,) * full + (rest,) * (rest > 0), atomic)
             self.app._cache[key] = step + (step - sync) * accumulations
-        seconds: float = self.app._cache[key]
-        return seconds
+        return self.app._cache[key]
 
     def remaining_iterations(self, epoch: int) -> float:
         """From the end of epoch number `epoch` to the end of the last; 1 in the last epoch, as published."""

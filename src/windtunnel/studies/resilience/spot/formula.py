@@ -17,7 +17,6 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from windtunnel.errors import SpecError
 
@@ -134,7 +133,7 @@ def _formula(node: ast.expr) -> Formula:
     raise ValueError(ast.dump(node))
 
 
-def _both(function: Callable[[Any, Any], float], a: Formula, b: Formula) -> Formula:
+def _both(function: Callable[[float, float], float], a: Formula, b: Formula) -> Formula:
     return lambda d, p: function(a(d, p), b(d, p))
 
 

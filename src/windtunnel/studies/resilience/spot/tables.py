@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,7 +175,7 @@ def _read(path: Path) -> tuple[dict[str, str], ...]:
     return tuple(row for _, row in read_table(path, "give --tables the folder that holds it").rows())
 
 
-def _rows(path: Path, columns: str) -> list[dict[str, Any]]:
+def _rows(path: Path, columns: str) -> list[dict[str, str]]:
     rows = list(_read(path))
     lacking = [name for name in columns.split(",") if name and (not rows or name not in rows[0])]
     if lacking:

@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import read_text
@@ -58,7 +57,7 @@ def _flat(data: Mapping[str, object], prefix: str = "") -> Settings:
     return found
 
 
-def _resolved(value: object, settings: Settings, depth: int = 0) -> Any:
+def _resolved(value: object, settings: Settings, depth: int = 0) -> object:
     """A value with what it refers to in it."""
     if not isinstance(value, str) or "${" not in value or depth > DEEPEST:
         return value
@@ -78,8 +77,9 @@ def _reference(text: str, settings: Settings, depth: int) -> object:
     if kind in ("oc.env", "env"):
         return value_of(rest.partition(",")[2].strip())
     if kind in ("mul", "div", "add", "sub", "max", "min"):
-        numbers = [_resolved(value_of(one.strip()), settings, depth + 1) for one in rest.split(",")]
-        if len(numbers) == 2 and all(isinstance(one, int | float) for one in numbers):
+        several = [_resolved(value_of(one.strip()), settings, depth + 1) for one in rest.split(",")]
+        numbers = [one for one in several if isinstance(one, int | float)]
+        if len(numbers) == len(several) == 2:
             a, b = numbers
             done = {"mul": a * b, "add": a + b, "sub": a - b, "max": max(a, b), "min": min(a, b)}
             return done[kind] if kind in done else a // b if b else f"<{text}>"

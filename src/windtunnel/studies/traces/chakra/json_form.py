@@ -7,8 +7,8 @@ be texts, as protobuf's mapping has them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.studies.traces.chakra.node import ChakraFile, Node, NodeType
@@ -47,7 +47,7 @@ def concatenated(path: Path, text: str) -> JsonTrace | None:
     return JsonTrace(path, nodes, False, {}, notes) if nodes else None
 
 
-def _node(item: dict[str, Any]) -> Node | None:
+def _node(item: Mapping[str, object]) -> Node | None:
     kind = item.get("type", 0)
     if isinstance(kind, str):
         kind = NodeType[kind] if kind in NodeType.__members__ else None
@@ -63,7 +63,8 @@ def _node(item: dict[str, Any]) -> Node | None:
         for keys in (("startTimeMicros", "start_time_micros"), ("durationMicros", "duration_micros"))
     ]
     attributes: dict[str, object] = {}
-    for entry in item.get("attr") or item.get("attrs") or ():
+    entries = item.get("attr") or item.get("attrs")
+    for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             for key, value in entry.items():
                 if _VALUE.fullmatch(key):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from math import nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _LARGEST_US = 4e15  # 2096 in microseconds since 1970: nanoseconds still fit in 63 bits
 
@@ -18,7 +18,7 @@ class Event(NamedTuple):
     name: str
     cat: str
     thread: Hashable
-    args: dict[str, Any]
+    args: dict[str, object]
     correlation: int  # of a call and the GPU work that it launched; -1: none
 
 
@@ -36,7 +36,7 @@ class Steps(NamedTuple):
         return self.number[at] if at >= 0 else -1
 
 
-def event_of(item: dict[str, Any]) -> Event | None:
+def event_of(item: Mapping[str, object]) -> Event | None:
     """An item of the trace with a category; None where its name or its times cannot be used."""
     name, args = item.get("name"), item.get("args")
     start, taken = _number(item.get("ts")), _number(item.get("dur"))
@@ -46,7 +46,7 @@ def event_of(item: dict[str, Any]) -> Event | None:
     correlation = args.get("correlation")
     begin, thread = round(start * 1000), (str(item.get("pid")), str(item.get("tid")))
     return Event(
-        begin, begin + round(taken * 1000), name, item["cat"], thread, args,
+        begin, begin + round(taken * 1000), name, str(item["cat"]), thread, args,
         correlation if type(correlation) is int else -1,
     )  # fmt: skip
 

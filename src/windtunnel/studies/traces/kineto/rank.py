@@ -15,8 +15,8 @@ Waiting of one host thread for another is not in the trace; it stays part of the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from windtunnel.physics.graph.program import OpKind
 from windtunnel.studies.traces.json_trace import JsonTrace
@@ -113,7 +113,7 @@ def _by_start(event: Event) -> tuple[int, int]:
 
 
 def _sorted_out(
-    items: list[object],
+    items: Sequence[object],
 ) -> tuple[list[Event], list[Event], dict[int, dict[str, object]], dict[int, dict[str, object]], int]:
     """(GPU work, CUDA calls, sync records by correlation, communication records by external id, damaged events)."""
     gpu: list[Event] = []
@@ -199,7 +199,7 @@ def _communication(ops: RankOps, stream: int, event: Event, taken: int, comms: d
             signature=tuple(map(str, signature)),
             ranks=ranks,
             n_members=members if type(members) is int else len(ranks),
-            pair=(int(source), int(destination), 0) if kind != OpKind.COLLECTIVE else None,  # type: ignore[arg-type]
+            pair=(int(str(source)), int(str(destination)), 0) if kind != OpKind.COLLECTIVE else None,
         )
     )
     return op
@@ -218,7 +218,7 @@ def _ranks(value: object) -> tuple[int, ...]:
     """`[0, 1, 2]`, as text or as a list; empty where it is abridged or missing."""
     if isinstance(value, str):
         inner = value.strip().removeprefix("[").removesuffix("]")
-        parts: list[Any] = inner.split(",") if inner else []
+        parts: Sequence[str | int] = inner.split(",") if inner else []
     else:
         parts = value if isinstance(value, list) else []
     try:

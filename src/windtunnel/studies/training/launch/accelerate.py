@@ -6,8 +6,8 @@ It states how the job is sharded and its format. Batch and sequence length are t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from windtunnel.questions.asked.plan import OpenPlan
 from windtunnel.studies.training.launch import deepspeed
 from windtunnel.studies.training.launch.found import PLAIN, Native, Options, with_left_out
 
@@ -42,16 +42,16 @@ def is_accelerate(document: Mapping[str, object]) -> bool:
     return any(name in document for name in MARKS)
 
 
-def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str, ...]]:
+def write(plan: OpenPlan, dp: int, n_gpus: int) -> tuple[str, tuple[str, ...]]:
     """The YAML, and the plan fields that it has no key for."""
-    plain = plan.get("framework") == "pytorch"
-    tp, cp = plan.get("tp") or 1, plan.get("cp") or 1
-    zero = plan.get("zero_stage")
+    plain = plan.framework == "pytorch"
+    tp, cp = plan.tp or 1, plan.cp or 1
+    zero = plan.zero_stage
     zero = (0 if plain else 3) if zero is None else zero
-    precision, recompute = plan.get("precision") or "bf16", plan.get("recompute") or "none"
-    usual: dict[str, object] = {**USUAL, "framework": plan.get("framework")}
+    precision, recompute = plan.precision or "bf16", plan.recompute or "none"
+    usual: dict[str, object] = {**USUAL, "framework": plan.framework}
     if zero < 2:
-        usual |= {name: plan.get(name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
+        usual |= {name: getattr(plan, name) for name in ("overlap_grad_reduce", "overlap_param_gather")}
     left = with_left_out(plan, WRITTEN, usual)
     named = {ours: theirs for theirs, ours in FORMATS.items()}
     if precision not in named:
@@ -60,11 +60,11 @@ def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str
         left.append(f"recompute {recompute}")
     if zero == 1:
         left.append("zero_stage 1")
-    offload = plan.get("offload_optimizer") or 0.0
+    offload = plan.offload_optimizer or 0.0
     if offload not in ((0.0, 1.0) if zero >= 2 else (0.0,)):
         left.append(f"offload_optimizer {offload:g}")
-    micro = plan.get("micro_batch") or 1
-    group = (plan.get("shard_group") if zero >= 2 else None) or dp * cp
+    micro = plan.micro_batch or 1
+    group = (plan.shard_group if zero >= 2 else None) or dp * cp
     if group % cp or (dp * cp) % group:
         left.append(f"shard_group {group}")
         group = dp * cp
@@ -73,7 +73,7 @@ def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str
         f"num_processes: {n_gpus}",
         f"mixed_precision: '{named.get(precision, 'bf16')}'",
     ]
-    if plan.get("compile"):
+    if plan.compile:
         lines += ["dynamo_config:", "  dynamo_backend: INDUCTOR"]
     if zero >= 2:
         lines += [
@@ -92,10 +92,8 @@ def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str
             f"  parallelism_config_tp_size: {tp}",
             f"  parallelism_config_cp_size: {cp}",
         ]
-    steps = max(1, plan["global_batch"] // (micro * dp))
-    lines.append(
-        f"# of the script: per-device batch {micro}, gradient accumulation {steps}, sequence {plan['seq_len']}"
-    )
+    steps = max(1, plan.global_batch // (micro * dp))
+    lines.append(f"# of the script: per-device batch {micro}, gradient accumulation {steps}, sequence {plan.seq_len}")
     left = [one for one in left if not one.startswith(("micro_batch ", "global_batch ", "seq_len "))]
     if left:
         lines.append(f"# no key for: {'; '.join(left)}")

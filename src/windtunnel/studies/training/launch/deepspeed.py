@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from windtunnel.errors import SpecError
+from windtunnel.questions.asked.plan import OpenPlan
 from windtunnel.studies.training.launch.found import PLAIN, Native, Options, with_left_out
 
 BUCKET = 500_000_000  # `reduce_bucket_size`
@@ -41,51 +41,50 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
+def write(plan: OpenPlan, dp: int) -> tuple[str, tuple[str, ...]]:
     """The JSON, and the plan fields that it has no key for."""
     usual: dict[str, object] = dict(USUAL)
-    pp, tp, cp = (plan.get(name) or 1 for name in ("pp", "tp", "cp"))
+    pp, tp, cp = plan.pp or 1, plan.tp or 1, plan.cp or 1
     if cp == 1:
-        usual["cp_kind"] = plan.get("cp_kind")
+        usual["cp_kind"] = plan.cp_kind
     written = set(WRITTEN)
-    if pp > 1 and plan.get("recompute") == "full":
+    if pp > 1 and plan.recompute == "full":
         written.add("recompute")
     left = with_left_out(plan, written, usual)
-    zero, micro = plan.get("zero_stage"), plan.get("micro_batch") or 1
+    zero, micro = plan.zero_stage, plan.micro_batch or 1
     zero = 3 if zero is None else zero
-    precision = plan.get("precision") or "bf16"
+    precision = plan.precision or "bf16"
     if precision not in ("bf16", "fp16", "fp32"):
         left.append(f"precision {precision}")
-    overlap = plan.get("overlap_grad_reduce")
+    overlap = plan.overlap_grad_reduce
     sharding: dict[str, object] = {
         "stage": zero,
         "overlap_comm": True if overlap is None else overlap,
-        "reduce_bucket_size": plan.get("bucket_parameters") or BUCKET,
+        "reduce_bucket_size": plan.bucket_parameters or BUCKET,
     }
-    if plan.get("shard_group") and zero:
-        sharding["mics_shard_size"] = plan["shard_group"]
-    if plan.get("offload_optimizer"):
-        sharding["offload_optimizer"] = {"device": "cpu", "ratio": plan["offload_optimizer"]}
-    document: dict[str, Any] = {
-        "train_batch_size": plan["global_batch"],
+    if plan.shard_group and zero:
+        sharding["mics_shard_size"] = plan.shard_group
+    if plan.offload_optimizer:
+        sharding["offload_optimizer"] = {"device": "cpu", "ratio": plan.offload_optimizer}
+    document: dict[str, object] = {
+        "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": max(1, plan["global_batch"] // (micro * dp)),
+        "gradient_accumulation_steps": max(1, plan.global_batch // (micro * dp)),
         "zero_optimization": sharding,
         "bf16": {"enabled": precision not in ("fp16", "fp32")},
         "fp16": {"enabled": precision == "fp16"},
     }
-    if plan.get("gradient_dtype"):
-        document["data_types"] = {"grad_accum_dtype": plan["gradient_dtype"]}
+    if plan.gradient_dtype:
+        document["data_types"] = {"grad_accum_dtype": plan.gradient_dtype}
     if tp > 1:
         document["tensor_parallel"] = {"autotp_size": tp}
     if cp > 1:
         document["sequence_parallel_size"] = cp
     if pp > 1:
-        document["pipeline"] = {"stages": pp}
-        if plan.get("recompute") == "full":
-            document["pipeline"]["activation_checkpoint_interval"] = 1
-    if plan.get("optimizer") not in (None, "adam"):
-        document["optimizer"] = {"type": str(plan["optimizer"]).upper() if plan["optimizer"] == "sgd" else "Muon"}
+        each = {"activation_checkpoint_interval": 1} if plan.recompute == "full" else {}
+        document["pipeline"] = {"stages": pp, **each}
+    if plan.optimizer not in (None, "adam"):
+        document["optimizer"] = {"type": str(plan.optimizer).upper() if plan.optimizer == "sgd" else "Muon"}
     return json.dumps(document, indent=2) + "\n", tuple(left)
 
 
@@ -162,6 +161,8 @@ def _zero(options: Options) -> dict[str, object]:
     device = options.take("zero_optimization.offload_optimizer.device", "none")
     share = options.take("zero_optimization.offload_optimizer.ratio", 1.0)
     if device == "cpu":
+        if not isinstance(share, int | float):
+            raise SpecError("zero_optimization.offload_optimizer.ratio", share, "give a number", options.where)
         fields["offload_optimizer"] = float(share)
     elif device not in ("none", None):
         options.left.add("zero_optimization.offload_optimizer.device")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.step.result import Result
+from windtunnel.questions.asked.plan import open_plan
 from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, nanotron, torchtitan
 
 FORMATS = ("megatron", "torchtitan", "deepspeed", "accelerate")
@@ -19,29 +19,29 @@ OF_FRAMEWORK = {
 }
 
 
-def launch_flags(kind: str, plan: Mapping[str, Any], n_gpus: int, model: str) -> tuple[str, str, tuple[str, ...]]:
+def launch_flags(kind: str, plan: Mapping[str, object], n_gpus: int, model: str) -> tuple[str, str, tuple[str, ...]]:
     """(file name, text, plan fields that the format has no option for) of a plan, whatever its framework.
 
     `plan`: fields of a `Plan`; what is left open is as the framework of the format has it. Raises UnknownNameError.
     """
-    degrees = (plan.get("tp") or 1) * (plan.get("pp") or 1) * (plan.get("cp") or 1)
-    dp = max(1, n_gpus // degrees)
+    fixed = open_plan(**plan)
+    dp = max(1, n_gpus // ((fixed.tp or 1) * (fixed.pp or 1) * (fixed.cp or 1)))
     if kind == "megatron":
-        return "megatron.args", *megatron.write(plan, dp)
+        return "megatron.args", *megatron.write(fixed, dp)
     if kind == "torchtitan":
-        return "torchtitan.toml", *torchtitan.write(plan, dp, model)
+        return "torchtitan.toml", *torchtitan.write(fixed, dp, model)
     if kind == "deepspeed":
-        return "deepspeed.json", *deepspeed.write(plan, dp)
+        return "deepspeed.json", *deepspeed.write(fixed, dp)
     if kind == "accelerate":
-        return "accelerate.yaml", *accelerate.write(plan, dp, n_gpus)
+        return "accelerate.yaml", *accelerate.write(fixed, dp, n_gpus)
     if kind == "nanotron":
-        return "nanotron.yaml", *nanotron.write(plan, dp)
+        return "nanotron.yaml", *nanotron.write(fixed, dp)
     raise UnknownNameError("launch format", kind, FORMATS)
 
 
-def launch_files(plan: Mapping[str, Any], n_gpus: int, model: str) -> dict[str, str]:
+def launch_files(plan: Mapping[str, object], n_gpus: int, model: str) -> dict[str, str]:
     """File name -> text, for the plan's own framework."""
-    kind = OF_FRAMEWORK.get(plan.get("framework") or "megatron", "megatron")
+    kind = OF_FRAMEWORK.get(str(plan.get("framework")), "megatron")
     name, text, _ = launch_flags(kind, plan, n_gpus, model)
     return {name: text}
 

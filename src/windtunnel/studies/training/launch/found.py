@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.errors import SpecError
+from windtunnel.questions.asked.plan import OpenPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Native:
     """
 
     framework: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     model: str | Mapping[str, Any] | None = None
     unknown: tuple[str, ...] = ()
     where: str = ""
@@ -41,7 +42,7 @@ class Options:
         leaves = dict(_leaves(document, ""))
         return cls(leaves, where, set(leaves))
 
-    def take(self, name: str, default: object = None) -> Any:
+    def take(self, name: str, default: object = None) -> object:
         """The value of a leaf, understood from now on."""
         self.left.discard(name)
         return self.leaves.get(name, default)
@@ -97,11 +98,11 @@ PLAIN: Mapping[str, object] = {
 }  # fmt: skip
 
 
-def with_left_out(plan: Mapping[str, object], written: set[str], usual: Mapping[str, object]) -> list[str]:
+def with_left_out(plan: OpenPlan, written: set[str], usual: Mapping[str, object]) -> list[str]:
     """Fields of a plan that a framework has no option for and that are not as it has them anyway."""
     return [
         f"{name} {_word(value)}"
-        for name, value in plan.items()
+        for name, value in vars(plan).items()
         if name not in written and value is not None and value != usual.get(name)
     ]
 

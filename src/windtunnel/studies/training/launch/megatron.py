@@ -5,9 +5,9 @@ What a plan says and Megatron-Core has no argument for stands in a comment, so n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from windtunnel.questions.asked.plan import OpenPlan
 from windtunnel.studies.training.launch.found import with_left_out
 
 MODULES = {
@@ -53,7 +53,7 @@ def interleaves(pp: int, overlap_p2p: bool | None) -> bool:
     return pp > 2 or overlap_p2p is not False
 
 
-def write(plan: Mapping[str, object], dp: int) -> tuple[str, tuple[str, ...]]:
+def write(plan: OpenPlan, dp: int) -> tuple[str, tuple[str, ...]]:
     """The arguments, one or two a line, and the plan fields that have none."""
     left = left_out(plan, dp)
     lines = list(_arguments(plan, dp))
@@ -63,74 +63,72 @@ def write(plan: Mapping[str, object], dp: int) -> tuple[str, tuple[str, ...]]:
     return text, tuple(left)
 
 
-def left_out(plan: Mapping[str, object], dp: int) -> list[str]:
+def left_out(plan: OpenPlan, dp: int) -> list[str]:
     """Plan fields that have no argument."""
     usual: dict[str, object] = dict(USUAL)
-    if (plan.get("tp") or 1) == 1:
-        usual["overlap_tp_backward"] = plan.get("overlap_tp_backward")
-    if plan.get("schedule") == "interleaved":
+    if (plan.tp or 1) == 1:
+        usual["overlap_tp_backward"] = plan.overlap_tp_backward
+    if plan.schedule == "interleaved":
         usual["schedule"] = "interleaved"
     written = set(WRITTEN)
-    if plan.get("attention_impl") == "unfused":
+    if plan.attention_impl == "unfused":
         written.add("attention_impl")
     found = with_left_out(plan, written, usual)
-    if plan.get("precision") == "fp32" and plan.get("gradient_dtype") == "bf16":
+    if plan.precision == "fp32" and plan.gradient_dtype == "bf16":
         found.append("gradient_dtype bf16")
-    if plan.get("overlap_ep") and not _hides_exchange(plan):
+    if plan.overlap_ep and not _hides_exchange(plan):
         found.append("overlap_ep with full recomputation, or with a pipeline of one piece a rank")
-    if plan.get("cuda_graphs") and str(plan.get("recompute")).startswith("full"):
+    if plan.cuda_graphs and str(plan.recompute).startswith("full"):
         found.append("cuda_graphs with full recomputation")
     if _batches_sends(plan):
         found.append("overlap_p2p off with interleaving over two stages")
     if _short_group(plan, dp):
-        found.append(
-            f"micro_batch_group {plan['micro_batch_group']}: one group is smaller than the {plan['pp']} stages"
-        )
+        found.append(f"micro_batch_group {plan.micro_batch_group}: one group is smaller than the {plan.pp} stages")
     found += _not_with_muon(plan)
-    kind, _, detail = str(plan.get("recompute") or "none").partition(":")
+    kind, _, detail = str(plan.recompute or "none").partition(":")
     parts = [part for part in detail.split(",") if part in PARTS_LEFT_OUT] if kind == "selective" else []
     return found + ([f"recompute of {', '.join(parts)}"] if parts else [])
 
 
-def _hides_exchange(plan: Mapping[str, Any]) -> bool:
-    return hides_exchange(plan.get("pp") or 1, plan.get("virtual_stages") or 1, str(plan.get("recompute") or "none"))
+def _hides_exchange(plan: OpenPlan) -> bool:
+    return hides_exchange(plan.pp or 1, plan.virtual_stages or 1, str(plan.recompute or "none"))
 
 
-def _batches_sends(plan: Mapping[str, Any]) -> bool:
+def _batches_sends(plan: OpenPlan) -> bool:
     """Whether the plan is of an interleaved pipeline that is refused."""
-    several = (plan.get("virtual_stages") or 1) > 1
-    return several and not interleaves(plan.get("pp") or 1, plan.get("overlap_p2p"))
+    several = (plan.virtual_stages or 1) > 1
+    return several and not interleaves(plan.pp or 1, plan.overlap_p2p)
 
 
-def _short_group(plan: Mapping[str, Any], dp: int) -> bool:
+def _short_group(plan: OpenPlan, dp: int) -> bool:
     """Whether a group of micro-batches is smaller than the pipeline, which `schedules.py` of Megatron-Core refuses."""
-    group = plan.get("micro_batch_group")
+    group = plan.micro_batch_group
     if not group:
         return False
-    last = plan["global_batch"] // (plan.get("micro_batch") or 1) // dp % group
-    return bool(group < (plan.get("pp") or 1) or 0 < last < (plan.get("pp") or 1))
+    last = plan.global_batch // (plan.micro_batch or 1) // dp % group
+    return bool(group < (plan.pp or 1) or 0 < last < (plan.pp or 1))
 
 
-def _not_with_muon(plan: Mapping[str, Any]) -> list[str]:
+def _not_with_muon(plan: OpenPlan) -> list[str]:
     """What `validate_args` refuses beside Muon: its own optimizer shards (`dist_muon`), and nothing is overlapped."""
-    if plan.get("optimizer") != "muon":
+    if plan.optimizer != "muon":
         return []
-    found = [f"{name} with muon" for name in ("overlap_grad_reduce", "overlap_param_gather") if plan.get(name)]
-    if (plan.get("zero_stage") or 0) > 1:
-        found.append(f"zero_stage {plan['zero_stage']} with muon")
-    found += [f"{name} with muon" for name in ("shard_group", "offload_optimizer") if plan.get(name)]
-    return found + (["optimizer_dtype bf16 with muon"] if plan.get("optimizer_dtype") == "bf16" else [])
+    found = [f"{name} with muon" for name in ("overlap_grad_reduce", "overlap_param_gather") if getattr(plan, name)]
+    if (plan.zero_stage or 0) > 1:
+        found.append(f"zero_stage {plan.zero_stage} with muon")
+    found += [f"{name} with muon" for name in ("shard_group", "offload_optimizer") if getattr(plan, name)]
+    return found + (["optimizer_dtype bf16 with muon"] if plan.optimizer_dtype == "bf16" else [])
 
 
-def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
-    tp, pp, cp = (plan.get(name) or 1 for name in ("tp", "pp", "cp"))
+def _arguments(plan: OpenPlan, dp: int) -> Iterator[str]:
+    tp, pp, cp = plan.tp or 1, plan.pp or 1, plan.cp or 1
     yield f"--tensor-model-parallel-size {tp}"
     yield f"--pipeline-model-parallel-size {pp}"
     yield f"--context-parallel-size {cp}"
     if cp > 1:
-        yield f"--cp-comm-type {'a2a' if plan.get('cp_kind') == 'ulysses' else 'p2p'}"
-    chunks = plan.get("virtual_stages") or 1
-    layers = plan.get("layers_per_stage")
+        yield f"--cp-comm-type {'a2a' if plan.cp_kind == 'ulysses' else 'p2p'}"
+    chunks = plan.virtual_stages or 1
+    layers = plan.layers_per_stage
     if layers and chunks == 1 and pp > 2 and len(set(layers[1:-1])) == 1:  # any release since core 0.6 takes these
         yield f"--num-layers {sum(layers)}"
         yield f"--decoder-first-pipeline-num-layers {layers[0]} --decoder-last-pipeline-num-layers {layers[-1]}"
@@ -138,35 +136,35 @@ def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
         yield f"--pipeline-model-parallel-layout {_layout(layers)}"
     elif chunks > 1:
         yield f"--num-virtual-stages-per-pipeline-rank {chunks}"
-    if chunks > 1 and plan.get("micro_batch_group") and not _short_group(plan, dp):
-        yield f"--microbatch-group-size-per-virtual-pipeline-stage {plan['micro_batch_group']}"
-    if plan.get("account_for_embedding"):
+    if chunks > 1 and plan.micro_batch_group and not _short_group(plan, dp):
+        yield f"--microbatch-group-size-per-virtual-pipeline-stage {plan.micro_batch_group}"
+    if plan.account_for_embedding:
         yield "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-    if (plan.get("ep") or 1) > 1:
-        yield f"--expert-model-parallel-size {plan['ep']}"
+    if (plan.ep or 1) > 1:
+        yield f"--expert-model-parallel-size {plan.ep}"
         yield "--moe-token-dispatcher-type alltoall"  # its default gathers every token on every rank
-    if plan.get("etp") is not None:
-        yield f"--expert-tensor-parallel-size {plan['etp']}"
-    if tp > 1 and plan.get("sequence_parallel") is not False:
+    if plan.etp is not None:
+        yield f"--expert-tensor-parallel-size {plan.etp}"
+    if tp > 1 and plan.sequence_parallel is not False:
         yield "--sequence-parallel"
-    yield f"--micro-batch-size {plan.get('micro_batch') or 1}"
-    yield f"--global-batch-size {plan['global_batch']}"
-    yield f"--seq-length {plan['seq_len']}"
+    yield f"--micro-batch-size {plan.micro_batch or 1}"
+    yield f"--global-batch-size {plan.global_batch}"
+    yield f"--seq-length {plan.seq_len}"
     yield from _data_parallel(plan, dp * cp)
-    if tp > 1 and plan.get("overlap_tp") is not False:
+    if tp > 1 and plan.overlap_tp is not False:
         yield "--tp-comm-overlap"
-    if chunks > 1 and plan.get("overlap_p2p") is False and not _batches_sends(plan):
+    if chunks > 1 and plan.overlap_p2p is False and not _batches_sends(plan):
         yield "--no-overlap-p2p-communication"
-    if plan.get("overlap_ep") and _hides_exchange(plan):
+    if plan.overlap_ep and _hides_exchange(plan):
         yield "--overlap-moe-expert-parallel-comm"
-    yield from _recomputation(plan.get("recompute") or "none")
-    if plan.get("offload_optimizer") and plan.get("optimizer") != "muon":
-        yield f"--optimizer-cpu-offload --optimizer-offload-fraction {plan['offload_optimizer']!r}"
-    if plan.get("cuda_graphs") and not str(plan.get("recompute")).startswith("full"):
+    yield from _recomputation(plan.recompute or "none")
+    if plan.offload_optimizer and plan.optimizer != "muon":
+        yield f"--optimizer-cpu-offload --optimizer-offload-fraction {plan.offload_optimizer!r}"
+    if plan.cuda_graphs and not str(plan.recompute).startswith("full"):
         yield "--cuda-graph-impl local"
-    if plan.get("compile") is False:
+    if plan.compile is False:
         yield "--transformer-impl local"
-    if plan.get("attention_impl") == "unfused":
+    if plan.attention_impl == "unfused":
         yield "--attention-backend unfused"
     yield from _formats(plan)
 
@@ -177,23 +175,23 @@ def _layout(layers: tuple[int, ...]) -> str:
     return '"' + "|".join(stages) + '"'
 
 
-def _data_parallel(plan: Mapping[str, Any], ranks: int) -> Iterator[str]:
-    zero = plan.get("zero_stage")
+def _data_parallel(plan: OpenPlan, ranks: int) -> Iterator[str]:
+    zero = plan.zero_stage
     zero = 1 if zero is None else zero
-    if plan.get("bucket_parameters"):
-        yield f"--ddp-bucket-size {plan['bucket_parameters']}"
-    if plan.get("optimizer") == "muon":  # shards by an optimizer of its own, and overlaps nothing
+    if plan.bucket_parameters:
+        yield f"--ddp-bucket-size {plan.bucket_parameters}"
+    if plan.optimizer == "muon":  # shards by an optimizer of its own, and overlaps nothing
         return
     if zero:
         yield "--use-distributed-optimizer"
     if zero in STRATEGIES:
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {STRATEGIES[zero]} --ckpt-format fsdp_dtensor"
-    group = plan.get("shard_group")
+    group = plan.shard_group
     if zero and group and group < ranks:
         yield f"--num-distributed-optimizer-instances {ranks // group}"
-    if plan.get("overlap_grad_reduce") is not False:
+    if plan.overlap_grad_reduce is not False:
         yield "--overlap-grad-reduce"
-    if zero and plan.get("overlap_param_gather") is not False:
+    if zero and plan.overlap_param_gather is not False:
         yield "--overlap-param-gather"
 
 
@@ -208,8 +206,8 @@ def _recomputation(text: str) -> Iterator[str]:
             yield "--recompute-granularity selective --recompute-modules " + " ".join(modules)
 
 
-def _formats(plan: Mapping[str, object]) -> Iterator[str]:
-    precision, gradients = plan.get("precision") or "bf16", plan.get("gradient_dtype") or "bf16"
+def _formats(plan: OpenPlan) -> Iterator[str]:
+    precision, gradients = plan.precision or "bf16", plan.gradient_dtype or "bf16"
     if precision == "fp16":
         yield "--fp16"
     elif precision != "fp32":
@@ -218,19 +216,19 @@ def _formats(plan: Mapping[str, object]) -> Iterator[str]:
         yield f"--fp8-format hybrid --fp8-recipe {RECIPES[precision]}"
     elif precision == "nvfp4":
         yield "--fp4-format e2m1"
-    if plan.get("fp8_parameters"):
+    if plan.fp8_parameters:
         yield "--fp8-param-gather" + (" --reuse-grad-buf-for-mxfp8-param-ag" if precision == "mxfp8" else "")
     if gradients == "fp32" and precision != "fp32":
         yield "--accumulate-allreduce-grads-in-fp32"
     elif precision not in ("fp16", "fp32"):  # those reduce in the format that they have
         yield "--grad-reduce-in-bf16"
-    optimizer = plan.get("optimizer") or "adam"
+    optimizer = plan.optimizer or "adam"
     if optimizer == "muon":
-        yield f"--optimizer {'muon' if plan.get('zero_stage') == 0 else 'dist_muon'}"
+        yield f"--optimizer {'muon' if plan.zero_stage == 0 else 'dist_muon'}"
         return
     if optimizer != "adam":
         yield f"--optimizer {optimizer}"
-    if plan.get("optimizer_dtype") == "bf16":
+    if plan.optimizer_dtype == "bf16":
         yield "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
-    elif plan.get("offload_optimizer"):  # which is refused without
+    elif plan.offload_optimizer:  # which is refused without
         yield "--use-precision-aware-optimizer"

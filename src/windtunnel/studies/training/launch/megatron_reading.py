@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.shell import expanded
@@ -144,7 +143,7 @@ def _fields(found: _Arguments, n_gpus: int) -> dict[str, object]:
     tp = found.count("--tensor-model-parallel-size", found.count("--tensor-parallel-size", 1))
     pp = found.count("--pipeline-model-parallel-size", 1)
     cp = found.count("--context-parallel-size", 1)
-    fields: dict[str, Any] = {"framework": "megatron", "tp": tp, "pp": pp, "cp": cp}
+    fields: dict[str, object] = {"framework": "megatron", "tp": tp, "pp": pp, "cp": cp}
     kind = found.word("--cp-comm-type")
     if cp > 1:
         fields["cp_kind"] = "ulysses" if kind == "a2a" else "ring"
@@ -160,13 +159,13 @@ def _fields(found: _Arguments, n_gpus: int) -> dict[str, object]:
         fields["overlap_tp"] = found.on("--tp-comm-overlap")
     else:
         found.asked |= {"--sequence-parallel", "--tp-comm-overlap"}
-    fields["micro_batch"] = found.count("--micro-batch-size", 1)
+    fields["micro_batch"] = micro = found.count("--micro-batch-size", 1)
     for name, option in (("global_batch", "--global-batch-size"), ("seq_len", "--seq-length")):
         value = found.number(option)
         if value is not None:
             fields[name] = value
     if "global_batch" not in fields:  # Megatron-Core's default: one micro-batch for each replica
-        fields["global_batch"] = fields["micro_batch"] * max(1, n_gpus // (tp * pp * cp))
+        fields["global_batch"] = micro * max(1, n_gpus // (tp * pp * cp))
     fields |= _shards(found, max(1, n_gpus // (tp * pp)))
     fields["overlap_ep"] = found.on("--overlap-moe-expert-parallel-comm")
     if found.word("--moe-token-dispatcher-type", "alltoall") == "allgather":  # not what is priced

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from windtunnel.questions.asked.plan import OpenPlan
 from windtunnel.studies.training.launch.found import PLAIN, with_left_out
 
 ENGINES = {"1f1b": "1f1b", "gpipe": "afab"}
@@ -19,11 +17,11 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
+def write(plan: OpenPlan, dp: int) -> tuple[str, tuple[str, ...]]:
     """The sections that a plan decides, and the plan fields that have no key."""
-    tp, pp, cp, ep, micro = (plan.get(name) or 1 for name in ("tp", "pp", "cp", "ep", "micro_batch"))
-    zero = 1 if plan.get("zero_stage") is None else plan["zero_stage"]
-    schedule, recompute = plan.get("schedule") or "1f1b", plan.get("recompute") or "none"
+    tp, pp, cp, ep, micro = plan.tp or 1, plan.pp or 1, plan.cp or 1, plan.ep or 1, plan.micro_batch or 1
+    zero = 1 if plan.zero_stage is None else plan.zero_stage
+    schedule, recompute = plan.schedule or "1f1b", plan.recompute or "none"
     left = with_left_out(plan, WRITTEN, {**USUAL, "etp": tp, "overlap_grad_reduce": zero == 0})
     if zero > 1:
         left.append(f"zero_stage {zero}")
@@ -39,14 +37,14 @@ def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
         *([f"  context_parallel_size: {cp}"] if cp > 1 else []),
         *([f"  expert_parallel_size: {ep}"] if ep > 1 else []),
         f"  pp_engine: {ENGINES.get(schedule, 'afab')}",
-        f"  tp_mode: {'REDUCE_SCATTER' if plan.get('sequence_parallel') is not False else 'ALL_REDUCE'}",
+        f"  tp_mode: {'REDUCE_SCATTER' if plan.sequence_parallel is not False else 'ALL_REDUCE'}",
         f"  recompute_layer: {'true' if recompute == 'full' else 'false'}",
         "optimizer:",
         f"  zero_stage: {min(zero, 1)}",
         "tokens:",
         f"  micro_batch_size: {micro}",
-        f"  batch_accumulation_per_replica: {plan['global_batch'] // (micro * dp)}",
-        f"  sequence_length: {plan['seq_len']}",
+        f"  batch_accumulation_per_replica: {plan.global_batch // (micro * dp)}",
+        f"  sequence_length: {plan.seq_len}",
     ]
     if left:
         lines.append(f"# no key for: {'; '.join(left)}")

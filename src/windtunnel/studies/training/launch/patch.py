@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from windtunnel.errors import UserError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
+from windtunnel.questions.asked.plan import open_plan
 from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan
 from windtunnel.studies.training.launch.found import Native, _leaves
 from windtunnel.studies.training.launch.megatron_reading import _Arguments, _words
@@ -50,17 +51,18 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
     `before` and `after`: the fields of a plan and its data-parallel degree. Raises UserError.
     """
     text, kind = read_text(path, PLAN), Path(path).suffix.lower()
+    sides = [(open_plan(**plan), dp) for plan, dp in (before, after)]
     if kind == ".toml":
-        written = [torchtitan.write(plan, dp, model) for plan, dp in (before, after)]
+        written = [torchtitan.write(plan, dp, model) for plan, dp in sides]
         edit = _toml
     elif kind == ".json":
-        written = [deepspeed.write(plan, dp) for plan, dp in (before, after)]
+        written = [deepspeed.write(plan, dp) for plan, dp in sides]
         edit = _json
     elif kind in (".yaml", ".yml"):
-        written = [accelerate.write(plan, dp, n_gpus) for plan, dp in (before, after)]
+        written = [accelerate.write(plan, dp, n_gpus) for plan, dp in sides]
         edit = _yaml
     else:
-        written = [megatron.write(plan, dp) for plan, dp in (before, after)]
+        written = [megatron.write(plan, dp) for plan, dp in sides]
         if set(written[1][1]) - set(written[0][1]):
             return ""
         return _arguments(text, *(_options(text_of) for text_of, _ in written))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from windtunnel.errors import SpecError
+from windtunnel.questions.asked.plan import OpenPlan
 from windtunnel.studies.training.launch.found import PLAIN, Native, Options, with_left_out
 from windtunnel.studies.training.schedules import equal_groups
 
@@ -54,28 +54,28 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def write(plan: Mapping[str, Any], dp: int, model: str) -> tuple[str, tuple[str, ...]]:
+def write(plan: OpenPlan, dp: int, model: str) -> tuple[str, tuple[str, ...]]:
     """The TOML, and the plan fields that it has no key for."""
     left = left_out(plan, dp)
-    pp, tp, cp = (plan.get(name) or 1 for name in ("pp", "tp", "cp"))
-    zero, group = plan.get("zero_stage"), plan.get("shard_group") or dp * cp
+    pp, tp, cp = plan.pp or 1, plan.tp or 1, plan.cp or 1
+    zero, group = plan.zero_stage, plan.shard_group or dp * cp
     zero = 3 if zero is None else zero
     shard = max(1, group // cp) if zero >= 2 else 1
-    micro = plan.get("micro_batch") or 1
-    local = plan["global_batch"] // dp if pp > 1 else micro  # a pipeline takes all its micro-batches at once
-    lines = [f"# {model}: global batch {plan['global_batch']}"]
-    converter = CONVERTERS.get(plan.get("precision") or "bf16")
+    micro = plan.micro_batch or 1
+    local = plan.global_batch // dp if pp > 1 else micro  # a pipeline takes all its micro-batches at once
+    lines = [f"# {model}: global batch {plan.global_batch}"]
+    converter = CONVERTERS.get(plan.precision or "bf16")
     if converter:
         lines += ["[model]", f'converters = ["{converter}"]', ""]
     lines += [
         "[training]",
         f"local_batch_size = {local}",
-        f"global_batch_size = {plan['global_batch']}",
-        f"seq_len = {plan['seq_len']}",
+        f"global_batch_size = {plan.global_batch}",
+        f"seq_len = {plan.seq_len}",
     ]
-    if plan.get("precision") == "fp32":
+    if plan.precision == "fp32":
         lines.append('mixed_precision_param = "float32"')
-    if plan.get("offload_optimizer") == 1.0:
+    if plan.offload_optimizer == 1.0:
         lines.append("enable_cpu_offload = true")
     lines += [
         "",
@@ -84,61 +84,59 @@ def write(plan: Mapping[str, Any], dp: int, model: str) -> tuple[str, tuple[str,
         f"data_parallel_shard_degree = {shard}",
         f'fsdp_reshard_after_forward = "{"always" if zero == 3 else "never"}"',
         f"tensor_parallel_degree = {tp}",
-        f"enable_async_tensor_parallel = {_toml(bool(plan.get('overlap_tp')) and tp > 1)}",
+        f"enable_async_tensor_parallel = {_toml(bool(plan.overlap_tp) and tp > 1)}",
         f"pipeline_parallel_degree = {pp}",
         f"context_parallel_degree = {cp}",
-        f"expert_parallel_degree = {plan.get('ep') or 1}",
+        f"expert_parallel_degree = {plan.ep or 1}",
     ]
-    if plan.get("etp") is not None:
-        lines.append(f"expert_tensor_parallel_degree = {plan['etp']}")
+    if plan.etp is not None:
+        lines.append(f"expert_tensor_parallel_degree = {plan.etp}")
     if pp > 1:
-        name = plan.get("schedule") or ("interleaved" if (plan.get("virtual_stages") or 1) > 1 else "1f1b")
+        name = plan.schedule or ("interleaved" if (plan.virtual_stages or 1) > 1 else "1f1b")
         lines.append(f'pipeline_parallel_schedule = "{SCHEDULES.get(name, "1F1B")}"')
         lines.append(f"pipeline_parallel_microbatch_size = {micro}")
-    kind, _, detail = str(plan.get("recompute") or "none").partition(":")
+    kind, _, detail = str(plan.recompute or "none").partition(":")
     mode = "selective" if detail == "ops" else kind if not detail else "none"
     lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
     if mode == "selective":
         lines.append('selective_ac_option = "op"')
-    lines += ["", "[compile]", f"enable = {_toml(bool(plan.get('compile')))}"]
+    lines += ["", "[compile]", f"enable = {_toml(bool(plan.compile))}"]
     if converter == CONVERTERS["fp8-current"]:
         lines += ["", "[quantize.linear.float8]"]
-        lines.append(f"enable_fsdp_float8_all_gather = {_toml(bool(plan.get('fp8_parameters')))}")
+        lines.append(f"enable_fsdp_float8_all_gather = {_toml(bool(plan.fp8_parameters))}")
     if left:
         lines += ["", f"# no key for: {'; '.join(left)}"]
     return "\n".join(lines) + "\n", tuple(left)
 
 
-def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
+def left_out(plan: OpenPlan, dp: int) -> list[str]:
     """Plan fields that have no key, or no such value."""
     usual: dict[str, object] = dict(USUAL)
-    if (plan.get("tp") or 1) == 1:
-        usual |= {name: plan.get(name) for name in ("sequence_parallel", "overlap_tp_backward")}
-    if (plan.get("cp") or 1) == 1:
-        usual["cp_kind"] = plan.get("cp_kind")
-    usual["micro_batch_group"] = equal_groups(
-        plan.get("pp") or 1, plan["global_batch"] // (plan.get("micro_batch") or 1) // dp
-    )
+    if (plan.tp or 1) == 1:
+        usual |= {name: getattr(plan, name) for name in ("sequence_parallel", "overlap_tp_backward")}
+    if (plan.cp or 1) == 1:
+        usual["cp_kind"] = plan.cp_kind
+    usual["micro_batch_group"] = equal_groups(plan.pp or 1, plan.global_batch // (plan.micro_batch or 1) // dp)
     found = with_left_out(plan, WRITTEN, usual)
-    precision, recompute = plan.get("precision") or "bf16", plan.get("recompute") or "none"
+    precision, recompute = plan.precision or "bf16", plan.recompute or "none"
     if precision not in (*CONVERTERS, "bf16", "fp32"):
         found.append(f"precision {precision}")
-    if plan.get("fp8_parameters") and precision != "fp8-current":
+    if plan.fp8_parameters and precision != "fp8-current":
         found.append("fp8_parameters on")
     if recompute not in ("none", "full", "selective:ops"):
         found.append(f"recompute {recompute}")
-    zero = plan.get("zero_stage")
-    if zero == 1 or (zero == 0 and (plan.get("cp") or 1) > 1):  # context-parallel ranks share parameters
+    zero = plan.zero_stage
+    if zero == 1 or (zero == 0 and (plan.cp or 1) > 1):  # context-parallel ranks share parameters
         found.append(f"zero_stage {zero}")
-    schedule, chunks = plan.get("schedule"), plan.get("virtual_stages") or 1
-    if (plan.get("pp") or 1) > 1:
+    schedule, chunks = plan.schedule, plan.virtual_stages or 1
+    if (plan.pp or 1) > 1:
         if schedule is not None and schedule not in SCHEDULES:
             found.append(f"schedule {schedule}")
         if chunks not in (1, CHUNKS):
             found.append(f"virtual_stages {chunks}")
-    if plan.get("offload_optimizer") not in (None, 0.0, 1.0):
-        found.append(f"offload_optimizer {plan['offload_optimizer']}")
-    group, cp = plan.get("shard_group"), plan.get("cp") or 1
+    if plan.offload_optimizer not in (None, 0.0, 1.0):
+        found.append(f"offload_optimizer {plan.offload_optimizer}")
+    group, cp = plan.shard_group, plan.cp or 1
     if group and (group % cp or (dp * cp) % group):
         found.append(f"shard_group {group}")
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from windtunnel.studies.training.lowering.step import LoweredStep
 from windtunnel.studies.training.lowering.step_actions import hop
 from windtunnel.studies.training.pricing import Pricer
 from windtunnel.studies.training.schedules import Schedule
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 Pieces = tuple[Piece, ...]
 
@@ -107,7 +109,7 @@ def _joined(steps: Sequence[LoweredStep], of_rank: NDArray[np.int64], crossing: 
     )
 
 
-def _chosen(owner: NDArray[np.int64], columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _chosen(owner: NDArray[np.int64], columns: Sequence[NDArray[Scalar]]) -> NDArray[Scalar]:
     """Of each op, the value in the step of its own type."""
     found = columns[0].copy()
     for number, column in enumerate(columns[1:], 1):

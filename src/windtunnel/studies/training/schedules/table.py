@@ -21,10 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -220,7 +222,7 @@ def in_v(stages: int) -> NDArray[np.int64]:
     return np.stack([down, 2 * stages - 1 - down], axis=1)
 
 
-def _frozen(array: NDArray[Any], dtype: type[object]) -> NDArray[Any]:
+def _frozen(array: NDArray[np.generic], dtype: type[Scalar]) -> NDArray[Scalar]:
     result = np.ascontiguousarray(array, dtype=dtype)
     if result is array or result.base is not None:
         result = result.copy()

@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from windtunnel.studies.fleet.board import Board, Lines, Move
-from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
+from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node, Share
 from windtunnel.studies.fleet.policies.kueue.preemption import FINAL, INITIAL, LOWER, Preemption
 from windtunnel.studies.fleet.policies.kueue.state import Line, State
@@ -105,7 +105,7 @@ class Kueue(Lines):
     def _kept(self, job: Running, node: Node) -> int:
         """GPUs that nobody else is given in this cycle: what a queue could not reclaim from all, it keeps."""
         quota = self.quotas[job.queue]
-        if quota.reclaim == "Any" or node.parent is None or not self._may_preempt(job, node):
+        if quota.reclaim == WHOEVER or node.parent is None or not self._may_preempt(job, node):
             return 0
         if node.used + job.gpus <= node.quota:
             return min(job.gpus, node.quota - node.used)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.jobs.trace import Quota
+from windtunnel.studies.fleet.jobs.trace import WHOEVER, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Node
 from windtunnel.studies.fleet.policies.kueue.state import State
 from windtunnel.studies.fleet.running import Running
@@ -90,7 +90,7 @@ class Preemption:
                 if queue is node:
                     continue
                 for other in self.running.get(queue.name, {}).values():
-                    if quota.reclaim == "Any" or other.priority < job.priority:
+                    if quota.reclaim == WHOEVER or other.priority < job.priority:
                         alone = not advantage and not self._while_borrowing(job, other)
                         found[not advantage].append(Candidate(other, cohort, alone))
             advantage = advantage or cohort.used + gpus <= cohort.quota
@@ -137,7 +137,7 @@ class Preemption:
             for queue in self._all_queues(root):
                 if queue is not node and queue.used > queue.quota:
                     who = self.running.get(queue.name, {}).values()
-                    may = [each for each in who if quota.reclaim == "Any" or each.priority < job.priority]
+                    may = [each for each in who if quota.reclaim == WHOEVER or each.priority < job.priority]
                     left[queue.name] = sorted(may, key=order)
         node.add(job.gpus)
         stopped: list[Running] = []
