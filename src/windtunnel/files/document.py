@@ -66,7 +66,7 @@ def read_mapping(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:
 
 def read_form(
     path: str | os.PathLike[str], remedy: str = "write one `key: value` per line", most: int = TEXT_BYTES_MOST
-) -> Any:
+) -> dict[str, Any]:
     """A mapping in YAML whose scalars stay text, so that a unit or a schema gives them meaning; None where empty.
 
     YAML 1.1 reads `1e9` as text, `12:30` as 750 and `no` as false; a spec must not depend on that.
@@ -75,7 +75,9 @@ def read_form(
     return form_of(read_text(path, remedy, most), os.fspath(path), remedy)
 
 
-def form_of(text: str, where: str, remedy: str = "write one `key: value` per line", *, own: bool = False) -> Any:
+def form_of(
+    text: str, where: str, remedy: str = "write one `key: value` per line", *, own: bool = False
+) -> dict[str, Any]:
     """As `read_form`, of `text`; `where` names it in messages. `own`: a data file of this package."""
     (data,) = _yaml_documents(text, where, remedy, as_text=True, own=own)
     if not isinstance(data, dict):
@@ -83,11 +85,12 @@ def form_of(text: str, where: str, remedy: str = "write one `key: value` per lin
     return data
 
 
-def own_document(text: str) -> Any:
+def own_document(text: str) -> dict[str, Any]:
     """What a data file of this package says: nothing is wrong in it."""
     import yaml
 
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    found: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
 
 
 def value_of(text: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, get_origin
 
 from windtunnel.errors import SpecError
@@ -31,6 +32,21 @@ def changed(question: Asked, changes: Mapping[str, object]) -> Asked:
 def set_paths(data: dict[str, Any], kind: type, changes: Mapping[str, object]) -> dict[str, str]:
     """Sets dotted paths in a question's plain data. Of each by its fields' own names how it is given."""
     return {".".join(_set(data, kind, path, value)): path for path, value in changes.items()}
+
+
+def nested(inputs: Mapping[str, object]) -> dict[str, object]:
+    """`{"plan.tp": 4}` as `{"plan": {"tp": 4}}`. Raises SpecError where a name is both a value and a mapping."""
+    found: dict[str, object] = {}
+    for name, value in deepcopy(dict(inputs)).items():  # what is written into here may be shared
+        *outer, last = name.split(".")
+        inside = found
+        for part in outer:
+            below = inside.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise SpecError(name, value, f"{part} is already given as a whole")
+            inside = below
+        inside[last] = value
+    return found
 
 
 def as_given(path: str, given: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.about import kind_of, word_of
+from windtunnel.questions.changing import nested
 from windtunnel.questions.fields import Field, fields_of
 from windtunnel.questions.reading import plain, read
 from windtunnel.questions.registry import Question, question_class
@@ -129,19 +130,15 @@ def _text(field: Field, value: Any) -> str:
 def of_form(verb: str, texts: Mapping[str, str]) -> Question:
     """The question that a form's texts ask; an empty text is the default. Raises SpecError by the name in the form."""
     known = {one.name: one for one in inputs(verb)}
-    data: dict[str, Any] = {"question": verb}
+    stated: dict[str, object] = {}
     for name, text in texts.items():
         if name not in known:
             raise SpecError(name, text, "is no field of this form")
         field = known[name]
         if not text or (field.when and texts.get(f"{_union_of(known, field)}.kind") not in field.when):
             continue
-        inside = data
-        *outer, last = name.split(".")
-        for part in outer:
-            inside = inside.setdefault(part, {})
-        inside[last] = value_of(field, text)
-    question: Question = read(data)
+        stated[name] = value_of(field, text)
+    question: Question = read({"question": verb, **nested(stated)})
     return question
 
 

@@ -19,7 +19,7 @@ from windtunnel import units
 from windtunnel.errors import SpecError
 from windtunnel.files.document import value_of
 from windtunnel.questions.about import kind_of, word_of
-from windtunnel.questions.changing import as_given, changed, set_paths
+from windtunnel.questions.changing import as_given, changed, nested, set_paths
 from windtunnel.questions.fields import Field, fields_of, pick, walk
 from windtunnel.questions.reading import plain, read
 from windtunnel.questions.registry import Asked, Question, question_class
@@ -81,16 +81,13 @@ def from_flags(
     """
     kind = question_class(verb)
     known = flag_fields(kind)
-    data: dict[str, Any] = {name: dict(part) for name, part in (below or {}).items()}
+    stated: dict[str, object] = dict(below or {})
     flag_of: dict[str, str] = {}
     for name, value in flags.items():
         field = known[name][0]
-        outer, _, last = field.path.rpartition(".")
         flag_of |= dict.fromkeys((one.path for one in known[name]), _flag(kind, name, field))
-        inside = data
-        for part in outer.split(".") if outer else ():
-            inside = inside.setdefault(part, {})
-        inside[last] = _value(field, value)
+        stated[field.path] = _value(field, value)
+    data = nested(stated)
     try:
         given = set_paths(data, kind, settings(sets))
     except SpecError as error:

@@ -72,8 +72,7 @@ def cuts(question: Search) -> dict[str, object]:
         raise SpecError(f"--{name.replace('_', '-')}", str(value), why)
     if len(plain_part(question.model)) > 1 or question.cluster.base is None or len(plain_part(question.cluster)) > 1:
         raise SpecError("--set", "given", "leave it out: a captured script is cut as it is")
-    document: dict[str, object] = plan_captured(question.model.base, question.cluster.base, top=question.top, **fixed)
-    return document
+    return plan_captured(question.model.base, question.cluster.base, top=question.top, **fixed)
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -225,8 +225,7 @@ def _canonical(kind: str, name: str) -> str | None:
 @cache
 def _raw(kind: str, stem: str) -> dict[str, object]:
     path = _HERE / kind / f"{stem}.yaml"
-    found: dict[str, object] = form_of(path.read_text(encoding="utf-8"), str(path), own=True)
-    return found
+    return form_of(path.read_text(encoding="utf-8"), str(path), own=True)
 
 
 @cache

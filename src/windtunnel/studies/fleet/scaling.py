@@ -22,8 +22,7 @@ SETTINGS = Path(__file__).parent / "scaling.yaml"
 @cache
 def settings() -> dict[str, Any]:
     """Caps and slots as published."""
-    data: dict[str, object] = own_document(SETTINGS.read_text("utf-8"))
-    return data
+    return own_document(SETTINGS.read_text("utf-8"))
 
 
 def slot_of(gpu: str) -> float:

@@ -67,7 +67,7 @@ def framework_names() -> tuple[str, ...]:
 def _habits(name: str, wanted: str, spec: str) -> Habits:
     if name not in framework_names():
         raise UnknownNameError("RL framework", spec, framework_names())
-    document: dict[str, Any] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    document = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     releases = list(document["releases"])
     older = [one for one in releases if _order(one) <= _order(wanted)]
     release = (older[-1] if older else releases[0]) if wanted else releases[-1]

@@ -23,7 +23,6 @@ import os
 import random
 import stat
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, product
@@ -205,18 +204,3 @@ def _drawn(draw: random.Random, values: Drawn) -> object:
     if isinstance(low, int) and isinstance(high, int):
         return draw.randint(low, high)
     return draw.uniform(float(low), float(high))
-
-
-def nest_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
-    """`{"plan.tp": 4}` as `{"plan": {"tp": 4}}`. Raises SpecError where a name is both a value and a mapping."""
-    found: dict[str, object] = {}
-    for name, value in deepcopy(dict(inputs)).items():  # what is written into here may be shared by other points
-        *outer, last = name.split(".")
-        inside = found
-        for part in outer:
-            below = inside.setdefault(part, {})
-            if not isinstance(below, dict):
-                raise SpecError(name, value, f"{part} is already given as a whole")
-            inside = below
-        inside[last] = value
-    return found

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import UserError
 from windtunnel.files.document import read_mapping
 from windtunnel.questions import question_class, read, run
-from windtunnel.questions.changing import set_paths
+from windtunnel.questions.changing import nested, set_paths
 from windtunnel.questions.words import parts_from_files
-from windtunnel.studies.sweeps.points import nest_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +45,7 @@ def _answer(verb: str, inputs: Mapping[str, object]) -> object:
 
 
 def _call(called: Callable[..., object], inputs: Mapping[str, object]) -> object:
-    asked = nest_inputs(inputs)
+    asked = nested(inputs)
     unmet = _unmet(called, asked)
     if unmet:
         raise UserError(unmet)

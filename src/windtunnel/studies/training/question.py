@@ -19,7 +19,7 @@ from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import Plan
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.asked.scenario import Scenario
-from windtunnel.questions.changing import as_given, set_paths
+from windtunnel.questions.changing import as_given, nested, set_paths
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.reading import plain_part
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
@@ -130,21 +130,6 @@ def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart
         raise SpecError(named, changes.get(named, error.value), error.remedy, "--set") from None
 
 
-def _nested(settings: Mapping[str, object]) -> dict[str, object]:
-    """`{"gpu.flops.bf16": 1}` as `{"gpu": {"flops": {"bf16": 1}}}`."""
-    document: dict[str, object] = {}
-    for key, value in settings.items():
-        *outer, last = key.split(".")
-        inside = document
-        for name in outer:
-            below = inside.setdefault(name, {})
-            if not isinstance(below, dict):
-                raise SpecError(f"--set cluster.{key}", value, f"cluster.{name} is already set as a whole")
-            inside = below
-        inside[last] = value
-    return document
-
-
 def _states_model(word: str) -> bool:
     """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
     return _is_named_as_arguments(word) and os.path.isfile(word)
@@ -181,7 +166,7 @@ def _check_same(word: str, native: Native, changes: Mapping[str, object]) -> Non
     if native.model is None and not native.sizes:
         return
     own_changes = {name.partition(".")[2]: value for name, value in changes.items() if name.startswith("model.")}
-    model = model_of(read_part(ModelPart, {"base": word, **_nested(own_changes)}, field="model"), 1)
+    model = model_of(read_part(ModelPart, {"base": word, **nested(own_changes)}, field="model"), 1)
     own = _sizes(model)
     if isinstance(native.model, str):
         told = _sizes(load_model(native.model))
@@ -296,7 +281,7 @@ def _cluster_part(cluster: Cluster) -> ClusterPart:
     if not bases:
         return ClusterPart(base=f"{cluster.name}.yaml")
     text, base = min(bases, key=lambda found: len(list(_differences(found[1], cluster))))
-    return read_part(ClusterPart, {"base": text, **_nested(dict(_differences(base, cluster)))})
+    return read_part(ClusterPart, {"base": text, **nested(dict(_differences(base, cluster)))})
 
 
 def _differences(base: Cluster, cluster: Cluster) -> Iterator[tuple[str, object]]:

@@ -21,11 +21,12 @@ from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.cli import main
 from windtunnel.faces.cli.output import show
 from windtunnel.faces.report.sweeps import table_document
+from windtunnel.questions.changing import nested
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.registry import QUESTIONS, question_class
 from windtunnel.studies.sweeps import sweep
 from windtunnel.studies.sweeps.journal import Journal, read_journal
-from windtunnel.studies.sweeps.points import NO_INPUTS, nest_inputs, point_of, read_study
+from windtunnel.studies.sweeps.points import NO_INPUTS, point_of, read_study
 from windtunnel.studies.sweeps.run_points import run_points
 from windtunnel.studies.sweeps.table import best_at_each
 
@@ -244,7 +245,7 @@ def test_a_file_that_has_changed_is_another_point(tmp_path: Path) -> None:
 def test_points_do_not_write_into_each_other() -> None:
     shared = {"seq_len": 2048}
     points = [{"plan": shared, "plan.tp": 8}, {"plan": shared, "plan.pp": 2}, {"plan": shared}]
-    assert [nest_inputs(one)["plan"] for one in points] == [{**shared, "tp": 8}, {**shared, "pp": 2}, shared]
+    assert [nested(one)["plan"] for one in points] == [{**shared, "tp": 8}, {**shared, "pp": 2}, shared]
     assert shared == {"seq_len": 2048}
 
 

@@ -12,5 +12,4 @@ from windtunnel.files.document import own_document
 @lru_cache
 def read_calibration(name: str) -> dict[str, Any]:
     """One of the data files here, such as `training.yaml`, read once."""
-    document: dict[str, object] = own_document(files(__name__).joinpath(name).read_text(encoding="utf-8"))
-    return document
+    return own_document(files(__name__).joinpath(name).read_text(encoding="utf-8"))

@@ -24,6 +24,7 @@ from typing import Any
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.document import own_document
 from windtunnel.physics.model.catalogue import load_model
+from windtunnel.questions.changing import nested
 from windtunnel.studies.rl.configs.settings import Settings, read_settings
 
 FOLDER = Path(__file__).parent
@@ -59,8 +60,7 @@ def read_config(path: str) -> Imported:
 
 @lru_cache(maxsize=16)
 def _table(name: str) -> dict[str, Any]:
-    found: dict[str, object] = own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-    return found
+    return own_document((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def _known(word: str, settings: Settings) -> bool:
@@ -182,14 +182,7 @@ def _question(values: dict[str, Any]) -> dict[str, object]:
     parts = values.pop("mini_batches", None)
     if isinstance(parts, int) and parts and isinstance(values.get("prompts"), int):
         values["learner.train_batch"] = max(1, values["prompts"] * values.get("samples", 1) // parts)
-    data: dict[str, Any] = {}
-    for name, value in values.items():
-        part, dot, last = name.partition(".")
-        if dot:
-            data.setdefault(part, {})[last] = value
-        else:
-            data[name] = value
-    return data
+    return nested(values)
 
 
 def _backend(side: str, text: str, values: dict[str, object]) -> None:
