@@ -125,5 +125,4 @@ def _member(data: Mapping[str, Any], field: Field, key: str) -> type:
     inner = data.get(field.path)
     homes: list[type] = [member for member in field.members if key in key_names(member)]
     now = pick(field.members, inner) if inner else field.default.__class__
-    found: type = now if now in homes or not homes else homes[0]
-    return found
+    return now if now in homes or not homes else homes[0]

@@ -78,10 +78,10 @@ def _is(value: object, kind: object) -> bool:
         return several and all(_is(one, inside[0]) for one in value)  # type: ignore[attr-defined]
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if kind is bool:
+        return type(value).__name__ in ("bool", "bool_")
     plain = origin or kind
-    return (isinstance(plain, type) and isinstance(value, plain)) or (
-        kind is bool and type(value).__name__ in ("bool", "bool_")
-    )
+    return isinstance(plain, type) and isinstance(value, plain)
 
 
 def _words(kind: object) -> str:

@@ -331,13 +331,13 @@ PARTS = {"M": "mamba", "linear_attention": "mamba", "*": "attention", "full_atte
          "E": "experts", "moe": "experts", "-": "dense", "mlp": "dense"}  # fmt: skip
 
 
-def _kinds(reading: _Reading, n: int) -> Iterator[tuple[int, list[Any]]]:
+def _kinds(reading: _Reading, n: int) -> Iterator[tuple[int, list[str]]]:
     """Of each layer the mixer and the block, by name; the first number is that of the config's layer."""
     rules = reading.rules
     if "parts" not in rules:
         yield from ((i, [reading.value(rules["mixer"], i), reading.value(rules["block"], i)]) for i in range(n))
         return
-    last: tuple[int, list[object]] | None = None
+    last: tuple[int, list[str]] | None = None
     for i in range(n):
         for word in reading.value(rules["parts"], i):
             kind = PARTS.get(word, word) if isinstance(word, str) else word

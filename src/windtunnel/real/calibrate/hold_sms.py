@@ -10,8 +10,9 @@ paths. It is loaded and launched with what that function uses, `torch.cuda._util
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.real.calibrate.device_wait import DeviceWait
 
@@ -49,7 +50,7 @@ _CHECK_S, _TWICE = 200e-6, 1.6
 class SmHolder:
     """The loaded kernel."""
 
-    kernel: Any
+    kernel: Callable[..., object]
     shared_bytes: int
     wait: DeviceWait
 

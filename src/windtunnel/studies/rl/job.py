@@ -194,7 +194,7 @@ def _no_layout(
     old = off_policy if asked.old_logprob is None else asked.old_logprob == "yes"
     reference = habits.reference if asked.reference is None else asked.reference == "yes"
     extra = rules.prompt_tokens + (rules.turns - 1) * rules.tool_tokens
-    fields: dict[str, object] = {"framework": asked.trainer or habits.trainer, "precision": asked.precision}
+    fields: dict[str, float | str] = {"framework": asked.trainer or habits.trainer, "precision": asked.precision}
     if habits.loss is not None and fields["framework"] != "megatron":
         fields["loss"] = habits.loss
     if asked.offload_optimizer:

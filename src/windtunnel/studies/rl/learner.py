@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil, lcm
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,13 +90,16 @@ def _loads(tokens: bytes, capacity: int) -> tuple[int, ...]:
     return tuple(np.sort(capacity - room[:used])[::-1].tolist())
 
 
+Fields = Mapping[str, float | str]  # of a plan, without batch and lengths
+
+
 @dataclass(eq=False)
 class Trainer:
     """A policy's layout on its GPUs, whose passes are priced as batches come, and remembered."""
 
     model: Model
     cluster: Cluster
-    fields: Mapping[str, Any]  # of a plan, without batch and lengths
+    fields: Fields
     row_tokens: int
     old_logprob: bool
     reference: bool
@@ -159,7 +161,7 @@ class _Priced:
     p95: float
 
 
-def _price(model: Model, cluster: Cluster, fields: Mapping[str, object], key: tuple[int, int, int], dp: int) -> _Priced:
+def _price(model: Model, cluster: Cluster, fields: Fields, key: tuple[int, int, int], dp: int) -> _Priced:
     micro_batches, row, document = key
     layout = _laid_out(model, cluster, fields, micro_batches * dp, row)
     pricer = Pricer(layout)
@@ -179,7 +181,7 @@ def _price(model: Model, cluster: Cluster, fields: Mapping[str, object], key: tu
     )
 
 
-def _laid_out(model: Model, cluster: Cluster, fields: Mapping[str, Any], rows: int, row_tokens: int) -> Layout:
+def _laid_out(model: Model, cluster: Cluster, fields: Fields, rows: int, row_tokens: int) -> Layout:
     """A plan of so many rows on its ranks. Raises LayoutError, SpecError."""
     # NeMo RL, verl, slime and Megatron-Bridge recipes split no expert: expert_tensor_parallel_size 1.
     experts = {"etp": 1} if int(fields.get("ep", 1)) > 1 else {}
@@ -254,7 +256,7 @@ def least_s(
     return trainer.factor * len(steps) * 1e-9 * (bounds.step_ns(layout) + passes * float(forward_ns))
 
 
-def layouts(model: Model, cluster: Cluster, given: Mapping[str, Any], framework: str) -> list[dict[str, int]]:
+def layouts(model: Model, cluster: Cluster, given: Mapping[str, object], framework: str) -> list[dict[str, int]]:
     """Sizes of tensor, pipeline, context and expert parallelism that a trainer may have; `given` ones are kept."""
     gpus, node = cluster.n_gpus, cluster.gpus_per_node
     experts = max((layer.feed_forward.experts for layer in model.layers), default=0)
@@ -262,7 +264,8 @@ def layouts(model: Model, cluster: Cluster, given: Mapping[str, Any], framework:
     powers = [1 << i for i in range(11)]
 
     def of(name: str, most: int) -> list[int]:
-        return [int(given[name])] if given.get(name) else [size for size in powers if size <= most]
+        size = given.get(name)
+        return [size] if size and isinstance(size, int) else [one for one in powers if one <= most]
 
     found = []
     expert = sum(_expert_parameters(model, layer) for layer in model.layers)
@@ -287,9 +290,9 @@ def _expert_parameters(model: Model, layer: Layer) -> int:
     return block.experts * block.matrices * block.size * model.hidden_size if block.kind == "moe" else 0
 
 
-def _savings(given: Mapping[str, Any]) -> list[str]:
+def _savings(given: Mapping[str, object]) -> list[str]:
     """What is recomputed, as given; else what is tried in turn."""
-    return [given["recompute"]] if given.get("recompute") else ["none", "full"]
+    return [str(given["recompute"])] if given.get("recompute") else ["none", "full"]
 
 
 def fitting(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, object]) -> Trainer:

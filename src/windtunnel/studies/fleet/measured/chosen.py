@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from windtunnel.physics.engine.compiled.fleet.goodput_kernels import SIZES, spli
 from windtunnel.physics.engine.compiled.fleet.simplex_kernels import Surfaces
 from windtunnel.studies.fleet.measured.application import ONE_GPU, OWN_BATCH, Application, Placement
 
-Array = NDArray[Any]
+Array = NDArray[np.float64]
 ROOM = 32  # configurations that a job may have seen before its room grows
 
 

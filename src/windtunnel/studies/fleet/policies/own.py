@@ -99,8 +99,7 @@ def _with(policy: Any, parameters: Mapping[str, object], name: str) -> Any:
     if not isinstance(policy, Rounds):
         return replace(policy, **chosen)
     interval_s = chosen.pop("interval_s", policy.interval_s)
-    rounds: Policy = Rounds(replace(inner, **chosen), interval_s)
-    return rounds
+    return Rounds(replace(inner, **chosen), interval_s)
 
 
 def _as(example: object, value: object, key: str) -> Any:

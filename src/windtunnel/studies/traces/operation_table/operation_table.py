@@ -40,6 +40,7 @@ _WHOLE = ("dp_rank", "stage", "step", "seq_id")
 COLUMNS = (*_WHOLE, "optype", "start_ts", "duration")
 _OPTIONAL = ("mc", "gmc", "mb_id", "rank")
 _NONE = -1
+Ints = NDArray[np.int32]
 _LONGEST_S = 1e8  # three years: what is longer was not written in seconds, and nanoseconds must fit in 63 bits
 _MOST = {"stage": 100_000, "seq_id": 10_000_000, "dp_rank": 10_000_000}
 _REMEDY = "give the operation table of a training job, with the columns " + ", ".join(COLUMNS)
@@ -254,12 +255,12 @@ def _chunks(
     return chunk.astype(np.int32), model_chunk.astype(np.int32)
 
 
-def _decoded(keys: Any, radix: int) -> tuple[Any, Any, Any]:
+def _decoded(keys: NDArray[np.int64], radix: int) -> tuple[Ints, Ints, Ints]:
     rest, seq = np.divmod(keys, radix)
     stage, kind = np.divmod(rest, len(KINDS))
     return stage.astype(np.int32), kind.astype(np.int32), seq.astype(np.int32)
 
 
 def _shown(key: int, radix: int) -> str:
-    stage, kind, seq = _decoded(np.int64(key), radix)
+    (stage,), (kind,), (seq,) = _decoded(np.array([key]), radix)
     return f"{KINDS[int(kind)]} {seq} of stage {stage}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ from windtunnel.studies.training.lowering.step import LoweredStep
 from windtunnel.studies.training.lowering.step_actions import hop
 from windtunnel.studies.training.pricing import Pricer
 from windtunnel.studies.training.schedules import Schedule
-
-Scalar = TypeVar("Scalar", bound=np.generic)
+from windtunnel.studies.training.schedules.table import Scalar
 
 Pieces = tuple[Piece, ...]
 
