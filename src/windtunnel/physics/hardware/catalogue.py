@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import form_of, read_form
@@ -210,11 +211,7 @@ def _stems(kind: str) -> tuple[str, ...]:
 @cache
 def _aliases(kind: str) -> dict[str, str]:
     """Alias -> canonical name, over all files of a kind. Reads them all, so only where a name is no file's own."""
-    found: dict[str, str] = {}
-    for stem in _stems(kind):
-        aliases = _raw(kind, stem).get("aliases")
-        found |= {_normal(alias): stem for alias in (aliases if isinstance(aliases, list) else ())}
-    return found
+    return {_normal(alias): stem for stem in _stems(kind) for alias in _raw(kind, stem).get("aliases", ())}
 
 
 def _canonical(kind: str, name: str) -> str | None:
@@ -223,7 +220,7 @@ def _canonical(kind: str, name: str) -> str | None:
 
 
 @cache
-def _raw(kind: str, stem: str) -> dict[str, object]:
+def _raw(kind: str, stem: str) -> dict[str, Any]:
     path = _HERE / kind / f"{stem}.yaml"
     return form_of(path.read_text(encoding="utf-8"), str(path), own=True)
 

@@ -157,6 +157,11 @@ def test_plans_are_told_from_frameworks_files(tmp_path: Path) -> None:
             '{"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}',
             "7",
         ),
+        (
+            "a.json",
+            '{"train_batch_size": 8, "zero_optimization": {"offload_optimizer": {"device": "cpu", "ratio": "x"}}}',
+            "offload_optimizer.ratio",
+        ),
         ("a.json", "[1, 2]", "mapping"),
     ],
 )
