@@ -82,8 +82,7 @@ def trained(row: dict[str, str], folder: Path) -> tuple[list[tuple[float, float]
 def served(row: dict[str, str], folder: Path) -> tuple[list[tuple[float, float]], tuple[float, float], dict[str, str]]:
     """As `trained`, as `windtunnel validate` predicts such rows; the first figure is the time per token, if published.
 
-    Tokens per second of replayed sessions count the turns that ended within the two minutes that were measured, the
-    longest of which take seven: no rate that follows from a time per token, and left out.
+    Tokens per second of replayed sessions are left out: the table does not say whether they are of the whole run.
     """
     named = {} if "/" in row["model"] else {"model": config_of(row["model"], folder)}
     answer = predicted(ServingRow({**row, **named}))

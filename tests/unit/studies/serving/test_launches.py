@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.evidence.accuracy.serving.launches import (
+    decode_limit,
     deployed,
     engine_of_row,
     held_back,
@@ -13,7 +14,9 @@ from windtunnel.evidence.accuracy.serving.launches import (
 )
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
+from windtunnel.evidence.accuracy.serving.sessions import in_steady_state, replayed
 from windtunnel.studies.serving.build import Engine, engine_of, kv_format
+from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import load_engine
 
 DEEPSEEK = {
@@ -166,3 +169,29 @@ def test_prompts_are_as_long_as_the_server_counted_them() -> None:
     assert prompt_tokens(ServingRow({**row, "measured": "2026-04-17", "gpu": "b300_sxm"})) == 5152
     assert prompt_tokens(ServingRow({**row, "engine": "trtllm"})) == 1024
     assert prompt_tokens(ServingRow({**row, "client": ""})) == 1024
+
+
+def test_decode_ranks_take_what_is_listed_or_a_round_number() -> None:
+    pools = {**DEEPSEEK, "mode": "disagg", "spec": "none", "gpu": "b300_sxm", "precision": "fp8", "concurrency": "1280"}
+    ranks = Deployment(engine="trtllm-1.2", attn_dp=8)
+    assert decode_limit(ServingRow(pools), ranks, 3) == (48, 0)
+    drafting = ServingRow({**pools, "concurrency": "10", "spec": "mtp"})
+    assert decode_limit(drafting, Deployment(engine="trtllm", tp=8), 8) == (1, 3)
+    unlisted = ServingRow({**pools, "model_family": "gpt-oss-120b", "concurrency": "2150"})
+    assert decode_limit(unlisted, ranks, 1) == (256, 0)  # 268 each
+    assert decode_limit(unlisted, Deployment(engine="trtllm", tp=8), 1) == (None, 0)
+    assert decode_limit(unlisted, Deployment(engine="sglang", attn_dp=8), 1) == (None, 0)
+
+
+def test_sessions_are_replayed_turn_after_turn() -> None:
+    row = ServingRow({"client": "sessions_replayed", "source": "x", "isl": "7000", "osl": "1500", "concurrency": "16"})
+    load = replayed(row)
+    assert load.turns is not None
+    assert len(load.turns.firsts) == 150
+    assert len(load) == 1769
+    assert abs(load.input_tokens.mean() - 7000) < 70
+    assert abs(load.output_tokens.mean() - 1500) < 15
+    assert load.prefix_names is not None
+    first, second = load.prefix_names[0], load.prefix_names[1]
+    assert second[: len(first)] == first
+    assert not in_steady_state(row)

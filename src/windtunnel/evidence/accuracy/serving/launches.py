@@ -15,6 +15,7 @@ from typing import Any
 from windtunnel.evidence.accuracy.serving.recipes import drafted_not_yet
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, engine_named, gpu_of
 from windtunnel.files.document import read_mapping
+from windtunnel.files.table import read_table
 from windtunnel.studies.serving.build import Engine
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.profile import Profile, order_of
@@ -147,19 +148,42 @@ def held_back(row: ServingRow) -> int:
     return steps
 
 
-def decode_limit(deployment: Deployment, concurrency: int, workers: int) -> int | None:
-    """Sequences that an attention rank of TensorRT-LLM's decode workers takes at once; None where nothing is known.
+def decode_limit(row: ServingRow, deployment: Deployment, workers: int) -> tuple[int | None, int]:
+    """(sequences that a rank of TensorRT-LLM's decode workers takes at once, tokens drafted); None and 0: not known.
 
-    Published lists send a little more than that (1.05 to 1.3 times): the rest waits for a place. `DECODE_MAX_BATCH_SIZE`
-    beside `conc-list` in configs/nvidia-master.yaml (InferenceX, 1fc5d73c to 843c6254): with attention ranks, all 16
-    of DeepSeek's points and 13 of 15 of gpt-oss wait as if it were the largest power of two, or one and a half times
-    one, at or below the share of a rank.
+    As InferenceX lists it for DeepSeek-R1 (`decode_limits.csv`, from the settings and recipes' names in
+    nvidia-master.yaml, 1fc5d73c, 8eec0d4e, 843c6254). Lists send a little more than that (1.05 to 1.3 times): the rest
+    waits. A point that is not listed: the largest power of two, or one and a half times one, at or below the share of
+    an attention rank, as all 16 of DeepSeek's settings of 1fc5d73c would have it, and 13 of 15 of gpt-oss.
     """
+    if not deployment.engine.startswith("trtllm"):
+        return None, 0
+    concurrency, drafts = row.whole_number("concurrency", 1), row.text("spec") == "mtp"
+    ranks = deployment.attn_dp > 1
+    layout = f"{'dp' if ranks else 'tp'}{deployment.gpus}"
+    if row.text("model_family") == "deepseek-v3":
+        precision, gpu = "fp4" if "4" in row.text("precision") else "fp8", row.text("gpu").partition("_")[0]
+        lengths = row.whole_number("isl", 1), row.whole_number("osl", 1)
+        for drafted, batch in _limits().get((gpu, precision, *lengths, workers, layout, concurrency), ()):
+            if (drafted > 0) == drafts:
+                return batch, drafted
     share = concurrency // (workers * deployment.attn_dp)
-    if deployment.attn_dp == 1 or share < 1 or not deployment.engine.startswith("trtllm"):
-        return None
+    if not ranks or share < 1:
+        return None, 0
     power: int = 1 << share.bit_length() - 1
-    return power * 3 // 2 if power * 3 // 2 <= share else power
+    return power * 3 // 2 if power * 3 // 2 <= share else power, 0
+
+
+@cache
+def _limits() -> Mapping[tuple[object, ...], list[tuple[int, int]]]:
+    """(tokens drafted, batch) by point."""
+    found: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    for _, line in read_table(Path(__file__).with_name("decode_limits.csv")).rows():
+        lengths = int(line["isl"]), int(line["osl"])
+        for concurrency in line["concurrency"].split():
+            point = (line["gpu"], line["precision"], *lengths, int(line["workers"]), line["layout"], int(concurrency))
+            found.setdefault(point, []).append((int(line["drafted"]), int(line["batch"])))
+    return found
 
 
 def prompt_tokens(row: ServingRow) -> int:

@@ -51,6 +51,7 @@ USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
 MOST_BATCH = 512  # sequences of one decode worker
 MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
 DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer
+ALONE_ACCEPTED = 0.85  # of one token drafted: DeepSeek's report on V3, section 5.4.3
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
 # Layouts are assumed, and TPOT at the highest valid rate is on the steep part of its curve: `serving/bands.py`.
@@ -269,7 +270,7 @@ def _pools(
                 f"{n_prefill} prefill {read.prefill.words()}, {n_decode} decode {read.decode.words()}{drafted}"
             )
         cluster = gpu_of(row.text("gpu"), n_prefill * read.prefill.gpus + n_decode * read.decode.gpus)
-        decode = replace(read.decode, max_num_seqs=decode_limit(read.decode, concurrency, n_decode))
+        decode = replace(read.decode, max_num_seqs=decode_limit(row, read.decode, n_decode)[0])
         engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, decode)]
         first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
         found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
@@ -310,6 +311,8 @@ def _readings(
     if all(counts):
         if spec == "mtp":
             depth, kept = next(((one.drafted, one.accepted) for one in recipes if one.drafted), unstated)
+            if listed := decode_limit(row, decode, counts[1])[1]:
+                depth, kept = listed, ALONE_ACCEPTED if listed == 1 else kept
             decode = _drafting(decode, depth, kept)
         return [_Reading(prefill, decode, *counts)]
     if recipes:

@@ -96,7 +96,7 @@ class Layers:
 
     @cached_property
     def _shared_beside(self) -> bool:
-        """Whether shared experts run beside the routed ones: vLLM, on NVIDIA (its pull requests 26440, 28406, 30085)."""
+        """Whether shared experts run beside the routed ones: vLLM's, on NVIDIA (pull requests 26440, 28406, 30085)."""
         release, amd = order_of(self.kernels.release), self.kernels.gpu.generation.startswith("cdna")
         return self.kernels.framework == "vllm" and release >= order_of("0.12") and not amd
 
