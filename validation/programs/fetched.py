@@ -180,16 +180,18 @@ def make_inputs(inputs: Path) -> None:
 
 
 def enough_pictures(inputs: Path, ranks: int) -> Path:
-    """A folder of pictures that gives each rank 16 in an epoch: the same ones under many names."""
+    """A folder of pictures that gives each rank 16 in an epoch, and one to validate: the same ones under many names."""
     first, many = inputs / "pictures", inputs / f"pictures_{ranks}"
-    pictures = sorted((first / "train").glob("*/*"))
-    if 16 * ranks <= len(pictures):
+    wanted = {"train": 16 * ranks, "validation": ranks}
+    pictures = {split: sorted((first / split).glob("*/*")) for split in wanted}
+    if all(len(pictures[split]) >= number for split, number in wanted.items()):
         return first
     if not many.exists():
         shutil.copytree(first, many)
-        for at in range(len(pictures), 16 * ranks):
-            one = pictures[at % len(pictures)]
-            (many / "train" / one.parent.name / f"more_{at}.jpg").hardlink_to(one)
+        for split, number in wanted.items():
+            for at in range(len(pictures[split]), number):
+                one = pictures[split][at % len(pictures[split])]
+                (many / split / one.parent.name / f"more_{at}.jpg").hardlink_to(one)
     return many
 
 

@@ -23,12 +23,13 @@ SIZE = 3
 class Rank:
     """One rank's group, and a loop between two calls: each act is a communication whose answer is returned."""
 
-    def __init__(self, store: dist.Store, rank: int, view: str) -> None:
+    def __init__(self, store: dist.Store, rank: int, view: str, size: int = SIZE) -> None:
         self.rank = rank
-        self.group = Replaceable(store, rank, SIZE, timedelta(seconds=20))
+        self.group = Replaceable(store, rank, size, timedelta(seconds=20))
         self.group.inner, self.group.gloo = self.group.connected(view)
         self.tape = Tape(dist.PrefixStore("tape", store), str(rank))
         self.between = Between(is_lost_connection, self.meet, pytest.fail)
+        self.between.is_open = True
 
     def meet(self) -> None:
         abort(self.group.gloo)
@@ -128,3 +129,33 @@ def test_what_the_tape_does_not_have_begins_the_job_anew(monkeypatch: pytest.Mon
     assert not given_up
     one.allreduce([torch.ones(1)]).wait()
     assert given_up
+
+
+def test_what_is_too_much_to_give_again_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "alone", True)
+    monkeypatch.setattr("windtunnel.real.survive.loop.between.INPUT_BYTES", 100)
+    one = Replaceable(dist.HashStore(), 0, 1, timedelta(seconds=5))
+    one.inner, one.gloo = one.connected("first")
+    given_up: list[bool] = []
+    between = Between(is_lost_connection, pytest.fail, lambda: given_up.append(True))
+    for kept, lost in ((1, False), (0, True), (0, True)):
+        between.call(one, "allreduce", [[torch.ones(20)]], 0, True, Tape(dist.HashStore(), "0"))
+        between.again()
+        assert (len(between.since), bool(given_up)) == (kept, lost)
+    between.clear()
+    between.call(one, "allreduce", [[torch.ones(20)]], 0, True, Tape(dist.HashStore(), "0"))
+    assert len(between.since) == 1
+
+
+def test_within_a_call_a_lost_message_is_an_error_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is done again as a whole; the message was posted before it."""
+    monkeypatch.setattr(GROUPS, "made", [])
+    monkeypatch.setattr(GROUPS, "alone", True)
+    store = dist.HashStore()
+    first, second = at_once(lambda: [Rank(store, 0, "a", 2)], lambda: [Rank(store, 1, "a", 2)])
+    coming = first[0].call("recv", [[torch.zeros(1)], 1, 7], 0)
+    first[0].between.is_open = False
+    abort(second[0].group.gloo)
+    with pytest.raises(RuntimeError, match="gloo"):
+        coming.wait()

@@ -23,6 +23,7 @@ from windtunnel.real.survive.loop.parts import mapped
 
 KEPT_BYTES = 1 << 20  # of one answer
 KEPT_IN_ALL_BYTES = 16 << 20  # of one rank
+INPUT_BYTES = 64 << 20  # between two calls, to be given again
 
 
 class Passing(Protocol):
@@ -128,13 +129,17 @@ class Between:
     ) -> None:
         self.is_lost, self.recover, self.give_up = is_lost, recover, give_up
         self.since: list[Communication] = []
+        self.input_bytes = 0
+        self.is_open = False  # the script is between two calls; within one, the call is done again as a whole
 
     def clear(self) -> None:
         """A call counts."""
-        self.since = []
+        self.since, self.input_bytes = [], 0
 
     def again(self) -> None:
         """There are new connections."""
+        if self.input_bytes > INPUT_BYTES:
+            self.give_up()
         for one in self.since:
             one.work = None
 
@@ -155,12 +160,15 @@ class Between:
         answers = list(tensors(words[written])) if written is not None else []
         key = tape.next_key() if answers else ""
         self.since.append(one)
+        self.input_bytes += sum(kept.nbytes for kept in tensors(one.inputs) if not kept.is_meta)
 
         def finish() -> None:
             if one.over:
                 return
             self._carried(one)
-            one.over = True
+            one.over, one.words = True, ()
+            if self.input_bytes > INPUT_BYTES:  # an evaluation with all its outputs: too much to do again
+                self.since = [other for other in self.since if not other.over]
             if key and not tape.fill(key, answers):
                 tape.keep(key, answers)
 
@@ -176,7 +184,7 @@ class Between:
                 self.settle(awaited)
                 return
             except RuntimeError as error:
-                if not self.is_lost(error):
+                if not self.is_open or not self.is_lost(error):
                     raise
             self.recover()  # outside of the handler: a traceback would hold connections that others wait for
 

@@ -115,7 +115,7 @@ class _Standby(Generic[P, R]):
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
         number, tape = self.calls, GROUPS.tape
         assert tape is not None, "of a known rank"
-        GROUPS.between = None
+        GROUPS.between, self.between.is_open = None, False
         tape.begin(f"call {number}")
         left_out = self.committed < 0 or number < self.committed
         value = (self._left_out if left_out else self._done)(number, lambda: self.step(*arguments, **named))
@@ -123,6 +123,7 @@ class _Standby(Generic[P, R]):
         tape.begin(f"after {self.calls}")
         if self.calls >= ALONE_CALLS:
             GROUPS.alone, GROUPS.between = self.calls < self.committed, self.between
+            self.between.is_open = True
         return value
 
     def _done(self, number: int, step: Callable[[], R]) -> R:
