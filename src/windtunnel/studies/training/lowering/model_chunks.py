@@ -197,7 +197,7 @@ def _piece(
             else plain_head_operations(model, shard)
         )
         bias = model.output_bias * layout.vocab_padded / plan.tp
-        blocks.append(Block(head, table + bias + model.norm_parameters))
+        blocks.append(Block(head, table + bias + model.norm_parameters * model.final_norm))
     if plan.lora_rank:
         blocks = [_adapted(block, shard, plan) for block in blocks]
     keep = keeping(plan.framework, plan.release)
