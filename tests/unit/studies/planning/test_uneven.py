@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import SpecError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
+from windtunnel.questions.asked.plan import open_plan
 from windtunnel.studies.planning import plan
 from windtunnel.studies.planning.fields.pipelines import dealt, uneven
 from windtunnel.studies.planning.space import Space, structures
@@ -74,7 +75,7 @@ def test_layers_that_no_number_of_stages_divides_are_dealt_out_in_words_that_meg
 @pytest.mark.parametrize("counts", [(7, 9, 9, 7), (8, 8, 8, 8), (7, 9, 8, 8)])
 def test_flags_of_megatron_say_the_same_both_ways(counts: tuple[int, ...], tmp_path: Path) -> None:
     asked = {"pp": 4, "layers_per_stage": counts, "global_batch": 16, "seq_len": 1024}
-    text, left = write(asked, dp=2)
+    text, left = write(open_plan(**asked), dp=2)
     assert not left
     assert ("--decoder-first-pipeline-num-layers" in text) == (counts[1] == counts[2])
     file = tmp_path / "flags.args"
