@@ -145,7 +145,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 @pytest.mark.slow
 def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     out, journal = tmp_path / "my.yaml", tmp_path / "my.yaml.journal"
-    words = ("--device", "cpu", "--budget", "40", "--out", "my.yaml", *FEW)
+    words = ("--device", "cpu", "--budget", "20", "--out", "my.yaml", *FEW)
     begun = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while not journal.exists() or journal.read_bytes().count(b'"kind"') < 3:
