@@ -200,7 +200,7 @@ def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str
 
 
 def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: Profile, kv: str) -> Layers:
-    """Prices of a deployment's kernels; they depend on nothing of the profile but whose kernels they are."""
+    """Prices of a deployment's kernels; of the profile they take whose kernels, and how it draws tokens."""
     slim = replace(
         deployment,
         engine=profile.engine,
@@ -214,6 +214,7 @@ def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: P
         max_model_len=None,
         kv_tiers=None,
         host_cpus=None,
+        sampling="greedy",
     )
     chosen = {"nvfp4": profile.nvfp4_experts, "mxfp4": profile.mxfp4_experts}.get(deployment.routed, "")
     filtered = profile.filter_bytes if deployment.sampling == "top-p" else 0.0

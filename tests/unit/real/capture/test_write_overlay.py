@@ -13,7 +13,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.real.capture.processes.write_overlay import folders_of_others, writes_aside
+from windtunnel.real.capture.processes.folders_of_others import folders_of_others
+from windtunnel.real.capture.processes.write_overlay import writes_aside
 
 NAMES = ("a", "b", "sub", "sub/a", "sub/c", "sub/deep", "sub/deep/a", "none/x", "link", "link/a", "link/deep", "to_a")
 

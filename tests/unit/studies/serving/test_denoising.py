@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from windtunnel import ask
-from windtunnel.physics.model.catalogue import FOLDER
+from windtunnel.physics.cost.training import training_costs
+from windtunnel.physics.hardware import parse_cluster
+from windtunnel.physics.model.catalogue import FOLDER, load_model
+from windtunnel.studies.serving import Deployment, engine_of
+from windtunnel.studies.serving.step_time.denoising import Denoising
+from windtunnel.studies.serving.step_time.layers import Layers
 
 
 def step_s(tmp_path: Path, steps: int = 8, **changes: object) -> float:
@@ -43,3 +48,17 @@ def test_no_step_is_faster_than_its_products(tmp_path: Path) -> None:
     tokens, hidden, layers = 2 * 4429, 2432, 4
     flops = tokens * layers * (24 * hidden * hidden + 4 * 4429 * hidden)
     assert step_s(tmp_path) > flops / 989e12
+
+
+def test_what_is_not_fused_goes_through_memory_and_attention_is_flash_attention_2() -> None:
+    """The sums by hand: 36 times all features of both passes a layer with norms of queries and keys, 19 without."""
+    engine = engine_of(load_model("sd3.5-large"), parse_cluster("h100-sxm:1"), Deployment())
+    prices, sustained = engine.times.prices, training_costs("hopper").sustained
+    assert isinstance(prices, Denoising)
+    passed = 2 * prices.model.step_tokens
+    fused = Layers.dense(prices, passed)
+    moved = 38 * sustained.memory * prices.kernels.stream_s(36 * 4 * passed * prices.model.hidden_size)
+    products = 2 * prices.model.matmul_parameters * passed / (sustained.gemm["bf16"] * 989.4e12)
+    assert max(fused, products) + moved <= prices.dense(1) <= 1.1 * max(fused, products) + moved
+    n = prices.model.step_tokens
+    assert prices.prefill(1, 0) == pytest.approx(2 * sustained.attention_flash2 * Layers.prefill(prices, n, n // 2))

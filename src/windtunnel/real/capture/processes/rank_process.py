@@ -28,14 +28,10 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
+from windtunnel.real.capture.processes.folders_of_others import folders_of_others
 from windtunnel.real.capture.processes.read_only import copy_files, hold_files
 from windtunnel.real.capture.processes.steps import Steps
-from windtunnel.real.capture.processes.write_overlay import (
-    folders_made,
-    folders_of_others,
-    short_place_for_sockets,
-    writes_aside,
-)
+from windtunnel.real.capture.processes.write_overlay import folders_made, short_place_for_sockets, writes_aside
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.real.capture.virtual_world.refusals import WorldError
 from windtunnel.studies.programs.program import RankProgram

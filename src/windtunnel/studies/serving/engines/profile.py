@@ -83,9 +83,7 @@ class Profile:
     windows: Literal["full", "freed", "pool"] = "full"  # how layers that keep a window are cached: kv/capacity.py
     window_share: float = 0.8  # with `pool`: tokens of the windows' pool over those of the other
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
-    filter_bytes: float = (
-        30.0  # moved per sequence and word of the vocabulary where tokens are drawn from the likeliest
-    )
+    filter_bytes: float = 30.0  # moved per logit where tokens are drawn from the likeliest
     expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
     by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that says a field
     kv: str = "bf16"

@@ -151,7 +151,9 @@ def run_unit(llms: list[Llm], policy: Literal["adbs", "fcfs"], pool_bytes: float
             queue.cancel(ends)
         left_s = min((job.left_s for job in unit.jobs), default=0.0)
         ends = queue.push(queue.now_ns + math.ceil(left_s * slow * NS), None) if unit.jobs else 0
-    assert not any(llm.waiting for llm in llms), "requests wait, and nothing runs: one needs more than the pool"
+    assert not any(llm.waiting or llm.fresh or llm.ends for llm in llms), (
+        "requests wait, and nothing runs: one needs more than the pool"
+    )
     return [
         LlmAnswer(
             llm.name,

@@ -12,6 +12,7 @@ from windtunnel.questions.typed import Plain, check_figures, plain, plain_fields
 from windtunnel.studies.serving.disaggregated.pools import Pools
 from windtunnel.studies.serving.disaggregated.units import replicas_of
 from windtunnel.studies.serving.measures import stamps_of
+from windtunnel.studies.serving.power import gpu_watts
 from windtunnel.studies.serving.replica.sequence import NEVER
 from windtunnel.studies.serving.result import ServingResult, refusals
 from windtunnel.studies.serving.run import hand_on, summarise
@@ -145,8 +146,10 @@ def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
     paid = [time * served.gpus / 3600.0 * hour for time, hour in zip(there, hours, strict=True) if hour is not None]
     busy = sum(one.tally.busy_ticks for one in servers) / 1024e9 * len(units) / len(servers)
     most = max((serving + starting for _, serving, starting in run.counts), default=0)
+    tallies = [one.tally for one in servers]
     result = replace(
         found,
+        gpu_watts=gpu_watts(shown, tallies, sum(there) / len(units)) if sum(there) else found.gpu_watts,
         gpus=most * served.gpus,
         gpu_seconds=seconds,
         utilisation=busy / sum(there) if sum(there) else 0.0,
