@@ -2,6 +2,7 @@
 
     python validation/energy.py          error of power at the measured step time, and of joules per token end to end
     python validation/energy.py --fit    the constants of calibration/power.yaml, from all rows of a generation
+    python validation/energy.py --splitwise FILE    mean power of A100s in Splitwise's static batches, each tp left out
 
 Each model family is left out of the constants that its rows are judged with. Source of the rows: The ML.ENERGY
 Benchmark (Chung et al., 2025; vLLM 0.11.1, GPU energy by Zeus at a steady state), github.com/ml-energy/leaderboard at
@@ -18,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
+from scipy.optimize import least_squares, nnls
 
+from windtunnel.physics.cost.power import draw_of
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.studies.serving.build import Engine, engine_of
@@ -28,6 +30,8 @@ from windtunnel.studies.serving.power import rates
 from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.requests import Workload
 
+# Power as a share of the rated one; seconds of each part, and its shares of the bandwidth and of the matrix rate.
+Batch = tuple[float, list[tuple[float, tuple[float, float]]]]
 ROWS = Path(__file__).parent / "energy.csv"
 PROMPT = 250
 
@@ -96,7 +100,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--every", type=int, default=5, help="of the rows end to end: each so many")
+    parser.add_argument("--splitwise", type=Path, help="data/perf_model.csv of splitwise-sim at 8f99e7d")
     asked = parser.parse_args()
+    if asked.splitwise:
+        splitwise(asked.splitwise)
+        return
     everything = rows()
     for gpu in sorted({one.gpu for one in everything}):
         those = [one for one in everything if one.gpu == gpu]
@@ -140,6 +148,46 @@ def end_to_end(those: list[Row]) -> None:
         inside.append(result.joules_band[0] <= measured <= result.joules_band[1])
     print(f"   end to end, {len(joules)}: J/token {said(joules)}, tokens/s {said(speed)}; at rated power {said(rated)};"
           f" in the band {np.mean(inside):.0%}")  # fmt: skip
+
+
+def splitwise(file: Path) -> None:
+    """Llama 2 70B on A100s: mean power over a prompt and its decode steps, at their measured lengths.
+
+    Prompts of 4,096 tokens and more are left out: their means lie below what a GPU draws that waits.
+    """
+    engines: dict[int, Engine] = {}
+    by_tp: dict[int, list[Batch]] = defaultdict(list)
+    for line in csv.DictReader(file.open()):
+        share, tp, batch, prompt, output = (
+            float(line[name]) for name in ("mean_power_of_tdp", "tp", "batch", "prompt_tokens", "output_tokens")
+        )
+        if share == 0.0 or prompt >= 4096:
+            continue
+        if tp not in engines:
+            cluster = parse_cluster(f"a100-80gb:{tp:.0f}")
+            engines[int(tp)] = engine_of(load_model("llama-2-70b"), cluster, Deployment(tp=int(tp)))
+        engine, first, each = engines[int(tp)], float(line["prompt_ms"]) / 1e3, float(line["token_ms"]) / 1e3
+        held = min(1.0, batch * (prompt + output / 2) * engine.memory.kv_per_token / engine.memory.kv)
+        parts = [
+            (first, rates(engine, batch * prompt, 0.0, first)),
+            (each * (output - 1), rates(engine, batch, held, each)),
+        ]
+        by_tp[int(tp)].append((share, parts))
+    draw = draw_of(engines[2].cluster.gpu)
+
+    def errors(those: list[Batch], busy: float, memory: float) -> list[float]:
+        found = []
+        for share, parts in those:
+            joules = sum(s * min(1.0, busy + memory * bytes_ + draw.matrix * flops) for s, (bytes_, flops) in parts)
+            found.append(joules / sum(s for s, _ in parts) / share - 1)
+        return found
+
+    for tp, own in by_tp.items():
+        others = [row for key, those in by_tp.items() if key != tp for row in those]
+        fit = least_squares(lambda c, those=others: errors(those, *c), (0.4, 0.5)).x
+        print(f"tp {tp}: {len(own)} rows, as it stands {said(errors(own, draw.busy, draw.memory))};"
+              f" left out {said(errors(own, *fit))}")  # fmt: skip
+    print("all:", least_squares(lambda c: errors([r for those in by_tp.values() for r in those], *c), (0.4, 0.5)).x)
 
 
 def said(errors: list[float]) -> str:

@@ -3,8 +3,10 @@
     structures of the space -> best-first search -> the survivors predicted -> what decides, and what loses and why
 
 Objectives rank, and are never mixed: `time` (of a step), `cost` (GPU-hours of a token; money where a price is given),
-`memory` (head-room) and `energy` (tokens per joule at rated power). On a given number of GPUs time, cost and energy
-rank alike; over several numbers they do not. Several at once are a front: plans of which none is better in all.
+`memory` (head-room) and `energy` (tokens per joule of GPUs, as `physics/cost/power.py` has it). On a given number of
+GPUs time and cost rank alike; over several numbers they do not. Energy is that of the fastest plans, held against the
+least that computing and waiting could take in the shortest time. Several at once are a front: plans of which none is
+better in all.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from time import monotonic
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_mapping
+from windtunnel.physics.cost.power import draw_of
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.hardware.mixed import JOINED, MixedCluster, parse_mixed
@@ -48,10 +51,12 @@ from windtunnel.units import parse_count, parse_number, parse_time
 
 Named = tuple[ModelPart, ClusterPart]  # model and cluster as a question names them
 OBJECTIVES = ("time", "cost", "memory", "energy")
+OWN_RANK = ("memory", "energy")  # in which the fastest plan need not be the best
 WITHIN_S = 60.0
 HEAD_ROOM = 0.03  # of a device's memory: a plan that fills all of it does not always fit
 HEADROOM_STEPS = 6  # points of a front over memory
 TOP = 5
+FASTEST = 20  # plans of which the one with the least energy is chosen
 SPARE = 2  # replays that a prediction of an answer may be worth
 FINALISTS = 5  # plans that techniques are tried on
 PLAINLY_WITHIN_S = 10.0
@@ -150,7 +155,8 @@ def plan(
                 space, Bounds(straggling(one)), goal, told=told,
                 memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon, head_room=head_room,
             )  # fmt: skip
-        answer = search.run(top, left, spare=SPARE * (top + 1))
+        wanted = max(top, FASTEST) if objective == "energy" else top
+        answer = search.run(wanted, left, spare=SPARE * (wanted + 1))
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
             continue
@@ -201,7 +207,7 @@ def plan(
         ranked = _ranked([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
     worth: tuple[Choice, ...] = ()
-    if ranked and objective != "memory":
+    if ranked and objective not in OWN_RANK:
         search, answer = searches[ranked[0].n_gpus]
         worth = choices(
             search, answer.found[0], _budget(choices_within_s, None if within_s is None else begun + within_s)
@@ -219,6 +225,14 @@ def plan(
     gap = max(gaps)
     if ranked and objective == "memory":
         gap = max(0.0, 1.0 - least_bytes / ranked[0].peak_memory_bytes)
+    elif ranked and objective == "energy":
+        bounds_s = {size: min(one.bound_ns for gpus, one in whole if gpus == size) / 1e9 for size, _ in whole}
+        gap = max(
+            0.0,
+            1.0
+            - min(_least_joules(mixed or by_size[n], s, ranked) for n, s in bounds_s.items())
+            * (ranked[0].tokens_per_joule or 0.0),
+        )
     result = Plans(
         tuple(ranked[:top]), space_counts, gap, objective, searched_s,
         techniques=None if attempts is None else attempts.to_dict(),
@@ -245,7 +259,7 @@ def plan(
         rule_of_thumb=thumb_planned,
         rule_of_thumb_loses="" if thumb_planned is None else loses(thumb_planned, ranked[0], objective),
         choices=worth,
-        sensitivity=() if objective == "memory" else sensitivity(ranked, by_gpu=objective != "time"),
+        sensitivity=() if objective in OWN_RANK else sensitivity(ranked, by_gpu=objective != "time"),
         launch=launch_files(ranked[0].plan, ranked[0].n_gpus, model.name),
         front=_front(ranked) if pareto or gpus is not None else (),
     )
@@ -257,6 +271,22 @@ def _gap(answers: Sequence[Answer]) -> float:
     if best == float("inf"):
         return max(one.gap for one in answers)
     return max(0.0, 1.0 - min(one.bound_ns for one in answers) / best)
+
+
+def _least_joules(cluster: Cluster | MixedCluster, least_s: float, ranked: Sequence[Planned]) -> float:
+    """Joules of a token that no plan on these GPUs goes below, if none has a step shorter than `least_s`.
+
+    A GPU computes no faster than at its peak, and draws its rated power there: less of it at a time takes longer, and
+    more in all. Otherwise it draws at least what waiting does. 0 where no plan of this size was predicted.
+    """
+    of_size = next((one for one in ranked if one.n_gpus == cluster.n_gpus), None)
+    if of_size is None:
+        return 0.0
+    tokens = of_size.tokens_per_s * of_size.step_time_s
+    if isinstance(cluster, MixedCluster):  # whose FLOPs are not parted by type here: waiting alone
+        return sum(one.n_gpus * one.gpu.tdp_w * draw_of(one.gpu).waiting for one in cluster.parts) * least_s / tokens
+    waiting, at_peak_s = draw_of(cluster.gpu).waiting, of_size.mfu * of_size.step_time_s
+    return cluster.n_gpus * cluster.gpu.tdp_w * (waiting * least_s + (1.0 - waiting) * at_peak_s) / tokens
 
 
 def _best_ns(answer: Answer) -> float:
@@ -364,7 +394,6 @@ def _told(
     score_ns: float | None, techniques: tuple[str, ...] = (),
 ) -> Planned:  # fmt: skip
     seconds, tokens = result.step_time_s, result.tokens_per_step
-    watts = sum(one.n_gpus * one.gpu.tdp_w for one in ([cluster] if isinstance(cluster, Cluster) else cluster.parts))
     hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
     question = read(result.question)
     if words is not None:
@@ -385,7 +414,7 @@ def _told(
         breakdown_s={name: value / 1e9 for name, value in result.breakdown_ns.items()},
         cost_per_million_tokens=None if price is None else hours * price,
         effective_step_time_s=None if score_ns is None else score_ns / 1e9,
-        tokens_per_joule=tokens / (seconds * watts),
+        tokens_per_joule=1.0 / result.joules_per_token,
         techniques=techniques,
     )
 
