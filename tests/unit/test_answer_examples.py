@@ -1,0 +1,72 @@
+"""No answer moves in silence: figures of questions over everything that a plan or a deployment may say, as accepted.
+
+    python tests/unit/test_answer_examples.py       accepts those of today; read the difference before you commit it
+
+The file holds a question a line, as a command, with the numbers of its JSON. What a change of prices is meant to move
+is written again; what moves beside it is a fault of the change. Why a figure is right is told by other tests, not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from windtunnel.faces.cli.app import main
+
+ACCEPTED = Path(__file__).parent / "answers.jsonl"
+QUESTIONS: dict[str, dict[str, float]] = {
+    row["ask"]: row["figures"] for row in map(json.loads, ACCEPTED.read_text().splitlines())
+}
+# Of a document: what is asked, what is advised (an answer each), and what depends on the machine.
+OTHER = ("question", "spec", "advice", "advice_tried", "limits", "excerpt", "defaults", "n_ops", "seconds", "stages")
+PREDICTED = (
+    *("step_time_ns", "step_time_p5_ns", "step_time_p95_ns", "mfu", "hfu", "gpu_watts", "peak_memory_bytes"),
+    *("memory_p95_bytes", "breakdown_ns", "memory", "traffic_bytes", "provenance", "technique", "n_classes"),
+)
+LONGEST = 2  # of a list: stages, replicas
+
+
+def figures(words: str) -> dict[str, float]:
+    """Every number of the answer that is a figure, by its path."""
+    verb, *rest = shlex.split(words)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        status = main([verb, *rest, "--json", *(["--no-save"] if verb == "predict" else [])])
+    document = json.loads(out.getvalue())
+    kept = {name: document[name] for name in PREDICTED if name in document} if verb == "predict" else document
+    return {"status": status, **dict(_numbers(kept, ""))}
+
+
+def _numbers(value: object, path: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value:
+            yield path, float(f"{value:.7g}")
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            if name not in OTHER:
+                yield from _numbers(part, f"{path}.{name}".removeprefix("."))
+    elif isinstance(value, list):
+        for number, part in enumerate(value[:LONGEST]):
+            yield from _numbers(part, f"{path}.{number}")
+
+
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_figures_are_those_that_were_accepted(words: str) -> None:
+    now, accepted = figures(words), QUESTIONS[words]
+    moved = {
+        name: (accepted.get(name), now.get(name))
+        for name in sorted({*now, *accepted})
+        if not math.isclose(now.get(name, math.nan), accepted.get(name, math.nan), rel_tol=1e-6)
+    }
+    assert not moved, f"{words}\n(accepted, now): {moved}"
+
+
+if __name__ == "__main__":
+    ACCEPTED.write_text("".join(json.dumps({"ask": words, "figures": figures(words)}) + "\n" for words in QUESTIONS))
