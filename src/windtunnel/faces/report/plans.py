@@ -258,6 +258,8 @@ def proof(answer: Plans) -> str:
     if answer.objective == "memory":
         stopped = "Stopped early: another plan may need less memory."
         return stopped if gap >= 1.0 else f"No plan of this space needs over {gap:.2%} less memory."
+    if answer.objective == "energy":
+        return f"The least energy of the fastest plans; no plan of this space takes over {gap:.2%} less."
     return "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
 
 
