@@ -259,7 +259,7 @@ def proof(answer: Plans) -> str:
         stopped = "Stopped early: another plan may need less memory."
         return stopped if gap >= 1.0 else f"No plan of this space needs over {gap:.2%} less memory."
     if answer.objective == "energy":
-        return f"Of the fastest plans; none of this space could need over {gap:.1%} less energy."
+        return f"The least energy of the fastest plans; no plan of this space takes over {gap:.2%} less."
     return "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
 
 

@@ -58,6 +58,16 @@ def step_watts(gpu: Gpu, dtype: str, parts_ns: Mapping[str, int], flops: float) 
     return gpu.tdp_w * share / total
 
 
+def least_joules(gpu: Gpu, seconds: float, at_peak_s: float) -> float:
+    """What one GPU takes at least in a step of `seconds` or more whose FLOPs take `at_peak_s` at its peak.
+
+    All that runs draws as much as waiting or more, and products more the longer they take for the same FLOPs (`busy` is
+    not below `waiting`): so they take least at the peak, with waiting in the rest of the step.
+    """
+    draw = draw_of(gpu)
+    return gpu.tdp_w * (draw.waiting * seconds + (draw.running(0.0, 1.0) - draw.waiting) * at_peak_s)
+
+
 def watts_band(gpu: Gpu, watts: float) -> tuple[float, float]:
     """p5 and p95 of a predicted power; no more than what the GPU is rated for."""
     width = exp(draw_of(gpu).band)

@@ -34,7 +34,7 @@ class Planned:
     breakdown_s: Mapping[str, float]
     cost_per_million_tokens: float | None = None  # where a price per GPU-hour is given
     effective_step_time_s: float | None = None  # under what was asked to go wrong; what plans are ranked by then
-    tokens_per_joule: float | None = None  # by what GPUs draw
+    tokens_per_joule: float | None = None  # of the GPUs, by what they do
     techniques: tuple[str, ...] = ()  # as `predict --technique` takes them
 
     def to_dict(self) -> dict[str, object]:
@@ -68,8 +68,8 @@ class Plans(Shown):
 
     `space`: how many plans are legal, how many of these were replayed event by event, and how many were excluded by a
     bound (`bounded`: those by memory and those by time together). `gap`: by what part of its time the first plan could
-    be slower than the best of the space; 0 where none is faster. Of memory and energy: by what part another may need
-    less.
+    be slower than the best of the space; 0 where none is faster. Of the objectives memory and energy: by what part of
+    its memory or energy another plan could need less.
     """
 
     plans: tuple[Planned, ...]

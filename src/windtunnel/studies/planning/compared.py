@@ -38,7 +38,7 @@ def seconds_ranked(one: Planned) -> float:
 
 
 def _as_ranked(one: Planned, other: Planned, objective: str) -> Planned:
-    """The other plan in what these two are ranked by: of cost, as long as GPUs of the first would take."""
+    """The other plan in what these two are ranked by: of cost and energy, as long as GPUs of the first would take."""
     if objective == "time" or one.n_gpus == other.n_gpus:
         return other
     more = other.n_gpus / one.n_gpus
@@ -59,27 +59,26 @@ def _more_memory(one: Planned, other: Planned) -> str:
     return f"needs {more} more and takes {abs(apart):.2%} {'more' if apart >= 0 else 'less'} time"
 
 
-def _joules(one: Planned, other: Planned) -> float:
-    """Energy of a token with the other plan, over that with the first."""
-    return (one.tokens_per_joule or 1.0) / (other.tokens_per_joule or 1.0)
+def joules_ranked(one: Planned) -> float:
+    """Energy of a token, of which the step under what goes wrong takes as much more as it is longer."""
+    return seconds_ranked(one) / one.step_time_s / one.tokens_per_joule if one.tokens_per_joule else 0.0
 
 
 def _more_energy(one: Planned, other: Planned) -> str:
-    """What the other plan needs more, and what its step takes more or less."""
-    apart, time = _joules(one, other) - 1.0, other.step_time_s / one.step_time_s - 1.0
-    step = f"its step takes {abs(time):.2%} {'more' if time >= 0 else 'less'}"
-    return f"needs {abs(apart):.2%} {'more' if apart >= 0 else 'less'} energy a token; {step}"
+    """What the other plan takes more or less, of energy and of time."""
+    energy = joules_ranked(other) / joules_ranked(one) - 1.0
+    time = seconds_ranked(_as_ranked(one, other, "energy")) / seconds_ranked(one) - 1.0
+    words = [f"{abs(part):.2%} {'more' if part >= 0 else 'less'}" for part in (energy, time)]
+    return f"takes {words[0]} energy and {words[1]}{' GPU' if one.n_gpus != other.n_gpus else ''} time"
 
 
 def told_apart(one: Planned, other: Planned, objective: str = "time") -> bool:
     """Whether the difference is larger than half of either band: what is common to both errs the same way in both."""
     if objective == "memory":
         return one.peak_memory_bytes != other.peak_memory_bytes
-    if objective == "energy":
-        widths = ((each.p95_s - each.p5_s) / each.step_time_s for each in (one, other))
-        return abs(_joules(one, other) - 1.0) > max(widths) / 2.0
+    ratio = joules_ranked(other) / joules_ranked(one) if objective == "energy" else 0.0
     other = _as_ranked(one, other, objective)
-    apart = abs(seconds_ranked(other) / seconds_ranked(one) - 1.0) * one.step_time_s
+    apart = abs((ratio or seconds_ranked(other) / seconds_ranked(one)) - 1.0) * one.step_time_s
     return apart > max(one.p95_s - one.p5_s, other.p95_s - other.p5_s) / 2.0
 
 
@@ -103,9 +102,8 @@ def decides(one: Planned, other: Planned, objective: str = "time") -> str:
     named = f"the second ({changes(one, other)})"
     if objective == "memory":
         return f"{named} {_more_memory(one, other)}"
-    unsure = "" if told_apart(one, other, objective) else "; that is less than the band, so the two are not told apart"
     if objective == "energy":
-        return f"{named} {_more_energy(one, other)}{unsure}"
+        return f"{named} {_more_energy(one, other)}{_band(one, other, objective)}"
     unit = "" if objective == "time" or one.n_gpus == other.n_gpus else " GPU time"
     other = _as_ranked(one, other, objective)
     apart = seconds_ranked(other) / seconds_ranked(one) - 1.0
@@ -118,7 +116,12 @@ def decides(one: Planned, other: Planned, objective: str = "time") -> str:
     said = f"{named} takes {abs(apart):.2%} {more}{unit}"
     calm = "" if one.effective_step_time_s is None else " under trouble; without any"
     said += f"{calm}: {', '.join(parts)}" if parts else ": no part of the step differs much"
-    return said + unsure
+    return said + _band(one, other, objective)
+
+
+def _band(one: Planned, other: Planned, objective: str) -> str:
+    apart = told_apart(one, other, objective)
+    return "" if apart else "; that is less than the band, so the two are not told apart"
 
 
 def sensitivity(ranked: Sequence[Planned], *, by_gpu: bool) -> tuple[tuple[str, str], ...]:
@@ -147,7 +150,8 @@ def loses(thumb: Planned, best: Planned, objective: str = "time") -> str:
     if objective == "memory":
         return "it does not lose" if thumb.peak_memory_bytes <= best.peak_memory_bytes else _more_memory(best, thumb)
     if objective == "energy":
-        return "it does not lose" if _joules(best, thumb) <= 1.0 else _more_energy(best, thumb)
+        more = joules_ranked(thumb) > joules_ranked(best)
+        return f"it {_more_energy(best, thumb)}" if more else "it does not lose"
     apart = seconds_ranked(thumb) / seconds_ranked(best) - 1.0
     if apart <= 0.0:
         return "it does not lose"

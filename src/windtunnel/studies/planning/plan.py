@@ -3,10 +3,10 @@
     structures of the space -> best-first search -> the survivors predicted -> what decides, and what loses and why
 
 Objectives rank, and are never mixed: `time` (of a step), `cost` (GPU-hours of a token; money where a price is given),
-`memory` (head-room) and `energy` (tokens per joule of GPUs, as `physics/cost/power.py` has it). On a given number of
-GPUs time and cost rank alike; over several numbers they do not. Energy is that of the fastest plans, held against the
-least that computing and waiting could take in the shortest time. Several at once are a front: plans of which none is
-better in all.
+`memory` (head-room) and `energy` (tokens per joule, by what GPUs do: `physics/cost/power.py`). On a given number of
+GPUs time and cost rank alike; over several numbers they do not. Several at once are a front: plans of which none is
+better in all. Energy ranks the fastest plans of different kinds; what any other could take less is bounded by the
+least time of the space and by the model's FLOPs at the peak.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from time import monotonic
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_mapping
-from windtunnel.physics.cost.power import draw_of
+from windtunnel.physics.cost.power import least_joules
 from windtunnel.physics.hardware import Cluster, parse_cluster
 from windtunnel.physics.hardware.cluster import cluster_with
 from windtunnel.physics.hardware.mixed import JOINED, MixedCluster, parse_mixed
@@ -34,7 +34,14 @@ from windtunnel.studies.planning.ahead import Exact
 from windtunnel.studies.planning.answer import Planned, Plans
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.choices import LOOKS, Budget, Choice, choices
-from windtunnel.studies.planning.compared import decides, loses, seconds_ranked, sensitivity, told_apart
+from windtunnel.studies.planning.compared import (
+    decides,
+    joules_ranked,
+    loses,
+    seconds_ranked,
+    sensitivity,
+    told_apart,
+)
 from windtunnel.studies.planning.infeasible import nearest, remedies
 from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.objectives.mixed_types import slower, slowest_of
@@ -51,12 +58,12 @@ from windtunnel.units import parse_count, parse_number, parse_time
 
 Named = tuple[ModelPart, ClusterPart]  # model and cluster as a question names them
 OBJECTIVES = ("time", "cost", "memory", "energy")
-OWN_RANK = ("memory", "energy")  # in which the fastest plan need not be the best
+BY_TIME = ("time", "cost")  # which rank plans of as many GPUs alike
 WITHIN_S = 60.0
 HEAD_ROOM = 0.03  # of a device's memory: a plan that fills all of it does not always fit
 HEADROOM_STEPS = 6  # points of a front over memory
 TOP = 5
-FASTEST = 20  # plans of which the one with the least energy is chosen
+OF_ENERGY = 12  # fastest plans of different kinds whose energy is compared
 SPARE = 2  # replays that a prediction of an answer may be worth
 FINALISTS = 5  # plans that techniques are tried on
 PLAINLY_WITHIN_S = 10.0
@@ -155,8 +162,8 @@ def plan(
                 space, Bounds(straggling(one)), goal, told=told,
                 memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon, head_room=head_room,
             )  # fmt: skip
-        wanted = max(top, FASTEST) if objective == "energy" else top
-        answer = search.run(wanted, left, spare=SPARE * (wanted + 1))
+        most = max(top, OF_ENERGY) if objective == "energy" else top
+        answer = search.run(most, left, spare=SPARE * (most + 1))
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
             continue
@@ -207,7 +214,7 @@ def plan(
         ranked = _ranked([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
     worth: tuple[Choice, ...] = ()
-    if ranked and objective not in OWN_RANK:
+    if ranked and objective in BY_TIME:
         search, answer = searches[ranked[0].n_gpus]
         worth = choices(
             search, answer.found[0], _budget(choices_within_s, None if within_s is None else begun + within_s)
@@ -225,14 +232,9 @@ def plan(
     gap = max(gaps)
     if ranked and objective == "memory":
         gap = max(0.0, 1.0 - least_bytes / ranked[0].peak_memory_bytes)
-    elif ranked and objective == "energy":
-        bounds_s = {size: min(one.bound_ns for gpus, one in whole if gpus == size) / 1e9 for size, _ in whole}
-        gap = max(
-            0.0,
-            1.0
-            - min(_least_joules(mixed or by_size[n], s, ranked) for n, s in bounds_s.items())
-            * (ranked[0].tokens_per_joule or 0.0),
-        )
+    if ranked and objective == "energy":
+        bounds_s = [(size, one.bound_ns / 1e9 / (trouble.most_progress if trouble else 1.0)) for size, one in whole]
+        gap = _energy_gap(ranked[0], mixed or cluster, bounds_s)
     result = Plans(
         tuple(ranked[:top]), space_counts, gap, objective, searched_s,
         techniques=None if attempts is None else attempts.to_dict(),
@@ -259,7 +261,7 @@ def plan(
         rule_of_thumb=thumb_planned,
         rule_of_thumb_loses="" if thumb_planned is None else loses(thumb_planned, ranked[0], objective),
         choices=worth,
-        sensitivity=() if objective in OWN_RANK else sensitivity(ranked, by_gpu=objective != "time"),
+        sensitivity=sensitivity(ranked, by_gpu=objective != "time") if objective in BY_TIME else (),
         launch=launch_files(ranked[0].plan, ranked[0].n_gpus, model.name),
         front=_front(ranked) if pareto or gpus is not None else (),
     )
@@ -273,20 +275,19 @@ def _gap(answers: Sequence[Answer]) -> float:
     return max(0.0, 1.0 - min(one.bound_ns for one in answers) / best)
 
 
-def _least_joules(cluster: Cluster | MixedCluster, least_s: float, ranked: Sequence[Planned]) -> float:
-    """Joules of a token that no plan on these GPUs goes below, if none has a step shorter than `least_s`.
+def _energy_gap(best: Planned, cluster: Cluster | MixedCluster, bounds_s: Sequence[tuple[int, float]]) -> float:
+    """What part of its energy another plan could take less: none of so many GPUs has a step below its bound.
 
-    A GPU computes no faster than at its peak, and draws its rated power there: less of it at a time takes longer, and
-    more in all. Otherwise it draws at least what waiting does. 0 where no plan of this size was predicted.
+    The FLOPs of a step, but for what is computed again, are those of the model; of several types none are counted.
     """
-    of_size = next((one for one in ranked if one.n_gpus == cluster.n_gpus), None)
-    if of_size is None:
-        return 0.0
-    tokens = of_size.tokens_per_s * of_size.step_time_s
-    if isinstance(cluster, MixedCluster):  # whose FLOPs are not parted by type here: waiting alone
-        return sum(one.n_gpus * one.gpu.tdp_w * draw_of(one.gpu).waiting for one in cluster.parts) * least_s / tokens
-    waiting, at_peak_s = draw_of(cluster.gpu).waiting, of_size.mfu * of_size.step_time_s
-    return cluster.n_gpus * cluster.gpu.tdp_w * (waiting * least_s + (1.0 - waiting) * at_peak_s) / tokens
+    tokens, least = best.tokens_per_s * best.step_time_s, inf
+    for n_gpus, seconds in bounds_s:
+        if isinstance(cluster, Cluster):
+            at_peak_s = best.mfu * best.step_time_s * best.n_gpus / n_gpus
+            least = min(least, n_gpus * least_joules(cluster.gpu, seconds, at_peak_s))
+        else:
+            least = min(least, sum(one.n_gpus * least_joules(one.gpu, seconds, 0.0) for one in cluster.parts))
+    return max(0.0, 1.0 - least / tokens / joules_ranked(best))
 
 
 def _best_ns(answer: Answer) -> float:
@@ -414,7 +415,7 @@ def _told(
         breakdown_s={name: value / 1e9 for name, value in result.breakdown_ns.items()},
         cost_per_million_tokens=None if price is None else hours * price,
         effective_step_time_s=None if score_ns is None else score_ns / 1e9,
-        tokens_per_joule=1.0 / result.joules_per_token,
+        tokens_per_joule=tokens / (seconds * cluster.n_gpus * result.gpu_watts),
         techniques=techniques,
     )
 
@@ -441,7 +442,7 @@ def _least(objective: str, one: Planned) -> tuple[float, ...]:
     if objective == "cost":
         return (hours, time)
     if objective == "energy":
-        return (-(one.tokens_per_joule or 0.0) * one.step_time_s / time, time)
+        return (joules_ranked(one), time)
     return (time, hours)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from windtunnel import Plan, predict, serve
-from windtunnel.physics.cost.power import draw_of, step_watts, watts_band
+from windtunnel.physics.cost.power import draw_of, least_joules, step_watts, watts_band
 from windtunnel.physics.hardware import get_gpu
 from windtunnel.physics.model import load_model
 from windtunnel.studies.serving.deployment import Deployment
@@ -33,6 +35,20 @@ def test_no_gpu_draws_more_than_it_is_rated_for_or_less_than_when_it_waits(name:
     assert draw.waiting <= draw.busy < draw.running(1.0, 0.0) <= draw.running(1.0, 1.0) == 1.0
     low, high = watts_band(gpu, 0.9 * gpu.tdp_w)
     assert low < 0.9 * gpu.tdp_w < high <= gpu.tdp_w
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "b200-sxm", "a100-80gb-sxm", "mi300x", "gb300"])
+def test_no_step_takes_less_energy_than_products_at_the_peak_and_waiting(name: str) -> None:
+    gpu, draws = get_gpu(name), random.Random(5)
+    for _ in range(200):
+        parts = {name: draws.randrange(10**9) for name in ("gemm", "attention", "memory-bound", "host")}
+        seconds, computes = sum(parts.values()) / 1e9, (parts["gemm"] + parts["attention"]) / 1e9
+        at_peak_s = draws.random() * computes
+        joules = seconds * step_watts(gpu, "bf16", parts, at_peak_s * gpu.peak_flops("bf16"))
+        assert joules >= least_joules(gpu, draws.random() * seconds, at_peak_s) * (1.0 - 1e-9)
+    parts = {"gemm": 10**9, "host": 10**9}
+    exact = 2.0 * step_watts(gpu, "bf16", parts, gpu.peak_flops("bf16"))
+    assert exact == pytest.approx(least_joules(gpu, 2.0, 1.0))
 
 
 def test_waiting_costs_less_than_computing_and_a_token_more() -> None:
