@@ -9,33 +9,42 @@ job that is not admitted waits (and blocks its queue under StrictFIFO). One that
 comes first, cohort by cohort from the leaves, and shares say who is stopped.
 
 A job of no queue is none of Kueue's and starts where it fits. A stopped job goes on where it was, `--restart` later.
-Quotas are the ClusterQueues and Cohorts of the file. Source: Kueue v1beta1 and v1beta2, its concepts and KEP 79, 168,
-1337, 1714. Not here: flavors, topology, admission checks.
+Quotas are the ClusterQueues and Cohorts of the file. Decisions cost no time, unless `qps` says how many of them Kueue
+can write in a second (`pace.py`). Source: Kueue v1beta1 and v1beta2, its concepts and KEP 79, 168, 1337, 1714. Not
+here: flavors, topology, admission checks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from windtunnel.studies.fleet.board import Board, Lines, Move
 from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node, Share
+from windtunnel.studies.fleet.policies.kueue.pace import Pace, paced, root_of
 from windtunnel.studies.fleet.policies.kueue.preemption import FINAL, INITIAL, LOWER, Preemption
 from windtunnel.studies.fleet.policies.kueue.state import Line, State
-from windtunnel.studies.fleet.running import Rank, Running
+from windtunnel.studies.fleet.running import NS, Rank, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
 
 @dataclass(frozen=True)
 class Kueue(Lines):
-    """`per_node` 0: GPUs are a count. `quotas` by queue; `strategies` of fair sharing: one, then the other."""
+    """`per_node` 0: GPUs are a count. `quotas` by queue; `strategies` of fair sharing: one, then the other.
+
+    `qps`, `burst`: of Kueue's `clientConnection`, 0 for no limit; `hashing` of equal jobs is used only there.
+    """
 
     per_node: int
     quotas: Mapping[str, Quota]
     fair_sharing: bool = False
     cohorts: tuple[Cohort, ...] = ()
     strategies: tuple[str, ...] = (FINAL, INITIAL)
+    qps: float = 0.0
+    burst: int = 100
+    hashing: bool = True
 
     def rank(self, job: Running) -> Rank:
         """The order of each queue."""
@@ -48,6 +57,11 @@ class Kueue(Lines):
     def choose(self, board: Board) -> Iterator[Move]:
         """What starts and stops now."""
         state, stopped = self._state(board), set[int]()
+        if state.pace is not None:
+            yield from self._without_queue(state.without_queue(board), board)
+            yield from paced(self, board, state)
+            board.given.clear()
+            return
         waiting: dict[str, list[Line]] = {}
         for line in state.lines(board, stopped):
             waiting.setdefault(line.queue, []).append(line)
@@ -57,7 +71,7 @@ class Kueue(Lines):
             kept: list[tuple[Node, int]] = []  # in this cycle for jobs that others may take it from
             for job in self.in_turn(list(heads), state.books):
                 node, placement = queues[job.queue], None
-                for victim in self._victims(job, state):
+                for victim in self.victims(job, state):
                     state.give(victim)
                     stopped.add(victim.index)
                     yield victim, None
@@ -68,7 +82,7 @@ class Kueue(Lines):
                     yield job, placement
                     continue
                 heads[job].full = True
-                room = self._kept(job, node)
+                room = self.kept(job, node)
                 if room > 0:
                     node.add(room)
                     kept.append((node, room))
@@ -77,6 +91,22 @@ class Kueue(Lines):
             for node, room in kept:
                 node.add(-room)
         board.given.clear()
+
+    def delay_ns(self, job: Running, board: Board) -> int:
+        """Until its admission is written."""
+        state = board.memory
+        return 0 if state.pace is None else int(state.pace.begins_ns.pop(job.index, board.moment.ns) - board.moment.ns)
+
+    def restore(self, board: Board, memory: object) -> None:
+        """Its pace goes on at another snapshot; the books follow from what runs."""
+        assert isinstance(memory, State)
+        if memory.pace is None:
+            return
+        state = self._state(board)
+        state.pace = deepcopy(memory.pace)
+        for job in [each for jobs in memory.running.values() for each in jobs.values()]:
+            if job.index not in board.running:
+                state.pace.ended(job.index, root_of(state.books.queues[job.queue]), board.moment.ns)
 
     def _without_queue(self, lines: Sequence[Line], board: Board) -> Iterator[Move]:
         """Jobs of no queue start where they fit, by rank."""
@@ -92,17 +122,20 @@ class Kueue(Lines):
         """What it remembers, with the jobs that have ended since."""
         state: State | None = board.memory
         if state is None:
-            state = board.memory = State(Books(self.quotas.values(), self.cohorts))
+            pace = Pace(round(NS / self.qps), round(self.burst * NS / self.qps)) if self.qps else None
+            state = board.memory = State(Books(self.quotas.values(), self.cohorts), pace)
             for job in board.running.values():
                 if job.queue in self.quotas:
                     state.take(job)
         else:
             for job, _ in board.given:
                 state.give(job)
+                if state.pace is not None and job.queue in self.quotas:
+                    state.pace.ended(job.index, root_of(state.books.queues[job.queue]), board.moment.ns)
         board.given.clear()
         return state
 
-    def _kept(self, job: Running, node: Node) -> int:
+    def kept(self, job: Running, node: Node) -> int:
         """GPUs that nobody else is given in this cycle: what a queue could not reclaim from all, it keeps."""
         quota = self.quotas[job.queue]
         if quota.reclaim == WHOEVER or node.parent is None or not self._may_preempt(job, node):
@@ -151,7 +184,7 @@ class Kueue(Lines):
                 best, found = turn, job
         return found
 
-    def _victims(self, job: Running, state: State) -> list[Running]:
+    def victims(self, job: Running, state: State) -> list[Running]:
         """The jobs that are stopped for this one; none where it fits, or where stopping all would not do."""
         quota, node = self.quotas[job.queue], state.books.queues[job.queue]
         if job.gpus <= node.available or (quota.within not in LOWER and quota.reclaim == "Never"):

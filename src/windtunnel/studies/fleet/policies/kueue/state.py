@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from windtunnel.studies.fleet.board import Board
 from windtunnel.studies.fleet.policies.kueue.books import Books
+from windtunnel.studies.fleet.policies.kueue.pace import Pace
 from windtunnel.studies.fleet.running import Rank, Running
 
 
@@ -29,10 +30,12 @@ class Line:
 
 @dataclass
 class State:
-    """The books, and the jobs that run by queue."""
+    """The books, and the jobs that run by queue; `pace` where writes have a limit."""
 
     books: Books
+    pace: Pace | None = None
     running: dict[str, dict[int, Running]] = field(default_factory=dict)
+    keys: tuple[int, tuple[Hashable, ...]] = (0, ())  # lines that there were, and those of them without a queue
 
     def take(self, job: Running) -> None:
         """A job runs."""
@@ -43,6 +46,12 @@ class State:
         """A job runs no longer; nothing happens where it is known."""
         if self.running.get(job.queue, {}).pop(job.index, None) is not None:
             self.books.queues[job.queue].add(-job.gpus)
+
+    def without_queue(self, board: Board) -> list[Line]:
+        """Lines of jobs of no queue."""
+        if self.keys[0] != len(board.lines):
+            self.keys = len(board.lines), tuple(key for key in board.lines if not (isinstance(key, tuple) and key[0]))
+        return [Line("", board.lines[key], set()) for key in self.keys[1]]
 
     def lines(self, board: Board, stopped: set[int]) -> Iterator[Line]:
         """Those in which jobs wait; of jobs without a quota the queue is empty."""
