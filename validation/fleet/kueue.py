@@ -18,8 +18,8 @@ import time
 
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.jobs.trace import Quota
-from windtunnel.studies.fleet.policies.kueue.pace import Pace
 from windtunnel.studies.fleet.policies.kueue.policy import Kueue
+from windtunnel.studies.fleet.policies.kueue.state import Pace
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.work import Rigid
 

@@ -5,7 +5,7 @@
     eviction   the victims' writes have passed before the cycle goes on; they run until then
     no fit     the reason is written where it is another than before, and the cycle waits for that
     parked     a job that finds no room, with all of its queue and size (`hashing`, from Kueue 0.18 on), is looked at
-               again `RETRY_S` after something ended or was stopped in its tree of cohorts, all such at once
+               again a second after something ended or was stopped in its tree of cohorts, all such at once
 
 A cycle is decided on what held when it began: a first job that fitted then, and no longer does, is tried again in the
 next. Source: Kueue ff69552, pkg/scheduler and pkg/cache/queue; controller-runtime has a bucket for each kind of object.
@@ -14,58 +14,16 @@ Not here: how long Kueue computes, and what its other controllers write of Workl
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
 
 from windtunnel.studies.fleet.board import Board, Move
+from windtunnel.studies.fleet.policies.kueue.books import Node
+from windtunnel.studies.fleet.policies.kueue.rules import Rules
+from windtunnel.studies.fleet.policies.kueue.state import Pace, State
 from windtunnel.studies.fleet.running import NS, Running
 
-if TYPE_CHECKING:
-    from windtunnel.studies.fleet.policies.kueue.books import Node
-    from windtunnel.studies.fleet.policies.kueue.policy import Kueue
-    from windtunnel.studies.fleet.policies.kueue.state import State
-
-RETRY_NS = 1 * NS  # requeueBatchPeriod
 CYCLE_NS = NS // 1000  # initialBackoff, between two cycles
 NO_LONGER = -1  # what is written of a job that fitted when its cycle began, in place of the GPUs that it lacks
-
-
-@dataclass
-class Pace:
-    """What Kueue remembers beside its books; jobs by their index, times in nanoseconds."""
-
-    gap_ns: int  # between two writes
-    rest_ns: int  # that fills the bucket
-    full_ns: int = 0  # when the bucket would be full again
-    busy_ns: int = 0  # the cycle's end
-    parked: dict[str, set[Hashable]] = field(default_factory=dict)  # by root
-    retry_ns: dict[str, int] = field(default_factory=dict)  # by root
-    stops_ns: dict[int, int] = field(default_factory=dict)  # of victims whose write waits
-    awaited: dict[int, set[int]] = field(default_factory=dict)  # victims of each job that stops others
-    ahead: dict[str, int] = field(default_factory=dict)  # by queue: the job that stops others is its first
-    written: dict[int, int] = field(default_factory=dict)  # GPUs that a job was said to lack
-    begins_ns: dict[int, int] = field(default_factory=dict)
-
-    def write(self, now_ns: int) -> int:
-        """When a write that is asked for now has passed."""
-        self.full_ns = max(self.full_ns, now_ns) + self.gap_ns
-        return max(now_ns, self.full_ns - self.rest_ns)
-
-    def freed(self, root: str, now_ns: int) -> None:
-        """GPUs of a tree are free again."""
-        self.retry_ns.setdefault(root, now_ns + RETRY_NS)
-
-    def ended(self, index: int, root: str, now_ns: int) -> None:
-        """A job of a tree runs no longer, and nobody stopped it."""
-        self.stops_ns.pop(index, None)
-        self.freed(root, now_ns)
-
-    def look_again(self, now_ns: int) -> None:
-        """Trees whose time has come: nothing of theirs is parked any more."""
-        for root in [root for root, time_ns in self.retry_ns.items() if time_ns <= now_ns]:
-            del self.retry_ns[root]
-            self.parked.pop(root, None)
 
 
 def root_of(node: Node) -> str:
@@ -73,7 +31,7 @@ def root_of(node: Node) -> str:
     return [node, *node.above()][-1].name
 
 
-def paced(policy: Kueue, board: Board, state: State) -> Iterator[Move]:
+def paced(policy: Rules, board: Board, state: State) -> Iterator[Move]:
     """What starts and stops now: victims whose time has come, then a cycle unless one is still going on."""
     pace, now_ns = state.pace, board.moment.ns
     assert pace is not None
@@ -98,7 +56,7 @@ def paced(policy: Kueue, board: Board, state: State) -> Iterator[Move]:
     board.wake_ns = min(times, default=None)
 
 
-def _heads(policy: Kueue, board: Board, state: State) -> list[Running]:
+def _heads(policy: Rules, board: Board, state: State) -> list[Running]:
     """The first job of each queue that is not parked."""
     assert state.pace is not None
     found: dict[str, Running] = {}
@@ -121,7 +79,7 @@ def _heads(policy: Kueue, board: Board, state: State) -> list[Running]:
     return list(found.values())
 
 
-def _cycle(policy: Kueue, heads: list[Running], board: Board, state: State) -> Generator[Move, None, int | None]:
+def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> Generator[Move, None, int | None]:
     """One job of each queue, in turn. Returns when its last write has passed; None where it wrote nothing."""
     pace, queues = state.pace, state.books.queues
     assert pace is not None
