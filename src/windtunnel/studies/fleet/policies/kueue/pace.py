@@ -93,7 +93,7 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
         node = queues[job.queue]
         pace.awaited[job.index] = waits = pace.awaited.get(job.index, set()) & pace.stops_ns.keys()
         if not waits and job.gpus <= node.available:
-            placement = board.gang(job.gpus, policy.per_node)
+            placement = policy.place(job, board)
             if placement is None:
                 refused.append((job, job.gpus))
                 continue

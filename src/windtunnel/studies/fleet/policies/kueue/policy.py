@@ -10,8 +10,8 @@ comes first, cohort by cohort from the leaves, and shares say who is stopped.
 
 A job of no queue is none of Kueue's and starts where it fits. A stopped job goes on where it was, `--restart` later.
 Quotas are the ClusterQueues and Cohorts of the file. Decisions cost no time, unless `qps` says how many of them Kueue
-can write in a second (`pace.py`). Source: Kueue v1beta1 and v1beta2, its concepts and KEP 79, 168, 1337, 1714. Not
-here: flavors, topology, admission checks.
+can write in a second (`pace.py`). Racks and blocks are in `topology.py`. Source: Kueue v1beta1 and v1beta2, its
+concepts and KEP 79, 168, 1337, 1714. Not here: flavors, admission checks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from windtunnel.studies.fleet.policies.kueue.books import Books, Node
 from windtunnel.studies.fleet.policies.kueue.pace import paced, root_of
 from windtunnel.studies.fleet.policies.kueue.rules import Rules
 from windtunnel.studies.fleet.policies.kueue.state import Line, Pace, State
+from windtunnel.studies.fleet.policies.kueue.topology import Topology
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
 
@@ -55,7 +56,7 @@ class Kueue(Rules):
                     stopped.add(victim.index)
                     yield victim, None
                 if job.gpus <= node.available:
-                    placement = board.gang(job.gpus, self.per_node)
+                    placement = self.place(job, board)
                 if placement is not None:
                     state.take(job)
                     yield job, placement
@@ -91,7 +92,7 @@ class Kueue(Rules):
         """Jobs of no queue start where they fit, by rank."""
         while heads := _heads({"": lines}):
             (job,) = heads
-            placement = board.gang(job.gpus, self.per_node)
+            placement = self.place(job, board)
             if placement is None:
                 heads[job].full = True
             else:
@@ -134,6 +135,7 @@ POLICY = Traits(
         0 if options.pool else site.per_node,
         {quota.name: quota for quota in options.quotas},
         cohorts=options.cohorts,
+        topology=Topology.of(dict(site.topology)),
     ),
     needs=frozenset({"duration", "quota"}),
     capacity=FAILING,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from windtunnel.studies.fleet.board import Lines
+from windtunnel.studies.fleet.board import Board, Lines
+from windtunnel.studies.fleet.decision import Placement
 from windtunnel.studies.fleet.jobs.trace import WHOEVER, Cohort, Quota
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node, Share
 from windtunnel.studies.fleet.policies.kueue.preemption import FINAL, INITIAL, LOWER, Preemption
 from windtunnel.studies.fleet.policies.kueue.state import State
+from windtunnel.studies.fleet.policies.kueue.topology import FLAT, Topology
 from windtunnel.studies.fleet.running import Rank, Running
 
 
@@ -28,14 +30,21 @@ class Rules(Lines):
     qps: float = 0.0
     burst: int = 100
     hashing: bool = True
+    topology: Topology = FLAT
 
     def rank(self, job: Running) -> Rank:
         """The order of each queue."""
         return -job.priority, job.submit_ns, job.index
 
     def line(self, job: Running) -> Hashable:
-        """Jobs of one queue and size wait in one line."""
-        return job.queue if job.queue in self.quotas else "", job.gpus
+        """Jobs of one queue, size and place in the topology wait in one line."""
+        return job.queue if job.queue in self.quotas else "", job.gpus, job.owner.topology, job.owner.pod_gpus
+
+    def place(self, job: Running, board: Board) -> Placement | None:
+        """Nodes for a job whose quota is there."""
+        if not job.owner.topology or not self.per_node or len(self.topology.levels) < 2 or job.gpus > board.free_gpus:
+            return board.gang(job.gpus, self.per_node)
+        return self.topology.place(job.gpus, job.owner, board.free, self.per_node)
 
     def kept(self, job: Running, node: Node) -> int:
         """GPUs that nobody else is given in this cycle: what a queue could not reclaim from all, it keeps."""
