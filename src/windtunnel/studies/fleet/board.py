@@ -162,6 +162,10 @@ class Lines:
         """Whether a job that it stops goes on where it was."""
         return True
 
+    def delay_ns(self, job: Running, board: Board) -> int:
+        """How long a job that it starts now holds its GPUs before it begins."""
+        return 0
+
     def run_whole(self, jobs: list[Running], nodes: list[int]) -> bool:
         """Run all jobs at once on nodes that stay; False: the clock is to run them."""
         return False

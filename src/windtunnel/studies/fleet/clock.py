@@ -202,6 +202,8 @@ class Clock:
         self._book(job, now_ns)
         if job.placement:
             self._count_restart(job, now_ns)
+            if job.start_ns is not None and job.start_ns > now_ns:  # it was stopped before it began
+                job.start_ns = None
         if job.ticket is not None:
             self.queue.cancel(job.ticket)
             job.ticket = None
@@ -295,14 +297,14 @@ class Clock:
                 if running:
                     job.rejected, job.cancelled, job.end_ns = False, True, now_ns
                 continue
-            self._move(job, placement or EMPTY, now_ns)
+            self._move(job, placement or EMPTY, now_ns, policy.delay_ns(job, board) if placement else 0)
             if placement is None and not policy.keeps_progress(job):
                 job.lost_units += job.units
                 job.units, job.phase = 0.0, 0
         if board.wake_ns is not None:
             self._wake_at(max(board.wake_ns, now_ns + 1))
 
-    def _move(self, job: Running, after: Placement, now_ns: int) -> None:
+    def _move(self, job: Running, after: Placement, now_ns: int, delay_ns: int = 0) -> None:
         self._stop(job, now_ns)
         if not after:
             return
@@ -310,10 +312,10 @@ class Clock:
         job.counts = tuple(count for _, count in after)
         job.held_since_ns = now_ns
         if job.start_ns is None:
-            job.start_ns = now_ns
+            job.start_ns = now_ns + delay_ns
         else:
             job.restarts += 1
         job.placed_ns = now_ns
-        job.begin_ns = job.since_ns = now_ns + round(job.work.restart_s * NS)
+        job.begin_ns = job.since_ns = now_ns + delay_ns + round(job.work.restart_s * NS)
         job.saved = job.begin_ns, job.units, job.phase
         self._rate(job, now_ns)

@@ -25,6 +25,8 @@ class Owner:
     qos: str = ""
     billing: float = 0.0  # what it is charged a second: GPUs where the log does not say
     cpus: int = 0
+    topology: str = ""  # as Kueue's topology request: required LEVEL, preferred LEVEL, unconstrained
+    pod_gpus: int = 0  # of each of its pods; 0: not told
 
 
 NOBODY = Owner()

@@ -134,11 +134,12 @@ def owners_of(jobs: Jobs) -> list[Owner]:
     account, qos = (jobs.columns.get(name, [""] * len(jobs)) for name in ("account", "qos"))
     billing, cpus = jobs.further("billing"), np.nan_to_num(jobs.further("cpus"))
     charged = np.where(np.isnan(billing), jobs.gpus, billing)
-    if not (any(account) or any(qos) or any(jobs.user)):
+    topology = jobs.columns.get("topology", [""] * len(jobs))
+    pods = np.nan_to_num(jobs.further("pod_gpus")).astype(int)
+    if not (any(account) or any(qos) or any(jobs.user) or any(topology)):
         return [NOBODY] * len(jobs)
-    return [
-        Owner(*each) for each in zip(jobs.user, account, qos, charged.tolist(), cpus.astype(int).tolist(), strict=True)
-    ]
+    counted = charged.tolist(), cpus.astype(int).tolist(), topology, pods.tolist()
+    return [Owner(*each) for each in zip(jobs.user, account, qos, *counted, strict=True)]
 
 
 def _known(value: float) -> float | None:

@@ -140,7 +140,7 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         if not jobs.quotas:
             written = "write it with `kubectl get clusterqueues,localqueues,workloads,jobs -A -o json`"
             raise UserError(f"{traits.name} needs the quotas of queues, and {jobs.source} has none: {written}")
-        from windtunnel.studies.fleet.on_clock import queues_of
+        from windtunnel.studies.fleet.on_clock import owners_of, queues_of
         from windtunnel.studies.fleet.policies.kueue.books import Books
 
         widest = {name: node.most for name, node in Books(jobs.quotas, jobs.cohorts).queues.items()}
@@ -149,6 +149,12 @@ def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[
         drop(unknown, Reason.SAYS_TOO_LITTLE, "is of a queue whose ClusterQueue the file does not tell")
         over = [at for at, queue in enumerate(queues) if queue in widest and jobs.gpus[at] > widest[queue]]
         drop(over, Reason.TOO_LARGE, "asks {gpus} GPUs, more than its queue may ever have")
+        if site.topology and not options.pool:
+            from windtunnel.studies.fleet.policies.kueue.topology import Topology
+
+            topology, owners = Topology.of(dict(site.topology)), owners_of(jobs)
+            for at, words in topology.unfit(jobs.gpus.tolist(), owners, site.nodes, site.per_node):
+                drop([at], Reason.TOO_LARGE, words.replace("{", "{{").replace("}", "}}"))
     if "start" in traits.needs:
         drop(np.flatnonzero(np.isnan(jobs.start_s)), Reason.SAYS_TOO_LITTLE, "does not say when it started")
     return tuple(found.values())

@@ -5,13 +5,16 @@ t4:16x4            16 nodes of 4 GPUs
 v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
 slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too
-site.yaml          gpu, gpus, gpus_per_node; and clouds beside them (`hybrid/clouds.py`)
+site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
+                   blocks, `topology: {block: 64, rack: 16}`
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +41,7 @@ class Site:
     text: str
     file: Path | None = None  # where the site came from
     kinds: tuple[tuple[str, int], ...] = ()  # (GPU, nodes), where there are several
+    topology: tuple[tuple[str, int], ...] = ()  # levels above nodes, from the top down, and nodes of a domain of each
     slurm: tuple[Path, ...] = ()  # Slurm's own files of it
     changed: Cluster | None = field(default=None, compare=False)  # what these say, with something else in its place
 
@@ -129,7 +133,7 @@ def _of_slurm(files: tuple[Path, ...], text: str) -> Site:
 
 def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
-    known = {"gpu", "gpus", "gpus_per_node", "slurm", *CLOUDS}
+    known = {"gpu", "gpus", "gpus_per_node", "topology", "slurm", *CLOUDS}
     if "slurm" in data:
         known_keys(data, {"slurm"}, str(path))
         names = data["slurm"] if isinstance(data["slurm"], list) else [data["slurm"]]
@@ -138,4 +142,16 @@ def _from_yaml(path: Path) -> Site:
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
     known_keys(data, known, str(path))
     gpu = str(data.get("gpu", "gpu"))
-    return replace(parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node")), file=path)
+    site = parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))
+    return replace(site, file=path, topology=_levels(data.get("topology", {}), path))
+
+
+def _levels(said: object, path: Path) -> tuple[tuple[str, int], ...]:
+    """Levels as a file says them, e.g. `{block: 64, rack: 16}`. Raises InputFileError."""
+    levels = tuple((str(name), nodes) for name, nodes in said.items()) if isinstance(said, Mapping) else ()
+    sizes = [nodes for _, nodes in levels]
+    whole = all(isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 0 for nodes in sizes)
+    if (said and not levels) or not whole or any(above % below for above, below in pairwise(sizes)):
+        remedy = "give the nodes of a domain of each level, from the top down, each a multiple of the next"
+        raise InputFileError(path, f"has a topology that is no tree: {said}", f"{remedy}: {{block: 64, rack: 16}}")
+    return levels

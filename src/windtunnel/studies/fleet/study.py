@@ -205,7 +205,11 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
         serving = None if question.serving is None else Path(question.serving)
         options = replace(options, loans=loans_of(serving, elastic, question.seed))
     outcomes = tuple(simulate(jobs, site, policy_of_text(name), options) for name in names)
-    warnings = (*unfit, *_unheeded(jobs, names), *dict.fromkeys(line for one in outcomes for line in left_out(one)))
+    warnings = (
+        *unfit,
+        *_unheeded(jobs, names, placed=bool(site.topology) and not options.pool),
+        *dict.fromkeys(line for one in outcomes for line in left_out(one)),
+    )
     if question.restart is None:
         often = [one for one in outcomes if one.restarts.any() and one.policy != "current"]
         free = ", ".join(f"{int(one.restarts.sum()):,} with {one.policy}" for one in often)
@@ -230,13 +234,16 @@ def one_seed(*, question: Mapping[str, object]) -> dict[str, object]:
     return answer_as_it_is(read(question)).figures[0]
 
 
-def _unheeded(jobs: Jobs, names: Sequence[str]) -> list[str]:
-    """Quotas and priorities of the log that policies pay no heed to."""
+def _unheeded(jobs: Jobs, names: Sequence[str], *, placed: bool) -> list[str]:
+    """Quotas, priorities and places of the log that policies pay no heed to; `placed`: the cluster has a topology."""
     plain = [plain_name(name) for name in names if not _is_file(name)]
     deaf = {
         "quotas of queues": [each for each in plain if "quota" not in POLICIES[each].needs] if jobs.quotas else [],
         "priorities": [each for each in plain if not POLICIES[each].priorities]
         if len(set(jobs.columns.get("priority", ())) - {""}) > 1
+        else [],
+        "topology": [each for each in plain if "quota" not in POLICIES[each].needs or not placed]
+        if any(jobs.columns.get("topology", ()))
         else [],
     }
     logs = {name for name in plain if POLICIES[name].loop == "log"}

@@ -23,12 +23,12 @@ from windtunnel.studies.fleet.work import Rigid
 Row = tuple[int, int, int, str, int]  # submission, duration, GPUs, queue, priority
 
 
-def run(rows: list[Row], *quotas: Quota, gpus: int = 16, fair: bool = False) -> list[Running]:
+def run(rows: list[Row], *quotas: Quota, gpus: int = 16, fair: bool = False, qps: float = 0.0) -> list[Running]:
     jobs = [
         Running(at, submit * NS, wide, Rigid(float(lasts)), queue=queue, priority=float(priority))
         for at, (submit, lasts, wide, queue, priority) in enumerate(rows)
     ]
-    Clock(jobs, [gpus], Kueue(0, {quota.name: quota for quota in quotas}, fair)).run()
+    Clock(jobs, [gpus], Kueue(0, {quota.name: quota for quota in quotas}, fair, qps=qps, burst=2)).run()
     return jobs
 
 
@@ -120,14 +120,14 @@ class Watched(Kueue):
         assert sum(used.values()) <= sum(quota.nominal for quota in self.quotas.values())
 
 
-@given(ROWS, QUOTAS, st.booleans())
+@given(ROWS, QUOTAS, st.booleans(), st.sampled_from([0.0, 2.0, 50.0]))
 @settings(max_examples=60)
-def test_quotas_hold_and_every_job_ends(rows: list[Row], quotas: tuple[Quota, ...], fair: bool) -> None:
+def test_quotas_hold_and_every_job_ends(rows: list[Row], quotas: tuple[Quota, ...], fair: bool, qps: float) -> None:
     jobs = [
         Running(at, submit * NS, wide, Rigid(float(lasts)), queue=queue, priority=float(priority))
         for at, (submit, lasts, wide, queue, priority) in enumerate(sorted(rows))
     ]
-    Clock(jobs, [64], Watched(0, {quota.name: quota for quota in quotas}, fair)).run()
+    Clock(jobs, [64], Watched(0, {quota.name: quota for quota in quotas}, fair, qps=qps)).run()
     assert all(job.end_ns is not None for job in jobs)
 
 
@@ -188,3 +188,40 @@ def test_a_queue_that_borrows_stops_others_up_to_a_priority(most: float | None, 
     a = Quota("a", 4, "c", reclaim="LowerPriority", borrow_within="LowerPriority", borrow_priority=most)
     jobs = run([(0, 20, 12, "b", 1), (5, 10, 8, "a", 2)], a, Quota("b", 4, "c"), Quota("d", 8, "c"))
     assert jobs[1].start_ns == starts * NS
+
+
+def test_what_kueue_writes_in_a_second_is_what_begins() -> None:
+    rows: list[Row] = [(0, 10, 1, "a", 0)] * 6
+    jobs = run(rows, Quota("a", 16), qps=0.5)
+    # the bucket holds two writes and gets one every 2 s; one job of a queue is admitted in a cycle of 1 ms
+    assert [round((job.start_ns or 0) / NS, 2) for job in jobs] == [0, 0, 2, 4, 6, 8]
+    assert [round(job.gpu_ns / NS, 2) for job in jobs] == [10, 10, 12, 14, 16, 18]  # held while the write waits
+    assert all((job.end_ns or 0) == (job.start_ns or 0) + 10 * NS for job in jobs)
+
+
+def test_a_victim_runs_until_its_eviction_is_written_and_what_found_no_room_is_looked_at_a_second_later() -> None:
+    quota = Quota("a", 8, within="LowerPriority")
+    rows: list[Row] = [(0, 100, 4, "a", 0), (0, 100, 4, "a", 0), (10, 5, 8, "a", 1), (11, 5, 8, "a", 1)]
+    *low, high, other = run(rows, quota, qps=0.5)
+    assert [job.restarts for job in low] == [1, 1]
+    assert round((high.start_ns or 0) / NS, 1) == 12.0  # the third write, after those of its victims
+    assert round((other.start_ns or 0) / NS, 1) == 18.0  # the end at 17 and a second
+    assert all((job.end_ns or 0) > (other.end_ns or 0) for job in low)
+
+
+class Asked:
+    """The same policy by its answers to snapshots."""
+
+    def __init__(self, policy: Kueue) -> None:
+        self.decide = policy.decide
+
+
+@pytest.mark.parametrize("hashing", [True, False])
+def test_a_pace_goes_on_at_another_snapshot(hashing: bool) -> None:
+    policy = Kueue(0, {"a": Quota("a", 2)}, qps=1.0, burst=1, hashing=hashing)
+    jobs = [Running(at, at * NS // 10, 2, Rigid(5.0), queue="a") for at in range(3)]
+    Clock(jobs, [16], policy).run()
+    again = [Running(at, at * NS // 10, 2, Rigid(5.0), queue="a") for at in range(3)]
+    Clock(again, [16], Asked(policy)).run()
+    assert [(job.end_ns or 0) // NS for job in jobs] == [5, 11, 17]  # a second after each end
+    assert [job.end_ns for job in again] == [job.end_ns for job in jobs]

@@ -23,6 +23,9 @@ from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu", "aws.amazon.com/neuron")
 SLICES = ("nvidia.com/mig-", "gpu.intel.com/")  # parts of a GPU, or GPUs by their driver
 QUEUE, PRIORITY, GROUP = (f"kueue.x-k8s.io/{key}" for key in ("queue-name", "priority-class", "pod-group-name"))
+TOPOLOGY = {  # annotations of a pod's template
+    f"kueue.x-k8s.io/podset-{word}-topology": word for word in ("required", "preferred", "unconstrained")
+} | {"kueue.x-k8s.io/podset-slice-required-topology": "slice"}
 DURATION = "windtunnel/duration-s"  # an annotation of ours
 NO_JOBS = (
     *("ClusterQueue", "LocalQueue", "Cohort", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass", "Topology"),
@@ -193,6 +196,23 @@ class Part:
             return [(_count(task, "replicas"), _mapping(task, "template", "spec")) for task in _items(spec, "tasks")]
         return [(_count(spec, "parallelism"), _mapping(spec, "template", "spec"))]
 
+    def topologies(self) -> list[str]:
+        """What its pods ask of the topology, as `required LEVEL`; of slices `slice LEVEL`."""
+        spec, found = _mapping(self.item, "spec"), []
+        if self.kind == "Workload":
+            for each in _items(spec, "podSets"):
+                asked = _mapping(each, "topologyRequest")
+                found += [f"{word} {_text(asked, word)}" for word in ("required", "preferred") if _text(asked, word)]
+                found += ["unconstrained"] if asked.get("unconstrained") is True else []
+                found += ["slice"] if _text(asked, "podSetSliceRequiredTopology") else []
+            return found
+        template = self.item if self.kind == "Pod" else _mapping(spec, "template")
+        for key, value in _mapping(template, "metadata", "annotations").items():
+            word = TOPOLOGY.get(str(key))
+            if word:
+                found.append(word if word == "unconstrained" else f"{word} {value}")
+        return found
+
 
 def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, ...]:
     """GPUs of each ClusterQueue, all kinds together, and of each LocalQueue by the ClusterQueue behind it."""
@@ -315,6 +335,7 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
         lasted = limit
     if state == RUNNING:
         notes.add("still runs: for how long is not told", name)
+    topology, pod_gpus = _topology(sources or pods, name, notes)
     labels = _mapping(head.item, "metadata", "labels")
     said_by = workload.item if workload else {}
     return {
@@ -333,7 +354,23 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
         or _text(head.item, "spec", "priority")
         or _text(head.item, "spec", "priorityClassName"),
         "log_state": state,
+        "topology": topology,
+        "pod_gpus": pod_gpus,
     }
+
+
+def _topology(parts: Sequence[Part], name: str, notes: Notes) -> tuple[str, int | None]:
+    """What is asked of Kueue's topology, and GPUs of each pod; empty and None where nothing is."""
+    said = [words for part in parts for words in part.topologies()]
+    if any(words.startswith("slice") for words in said):
+        notes.add("asks for slices in the topology: not modelled, its other words stand", name)
+    asked = [words for words in said if not words.startswith("slice")]
+    if not asked:
+        return "", None
+    if len(set(asked)) > 1:
+        notes.add("asks for unlike places of its pods: the first stands for all", name)
+    sizes = {gpus for part in parts for _, spec in part.pods() if (gpus := _gpus_of_pod(spec, name, Notes()))}
+    return asked[0], max(sizes, default=0) or None
 
 
 def _evictions(workload: Part | None, name: str, notes: Notes) -> None:

@@ -30,6 +30,7 @@ GIVEN = (
     "seed",
     "sample",
     "cluster",
+    "topology",
 )  # fields that follow from the site, --seed or the trace
 
 

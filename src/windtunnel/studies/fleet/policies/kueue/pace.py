@@ -1,0 +1,146 @@
+"""Kueue at the speed of its API client: every decision is a write of a Workload's status, and writes have a limit.
+
+    bucket     `qps` writes a second, `burst` at once after a rest, first come first served (`clientConnection`)
+    admission  holds its quota when it is decided; the job begins when its write has passed
+    eviction   the victims' writes have passed before the cycle goes on; they run until then
+    no fit     the reason is written where it is another than before, and the cycle waits for that
+    parked     a job that finds no room, with all of its queue and size (`hashing`, from Kueue 0.18 on), is looked at
+               again a second after something ended or was stopped in its tree of cohorts, all such at once
+
+A cycle is decided on what held when it began: a first job that fitted then, and no longer does, is tried again in the
+next. Source: Kueue ff69552, pkg/scheduler and pkg/cache/queue; controller-runtime has a bucket for each kind of object.
+Not here: how long Kueue computes, and what its other controllers write of Workloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from windtunnel.studies.fleet.board import Board, Move
+from windtunnel.studies.fleet.policies.kueue.books import Node
+from windtunnel.studies.fleet.policies.kueue.rules import Rules
+from windtunnel.studies.fleet.policies.kueue.state import Pace, State
+from windtunnel.studies.fleet.running import NS, Running
+
+CYCLE_NS = NS // 1000  # initialBackoff, between two cycles
+NO_LONGER = -1  # what is written of a job that fitted when its cycle began, in place of the GPUs that it lacks
+
+
+def root_of(node: Node) -> str:
+    """The name of the cohort at the top of a queue's tree, or its own."""
+    return [node, *node.above()][-1].name
+
+
+def paced(policy: Rules, board: Board, state: State) -> Iterator[Move]:
+    """What starts and stops now: victims whose time has come, then a cycle unless one is still going on."""
+    pace, now_ns = state.pace, board.moment.ns
+    assert pace is not None
+    for index in [index for index, time_ns in pace.stops_ns.items() if time_ns <= now_ns]:
+        del pace.stops_ns[index]
+        victim = board.running[index]
+        state.give(victim)
+        pace.written.pop(index, None)
+        pace.freed(root_of(state.books.queues[victim.queue]), now_ns)
+        yield victim, None
+    pace.look_again(now_ns)
+    times = [*pace.stops_ns.values(), *pace.retry_ns.values()]
+    if pace.busy_ns <= now_ns:
+        heads = _heads(policy, board, state)
+        if heads:
+            end_ns = yield from _cycle(policy, heads, board, state)
+            if end_ns is not None:
+                pace.busy_ns = max(end_ns, now_ns + CYCLE_NS)
+                times = [*pace.stops_ns.values(), *pace.retry_ns.values(), pace.busy_ns]
+    else:
+        times.append(pace.busy_ns)
+    board.wake_ns = min(times, default=None)
+
+
+def _heads(policy: Rules, board: Board, state: State) -> list[Running]:
+    """The first job of each queue that is not parked."""
+    assert state.pace is not None
+    found: dict[str, Running] = {}
+    parked = state.pace.parked
+    for key, line in board.lines.items():
+        if not line or not isinstance(key, tuple) or not key[0]:
+            continue
+        queue = line[0][1].queue
+        aside = parked.get(root_of(state.books.queues[queue]), ())
+        if policy.hashing:
+            first = None if key in aside else line[0][1]
+        else:
+            first = next((job for _, job in line if job.index not in aside), None)
+        if first is not None and (queue not in found or first.rank < found[queue].rank):
+            found[queue] = first
+    for queue, index in state.pace.ahead.items():
+        if queue in found and found[queue].index != index:
+            waiting = (job for line in board.lines.values() for _, job in line if job.index == index)
+            found[queue] = next(waiting, found[queue])
+    return list(found.values())
+
+
+def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> Generator[Move, None, int | None]:
+    """One job of each queue, in turn. Returns when its last write has passed; None where it wrote nothing."""
+    pace, queues = state.pace, state.books.queues
+    assert pace is not None
+    at_ns = board.moment.ns
+    wrote = False
+    fitted = {job.index for job in heads if job.gpus <= queues[job.queue].available}
+    taken: set[int] = set()  # victims of this cycle
+    kept: list[tuple[Node, int]] = []
+    refused: list[tuple[Running, int]] = []
+    for job in policy.in_turn(heads, state.books):
+        node = queues[job.queue]
+        pace.awaited[job.index] = waits = pace.awaited.get(job.index, set()) & pace.stops_ns.keys()
+        if not waits and job.gpus <= node.available:
+            placement = policy.place(job, board)
+            if placement is None:
+                refused.append((job, job.gpus))
+                continue
+            state.take(job)
+            _forget(job, pace)
+            pace.begins_ns[job.index] = pace.write(at_ns)
+            wrote = True
+            yield job, placement
+            continue
+        victims = [] if waits or job.index in fitted else policy.victims(job, state)
+        if (job.index in fitted and not waits) or any(each.index in taken for each in victims):
+            refused.append((job, NO_LONGER))
+            continue
+        for victim in victims:
+            if victim.index not in pace.stops_ns:
+                pace.stops_ns[victim.index] = pace.write(at_ns)
+                wrote = True
+        if victims:
+            waits |= {each.index for each in victims}
+            taken |= waits
+            at_ns = max(at_ns, *(pace.stops_ns[index] for index in waits))
+            pace.ahead[job.queue] = job.index
+        room = job.gpus if waits else policy.kept(job, node)
+        if room > 0:
+            node.add(room)
+            kept.append((node, room))
+        if not waits:
+            refused.append((job, job.gpus - node.available - max(room, 0)))
+    for node, room in kept:
+        node.add(-room)
+    for job, lacks in refused:
+        if lacks != NO_LONGER:
+            _forget(job, pace, said=True)
+            if not policy.quotas[job.queue].strict:
+                key = policy.line(job) if policy.hashing else job.index
+                pace.parked.setdefault(root_of(queues[job.queue]), set()).add(key)
+        if pace.written.get(job.index) != lacks:
+            pace.written[job.index] = lacks
+            at_ns = pace.write(at_ns)
+            wrote = True
+    return at_ns if wrote else None
+
+
+def _forget(job: Running, pace: Pace, *, said: bool = False) -> None:
+    """A job stops no others any more; `said`: what was written of it stays."""
+    pace.awaited.pop(job.index, None)
+    if pace.ahead.get(job.queue) == job.index:
+        del pace.ahead[job.queue]
+    if not said:
+        pace.written.pop(job.index, None)
