@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -26,6 +27,7 @@ MODES = [
     Rules(8, 4, async_steps=3.0, partial=True, in_order=False),
     Rules(8, 4, async_steps=0.5, partial=True, in_order=False, keep_cache=False),
     Rules(8, 4, async_steps=2.0, partial=True, in_order=False, useful=0.6, turns=3, tool_tokens=20),
+    Rules(8, 4, async_steps=2.0, partial=True, chunks=True, useful=0.6, in_flight=5),
 ]
 
 
@@ -87,6 +89,26 @@ def test_overlapped_pools_are_never_slower_than_pools_in_turn(learner_s: float, 
     # No gain is invented: neither the learner nor the weight update becomes shorter.
     span = overlapped.steps[-1].end_s - overlapped.steps[0].end_s
     assert span >= 5 * (learner_s + 0.1) - 1e-6
+
+
+@pytest.mark.parametrize("most", [3, 8])
+def test_no_more_prompts_are_under_way_than_may_be_and_fewer_take_longer(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    seen: list[int] = []
+    begin = Run._begin
+
+    def watched(self: Run, number: int, now_ns: int) -> None:
+        begin(self, number, now_ns)
+        seen.append(self.in_flight)
+
+    monkeypatch.setattr(Run, "_begin", watched)
+    free = Rules(8, 4, async_steps=2.0, partial=True)
+    ends = run(free, learner_s=0.05).steps[-1].end_s
+    assert max(seen) > most
+    seen.clear()
+    assert run(replace(free, in_flight=most), learner_s=0.05).steps[-1].end_s >= ends
+    assert max(seen) == most
 
 
 def test_one_generator_with_equal_answers_takes_the_closed_form() -> None:

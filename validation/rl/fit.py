@@ -4,10 +4,10 @@
 
 For each row: generation, learner and weight bytes as predicted with every factor 1. A step is
 
-    in turn        g G + f L + bytes / r + c        f: l for dense models, m for those with experts
-    one ahead      max(g Gb, f L) + bytes / published rate + c / 2        Gb: a step whose learner takes no time
+    in turn        g G + f L + w + c            f: l for dense models, m for those with experts
+    one ahead      max(g Gb, f L) + w + c       Gb: a step whose learner takes no time; w: weight update, offload
 
-and g, l, m, r, c are fitted on the logarithm by Gauss-Newton with a weak prior, on all releases but one in turn. The
+and g, l, m, c are fitted on the logarithm by Gauss-Newton with a weak prior, on all releases but one in turn. The
 last line: each release's first row gives one factor for its others, which is what one measured step brings.
 """
 
@@ -27,14 +27,14 @@ from windtunnel.files.table import read_table
 from windtunnel.studies.rl.clock import Times
 from windtunnel.studies.rl.job import batch_time_s, run_of, settled
 
-NAMES = ("generation", "learner", "experts", "refit s/GB", "fixed s")
-PRIOR = np.log([1.4, 1.4, 1.8, 0.05, 5.0])
+NAMES = ("generation", "learner", "experts", "fixed s")
+PRIOR = np.log([1.4, 1.4, 1.8, 5.0])
 WEIGHT, AHEAD = 0.2, 3  # of the prior; steps that are measured after those in which pools fill
 
 
 @dataclass(frozen=True)
 class Part:
-    """A row's parts in seconds and gigabytes, and what was measured."""
+    """A row's parts in seconds, and what was measured."""
 
     id: str
     source: str
@@ -43,16 +43,15 @@ class Part:
     learner_s: float
     experts: bool
     colocated: bool
-    gigabytes: float
-    published_s: float  # weight update, apart
+    published_s: float  # weight update, and what is offloaded for it
 
     def step_s(self, logs: NDArray[np.float64]) -> float:
         """The step with these factors."""
-        g, dense, experts, rate, fixed = np.exp(logs)
+        g, dense, experts, fixed = np.exp(logs)
         learner = self.learner_s * (experts if self.experts else dense)
         if self.colocated:
-            return float(g * self.generation_s + learner + self.gigabytes * rate + fixed)
-        return float(max(g * self.generation_s, learner) + self.published_s + fixed / 2)
+            return float(g * self.generation_s + learner + self.published_s + fixed)
+        return float(max(g * self.generation_s, learner) + self.published_s + fixed)
 
 
 def part_of(row: RlRow) -> Part | None:
@@ -72,12 +71,9 @@ def part_of(row: RlRow) -> Part | None:
         run = run_of(plain, plain.engine, plain.replicas, plain.rules, Times(0.0), first + 1 + AHEAD, idle=True)
         generation = (run.steps[-1].end_s - run.steps[first].end_s) / AHEAD
     learner = plain.trainer.passes(plain.sample_tokens(), plain.train_batch).total_s
+    published_s = job.times.refit_s + job.times.between_s - job.habits.between_s
     experts = any(layer.feed_forward.kind == "moe" for layer in job.model.layers)
-    width = 1 if "fp8" in row.text("gen_precision") else 2
-    gigabytes = width * job.model.parameters / 1e9
-    return Part(
-        row.id, row.text("source"), measured, generation, learner, experts, job.colocated, gigabytes, job.times.refit_s
-    )
+    return Part(row.id, row.text("source"), measured, generation, learner, experts, job.colocated, published_s)
 
 
 def fitted(parts: Sequence[Part]) -> NDArray[np.float64]:

@@ -31,10 +31,12 @@ class Rollout:
         float | None, About("Share of memory that the engine takes.", ROLLOUT, least=0.05, most=1, rare=True)
     ] = None
     max_num_seqs: Annotated[int | None, About("Sequences of a generator's batch.", ROLLOUT, least=1, rare=True)] = None
-    speculative_tokens: Annotated[int, About("Tokens drafted per step (0).", ROLLOUT, least=0, most=16, rare=True)] = 0
+    speculative_tokens: Annotated[
+        int | None, About("Tokens drafted per step (the recipe's, else 0).", ROLLOUT, least=0, most=16, rare=True)
+    ] = None
     acceptance: Annotated[
-        float, About("Chance that a drafted token is kept (0).", ROLLOUT, least=0, most=1, rare=True)
-    ] = 0.0
+        float | None, About("Chance that a drafted token is kept (0.6).", ROLLOUT, least=0, most=1, rare=True)
+    ] = None
     turns: Annotated[
         int, About("Turns of a sample, tools between them (1).", ROLLOUT, least=1, most=1000, rare=True)
     ] = 1

@@ -132,7 +132,7 @@ def bound_s(job: Job, learner_s: Callable[[Ints], float]) -> float:
         of_each = _parts(steps, job)
         longest = float(np.mean([part.max() for part in of_each])) * len(of_each) / replicas
         full = _contexts(steps) / replicas / cached if cached else 0.0
-        longest *= 1.0 if rules.chunks else LEAST
+        longest *= 1.0 if _by_chunks(job) else LEAST
         ticks = least.in_any_order(steps.sum() / replicas, _contexts(steps) / replicas, max(longest / flying, full))
         if plain and not rules.async_steps:
             ticks = max(ticks, *(least.together(part) for part in of_each))
@@ -147,10 +147,15 @@ def bound_s(job: Job, learner_s: Callable[[Ints], float]) -> float:
     return times.refit_s + LEAST * max(sum(learner), sum(generation)) / measured
 
 
+def _by_chunks(job: Job) -> bool:
+    """Whether a batch goes to the generators in one piece each."""
+    return job.rules.chunks and not job.rules.async_steps
+
+
 def _parts(steps: Ints, job: Job) -> list[Ints]:
     """The samples of a batch that begins at once on empty generators, by generator; those without any left out."""
     places, many = np.arange(len(steps)), job.replicas
-    places = places * many // len(steps) if job.rules.chunks else places % many
+    places = places * many // len(steps) if _by_chunks(job) else places % many
     return [part for one in range(many) if len(part := steps[places == one])]
 
 

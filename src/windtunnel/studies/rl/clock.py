@@ -50,6 +50,7 @@ class Rules:
     turns: int = 1
     prompt_tokens: int = 150
     tool_tokens: int = 0
+    in_flight: int | None = None  # groups that may be generated at a time; None: all that may begin
 
     @property
     def oldest(self) -> int:
@@ -174,9 +175,14 @@ class Run:
         rules = self.rules
         if self._draining:
             return
-        while self.begun - self.dropped < (self.version + rules.async_steps + 1) * rules.groups:
+        most = NEVER if rules.in_flight is None else rules.in_flight
+        while self._in_flight < most and self._may_begin:
             self._begin(self.begun, now_ns)
             self.begun += 1
+
+    @property
+    def _may_begin(self) -> bool:
+        return self.begun - self.dropped < (self.version + self.rules.async_steps + 1) * self.rules.groups
 
     def _begin(self, number: int, now_ns: int) -> None:
         rules = self.rules
@@ -214,6 +220,8 @@ class Run:
         """The generator of a sample."""
         many = len(self.generators) if self._guests_away else len(self._all)
         if self.rules.chunks:
+            if self.rules.async_steps:  # one by one: to the generators in turn
+                return index % many
             batch = self.rules.groups * self.rules.samples
             return index % batch * many // batch
         loads = [self._all[place].load for place in range(many)]
@@ -272,7 +280,7 @@ class Run:
         if self.rules.useful < 1.0 and self._random.random() >= self.rules.useful:
             self.dropped += 1
             self.tokens_dropped += sum(self._forget(group))
-            self._feed(now_ns)
+        self._feed(now_ns)
         if self._draining:
             if not (self._in_flight or self._updating):  # a reward may come while weights change
                 self._update(now_ns)

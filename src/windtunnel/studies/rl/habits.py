@@ -7,7 +7,8 @@ A release that is not listed is read as the nearest older one. Each number stand
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -40,14 +41,20 @@ class Habits:
     refit_s: float  # of a weight update, beside its bytes
     wake_s: float  # engine and trainer change places, beside what PCIe takes
     between_s: float  # data, rewards, advantages
+    offload_bytes_per_s: float | None = None  # optimizer states to the host and back; else all of a trainer, over PCIe
+    in_flight: Literal["free", "batch", "ahead", "generators"] = "free"  # prompts under way: all that may begin, those
+    # of a batch, of `async_steps` batches, or 16 for each generator
+    sends_fp8: bool = False  # weights that are generated with in 8 bits are cast before they are sent
+    # By model: tokens that the recipe of this release drafts, and the chance that one is kept.
+    drafted: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     node_sum_s: float | None = None  # of a generator's sum over nodes, per node beyond the first; the engine's
     loss: str | None = None  # of a training plan, where it is not the trainer's
     # RL engines are not benchmark engines: log-probs returned, executors in step, detokenising, fixed assignment; RL
-    # trainers pack unlike rows, keep no graph, balance no experts. Fitted on NeMo RL 0.4 to 0.7 (validation/rl/fit.py),
-    # by release left out 1.37 to 1.51, 1.34 to 1.38 and 1.80 to 2.14; other frameworks have published nothing to fit.
-    generation_factor: float = 1.41  # on steps of generators
-    learner_factor: float = 1.36  # on log-probs and training
-    experts_factor: float = 2.0  # the same where a model has experts
+    # trainers pack unlike rows, keep no graph, balance no experts. Fitted on NeMo RL 0.4 to 0.7 (validation/rl/fit.py);
+    # other frameworks have published nothing to fit.
+    generation_factor: float = 1.42  # on steps of generators
+    learner_factor: float = 1.32  # on log-probs and training
+    experts_factor: float = 1.8  # the same where a model has experts
 
 
 def load_habits(spec: str) -> Habits:
@@ -74,7 +81,7 @@ def _habits(name: str, wanted: str, spec: str) -> Habits:
     values = {**document["defaults"], **(document["releases"][release] or {})}
     known = {one.name: one for one in fields(Habits)}
     settled: dict[str, Any] = {
-        key: float(value) if known[key].type == "float" else value for key, value in values.items()
+        key: float(value) if known[key].type in ("float", "float | None") else value for key, value in values.items()
     }
     return Habits(name=name, release=wanted or release, **settled)
 

@@ -19,6 +19,7 @@ from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model, model_of
 from windtunnel.questions import plain, read
 from windtunnel.questions.asked.rl import Rl
+from windtunnel.questions.asked.serve.parts import Drafted
 from windtunnel.studies.rl.clock import NS, Rules, Run, Times
 from windtunnel.studies.rl.configs.question import Imported, read_config
 from windtunnel.studies.rl.generators import Generator
@@ -139,7 +140,7 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
         habits.partial if question.partial is None else question.partial,
         habits.keep_cache,
         habits.in_order,
-        habits.assignment == "chunks" and question.async_steps == 0,
+        habits.assignment == "chunks",
         beside.useful,
         rollout.turns,
         question.prompt_tokens,
@@ -154,7 +155,8 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
         imported=imported,
     )  # fmt: skip
     engine, replicas = generators_of(draft, machine, gen_gpus, {} if known is None else known)
-    job = replace(draft, engine=engine, replicas=replicas)
+    rules = replace(rules, in_flight=in_flight(draft, replicas))
+    job = replace(draft, engine=engine, replicas=replicas, rules=rules)
     judges = None
     if beside.judge is not None:
         pool = sub(machine, beside.judge_gpus)
@@ -166,6 +168,16 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
             raise SpecError("judge", beside.judge, f"does not fit on {beside.judge_gpus} GPUs: give --judge-gpus more")
         judges = (judge, beside.judge_gpus // judge.gpus)
     return replace(job, times=Times(refit_of(job)), judges=judges)
+
+
+def in_flight(draft: Job, replicas: int) -> int | None:
+    """Groups that are generated at a time at the most; None: all that may begin."""
+    rules = draft.rules
+    if not rules.async_steps:
+        return None
+    batches = rules.groups * max(1, int(rules.async_steps))
+    limits = {"ahead": batches, "batch": rules.groups, "generators": 16 * replicas}
+    return limits.get(draft.habits.in_flight)
 
 
 def sub(machine: Cluster, gpus: int) -> Cluster:
@@ -250,6 +262,7 @@ def deployment(job: Job, tp: int) -> Deployment:
     """A generator of this tensor parallelism."""
     asked, habits = job.question.rollout, job.habits
     apart = None if job.colocated else habits.gpu_memory_utilization_apart
+    tokens, acceptance = drafted_by(job)
     return Deployment(
         engine=asked.engine or habits.engine,
         tp=tp,
@@ -258,9 +271,18 @@ def deployment(job: Job, tp: int) -> Deployment:
         weights=asked.weights,
         gpu_memory_utilization=asked.gpu_memory_utilization or apart or habits.gpu_memory_utilization,
         max_num_seqs=asked.max_num_seqs,
-        speculative_tokens=asked.speculative_tokens,
-        acceptance=asked.acceptance,
+        speculative_tokens=tokens,
+        acceptance=acceptance,
     )
+
+
+def drafted_by(job: Job) -> tuple[int, float]:
+    """Tokens that a generator drafts per step and the chance that one is kept: as given, or as the recipe has it."""
+    asked = job.question.rollout
+    tokens, kept = job.habits.drafted.get(job.model.name, (0, Drafted.taken_as))
+    tokens = tokens if asked.speculative_tokens is None else asked.speculative_tokens
+    kept = kept if asked.acceptance is None else asked.acceptance
+    return (tokens, kept) if tokens else (0, 0.0)
 
 
 def check_room(job: Job, engine: Engine) -> None:
@@ -295,7 +317,7 @@ def refit_of(job: Job) -> float:
     """Seconds of a weight update."""
     habits = job.habits
     habit = habits.refit_colocated_bytes_per_s if job.colocated else habits.refit_apart_bytes_per_s
-    width = 1 if job.question.rollout.weights in ("fp8", "fp8_block") else 2
+    width = 1 if habits.sends_fp8 and job.question.rollout.weights in ("fp8", "fp8_block") else 2
     return habits.refit_s + width * job.model.parameters / (job.question.beside.refit_rate or habit)
 
 
@@ -305,8 +327,9 @@ def times_of(job: Job) -> Times:
     between_s = habits.between_s
     if job.colocated:
         stage = fullest(job.trainer, job.sample_tokens(), job.train_batch)
-        state = sum(size for name, size in stage.categories.items() if name in ("parameters", "gradients", "optimizer"))
-        between_s += habits.wake_s + 2 * state / job.trainer.cluster.host.offload_bandwidth_bytes_per_s
+        moved = ("optimizer",) if habits.offload_bytes_per_s else ("parameters", "gradients", "optimizer")
+        rate = habits.offload_bytes_per_s or job.trainer.cluster.host.offload_bandwidth_bytes_per_s / 2
+        between_s += habits.wake_s + sum(stage.categories.get(name, 0) for name in moved) / rate
     if beside.checkpoint_every:
         between_s += 14.0 * job.model.parameters / beside.storage / beside.checkpoint_every
     if beside.validate_every:

@@ -8,9 +8,9 @@ log-prob  forward passes only (`studies/training/forward_only.py`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from math import ceil, lcm
 
 import numpy as np
@@ -150,15 +150,20 @@ class Trainer:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Priced:
     """A step of the training study."""
 
     step_s: float
     forward_s: float
-    memory: tuple[StageMemory, ...]
     p5: float  # of the passes, relative
     p95: float
+    stages: Callable[[], tuple[StageMemory, ...]]
+
+    @cached_property
+    def memory(self) -> tuple[StageMemory, ...]:
+        """Of each stage: replayed when it is asked for, which of most steps it is not."""
+        return self.stages()
 
 
 def _price(model: Model, cluster: Cluster, fields: Fields, key: tuple[int, int, int], dp: int) -> _Priced:
@@ -169,15 +174,14 @@ def _price(model: Model, cluster: Cluster, fields: Fields, key: tuple[int, int, 
         pricer = pricer.with_documents(document)
     found = simulate(layout, pieces_of(layout), layout.schedule_table(), pricer)
     step = found.step
-    memory = memory_of(layout, found.pieces, step, found.timeline.end_ns)
     widths = [(one.p5, one.p95, one.duration_ns) for one in step.segments]
     weight = sum(width for _, _, width in widths)
     return _Priced(
         found.makespan_ns * 1e-9,
         forward_ns(layout, step) * 1e-9,
-        memory,
         sum(low * width for low, _, width in widths) / weight,
         sum(high * width for _, high, width in widths) / weight,
+        partial(memory_of, layout, found.pieces, step, found.timeline.end_ns),
     )
 
 
@@ -197,19 +201,20 @@ def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, 
     """
     best: tuple[float, Trainer] | None = None
     reason: UserError | None = None
-    least: list[tuple[float, int, Trainer]] = []
+    least: list[tuple[float, int, str, Trainer]] = []
     known: dict[tuple[int, int], Bounds] = {}
     for layout in layouts(trainer.model, trainer.cluster, given, str(trainer.fields["framework"])):
         able = replace(trainer, fields={**trainer.fields, **layout}, _known={})
         try:
-            least.append((least_s(able, tokens, train_batch, given, known), len(least), able))
+            bound_s, word = least_s(able, tokens, train_batch, given, known)
+            least.append((bound_s, len(least), word, able))
         except (LayoutError, UserError) as error:
             reason = error
-    for bound_s, _, able in sorted(least, key=lambda one: one[:2]):
+    for bound_s, _, word, able in sorted(least, key=lambda one: one[:2]):
         if best is not None and bound_s >= best[0]:
             break
         try:
-            able = fitting(able, tokens, train_batch, given)
+            able = fitting(able, tokens, train_batch, given, word)
             seconds = able.passes(tokens, train_batch).total_s
         except (LayoutError, UserError) as error:
             reason = error
@@ -227,10 +232,10 @@ def least_s(
     train_batch: int,
     given: Mapping[str, object],
     known: dict[tuple[int, int], Bounds],
-) -> float:
-    """Seconds that the passes take at the least; `known`: bounds by tokens of a row and of a document.
+) -> tuple[float, str]:
+    """Seconds that the passes take at the least, and the least that is recomputed.
 
-    Raises LayoutError where it does not fit, whatever is recomputed.
+    `known`: bounds by tokens of a row and of a document. Raises LayoutError where it does not fit with all recomputed.
     """
     capacity = max(trainer.row_tokens, int(tokens.max()))
     starts = range(0, len(tokens), train_batch)
@@ -253,7 +258,7 @@ def least_s(
     stages = ahead.reshape(-1, layout.plan.pp).sum(axis=0)
     forward_ns = stages.sum() + (micro_batches - 1) * stages.max()
     passes = int(trainer.old_logprob) + int(trainer.reference)
-    return trainer.factor * len(steps) * 1e-9 * (bounds.step_ns(layout) + passes * float(forward_ns))
+    return trainer.factor * len(steps) * 1e-9 * (bounds.step_ns(layout) + passes * float(forward_ns)), word
 
 
 def layouts(model: Model, cluster: Cluster, given: Mapping[str, object], framework: str) -> list[dict[str, int]]:
@@ -295,9 +300,15 @@ def _savings(given: Mapping[str, object]) -> list[str]:
     return [str(given["recompute"])] if given.get("recompute") else ["none", "full"]
 
 
-def fitting(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, object]) -> Trainer:
-    """The same with recomputation where none is given: none where that fits, else full. Raises LayoutError."""
-    for word in _savings(given):
+def fitting(
+    trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, given: Mapping[str, object], least: str | None = None
+) -> Trainer:
+    """The same with recomputation where none is given: none where that fits, else full. Raises LayoutError.
+
+    `least`: with less recomputed it is known not to fit.
+    """
+    words = _savings(given)
+    for word in words if least is None else words[words.index(least) :]:
         able = replace(trainer, fields={**trainer.fields, "recompute": word}, _known={})
         most = fullest(able, tokens, train_batch)
         if most.device_bytes <= able.cluster.gpu.usable_memory_bytes:

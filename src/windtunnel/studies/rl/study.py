@@ -42,6 +42,8 @@ def hidden_generation(job: Job, anchor: Anchor, step_s: float) -> float | None:
         if abs(step_s / found.step_time_s - 1.0) < CLOSE:
             break
         longer = (step_s - found.step_time_s) / found.phases.generation_s
+        if not found.phases.exposed_generation_s:  # all of it is hidden: it shows where it is as long as the step
+            longer = max(longer, step_s / found.phases.generation_s - 1.0)
         factor = min(FURTHEST, max(1.0 / FURTHEST, factor * (1.0 + max(longer, -0.5))))
     return factor
 

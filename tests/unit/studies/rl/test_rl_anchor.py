@@ -63,13 +63,15 @@ def test_a_step_without_phases_is_met_and_carried_by_half(tmp_path: Path) -> Non
 def test_overlapped_pools_are_anchored_by_the_wait_for_them(tmp_path: Path) -> None:
     apart = {"cluster": "h100-sxm:16", "generate": 8, "train": 8, "async_steps": 1.0}
     plain, path = asked(**apart), tmp_path / "run.log"
-    for longer in (1.3, 2.0):
-        step_s = longer * plain.step_time_s
-        learner = 0.5 * plain.phases.training_s
-        path.write_text(f"timing_s/update_actor:{learner} - timing_s/gen:1 - timing_s/step:{step_s}\n")
+    refit_s, learner = plain.phases.weight_sync_s, 0.5 * plain.phases.training_s
+    for wait_s, beside_s in ((0.8, 7.5), (3.0, 1.0)):  # what is in no phase of the log is beside the step
+        step_s = wait_s + learner + refit_s + beside_s
+        path.write_text(f"timing_s/update_actor:{learner} - timing_s/gen:{wait_s} - timing_s/step:{step_s}\n")
         found = asked(beside={"log": str(path)}, **apart)
         assert found.step_time_s == pytest.approx(step_s, rel=0.03)
         assert found.phases.training_s == pytest.approx(learner, rel=0.1)
+        assert found.phases.other_s == pytest.approx(beside_s, abs=0.01)
+        assert found.phases.exposed_generation_s == pytest.approx(wait_s, abs=0.04 * step_s)
 
 
 def test_a_wrong_anchor_is_named() -> None:

@@ -83,6 +83,37 @@ def test_a_measured_rate_of_weight_updates_is_taken() -> None:
     assert slow - 1.0 == pytest.approx(10 * (fast - 1.0))
 
 
+def test_weights_in_8_bits_are_sent_as_they_are_trained_but_where_the_sender_casts() -> None:
+    def update_s(framework: str, weights: str) -> float:
+        rollout = {"gen_tp": 1, "weights": weights}
+        return drafted(read_part(Rl, SMALL | {"framework": framework, "rollout": rollout})).times.refit_s
+
+    assert update_s("nemo-rl-0.7", "fp8") == update_s("nemo-rl-0.7", "bf16")
+    assert update_s("slime", "fp8") < update_s("slime", "bf16")
+
+
+def test_a_recipe_drafts_where_nobody_says_otherwise() -> None:
+    large = SMALL | {"model": "deepseek-v3", "cluster": "h100-sxm:64"}
+
+    def words(framework: str, **rollout: object) -> tuple[int, float]:
+        job = drafted(read_part(Rl, large | {"framework": framework, "rollout": {"gen_tp": 32, **rollout}}))
+        return job.engine.deployment.speculative_tokens, job.engine.deployment.acceptance
+
+    assert words("nemo-rl-0.7") == (1, 0.85)
+    assert words("nemo-rl-0.7", speculative_tokens=0) == words("nemo-rl-0.6") == (0, 0.0)
+    assert words("nemo-rl-0.6", speculative_tokens=3) == (3, 0.6)
+    assert words("nemo-rl-0.6", speculative_tokens=3, acceptance=0.7) == (3, 0.7)
+
+
+def test_pools_apart_hold_the_prompts_that_the_framework_lets_under_way() -> None:
+    def most(framework: str, ahead: float) -> int | None:
+        apart = {"framework": framework, "generate": 4, "train": 4, "async_steps": ahead}
+        return drafted(read_part(Rl, SMALL | apart)).rules.in_flight
+
+    assert (most("nemo-rl", 1), most("nemo-rl", 3)) == (16, 48)
+    assert (most("areal", 3), most("verl", 3), most("skyrl", 3), most("nemo-rl", 0)) == (16, 64, None, None)
+
+
 def test_judges_rewards_tools_and_filters_take_their_time() -> None:
     plain = asked().phases.generation_s
     assert asked(beside={"reward": 5.0}).phases.generation_s == pytest.approx(plain + 5.0, rel=0.01)
@@ -220,10 +251,13 @@ def test_the_layout_of_a_trainer_is_what_pricing_everything_finds() -> None:
     for layout in layouts(draft.model, draft.trainer.cluster, given, "megatron"):
         able = replace(draft.trainer, fields={**draft.trainer.fields, **layout}, _known={})
         try:
-            seconds = fitting(able, tokens, draft.train_batch, given).passes(tokens, draft.train_batch).total_s
+            fitted = fitting(able, tokens, draft.train_batch, given)
+            seconds = fitted.passes(tokens, draft.train_batch).total_s
         except UserError:
             continue
-        assert least_s(able, tokens, draft.train_batch, given, known) <= seconds
+        bound_s, word = least_s(able, tokens, draft.train_batch, given, known)
+        assert bound_s <= seconds
+        assert word in ("none", fitted.fields["recompute"])
         assert able.peak_s(tokens) < seconds
         every.append(seconds)
     assert len(every) > 3
