@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -60,6 +61,20 @@ def test_views_that_are_written_in_place_go_back_as_on_plain_tensors() -> None:
     assert Counter(op.name for op in real.ops)["aten.new_zeros"] == 2
     assert real.ops == fake.ops
     assert real.memory == fake.memory
+
+
+def test_a_thread_reads_what_it_is_told() -> None:
+    def job(device: str) -> None:
+        lost = torch.ones(3, device=device).sum()
+        with ThreadPoolExecutor(1) as pool:
+            told.append(pool.submit(lost.item).result())
+        lost = torch.randn(3, device=device).sum()
+        with ThreadPoolExecutor(1) as pool:
+            told.append(pool.submit(float, lost).result())
+
+    told: list[float] = []
+    recorded(job, fake="cpu", answers=Answers(loss=1.5))
+    assert told == [3.0, 1.5]
 
 
 def test_recording_leaves_the_run_as_it_was() -> None:

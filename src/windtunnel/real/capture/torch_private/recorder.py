@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,28 @@ def watch_resize(seen: Callable[[torch.UntypedStorage, int], None]) -> Callable[
         return answer
 
     return Replacements((torch.UntypedStorage, "resize_", resize_)).undo
+
+
+def on_reads_in_threads(read: Callable[[OpOverload, torch.Tensor], object]) -> Callable[[], None]:
+    """Ask `read` for what a thread of the script's reads from a fake tensor; returns the undo.
+
+    A thread is in no mode, so the fake tensor itself answers there, and has nothing to say.
+    """
+    from torch._subclasses import fake_impls
+
+    rules, read_one = fake_impls.op_implementations_dict, torch.ops.aten._local_scalar_dense.default
+    rule = rules[read_one]
+
+    def answered(mode: FakeTensorMode, func: OpOverload, tensor: torch.Tensor) -> object:
+        is_main = threading.current_thread() is threading.main_thread()
+        return rule(mode, func, tensor) if is_main else read(func, tensor)
+
+    rules[read_one] = answered
+
+    def undo() -> None:
+        rules[read_one] = rule
+
+    return undo
 
 
 def desugars_first(tensor_type: type) -> bool:
