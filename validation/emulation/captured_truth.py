@@ -4,8 +4,9 @@
     python validation/emulation/captured_truth.py --ranks 2 --only 0 -- -m package.train
 
 For each rank: the ops of the wanted step in order, with shapes and types; its communications, with members and bytes;
-the peak of its tensors. Ops that only give memory or look at data are left out on both sides, as they are in a program.
-Exit status 1 where anything differs by more than `--most` (of the peak, .01).
+the peak of its tensors. Ops that only give memory or look at data are left out on both sides, as they are in a program;
+of the real ranks also what gloo does in `wait`: it copies this rank's part of a reduce-scatter out there, as NCCL does
+not. Exit status 1 where anything differs by more than `--most` (of the peak, .01).
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ class StepTaken(BaseException):
 
 def play(folder: Path, step: int, target: list[str]) -> None:
     """One real rank, in this process; its program lies in the folder then, and it goes on: others may wait for it."""
+    import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from windtunnel.real.capture.arguments import Launch
     from windtunnel.real.capture.processes.rank_process import run_script
     from windtunnel.real.capture.recorder.recorder import Recorder
+    from windtunnel.real.capture.replacements import Replacements, in_context
+    from windtunnel.real.capture.torch_private.distributed import outside_modes
     from windtunnel.real.emulate.tape.record_real import Recording
     from windtunnel.studies.programs.communication import Communication
     from windtunnel.studies.programs.program import RankProgram
@@ -64,6 +68,7 @@ def play(folder: Path, step: int, target: list[str]) -> None:
     is_module = target[0] == "-m"
     name, *arguments = target[1:] if is_module else target
     with (
+        Replacements((dist.Work, "wait", in_context(outside_modes, dist.Work.wait))),
         Recording(None, heard=heard.append),
         Recorder(rank, world, None, device="cpu", first=step, on_step=done, on_bound=bound),
     ):

@@ -147,7 +147,7 @@ def make_inputs(inputs: Path) -> None:
     pyarrow.parquet.write_table(documents, inputs / "stories" / "train.parquet")
     for shard in range(2):
         place = inputs / "nanochat" / "base_data_climbmix" / f"shard_{shard:05d}.parquet"
-        pyarrow.parquet.write_table(documents, place, row_group_size=16)
+        pyarrow.parquet.write_table(documents, place, row_group_size=2)  # a group for each of 1,024 ranks
     pixels = numpy.random.RandomState(0)
     for split, count in (("train", 64), ("validation", 8)):
         for label in ("cat", "dog", "emu", "fox"):
@@ -365,7 +365,7 @@ PROGRAMS = (
             *("src/examples/llm/train.py", "run", "--sequence-length", "256", "--save-folder", "{inputs}/out"),
             *("--work-dir", "{inputs}/out", "--trainer.callbacks.lm_evaluator.enabled=false"),
             *("--trainer.callbacks.downstream_evaluator.enabled=false", "--train_module.rank_microbatch_size=2048"),
-            "--data_loader.global_batch_size={tokens}",
+            *("--data_loader.global_batch_size={tokens}", "--data_loader.num_workers=0"),
         ),
         environment=(("OLMO_DATA_ROOT", "{inputs}"),),
         path="src",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,19 @@ def test_a_distributed_checkpoint_leaves_its_folder_wherever_it_is_named(
     assert notes
     if name == "async_save":
         assert future.done()
+
+
+def test_another_rank_loads_the_shapes_of_what_rank_0_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = {"weight": torch.ones(2, 3, device="meta"), "step": 4, "parts": [torch.arange(5)]}
+    notes = list[str]()
+    with checkpoints_kept(notes.append, is_shared=True):
+        torch.save(saved, tmp_path / "first.pt")
+        torch.save({"step": 5}, tmp_path / "second.pt")
+        with (tmp_path / "first.pt").open("rb") as file:
+            assert torch.load(file).keys() == torch.load(tmp_path / "first.pt").keys()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with checkpoints_kept(notes.append):  # another rank
+        torch.save({"step": 6}, tmp_path / "own.pt")
+        loaded = torch.load(tmp_path / "first.pt")
+        assert [torch.load(tmp_path / name)["step"] for name in ("second.pt", "own.pt")] == [5, 6]
+    assert (loaded["step"], loaded["weight"].shape, loaded["parts"][0].tolist()) == (4, (2, 3), [0, 1, 2, 3, 4])

@@ -30,6 +30,18 @@ def test_assigning_data_takes_the_device_along() -> None:
         assert (parameter @ torch.randn(4, 4, device="cuda")).device.index == 2
 
 
+@needs_no_gpu
+def test_what_is_set_on_a_parameter_stays_when_its_module_moves() -> None:
+    """Megatron-LM marks shared, sharded and experts' parameters so, and asks before it sums their norms."""
+    with fake_tensors("cuda"):
+        layer = nn.Linear(4, 4)
+        layer.weight.is_sharded = True
+        layer.cuda().bfloat16()
+        assert layer.weight.is_sharded
+        assert not hasattr(layer.bias, "is_sharded")
+        assert (layer.weight.device.type, layer.weight.dtype) == ("cuda", torch.bfloat16)
+
+
 def test_a_real_tensor_that_is_given_fake_data_becomes_fake() -> None:
     """Files are read by C and Rust, past all modes; FSDP then moves parameters and buffers by their `data`."""
     with fake_tensors("cuda"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -38,6 +39,42 @@ def test_fake_tensors_give_the_ops_of_the_real_run(checkpointed: bool) -> None:
     assert real.ops == fake.ops
     assert real.memory == fake.memory
     assert real.resident == fake.resident
+
+
+def test_views_that_are_written_in_place_go_back_as_on_plain_tensors() -> None:
+    def job(device: str) -> None:
+        weight = torch.nn.Parameter(torch.ones(4, 6, device=device))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        mask = torch.ones(1, 2, 6, 6, dtype=torch.bool, device=device).triu(1)
+        for _ in range(2):
+            scores = (torch.ones(12, 4, device=device) @ weight).view(1, 2, 6, 6)  # as attention of Megatron-LM
+            scores.masked_fill_(mask, -10000.0)
+            turned = (weight * 2).t()
+            turned.mul_(3).add_(1)
+            with torch.no_grad():
+                weight.view(-1).mul_(0.5)
+            (scores.softmax(-1).sum() + turned.sin().sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    real, fake = recorded(job).program, recorded(job, fake="cpu").program
+    assert Counter(op.name for op in real.ops)["aten.new_zeros"] == 2
+    assert real.ops == fake.ops
+    assert real.memory == fake.memory
+
+
+def test_a_thread_reads_what_it_is_told() -> None:
+    def job(device: str) -> None:
+        lost = torch.ones(3, device=device).sum()
+        with ThreadPoolExecutor(1) as pool:
+            told.append(pool.submit(lost.item).result())
+        lost = torch.randn(3, device=device).sum()
+        with ThreadPoolExecutor(1) as pool:
+            told.append(pool.submit(float, lost).result())
+
+    told: list[float] = []
+    recorded(job, fake="cpu", answers=Answers(loss=1.5))
+    assert told == [3.0, 1.5]
 
 
 def test_recording_leaves_the_run_as_it_was() -> None:

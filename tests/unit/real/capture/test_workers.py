@@ -69,6 +69,22 @@ def test_helpers_end_with_those_they_help(players: Path) -> None:
         assert sorted(workers.outcomes) == [0, 2]
 
 
+def test_a_helper_that_is_asked_for_later_goes_on_where_it_stands(players: Path) -> None:
+    does = {"does": {"0": "wait:1 stands:1", "1": "tick:5 send:0 tick:5"}}
+    with Workers(SETTINGS, cores=2) as workers:
+        workers.run([0], does, helpers_end=True)
+        if 1 not in workers.outcomes:  # it may be at its end already
+            assert workers.folder is not None
+            before = (workers.folder / "pid_1").read_text()
+            workers.run([1], does, helpers_end=True)
+            assert (workers.folder / "pid_1").read_text() == before
+        assert ticks(workers, 1) == 10
+        assert workers.outcomes[1]["status"] == "ok"
+        workers.run([0, 2], {"does": {"2": "wait:3", "3": "send:2 sleep:60"}}, helpers_end=True)
+        workers.run([3], {"does": {"3": "tick:2"}})  # another task: it begins anew
+        assert ticks(workers, 3) == 2
+
+
 def ticks(workers: Workers, rank: int) -> int:
     assert workers.folder is not None
     path = workers.folder / f"ticks_{rank}"

@@ -7,14 +7,18 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.real.capture.processes.folders_of_others import folders_of_others
+from windtunnel.real.capture.processes.file_mailbox import FileMailbox
+from windtunnel.real.capture.processes.files_of_others import FilesOfOthers, files_of_others
 from windtunnel.real.capture.processes.write_overlay import writes_aside
+from windtunnel.studies.programs.communication import Communication
 
 NAMES = ("a", "b", "sub", "sub/a", "sub/c", "sub/deep", "sub/deep/a", "none/x", "link", "link/a", "link/deep", "to_a")
 
@@ -187,13 +191,29 @@ def test_another_ranks_folders_are_made(tmp_path: Path) -> None:
     assert not (tmp_path / "by_rank_0").exists()
 
 
-def test_who_waits_for_a_folder_sees_it_once_another_rank_has_made_it(tmp_path: Path) -> None:
+@contextmanager
+def playing(rank: int, ours: Path, files: FilesOfOthers) -> Iterator[None]:
+    with writes_aside(ours / f"written_{rank}", ours, lenient=rank > 0), files_of_others(files, writes=rank == 0):
+        yield
+
+
+def barrier(files: FilesOfOthers, number: int, members: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    files.begin(Communication("barrier", f"of {len(members)}", members, 0, 0, sequence=number))
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
     user, ours = tmp_path / "user", tmp_path / "ours"
     for one in (user, ours):
         one.mkdir()
+    return user, ours
+
+
+def test_who_waits_for_a_folder_sees_it_once_rank_0_has_made_it(places: tuple[Path, Path]) -> None:
+    user, ours = places
 
     def looks(rank: int, path: Path, first: Callable[[], object] = lambda: None) -> list[bool]:
-        with writes_aside(ours / f"written_{rank}", ours), folders_of_others(ours / "made"):
+        with playing(rank, ours, FilesOfOthers(FileMailbox(ours, rank))):
             first()
             return [path.is_dir() for _ in range(4)]
 
@@ -202,9 +222,48 @@ def test_who_waits_for_a_folder_sees_it_once_another_rank_has_made_it(tmp_path: 
     def save() -> None:
         (user / "saved-tmp").mkdir()
         (user / "saved-tmp").replace(user / "saved")
+        (user / "done").touch()
 
     assert all(looks(0, user / "saved", save))
     assert looks(2, user / "saved") == [False, False, True, True]
-    assert looks(3, user / "saved-tmp") == [False, False, True, True]
-    assert not any(looks(4, user / "other"))
+    assert not any(looks(3, user / "other"))
+    assert not any(looks(3, user / "done"))  # as a script does that asks whether there is a checkpoint
     assert not list(user.iterdir())
+
+
+def test_what_rank_0_writes_is_there_behind_the_barrier_and_not_before(places: tuple[Path, Path]) -> None:
+    user, ours = places
+    (user / "old").write_text("of the user")
+    (user / "gone").write_text("of the user")
+    with playing(0, ours, files := FilesOfOthers(FileMailbox(ours, 0))):
+        barrier(files, 0)
+        (user / "index.tmp").write_text("numbers")
+        os.replace(user / "index.tmp", user / "index")
+        (user / "old").write_text("of rank 0")
+        (user / "gone").unlink()
+        (user / "made").mkdir()
+        (user / "latest").symlink_to("made")
+        barrier(files, 1)
+        (user / "index").write_text("others")
+        (user / "made" / "inside").write_text("deep")
+        os.rename(user / "made", user / "moved")
+        barrier(files, 0, (0, 1))
+    with playing(1, ours, files := FilesOfOthers(FileMailbox(ours, 1))):
+        barrier(files, 0)
+        assert sorted(os.listdir(user)) == ["gone", "old"]
+        assert (user / "old").read_text() == "of the user"
+        barrier(files, 1)
+        assert sorted(os.listdir(user)) == ["index", "latest", "made", "old"]
+        assert [(user / name).read_text() for name in ("index", "old")] == ["numbers", "of rank 0"]
+        assert os.readlink(user / "latest") == "made"
+        barrier(files, 0, (0, 1))
+        assert (user / "index").read_text() == "others"
+        assert not (user / "made").exists()
+        assert (user / "moved" / "inside").read_text() == "deep"
+    with playing(2, ours, files := FilesOfOthers(FileMailbox(ours, 2))):
+        for number in range(3):
+            barrier(files, number)
+        assert (user / "index").read_text() == "others"  # later calls of all come behind rank 0's among two
+        barrier(files, 0, (2, 3))
+    assert sorted(os.listdir(user)) == ["gone", "old"]
+    assert (user / "old").read_text() == "of the user"

@@ -1,8 +1,9 @@
 """Checkpoints of tensors that hold no data: saved as a short note of what was saved, and loaded by it.
 
 `torch.save` writes a marker; `torch.load` of a marker gives what was saved, its tensors copied, so a script that saves
-and resumes does as it would. `torch.distributed.checkpoint` writes and reads many files from all ranks: there a save
-leaves a marker in its folder, and a load leaves the state as it is. safetensors' files are as `torch.save`'s.
+and resumes does as it would. Behind rank 0's stand the shapes, for other ranks. `torch.distributed.checkpoint` writes
+and reads many files from all ranks: there a save leaves a marker in its folder, and a load leaves the state as it is.
+safetensors' files are as `torch.save`'s.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import importlib
 import io
 import itertools
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
@@ -30,31 +32,39 @@ NOTE = "checkpoints are not written: what the script saves is kept in memory, an
 
 
 @contextmanager
-def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
+def checkpoints_kept(note: Callable[[str], None], *, is_shared: bool = False) -> Iterator[None]:
     """While this holds, `torch.save`, `torch.load` and `torch.distributed.checkpoint` touch no tensor's data.
 
-    `note`: takes one line for the user, at the first save.
+    `note`: takes one line for the user, at the first save. `is_shared`: other ranks load what this one saves; they find
+    tensors of the same shapes.
     """
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.utils._pytree import tree_map_only
 
     from windtunnel.real.capture.torch_private import distributed as compat
+    from windtunnel.real.capture.virtual_world import objects
 
-    saved: dict[int, object] = {}
+    saved: dict[bytes, object] = {}
     numbers = itertools.count()
     replaced = Replacements()
-    load = torch.load
+    write, load = torch.save, torch.load
 
     def copied(thing: object) -> object:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), thing)
 
-    def save(obj: object, f: FileLike, *_: object, **__: object) -> None:
-        number = next(numbers)
+    def save(obj: object, f: FileLike, *more: object, **keywords: object) -> None:
+        if isinstance(obj, torch.TypedStorage | torch.UntypedStorage):  # a tensor that holds data is being pickled
+            write(obj, f, *more, **keywords)
+            return
+        number = b"%d.%d" % (os.getpid(), next(numbers))
         with compat.outside_modes():  # a real one takes no memory of the device's
             saved[number] = copied(obj)
         note(NOTE)
-        marker = MARKER + str(number).encode()
+        marker = MARKER + number + b"\n"
+        if is_shared:
+            with suppress(pickle.PicklingError, AttributeError, TypeError):  # of no module: who else loads it
+                marker += objects.dumps(obj)
         if hasattr(f, "write"):
             f.write(marker)
         else:
@@ -62,15 +72,15 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
                 file.write(marker)
 
     def loaded(f: FileLike, *more: object, **keywords: object) -> object:
-        if hasattr(f, "read"):
-            at = f.tell()
-            head = f.read(len(MARKER) + 20)
-            f.seek(at)
-        else:
-            with io.open(os.fspath(f), "rb") as file:  # noqa: UP020
-                head = file.read(len(MARKER) + 20)
-        if isinstance(head, bytes) and head.startswith(MARKER) and int(head[len(MARKER) :]) in saved:
-            return copied(saved[int(head[len(MARKER) :])])
+        with nullcontext(f) if hasattr(f, "read") else io.open(os.fspath(f), "rb") as file:  # noqa: UP020
+            at = file.tell()
+            begin = file.read(len(MARKER))
+            number, _, rest = file.read().partition(b"\n") if begin == MARKER else (b"", b"", b"")
+            file.seek(at)
+        if number in saved:
+            return copied(saved[number])
+        if rest:
+            return objects.loads(rest)
         return load(f, *more, **keywords)
 
     def save_all(*_: object, checkpoint_id: object = None, storage_writer: object = None, **__: object) -> None:

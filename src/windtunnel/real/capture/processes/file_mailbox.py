@@ -57,6 +57,10 @@ class FileMailbox:
             if said:
                 self._waiting.unlink(missing_ok=True)
 
+    def runs(self, rank: int) -> bool:
+        """Whether another rank was started and has not ended."""
+        return (self.folder / f"rank_{rank}.log").exists() and not (self.folder / f"outcome_{rank}.json").exists()
+
     def _place(self, key: str) -> Path:
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         return self.folder / MESSAGES / f"{sender_of(key)}-{name}"

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
-from windtunnel.real.capture.processes.folders_of_others import folders_of_others
+from windtunnel.real.capture.processes.files_of_others import WRITER, FilesOfOthers, files_of_others
 from windtunnel.real.capture.processes.read_only import copy_files, hold_files
 from windtunnel.real.capture.processes.steps import Steps
 from windtunnel.real.capture.processes.write_overlay import folders_made, short_place_for_sockets, writes_aside
@@ -141,6 +141,7 @@ def _played(
     torch.set_num_threads(1)
     _leave_modes_in_forks(compat)
     box = FileMailbox(folder, rank)
+    files = FilesOfOthers(box, MAILBOX_TIMEOUT_S)
     own = partial(script_files, "" if launch.is_module else launch.target)
     steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")), files=own)
 
@@ -170,6 +171,7 @@ def _played(
                 mailbox_timeout_s=MAILBOX_TIMEOUT_S,
                 any_can_run=True,
                 devices=devices,
+                listener=files,
             ) as world,
             Recorder(
                 *(rank, launch.world_size, world),
@@ -182,7 +184,10 @@ def _played(
         ):
             world.fake, played.recorder, played.steps = True, recorder, steps
             try:
-                with _files_of(rank, folder, copied=copied), checkpoints_kept(say_once):
+                with (
+                    _files_of(rank, folder, files, copied=copied),
+                    checkpoints_kept(say_once, is_shared=rank == WRITER),
+                ):
                     run_script(launch)
             except SystemExit as error:  # an ordinary end for some scripts
                 if error.code not in (None, 0):
@@ -214,18 +219,18 @@ def _played(
 
 
 @contextmanager
-def _files_of(rank: int, folder: Path, *, copied: bool) -> Iterator[None]:
+def _files_of(rank: int, folder: Path, files: FilesOfOthers, *, copied: bool) -> Iterator[None]:
     """What a rank finds in place of the user's files; `copied`: the system has copied them already."""
-    made = folder / "folders_made"
+    others = files_of_others(files, writes=rank == WRITER)
     if not copied:
-        with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0), folders_of_others(made):
+        with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0), others:
             yield
         return
     sockets = folder / f"sockets_{rank}"
     sockets.mkdir(exist_ok=True)
     undo = short_place_for_sockets(str(sockets))
     try:
-        with folders_made() if rank else nullcontext(), folders_of_others(made):
+        with folders_made() if rank else nullcontext(), others:
             yield
     finally:
         undo()

@@ -7,8 +7,9 @@ without sending what another waits for. Both are found by looking at who waits, 
 script.
 
 A *helper* is a rank that was not asked for itself: only its messages are wanted. It runs while somebody waits for one,
-and stands still otherwise: what it would do beyond them is no use. A pipeline needs a little of each of its stages, one
-after the other; where a core is idle, the next in line is started ahead.
+and stands still otherwise: what it would do beyond them is no use, unless it is asked for itself later; then it goes on
+from there. A pipeline needs a little of each of its stages, one after the other; where a core is idle, the next in line
+is started ahead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -44,6 +45,7 @@ from windtunnel.studies.programs.rank_classes.findings import CRASH, Finding
 
 START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
 STUCK_S = 2.0  # all ranks wait for each other for so long: they always will
+MOST_KEPT = 8  # helpers that stand still between two runs: each takes memory
 _LOOK_S = 0.02
 _END_S = 10.0
 
@@ -108,6 +110,8 @@ class Workers:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; it has no name
         self._keeper: Keeper | None = None
         self._running: dict[int, _Running] = {}
+        self._kept: dict[int, _Running] = {}  # helpers of earlier runs of this task, standing still
+        self._task: Mapping[str, object] = {}
         self._pending = b""
         self._blocked_since: float | None = None
         self._steps: dict[int, int] = {}  # of each that was called up: how far it is from who did so
@@ -153,16 +157,19 @@ class Workers:
     def run(self, ranks: Sequence[int], task: Mapping[str, object], *, helpers_end: bool = False) -> None:
         """Play these ranks, and those that they wait for. Raises ScriptError; then `close` is due.
 
-        `helpers_end`: of those that were not asked for, only the messages are wanted, and they are ended with the last
-        of those that were.
+        `helpers_end`: of those that were not asked for, only the messages are wanted; they end, or stand still, with
+        the last of those that were.
         """
+        if task != self._task:
+            self._running, self._kept, self._task = self._kept, {}, task
+            self._end_helpers()
         queue = deque(rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes)
         needed = len(queue)
         wanted = set(queue)
         self._steps.clear()
         while queue or self._running:
             if helpers_end and wanted <= self.outcomes.keys():
-                self._end_helpers()
+                self._keep_helpers()
                 return
             waiting = {rank: key for rank in self._running if (key := self._wait_of(rank)) is not None}
             for rank, key in waiting.items():
@@ -174,8 +181,11 @@ class Workers:
                     break
                 rank = queue.popleft() if ahead is None else ahead
                 needed += ahead is not None
-                self._say({**task, "rank": rank})
-                self._running[rank] = _Running(ahead=ahead is not None)
+                if rank in self._kept:
+                    self._running[rank] = replace(self._kept.pop(rank), looked=time.monotonic())
+                else:
+                    self._say({**task, "rank": rank})
+                    self._running[rank] = _Running(ahead=ahead is not None)
                 waiting.pop(rank, None)
             done = needed - len(queue) - len(self._running)
             self.report(done, needed, f"{len(self._running)} running")
@@ -218,6 +228,15 @@ class Workers:
             if self._keeper is not None:
                 self._keeper.close()
 
+    def _keep_helpers(self) -> None:
+        """Have some stand still, and end the others."""
+        for rank in [rank for rank, one in self._running.items() if one.pid][: MOST_KEPT - len(self._kept)]:
+            kept = self._kept[rank] = self._running.pop(rank)
+            kept.stopped, kept.ahead = True, False
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(kept.pid, signal.SIGSTOP)
+        self._end_helpers()
+
     def _end_helpers(self) -> None:
         """Kill what still runs, and hear that it ended."""
         for one in self._running.values():
@@ -228,6 +247,7 @@ class Workers:
             for answer in self._answers(_LOOK_S):
                 if "ended" in answer:
                     self._running.pop(answer["ended"], None)
+                    self._kept.pop(answer["ended"], None)
                 elif "started" in answer:
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(answer["pid"], signal.SIGKILL)
@@ -306,6 +326,7 @@ class Workers:
     def _take(self, rank: int, status: int) -> None:
         assert self.folder is not None
         self._running.pop(rank, None)
+        self._kept.pop(rank, None)
         self._blocked_since = None
         path = self.folder / f"outcome_{rank}.json"
         try:

@@ -6,6 +6,7 @@ reads, sizes that data decide, and, through the virtual world, what peers send.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +48,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         self._fakes: FastFakes | None = None
         self._facts: dict[int, tuple[OpFacts, OpOverload]] = {}  # by identity, which the op beside them keeps its own
         self._sugar: dict[object, bool] = {}
+        self._rewritten: list[weakref.ref[torch.Tensor]] = []  # views that the last op wrote
         self.unseen = 0  # depth of what is not the script's work
         self.real_integers = 0  # depth of C++ that reads integers it has made
 
@@ -80,6 +82,13 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         fakes = self._fakes
         if fakes is None:
             return self._ran(func, facts, args, kwargs, func(*args, **kwargs))
+        if self._rewritten and not facts.view:
+            self._rewritten, done = [], self._rewritten
+            for one in done:
+                if (view := one()) is not None:
+                    compat.backward_as_strided(view)
+        if facts.written and torch.is_grad_enabled() and args and type(args[0]) is self._fake and args[0]._is_view():
+            self._rewritten.append(weakref.ref(args[0]))
         out = fakes.run(func, types, args, kwargs)
         inputs = fakes.take_inputs()
         if facts.view:

@@ -35,7 +35,7 @@ from windtunnel.real.capture.recorder.call_tensors import local_part
 from windtunnel.real.capture.recorder.dispatch import Watch
 from windtunnel.real.capture.recorder.exchanges import Exchanges
 from windtunnel.real.capture.recorder.modules import Whereabouts
-from windtunnel.real.capture.recorder.op_table import OpFacts
+from windtunnel.real.capture.recorder.op_table import OpFacts, facts_of
 from windtunnel.real.capture.recorder.rows import Rows, measured, ops_of
 from windtunnel.real.capture.recorder.storages import Ledger, categorised
 from windtunnel.real.capture.recorder.uneven_shards import tails_of
@@ -104,6 +104,9 @@ class Recorder:
             opening.callback(compat.around_sharding_propagation(_Depth(self._mode, "unseen")))
             if compat.fake_mode() is not None:
                 opening.callback(compat.around_reducer_integers(_Depth(self._mode, "real_integers")))
+                read = self.reader.read_value
+                in_threads = compat.on_reads_in_threads(lambda func, one: read(func, facts_of(func), (one,), {}, [one]))
+                opening.callback(in_threads)
             opening.callback(compat.no_dispatch_rules())
             opening.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
             opening.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)

@@ -75,7 +75,8 @@ def swappable_fakes() -> Replacements:
     """`module.to(...)` swaps fake parameters with converted ones, and refuses when somebody refers weakly to one.
 
     The fake mode itself does, in the table that gives a real tensor the same fake one twice: take swapped ones out of
-    it.
+    it. What the script has set on a parameter stays there, as on real ones, whose data alone is replaced: by it
+    Megatron-LM knows which are sharded or shared.
     """
     fake_tensor = fake_tensor_class()
     old = torch.utils.swap_tensors
@@ -92,7 +93,10 @@ def swappable_fakes() -> Replacements:
                 other  # as `module.to(...)` does with real ones: somebody of the script's refers weakly to this one
             )
             return
+        attributes = vars(one)
         old(one, other)
+        if isinstance(one, fake_tensor) and not torch.__future__.get_swap_module_params_on_conversion():
+            vars(one).update({name: value for name, value in attributes.items() if name not in vars(one)})
 
     return Replacements((torch.utils, "swap_tensors", swap_tensors))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,28 @@ def watch_resize(seen: Callable[[torch.UntypedStorage, int], None]) -> Callable[
         return answer
 
     return Replacements((torch.UntypedStorage, "resize_", resize_)).undo
+
+
+def on_reads_in_threads(read: Callable[[OpOverload, torch.Tensor], object]) -> Callable[[], None]:
+    """Ask `read` for what a thread of the script's reads from a fake tensor; returns the undo.
+
+    A thread is in no mode, so the fake tensor itself answers there, and has nothing to say.
+    """
+    from torch._subclasses import fake_impls
+
+    rules, read_one = fake_impls.op_implementations_dict, torch.ops.aten._local_scalar_dense.default
+    rule = rules[read_one]
+
+    def answered(mode: FakeTensorMode, func: OpOverload, tensor: torch.Tensor) -> object:
+        is_main = threading.current_thread() is threading.main_thread()
+        return rule(mode, func, tensor) if is_main else read(func, tensor)
+
+    rules[read_one] = answered
+
+    def undo() -> None:
+        rules[read_one] = rule
+
+    return undo
 
 
 def desugars_first(tensor_type: type) -> bool:
@@ -169,6 +192,32 @@ def around_reducer_integers(context: AbstractContextManager[object]) -> Callable
 
     verified = (ddp, "_verify_param_shape_across_processes", verify)
     return Replacements((dist.Reducer, "_rebuild_buckets", rebuild), verified).undo
+
+
+def backward_as_strided(view: torch.Tensor) -> None:
+    """Have the backward pass do what it does where a view of a whole tensor was written in place.
+
+    Autograd takes the gradient of such a view through `as_strided` of its base: it is copied into zeros
+    (`as_strided_backward`, torch/csrc/autograd/FunctionsManual.cpp of 2.13). Of a subclass, as fake tensors are, it
+    takes the view once more, which costs nothing. To be called once the op is over; other views of the base that
+    are used after it are left as they are.
+    """
+    base, node = view._base, view.grad_fn
+    if base is None or node is None or view.numel() != base.numel() or node.name() == "AsStridedBackward0":
+        return
+    shape, stride, offset = view.shape, view.stride(), view.storage_offset() - base.storage_offset()
+    inner = [(size, step) for size, step in zip(shape, stride, strict=True) if size != 1]
+    room = 1 + sum((size - 1) * step for size, step in zip(base.shape, base.stride(), strict=True))
+
+    def into_zeros(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        if gradients[0] is None:
+            return gradients
+        gradient = gradients[0].squeeze()
+        zeros = gradient.new_zeros(room)
+        zeros.as_strided([size for size, _ in inner], [step for _, step in inner], offset).copy_(gradient)
+        return (zeros.as_strided(shape, stride, offset), *gradients[1:])
+
+    node.register_prehook(into_zeros)
 
 
 # ---- fake tensors, made as the fake-tensor mode makes them
