@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from windtunnel.physics.engine.events import At, Cancel, run
+from windtunnel.physics.engine.machine import At, Cancel, run
 from windtunnel.studies.resilience.failures.draw import NEVER, SLOW, FailureTrace
 from windtunnel.studies.resilience.policies.policy import Phases, Policy
 from windtunnel.studies.resilience.run.many import (

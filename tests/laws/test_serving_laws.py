@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def _check_gaps(replica: Replica | StepwiseReplica, sent: list[Sequence]) -> Non
 
 
 def _fields(rules: Rules) -> dict[str, Any]:
-    return {name: getattr(rules, name) for name in rules.__slots__}
+    return {one.name: getattr(rules, one.name) for one in fields(rules)}
 
 
 @settings(max_examples=300, deadline=None)

@@ -156,7 +156,7 @@ class Loop:
                 return
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rejected:
     """A request that no replica can ever hold."""
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.physics.engine.events import At, Cancel, EventQueue, NextEnds, run
+from windtunnel.physics.engine.events import EventQueue, NextEnds
+from windtunnel.physics.engine.machine import At, Cancel, run
 
 TIMES = st.lists(st.tuples(st.integers(0, 5), st.integers(-2, 2)), max_size=40)
 

@@ -12,7 +12,7 @@ RATIO_FLOOR = 0.14  # SGLang: the share of output that admission expects falls t
 RATIO_STEPS = 600  # ... over so many decode steps without a retraction (sglang/srt/managers/scheduler.py)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """Limits of the whole replica: all attention ranks together."""
 

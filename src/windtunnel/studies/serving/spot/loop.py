@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from windtunnel.physics.engine.events import At, Cancel, run
+from windtunnel.physics.engine.machine import At, Cancel, run
 from windtunnel.studies.serving.spot.dispatch import Queue
 from windtunnel.studies.serving.spot.mapping import Position, map_positions, missing_layers, positions_of
 from windtunnel.studies.serving.spot.reconfigure import Choice, Received, choose, migrate

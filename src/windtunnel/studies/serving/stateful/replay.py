@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from windtunnel.physics.engine.events import At, Cancel, run
+from windtunnel.physics.engine.machine import At, Cancel, run
 from windtunnel.studies.serving.stateful.placing import Room, Session, place
 
 Policy = Literal["fixed", "drain", "recompute", "move"]

@@ -20,7 +20,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import log
 from typing import Protocol
 
@@ -66,7 +65,7 @@ class Prices(Protocol):
         """Activations to the next stage."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecodeLine:
     """Step times of one batch size: straight lines over the sum of contexts."""
 
@@ -100,22 +99,17 @@ class StepTimes:
     _mixed: dict[int, float] = field(default_factory=dict, repr=False)
     _heads: dict[int, float] = field(default_factory=dict, repr=False)
     _attention: dict[int, list[float]] = field(default_factory=dict, repr=False)
+    _surface: Callable[[float, float], float] = field(init=False, repr=False)
+    _checking: Callable[[float, float], float] = field(init=False, repr=False)  # of 1 + d new tokens of each sequence
+    _contexts: tuple[float, ...] = field(init=False, repr=False)
 
-    @cached_property
-    def _surface(self) -> Callable[[float, float], float]:
-        return self.prices.decode_surface()
-
-    @cached_property
-    def _checking(self) -> Callable[[float, float], float]:
-        """Attention of a step that checks what was drafted: 1 + d new tokens of each sequence."""
+    def __post_init__(self) -> None:
         drafted = self.speculative[0]
-        return self.prices.decode_surface(1 + drafted) if drafted else self._surface
+        self._surface = self.prices.decode_surface()
+        self._checking = self.prices.decode_surface(1 + drafted) if drafted else self._surface
+        self._contexts = self.prices.decode_nodes()[1]
 
-    @cached_property
-    def _contexts(self) -> tuple[float, ...]:
-        return self.prices.decode_nodes()[1]
-
-    @cached_property
+    @property
     def tokens_per_step(self) -> float:
         """Tokens of a sequence per decode step: 1 + a + ... + a^d with d drafted, each kept with chance a."""
         drafted, kept = self.speculative

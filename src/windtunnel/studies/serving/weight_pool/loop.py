@@ -18,7 +18,7 @@ from typing import Literal, final
 
 import numpy as np
 
-from windtunnel.physics.engine.events import At, run
+from windtunnel.physics.engine.machine import At, run
 from windtunnel.studies.serving.weight_pool.loads import MOST_BACKLOG, Holder, first_answer_s, route
 
 System = Literal["pool", "fixed", "cold"]
