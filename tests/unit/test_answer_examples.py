@@ -12,7 +12,9 @@ import contextlib
 import io
 import json
 import math
+import os
 import shlex
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ import pytest
 
 from windtunnel.faces.cli.app import main
 
-ACCEPTED = Path(__file__).parent / "answers.jsonl"
+ACCEPTED = Path(__file__).resolve().parent / "answers.jsonl"
 QUESTIONS: dict[str, dict[str, float]] = {
     row["ask"]: row["figures"] for row in map(json.loads, ACCEPTED.read_text().splitlines())
 }
@@ -31,6 +33,12 @@ PREDICTED = (
     *("memory_p95_bytes", "breakdown_ns", "memory", "traffic_bytes", "provenance", "technique", "n_classes"),
 )
 LONGEST = 2  # of a list: stages, replicas
+FILES = {  # that questions name
+    "lengths.csv": "length,count\n200,700\n900,250\n3000,50\n",
+    "experts.csv": "layer,expert,tokens\n" + "".join(f"{i % 3},{i // 3},{100 + i * i % 97}\n" for i in range(384)),
+    "minutes.csv": "minute,added,removed\n0,24,0\n"
+    + "".join(f"{i},{(i % 11 == 7) * (i % 3)},{(i % 13 == 5) * (i % 4)}\n" for i in range(1, 180)),
+}
 
 
 def figures(words: str) -> dict[str, float]:
@@ -57,8 +65,17 @@ def _numbers(value: object, path: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(part, f"{path}.{number}")
 
 
+def write_files(folder: Path) -> None:
+    """What questions name, into a folder; and there they are asked."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    os.chdir(folder)
+
+
 @pytest.mark.parametrize("words", QUESTIONS)
-def test_figures_are_those_that_were_accepted(words: str) -> None:
+def test_figures_are_those_that_were_accepted(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
     now, accepted = figures(words), QUESTIONS[words]
     moved = {
         name: (accepted.get(name), now.get(name))
@@ -69,4 +86,5 @@ def test_figures_are_those_that_were_accepted(words: str) -> None:
 
 
 if __name__ == "__main__":
+    write_files(Path(tempfile.mkdtemp()))
     ACCEPTED.write_text("".join(json.dumps({"ask": words, "figures": figures(words)}) + "\n" for words in QUESTIONS))
