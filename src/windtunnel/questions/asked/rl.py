@@ -31,6 +31,9 @@ class Rollout:
         float | None, About("Share of memory that the engine takes.", ROLLOUT, least=0.05, most=1, rare=True)
     ] = None
     max_num_seqs: Annotated[int | None, About("Sequences of a generator's batch.", ROLLOUT, least=1, rare=True)] = None
+    in_flight: Annotated[
+        int | None, About("Prompts under way at a time (as many as the framework lets).", ROLLOUT, least=1, rare=True)
+    ] = None
     speculative_tokens: Annotated[
         int | None, About("Tokens drafted per step (the recipe's, else 0).", ROLLOUT, least=0, most=16, rare=True)
     ] = None

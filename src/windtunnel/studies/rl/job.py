@@ -172,9 +172,9 @@ def drafted(question: Rl, known: dict[Deployment, Engine] | None = None) -> Job:
 
 def in_flight(draft: Job, replicas: int) -> int | None:
     """Groups that are generated at a time at the most; None: all that may begin."""
-    rules = draft.rules
-    if not rules.async_steps:
-        return None
+    rules, asked = draft.rules, draft.question.rollout.in_flight
+    if asked is not None or not rules.async_steps:
+        return asked
     batches = rules.groups * max(1, int(rules.async_steps))
     limits = {"ahead": batches, "batch": rules.groups, "generators": 16 * replicas}
     return limits.get(draft.habits.in_flight)

@@ -8,6 +8,7 @@ from math import exp, hypot
 import numpy as np
 
 from windtunnel.physics.hardware.catalogue import cluster_of
+from windtunnel.questions.asked.serve.parts import Drafted
 from windtunnel.studies.rl.clock import NS, Run, Step
 from windtunnel.studies.rl.job import Job, alone_s
 from windtunnel.studies.rl.learner import fullest
@@ -216,6 +217,13 @@ def assumptions_of(job: Job) -> tuple[str, ...]:
     asked = cluster_of(job.question.cluster).n_gpus
     if job.imported is not None and job.imported.gpus not in (None, asked):
         said.append(f"{job.imported.path} is for {job.imported.gpus:,} GPUs; answered for the cluster's {asked:,}")
+    wanted, drafting = job.question.rollout, job.engine.deployment
+    if drafting.speculative_tokens and wanted.speculative_tokens is None:
+        whose = f"the recipe of {job.habits.name} {job.habits.release}"
+        kept = f"kept with a chance of {drafting.acceptance:g}: --speculative-tokens 0 leaves it out"
+        said.append(f"{whose} drafts tokens, {drafting.speculative_tokens} a step, {kept}")
+    elif drafting.speculative_tokens and wanted.acceptance is None:
+        said.append(Drafted.said)
     if job.answers.guessed:
         said.append(f"nothing says how long answers are: {job.answers.mean:,.0f} tokens, half of the cap, are assumed")
     if job.answers.assumed and job.answers.sd > 0.0:

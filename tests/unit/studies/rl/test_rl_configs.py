@@ -76,7 +76,7 @@ python3 -m openrlhf.cli.train_ppo_ray \\
    --actor.num_nodes 1 --actor.num_gpus_per_node 8 --algo.kl.init_coef 1e-3
 """
 AREAL = """
-rollout: {backend: "sglang:d4p1t2", max_head_offpolicyness: 2}
+rollout: {backend: "sglang:d4p1t2", max_head_offpolicyness: 2, max_concurrent_rollouts: 48}
 gconfig: {n_samples: 4, max_new_tokens: 1024}
 actor: {backend: "fsdp:d8", path: meta-llama/Llama-3.1-8B, ppo_n_minibatches: 4, kl_ctl: 0.0}
 train_dataset: {batch_size: 64}
@@ -88,7 +88,7 @@ uv run -m main trainer.policy.model.path="Qwen/Qwen2.5-32B-Instruct" trainer.tra
   generator.sampling_params.max_generate_length=1024 \\
   trainer.placement.colocate_all=false trainer.placement.policy_num_gpus_per_node=8 \\
   generator.inference_engine.num_engines=2 generator.inference_engine.tensor_parallel_size=4 \\
-  trainer.fully_async.max_staleness_steps=${MAX_STALENESS_STEPS}
+  trainer.fully_async.max_staleness_steps=${MAX_STALENESS_STEPS} trainer.fully_async.num_parallel_generation_workers=96
 """
 PRIME = """
 seq_len = 32768
@@ -145,7 +145,11 @@ def test_nemo_inherits_and_works_out_references(tmp_path: Path) -> None:
     learner = data["learner"]
     assert isinstance(learner, dict)
     assert (learner["tp"], learner["pp"], learner["row_tokens"], learner["reference"]) == (4, 2, 8192, "yes")
+    assert data["rollout"] == {"engine": "vllm", "gen_tp": 4, "speculative_tokens": 0}
     assert "generate" not in _data(tmp_path, "base.yaml", NEMO_BASE)
+    drafting = "    vllm_kwargs: {max_num_seqs: 32, speculative_config: {method: mtp, num_speculative_tokens: 2}}\n"
+    data = _data(tmp_path, "mtp.yaml", "defaults: base.yaml\npolicy:\n  generation:\n" + drafting)
+    assert data["rollout"] == {"engine": "vllm", "gen_tp": 4, "max_num_seqs": 32, "speculative_tokens": 2}
 
 
 def test_a_file_for_other_gpus_is_noted(tmp_path: Path) -> None:
@@ -179,6 +183,7 @@ def test_backends_of_areal(tmp_path: Path) -> None:
     rollout, learner = data["rollout"], data["learner"]
     assert isinstance(rollout, dict)
     assert isinstance(learner, dict)
+    assert rollout["in_flight"] == 48
     assert (rollout["gen_tp"], rollout["engine"], learner["trainer"], learner["train_batch"]) == (
         2,
         "sglang",
@@ -191,6 +196,7 @@ def test_settings_of_skyrl(tmp_path: Path) -> None:
     data = _data(tmp_path, "run.sh", SKYRL)
     assert (data["model"], data["generate"], data["train"], data["async_steps"]) == ("qwen2.5-32b", 8, 8, 4)
     assert data["learner"] == {"train_batch": 80}
+    assert data["rollout"] == {"gen_tp": 4, "in_flight": 96}
 
 
 def test_batches_of_prime_rl_count_samples(tmp_path: Path) -> None:

@@ -105,12 +105,21 @@ def test_a_recipe_drafts_where_nobody_says_otherwise() -> None:
     assert words("nemo-rl-0.6", speculative_tokens=3, acceptance=0.7) == (3, 0.7)
 
 
+def test_what_is_drafted_is_said() -> None:
+    drafting: dict[str, Any] = {"gen_tp": 1, "speculative_tokens": 2}
+    assert any("0.6" in one for one in asked(rollout=drafting).assumptions)
+    assert not any("drafted" in one for one in asked(rollout=drafting | {"acceptance": 0.7}).assumptions)
+    assert asked(rollout=drafting).phases.generation_s < asked().phases.generation_s
+
+
 def test_pools_apart_hold_the_prompts_that_the_framework_lets_under_way() -> None:
     def most(framework: str, ahead: float) -> int | None:
         apart = {"framework": framework, "generate": 4, "train": 4, "async_steps": ahead}
         return drafted(read_part(Rl, SMALL | apart)).rules.in_flight
 
     assert (most("nemo-rl", 1), most("nemo-rl", 3)) == (16, 48)
+    job = drafted(read_part(Rl, SMALL | {"rollout": {"gen_tp": 1, "in_flight": 5}}))
+    assert job.rules.in_flight == 5
     assert (most("areal", 3), most("verl", 3), most("skyrl", 3), most("nemo-rl", 0)) == (16, 64, None, None)
 
 

@@ -165,7 +165,7 @@ def _question(values: dict[str, Any]) -> dict[str, object]:
         if isinstance(backend, str):
             _backend(side, backend, values)
     if "generate" not in values or "train" not in values:
-        for name in ("generate", "train", "async_steps", "partial"):
+        for name in ("generate", "train", "async_steps", "partial", "rollout.in_flight"):
             values.pop(name, None)
     total, cap = values.pop("total", None), values.pop("cap", None)
     if not isinstance(cap, int) and isinstance(total, int):
