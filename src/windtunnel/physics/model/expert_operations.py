@@ -29,6 +29,10 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     exchange = Transfer("all_to_all", "ep", sent * h * w) if shard.ep > 1 else None
     # DeepSeek's own stack sends what goes to the experts, tokens and their outputs' gradients, in fp8.
     quantised = Transfer("all_to_all", "ep", sent * h) if shard.ep > 1 and shard.low_precision_dispatch else exchange
+    # HybridEP sends an fp32 weight for every expert of a domain with each token, and their gradients back; before it
+    # does, every rank is told which experts the tokens of all others go to, a byte for each.
+    weights = sent * 4.0 * block.experts / shard.ep_domains if shard.hybrid_dispatch else 0.0
+    maps = float(local * block.experts * places) if shard.hybrid_dispatch else 0.0
     gather = Transfer("all_gather", "etp", even * h * w) if shard.etp > 1 else None
     scatter = Transfer("reduce_scatter", "etp", even * h * w) if shard.etp > 1 else None
     router = Operation(
@@ -93,7 +97,10 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     first, last = (experts[0], experts[2]) if shard.fused_exchange else (None, None)
     if exchange:
         assert quantised is not None
-        ops.append(replace(transferred("dispatch", quantised, load, load), before_backward=exchange, product=first))
+        out = quantised._replace(bytes_total=quantised.bytes_total + weights + maps)
+        home = exchange._replace(bytes_total=exchange.bytes_total + weights)
+        dispatch = transferred("dispatch", quantised, load, load)
+        ops.append(replace(dispatch, before=out, before_backward=home, product=first))
     if gather:
         ops.append(transferred("expert_gather", gather, load, load))
     if sort.forward_bytes:

@@ -4,6 +4,8 @@
     inside      the field that holds the text model of a multimodal config; its towers are left out, with a note
     text        the type of that text model where it does not say: what it says is read by its own file; `flat`: the
                 fields of the text model may stand among the others (transformers 4)
+    tied        what no `tie_word_embeddings` beside the text model means, whatever the text model's own says; without
+                this entry the text model's own counts then (as in transformers 4)
     notes       what a model of this type leaves out
     defaults    what an absent field means: an expression, or null
     aliases     another name of a field; where both are given they must agree
@@ -270,8 +272,9 @@ def read_type(name: str, fields: Fields) -> Model:
         name, rules = own, {**_type(own), "notes": [*_type(own).get("notes", ()), *rules.get("notes", ())]}
         if "inside" in rules:
             return read_type(own, text)
-    if fields.has("tie_word_embeddings"):
-        rules = {**rules, "model": {**rules["model"], "tied_embeddings": fields.flag("tie_word_embeddings", False)}}
+    if fields.has("tie_word_embeddings") or "tied" in rules:
+        tied = fields.flag("tie_word_embeddings", rules.get("tied", False))
+        rules = {**rules, "model": {**rules["model"], "tied_embeddings": tied}}
         text.ignore("tie_word_embeddings")
     read = _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())
     return replace(read, tower=_tower(fields.raw("vision_config")))

@@ -136,6 +136,12 @@ class Layout:
         return self.habits.deduplicates if own is None else own
 
     @property
+    def hybrid_dispatch(self) -> bool:
+        """Whether experts' tokens go by HybridEP, as in Megatron's recipes on Blackwell (DeepEP on Hopper)."""
+        generation = self.cluster.gpu.generation
+        return self.deduplicates and self.plan.framework == "megatron" and generation.startswith("blackwell")
+
+    @property
     def widens_weights(self) -> bool:
         """Whether passes make 16-bit weights of frozen ones that are kept in fewer bits."""
         return self.plan.lora_rank > 0 and self.plan.frozen_dtype != "bf16"

@@ -195,6 +195,20 @@ def test_tokens_go_once_to_each_rank_or_each_domain_that_has_experts_for_them() 
     assert narrow["combine"].before_backward == ("all_to_all", "ep", pytest.approx(sent / 2))
 
 
+def test_hybrid_dispatch_sends_a_weight_for_every_expert_of_a_domain_and_maps_of_all_tokens() -> None:
+    """Eight experts: 4 x 8 bytes with each token and domain of one, 4 x 4 of two; a byte for each token and expert."""
+    for domains, places in ((1, 8), (2, 2)):
+        plain, found = (ops(MIXTURE, ep=8, ep_domains=domains, hybrid_dispatch=one) for one in (False, True))
+        weights = T * places * (1 - (1 - 1 / places) ** 2) * 4 * 8 / domains
+        more = [
+            getattr(found["dispatch"], way).bytes_total - getattr(plain["dispatch"], way).bytes_total
+            for way in ("before", "before_backward")
+        ]
+        assert more == pytest.approx([weights + T * 8 * places, weights])
+        assert found["combine"] == plain["combine"]
+        assert found["dispatch"].output_bytes == plain["dispatch"].output_bytes
+
+
 def test_expert_tensor_ranks_see_each_others_tokens() -> None:
     found = ops(MIXTURE, 1.5, tp=2, etp=2, ep=2)
     local = T / 2

@@ -111,6 +111,21 @@ def test_experts_behind_a_latent_are_smaller() -> None:
     assert block.router_parameters(64) == 4 * 64 + 2 * 64 * 16
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("beside", [None, False, True])
+@pytest.mark.parametrize("inside", [None, False, True])
+def test_the_flag_beside_the_text_model_ties_the_output_matrix(
+    kind: str, beside: bool | None, inside: bool | None
+) -> None:
+    """As transformers 5.24 builds all nine: the outer model ties by its own config, whose class has false."""
+    config = json.loads(json.dumps(DERIVED[kind]["config"]))
+    for part, flag in ((config, beside), (config["text_config"], inside)):
+        part.pop("tie_word_embeddings", None)
+        if flag is not None:
+            part["tie_word_embeddings"] = flag
+    assert read_config(config).tied_embeddings is bool(beside)
+
+
 def test_a_field_that_no_entry_asks_for_is_refused_and_a_missing_one_named() -> None:
     config = DERIVED["minimax_m2"]["config"]
     with pytest.raises(SpecError, match="flux_capacitor"):
