@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ class Sustained:
     # the passes that it runs beside, where the GPU has no engine for it.
     shared: float
     p2p: float  # send-receive across nodes over one stream's full rate: NCCL gives a peer few channels
+    # Of the bf16 peak that FlashAttention-2 reaches forward, alone, by size of head; without: not known.
+    flash2_share: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,4 +62,21 @@ def test_what_is_not_fused_goes_through_memory_and_attention_is_flash_attention_
     products = 2 * prices.model.matmul_parameters * passed / (sustained.gemm["bf16"] * 989.4e12)
     assert max(fused, products) + moved <= prices.dense(1) <= 1.1 * max(fused, products) + moved
     n = prices.model.step_tokens
-    assert prices.prefill(1, 0) == pytest.approx(2 * sustained.attention_flash2 * Layers.prefill(prices, n, n // 2))
+    flops = 2 * 38 * 4 * n * n * 38 * 64
+    assert prices.prefill(1, 0) == pytest.approx(sustained.attention * flops / (sustained.flash2_share[64] * 989.4e12))
+    other = engine_of(load_model("sd3.5-large"), parse_cluster("l40s-pcie:1"), Deployment()).times.prices
+    best, factor = Layers.prefill(other, n, n // 2), training_costs("ada").sustained.attention_flash2
+    assert other.prefill(1, 0) == pytest.approx(2 * factor * best)  # where its own rate is not known
+
+
+def test_rotary_positions_go_through_memory() -> None:
+    """26 times all queries and keys of FLUX's 57 layers, over a model that has none."""
+    model = load_model("flux.1-dev")
+    layers = tuple(replace(one, attention=replace(one.attention, position="none")) for one in model.layers)
+    with_them, without = (
+        engine_of(one, parse_cluster("b200-sxm:1"), Deployment()).times.prices
+        for one in (model, replace(model, layers=layers))
+    )
+    once = 4 * model.step_tokens * model.hidden_size
+    apart = [len(model.layers) * with_them.kernels.stream_s(times * once) for times in (36, 62)]
+    assert with_them.dense(1) - without.dense(1) == pytest.approx(apart[1] - apart[0], rel=1e-6)

@@ -5,9 +5,10 @@ Guidance is a second pass of every step, beside the first in one batch (classifi
 text encoders and the decoder of the latent image are left out.
 
 Priced as diffusers and xDiT run it, in eager PyTorch: products at the rate that power sustains for long, attention by
-SDPA's FlashAttention-2 (both as in training: `physics/cost/calibration/training.yaml`), and every norm, scale, shift,
-gate and sum a kernel of its own, `UNFUSED` times through HBM (diffusers' JointTransformerBlock, AdaLayerNormZero and
-RMSNorm). Held against pictures of SD 3.5 Large in `validation/diffusion.csv`.
+FlashAttention-2 at what it reaches on such GPUs, made longer like other attention in long runs (all as in training:
+`physics/cost/calibration/training.yaml`), and every norm, scale, shift, gate, rotation and sum a kernel of its own,
+`UNFUSED` times through HBM (diffusers' JointTransformerBlock, AdaLayerNormZero, RMSNorm and `apply_rotary_emb`). Held
+against pictures and videos in `validation/diffusion.csv`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MOST = 1 << 20
 # times the width (4), text and image put together and what comes out of attention (4).
 UNFUSED = 19.0
 UNFUSED_QK_NORM = 17.0  # queries' and keys' own norm, in single steps of which most are in 32 bits
+# Rotary positions of queries and keys, 52 bytes an element: a turned copy, both in 32 bits, products, their sum, back.
+UNFUSED_ROTARY = 26.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,7 @@ class Denoising(Layers):
         once = 2 * TWO_BYTES * passed * self.model.hidden_size / tp
         for layer, count in self.kinds:
             times = UNFUSED + UNFUSED_QK_NORM * (layer.attention.qk_norm != "none")
+            times += UNFUSED_ROTARY * (layer.attention.position == "rope")
             seconds += count * self._sustained.memory * self.kernels.stream_s(times * once)
         return seconds
 
@@ -57,9 +61,20 @@ class Denoising(Layers):
         return tuple(float(2**i) for i in range(11)), (1.0, float(MOST))
 
     def prefill(self, chunk: int, past: int) -> float:
-        """Attention of `chunk` steps of one image: as many products as causal ones behind half as many tokens more."""
-        n = self.model.step_tokens
-        return chunk * self.model.step_passes * self._sustained.attention_flash2 * Layers.prefill(self, n, n // 2)
+        """Attention of `chunk` steps of one image.
+
+        Where FlashAttention-2's own rate is not known, as many products as causal ones behind half as many tokens more,
+        longer than by the GPU's best kernel.
+        """
+        n, sustained, shares = self.model.step_tokens, self._sustained, self._sustained.flash2_share
+        if not shares:
+            return chunk * self.model.step_passes * sustained.attention_flash2 * Layers.prefill(self, n, n // 2)
+        peak, seconds = self.kernels.gpu.peak_flops("bf16"), 0.0
+        for layer, count in self.kinds:
+            one = layer.attention
+            share = shares[min(shares, key=lambda size: abs(size - one.head_dim))]
+            seconds += count * 4.0 * n * n * -(-one.heads // self.deployment.tp) * one.head_dim / (share * peak)
+        return chunk * self.model.step_passes * sustained.attention * seconds
 
     @property
     def _sustained(self) -> Sustained:
