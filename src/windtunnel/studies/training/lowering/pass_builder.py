@@ -56,6 +56,8 @@ class PassBuilder:
     nic_shares: dict[int, float] = field(default_factory=dict)  # op -> share of the NIC that it takes
     pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
     last: int = -1  # last op on the compute stream
+    begun: int = 0  # first op of the block that is being added
+    looks_back: bool = False  # whether one of the block's ops depends on what ran before it on the compute stream
     sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
     # Of each kernel, transfer and copy: source and seconds of its price, with its band; what transfers send, by key.
     sources: array[int] = field(default_factory=partial(array, "B"))
@@ -116,7 +118,7 @@ class PassBuilder:
         price, tier = self.pricer.transfer(transfer, skew)
         slower = self.pricer.slow_links if tier == "scale_out" else 1.0
         handed_over_s = self.pricer.exchange_s if transfer.group == "tp" else 0.0
-        waits = after or ((self.last,) if self.last >= 0 else ())
+        waits = after or self._behind()
         apart = tier.replace("_", "-")
         if launched:
             launch_s = self.pricer.tp_launch_s if transfer.group == "tp" else self.pricer.collective_launch_s
@@ -153,10 +155,15 @@ class PassBuilder:
     def copy(self, name: str, bytes_total: float) -> int:
         """A copy between host and device on its own stream."""
         seconds = bytes_total / self.pricer.layout.cluster.host.offload_bandwidth_bytes_per_s
-        after = (self.last,) if self.last >= 0 else ()
+        after = self._behind()
         op = self._op(OpKind.SEND, "host copy", seconds, name, "exposed host copy", after=after, moved=bytes_total)
         self._account(op, Price(seconds, seconds, seconds * 1.3, Source.ROOFLINE), 1.0)
         return op
+
+    def _behind(self) -> tuple[int, ...]:
+        """The last kernel, if there is one."""
+        self.looks_back |= self.last < self.begun
+        return (self.last,) if self.last >= 0 else ()
 
     def _op(
         self,
@@ -193,15 +200,19 @@ class PassBuilder:
         self.p95_s.append(price.p95 * share)
 
     def mark(self) -> tuple[int, ...]:
-        """How much there is so far."""
+        """How much there is so far; a block begins here."""
+        self.begun, self.looks_back = self.builder.n_ops, False
+        return self._counts()
+
+    def _counts(self) -> tuple[int, ...]:
         noted = 0 if self.noted is None else len(self.noted)
         return (self.builder.n_ops, len(self.sources), len(self.sent), len(self.flops), noted)
 
-    def state(self) -> tuple[object, ...]:
-        """What the next op will wait for, counted back from it."""
+    def state(self) -> tuple[tuple[object, ...], int | None]:
+        """What the next op will wait for, counted back from it; and the last kernel, for which some ops do not."""
         n = self.builder.n_ops
-        waits = [n - op for op in self.pending]
-        return (waits, n - self.last if self.last >= 0 else None, [n - op for op in self.sync])
+        waits = ([n - op for op in self.pending], [n - op for op in self.sync])
+        return waits, n - self.last if self.last >= 0 else None
 
     def repeat(self, since: tuple[int, ...], times: int, blocks: int) -> int:
         """Add what was added since a mark so many times more, each time for the block `blocks` further on.
@@ -233,7 +244,7 @@ class PassBuilder:
 
     def since(self, mark: tuple[int, ...]) -> Stretch:
         """What was added since a mark, to be copied into passes that have the same."""
-        return Stretch(self, mark, self.mark(), tuple(self.pending), self.last, self.sync)
+        return Stretch(self, mark, self._counts(), tuple(self.pending), self.last, self.sync, self.looks_back)
 
     def copy_of(self, stretch: Stretch) -> None:
         """Add what this pass or another was given, for the block that is being added, from the same state."""
@@ -254,6 +265,7 @@ class PassBuilder:
         self.pending = [op + moved for op in stretch.pending]
         self.sync = tuple(op + moved for op in stretch.sync)
         self.last = stretch.last + moved
+        self.looks_back = stretch.looks_back
 
     def finish(self) -> Segment:
         """Replay, and split the duration."""
@@ -292,6 +304,7 @@ class Stretch:
     pending: tuple[int, ...]
     last: int
     sync: tuple[int, ...]
+    looks_back: bool
 
 
 def _total(column: array[float]) -> float:

@@ -76,20 +76,25 @@ def build_pass(
     fetched: dict[int, int] = {}
     number = 0
     while number < len(order):
-        begun, before = build.mark(), (build.state(), gathers.state(number))
-        key = (phase, id(order[number].operations), order[number].recompute, repr(before))
-        alone = built is not None and noted is None and gathers.idle and not order[number].offload
-        if built is not None and alone and key in built:
+        begun, (waits, last), gathered = build.mark(), build.state(), gathers.state(number)
+        key = (phase, id(order[number].operations), order[number].recompute, repr((waits, gathered)))
+        fetches = any(block.offload for block in order[number : number + 2])  # ahead, too
+        alone = built is not None and noted is None and gathers.idle and not fetches
+        known = built.get(key, built.get((*key, last))) if built is not None and alone else None
+        if known is not None:
             build.block = gathers.index(number)
-            build.copy_of(built[key])
+            build.copy_of(known)
         else:
             _add_block(build, order, number, phase, gathers, fetched)
+            build.looks_back |= build.last < build.begun  # without a kernel of its own the last one stays
             if built is not None and alone:
-                built[key] = build.since(begun)
+                built[(*key, last) if build.looks_back else key] = build.since(begun)
         number += 1
         # Equal blocks that begin alike add the same ops: once is enough, and the rest are copies.
         times = _alike(order, number - 1)
-        if times and (build.state(), gathers.state(number)) == before:
+        alike = (waits, last if build.looks_back else None)
+        ends, behind = build.state()
+        if times and (ends, behind if build.looks_back else None) == alike and gathers.state(number) == gathered:
             moved = build.repeat(begun, times, 1 if phase is Kind.FORWARD else -1)
             gathers.moved_on(number, times, moved)
             number += times
@@ -183,6 +188,7 @@ def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1
         assert op.before is not None
         _dispatch(build, name, op.before, op)
         if op.name == "dispatch" and not plan.cuda_graphs and op.product is None and build.last >= 0:
+            build.looks_back |= build.last < build.begun
             build.sync = (build.last,)  # the host reads how many tokens go where before it can launch the experts
         return
     if op.kind == "attention" and op.before is not None:
