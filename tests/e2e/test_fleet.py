@@ -48,6 +48,8 @@ def test_policies_side_by_side_and_a_page(trace, tmp_path):
     text = page.read_text()
     assert "<svg" in text
     assert "http" not in text.replace("http-equiv", "")
+    assert "restarts cost nothing" in run.stderr
+    assert "restarts cost nothing" in text  # whoever is sent the page reads it too
 
 
 def test_a_restart_takes_a_time_with_its_unit(trace, tmp_path):

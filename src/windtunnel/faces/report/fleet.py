@@ -13,7 +13,7 @@ from windtunnel.studies.fleet.flows.study import FlowsStudy
 from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
 from windtunnel.studies.fleet.sharing.study import Shared, slower_of
-from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer, PackAnswer, WhenAnswer
+from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer, PackAnswer, WhenAnswer, left_out
 from windtunnel.studies.fleet.when import When
 from windtunnel.views import (
     Axis,
@@ -101,6 +101,7 @@ class Fleet:
     left_out: Mapping[str, str] = field(default_factory=dict)  # job -> why
     frontier: Sequence[Mapping[str, float]] = ()  # of lending, as `loans/frontier.py` gives it
     bands: Sequence[Mapping[str, Sequence[float]]] = ()  # of each policy over seeds: 5, 50 and 95 %
+    warnings: Sequence[str] = ()  # beside those of jobs left out
 
 
 def answer_document(found: FleetAnswer) -> Document:
@@ -108,7 +109,9 @@ def answer_document(found: FleetAnswer) -> Document:
     own = found.named
     bands = [each["bands"] for each in found.figures if "bands" in each]
     where = (own["trace"], own["cluster"], own["gpus"])
-    return fleet_document(Fleet(*where, found.figures, found.outcomes, found.left_out, found.frontier, bands))
+    known = {line for one in found.outcomes for line in left_out(one)}
+    warnings = [text for text in found.warnings if text not in known]
+    return fleet_document(Fleet(*where, found.figures, found.outcomes, found.left_out, found.frontier, bands, warnings))
 
 
 def result_document(found: FleetResult) -> Document:
@@ -205,6 +208,8 @@ def _policies(answer: Fleet) -> Table:
 
 
 def _details(answer: Fleet) -> Iterator[View]:
+    if answer.warnings:
+        yield Notes("To mind", [plain(one) for one in answer.warnings], "warn")
     runs = [(one, _ran(one)) for one in answer.outcomes]
     if answer.frontier:
         yield from _frontier(answer.frontier)

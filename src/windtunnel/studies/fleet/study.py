@@ -248,7 +248,8 @@ def _unheeded(jobs: Jobs, names: Sequence[str], *, placed: bool) -> list[str]:
     }
     logs = {name for name in plain if POLICIES[name].loop == "log"}
     found = {what: [name for name in who if name not in logs] for what, who in deaf.items()}
-    return [f"{', '.join(who)} pay no heed to the {what} of the log" for what, who in found.items() if who]
+    pays = {what: f"{', '.join(who)} {'pays' if len(who) == 1 else 'pay'}" for what, who in found.items() if who}
+    return [f"{who} no heed to the {what} of the log" for what, who in pays.items()]
 
 
 def left_out(outcome: Outcome) -> list[str]:

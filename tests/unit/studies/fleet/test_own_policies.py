@@ -89,6 +89,8 @@ def test_a_file_gives_a_policy_its_parameters(trace, tmp_path):
         ("policy: themis\ninterval_s: -1\n", "give a number from 0 on"),
         ("policy: themis-auction\nlease_s: 0\n", "lease_s = 0: give 1 or more"),
         ("policy: fifo\nthresholds_gpu_s: [7]\n", "fifo has no parameters"),
+        ("policy: kueue\nquotas: 3\n", "kueue has the parameters: fair_sharing"),
+        ("policy: kueue\nstrategies: [x]\n", "give a list of LessThanOrEqualToFinalShare, LessThanInitialShare"),
         ("policy: nobody\n", "give one of"),
     ],
 )

@@ -31,6 +31,8 @@ GIVEN = (
     "sample",
     "cluster",
     "topology",
+    "quotas",
+    "cohorts",
 )  # fields that follow from the site, --seed or the trace
 
 
@@ -110,6 +112,11 @@ def _as(example: object, value: object, key: str) -> Any:
             return value
         raise SpecError(key, value, "give true or false")
     if isinstance(example, tuple):
+        words = [each for each in example if isinstance(each, str)]
+        if words:
+            if isinstance(value, list) and value and all(each in words for each in value):
+                return tuple(value)
+            raise SpecError(key, value, f"give a list of {', '.join(words)}")
         if isinstance(value, list) and value:
             return tuple(_as(0.0, each, key) for each in value)
         raise SpecError(key, value, "give a list of numbers")
