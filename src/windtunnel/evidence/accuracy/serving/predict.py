@@ -202,6 +202,9 @@ def _mlperf(row: ServingRow, model: Model, profiles: dict[str, Profile], assumed
     assumed.append("lengths: means of MLPerf's data set")
     deployment = deployment_of(row)
     gpus = row.whole_number("gpus", deployment.gpus)
+    if deployment.kv is None and deployment.weights != "bf16":  # all rows that name both have 8 bits for it
+        assumed.append("8 bits for the KV cache")
+        deployment = replace(deployment, kv="fp8")
     deployment = laid_out(row, model, deployment, gpu_of(row.text("gpu"), gpus))
     if not row.text("tp"):
         assumed.append(f"layout {deployment.words()}")
