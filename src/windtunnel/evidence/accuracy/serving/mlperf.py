@@ -35,7 +35,8 @@ USUAL_SEQS = {"gpt-oss-120b": 128}  # offline, of a GPU, where a row does not sa
 LEAST = 0.3
 SPAN = 3.0  # lifetimes of a request that an open loop is played for
 STEP_S = 0.05  # a time per token for that, no more
-FEW, MOST, IN_BATCH = 600, 6000, 4096
+FEW, MOST = 600, 6000  # requests of an open loop
+BATCHES = 4  # of requests that a full batch is played for
 SIZES = (1, 2, 4, 8)
 
 
@@ -78,8 +79,7 @@ def mlperf_workload(row: ServingRow, replicas: int, batch: int) -> Workload:
     longest = [round(2.0 * mean / (1.0 + LEAST)) for mean in means]
     rate = row.number("request_rate_target")
     if rate is None:
-        batch = min(batch, IN_BATCH)
-        prompts, outputs = lengths(min(3 * batch, max(MOST, batch)), longest[0], longest[1], LEAST, 0)
+        prompts, outputs = lengths(BATCHES * batch, longest[0], longest[1], LEAST, 0)
         return Workload(prompts, outputs, None, batch, name="MLPerf offline")
     rate /= replicas
     count = round(min(MOST, max(FEW, SPAN * rate * means[1] * STEP_S)))

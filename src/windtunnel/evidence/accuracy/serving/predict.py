@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.serving.launches import (
     decode_limit,
@@ -200,6 +202,9 @@ def _mlperf(row: ServingRow, model: Model, profiles: dict[str, Profile], assumed
     assumed.append("lengths: means of MLPerf's data set")
     deployment = deployment_of(row)
     gpus = row.whole_number("gpus", deployment.gpus)
+    if deployment.kv is None and deployment.weights != "bf16":  # all rows that name both have 8 bits for it
+        assumed.append("8 bits for the KV cache")
+        deployment = replace(deployment, kv="fp8")
     deployment = laid_out(row, model, deployment, gpu_of(row.text("gpu"), gpus))
     if not row.text("tp"):
         assumed.append(f"layout {deployment.words()}")
@@ -212,15 +217,17 @@ def _mlperf(row: ServingRow, model: Model, profiles: dict[str, Profile], assumed
 
 
 def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
-    """Output tokens/s of the whole machine: an open loop's while requests come, a full batch's without its drain."""
+    """Output tokens/s of the whole machine: an open loop's while requests come, a full batch's as it neither fills nor
+    drains: from its first batch of answers to the last but one.
+    """
     load, gpus = result.spec.workload, result.gpus
-    assert result.ttft is not None
-    assert result.tpot is not None
-    lifetime = result.ttft.mean + (load.output_tokens_mean - 1) * result.tpot.mean
     if load.rate_per_s is not None:
         per_s = load.rate_per_s * load.output_tokens_mean
         return (min(per_s, result.output_tokens_per_s) if result.regime == "over" else per_s) * replicas_of(row, gpus)
-    return (load.concurrency or 1) * load.output_tokens_mean / lifetime * replicas_of(row, gpus)
+    assert result.stamps is not None
+    batch, ends = load.concurrency or 1, np.sort(result.stamps.last)
+    seconds = float(ends[-1 - batch] - ends[batch - 1])
+    return (len(ends) - 2 * batch) * load.output_tokens_mean / seconds * replicas_of(row, gpus)
 
 
 def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
