@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.clock import Clock, NodeChange
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Quota
 from windtunnel.studies.fleet.options import Options
@@ -207,6 +207,17 @@ def test_a_victim_runs_until_its_eviction_is_written_and_what_found_no_room_is_l
     assert round((high.start_ns or 0) / NS, 1) == 12.0  # the third write, after those of its victims
     assert round((other.start_ns or 0) / NS, 1) == 18.0  # the end at 17 and a second
     assert all((job.end_ns or 0) > (other.end_ns or 0) for job in low)
+
+
+def test_what_wants_gpus_and_has_quota_is_looked_at_when_any_job_ends_or_a_node_joins() -> None:
+    policy = Kueue(8, {"a": Quota("a", 32), "b": Quota("b", 32)}, qps=50)
+    jobs = [
+        Running(0, 0, 8, Rigid(20.0), queue="b"),
+        Running(1, 1 * NS, 8, Rigid(5.0), queue="a"),
+        Running(2, 2 * NS, 16, Rigid(5.0), queue="a"),
+    ]
+    Clock(jobs, [8, 0], policy, changes=[NodeChange(50 * NS, 1, 8)]).run()
+    assert [round((job.start_ns or 0) / NS, 1) for job in jobs] == [0, 21, 51]  # a second later each
 
 
 class Asked:
