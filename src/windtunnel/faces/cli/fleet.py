@@ -120,10 +120,11 @@ def show_flows(question: FleetFlows, outputs: Outputs) -> None:
 
 def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("fleet-live")) -> None:
     """Answer, and print."""
-    from windtunnel.faces.report.fleet import live_document
     from windtunnel.studies.fleet.study import answer_live
 
     found = answer_live(question, out)
+    from windtunnel.faces.report.fleet import live_document  # only now: jobs wait for a scheduler that starts again
+
     give(question, found, outputs, live_document(found))
 
 

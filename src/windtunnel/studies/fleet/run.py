@@ -45,7 +45,7 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     """
     if not isinstance(policy, str):
         own = own_of(policy)
-        decider = own.make_policy(site, options)
+        decider = own.make_policy(site, replace(options, quotas=jobs.quotas, cohorts=jobs.cohorts))
         return replace(simulate(jobs, site, own.like, replace(options, decider=decider)), policy=own.name)
     policy = plain_name(policy)
     if policy not in POLICIES:

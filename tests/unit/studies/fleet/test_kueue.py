@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.clock import Clock, NodeChange
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Quota
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.kueue.policy import Kueue
+from windtunnel.studies.fleet.policies.own import policy_of_text
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.site import parse_site
@@ -207,6 +208,28 @@ def test_a_victim_runs_until_its_eviction_is_written_and_what_found_no_room_is_l
     assert round((high.start_ns or 0) / NS, 1) == 12.0  # the third write, after those of its victims
     assert round((other.start_ns or 0) / NS, 1) == 18.0  # the end at 17 and a second
     assert all((job.end_ns or 0) > (other.end_ns or 0) for job in low)
+
+
+def test_what_wants_gpus_and_has_quota_is_looked_at_when_any_job_ends_or_a_node_joins() -> None:
+    policy = Kueue(8, {"a": Quota("a", 32), "b": Quota("b", 32)}, qps=50)
+    jobs = [
+        Running(0, 0, 8, Rigid(20.0), queue="b"),
+        Running(1, 1 * NS, 8, Rigid(5.0), queue="a"),
+        Running(2, 2 * NS, 16, Rigid(5.0), queue="a"),
+    ]
+    Clock(jobs, [8, 0], policy, changes=[NodeChange(50 * NS, 1, 8)]).run()
+    assert [round((job.start_ns or 0) / NS, 1) for job in jobs] == [0, 21, 51]  # a second later each
+
+
+def test_a_policy_file_of_kueue_keeps_the_quotas_of_the_objects(tmp_path: Path) -> None:
+    quota = {"name": "h100", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]}
+    queue = {"kind": "ClusterQueue", "metadata": {"name": "cq"}, "spec": {"resourceGroups": [{"flavors": [quota]}]}}
+    ours = [{"job": f"j{at}", "submit_s": 0, "gpus": 8, "duration_s": 10, "queue": "cq"} for at in range(2)]
+    (tmp_path / "k8s.json").write_text(json.dumps([queue, *ours]))
+    (tmp_path / "fair.yaml").write_text("policy: kueue\nfair_sharing: true\n")
+    jobs = read_jobs(tmp_path / "k8s.json")
+    for policy in ("kueue", policy_of_text(str(tmp_path / "fair.yaml"))):
+        assert simulate(jobs, parse_site("h100:64"), policy, Options()).start_s.tolist() == [0, 10]
 
 
 class Asked:

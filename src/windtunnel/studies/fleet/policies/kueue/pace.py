@@ -5,7 +5,8 @@
     eviction   the victims' writes have passed before the cycle goes on; they run until then
     no fit     the reason is written where it is another than before, and the cycle waits for that
     parked     a job that finds no room, with all of its queue and size (`hashing`, from Kueue 0.18 on), is looked at
-               again a second after something ended or was stopped in its tree of cohorts, all such at once
+               again a second after something ended or was stopped in its tree of cohorts, all such at once; for want
+               of GPUs, not of quota, after something ended anywhere or a node joined
 
 A cycle is decided on what held when it began: a first job that fitted then, and no longer does, is tried again in the
 next. Source: Kueue ff69552, pkg/scheduler and pkg/cache/queue; controller-runtime has a bucket for each kind of object.
@@ -14,12 +15,12 @@ Not here: how long Kueue computes, and what its other controllers write of Workl
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Hashable, Iterator
 
 from windtunnel.studies.fleet.board import Board, Move
 from windtunnel.studies.fleet.policies.kueue.books import Node
 from windtunnel.studies.fleet.policies.kueue.rules import Rules
-from windtunnel.studies.fleet.policies.kueue.state import Pace, State
+from windtunnel.studies.fleet.policies.kueue.state import ANYWHERE, Pace, State
 from windtunnel.studies.fleet.running import NS, Running
 
 CYCLE_NS = NS // 1000  # initialBackoff, between two cycles
@@ -42,6 +43,9 @@ def paced(policy: Rules, board: Board, state: State) -> Iterator[Move]:
         pace.written.pop(index, None)
         pace.freed(root_of(state.books.queues[victim.queue]), now_ns)
         yield victim, None
+    if board.capacity != pace.capacity:
+        pace.capacity = board.capacity
+        pace.freed(ANYWHERE, now_ns)
     pace.look_again(now_ns)
     times = [*pace.stops_ns.values(), *pace.retry_ns.values()]
     if pace.busy_ns <= now_ns:
@@ -60,16 +64,16 @@ def _heads(policy: Rules, board: Board, state: State) -> list[Running]:
     """The first job of each queue that is not parked."""
     assert state.pace is not None
     found: dict[str, Running] = {}
-    parked = state.pace.parked
+    parked, nothing = state.pace.parked, set[Hashable]()
     for key, line in board.lines.items():
         if not line or not isinstance(key, tuple) or not key[0]:
             continue
         queue = line[0][1].queue
-        aside = parked.get(root_of(state.books.queues[queue]), ())
+        aside = parked.get(root_of(state.books.queues[queue]), nothing), parked.get(ANYWHERE, nothing)
         if policy.hashing:
-            first = None if key in aside else line[0][1]
+            first = None if key in aside[0] or key in aside[1] else line[0][1]
         else:
-            first = next((job for _, job in line if job.index not in aside), None)
+            first = next((job for _, job in line if job.index not in aside[0] and job.index not in aside[1]), None)
         if first is not None and (queue not in found or first.rank < found[queue].rank):
             found[queue] = first
     for queue, index in state.pace.ahead.items():
@@ -88,14 +92,14 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
     fitted = {job.index for job in heads if job.gpus <= queues[job.queue].available}
     taken: set[int] = set()  # victims of this cycle
     kept: list[tuple[Node, int]] = []
-    refused: list[tuple[Running, int]] = []
+    refused: list[tuple[Running, int, str]] = []  # what it lacks, and under which root it is parked
     for job in policy.in_turn(heads, state.books):
         node = queues[job.queue]
         pace.awaited[job.index] = waits = pace.awaited.get(job.index, set()) & pace.stops_ns.keys()
         if not waits and job.gpus <= node.available:
             placement = policy.place(job, board)
             if placement is None:
-                refused.append((job, job.gpus))
+                refused.append((job, job.gpus, ANYWHERE))
                 continue
             state.take(job)
             _forget(job, pace)
@@ -105,7 +109,7 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
             continue
         victims = [] if waits or job.index in fitted else policy.victims(job, state)
         if (job.index in fitted and not waits) or any(each.index in taken for each in victims):
-            refused.append((job, NO_LONGER))
+            refused.append((job, NO_LONGER, ""))
             continue
         for victim in victims:
             if victim.index not in pace.stops_ns:
@@ -121,15 +125,15 @@ def _cycle(policy: Rules, heads: list[Running], board: Board, state: State) -> G
             node.add(room)
             kept.append((node, room))
         if not waits:
-            refused.append((job, job.gpus - node.available - max(room, 0)))
+            refused.append((job, job.gpus - node.available - max(room, 0), root_of(node)))
     for node, room in kept:
         node.add(-room)
-    for job, lacks in refused:
+    for job, lacks, root in refused:
         if lacks != NO_LONGER:
             _forget(job, pace, said=True)
             if not policy.quotas[job.queue].strict:
                 key = policy.line(job) if policy.hashing else job.index
-                pace.parked.setdefault(root_of(queues[job.queue]), set()).add(key)
+                pace.parked.setdefault(root, set()).add(key)
         if pace.written.get(job.index) != lacks:
             pace.written[job.index] = lacks
             at_ns = pace.write(at_ns)

@@ -24,7 +24,7 @@ from windtunnel.studies.fleet.board import Board, Move
 from windtunnel.studies.fleet.policies.kueue.books import Books, Node
 from windtunnel.studies.fleet.policies.kueue.pace import paced, root_of
 from windtunnel.studies.fleet.policies.kueue.rules import Rules
-from windtunnel.studies.fleet.policies.kueue.state import Line, Pace, State
+from windtunnel.studies.fleet.policies.kueue.state import ANYWHERE, Line, Pace, State
 from windtunnel.studies.fleet.policies.kueue.topology import Topology
 from windtunnel.studies.fleet.running import NS, Running
 from windtunnel.studies.fleet.traits import FAILING, Traits
@@ -102,7 +102,9 @@ class Kueue(Rules):
         """What it remembers, with the jobs that have ended since."""
         state: State | None = board.memory
         if state is None:
-            pace = Pace(round(NS / self.qps), round(self.burst * NS / self.qps)) if self.qps else None
+            pace = None
+            if self.qps:
+                pace = Pace(round(NS / self.qps), round(self.burst * NS / self.qps), board.capacity)
             state = board.memory = State(Books(self.quotas.values(), self.cohorts), pace)
             for job in board.running.values():
                 if job.queue in self.quotas:
@@ -110,8 +112,9 @@ class Kueue(Rules):
         else:
             for job, _ in board.given:
                 state.give(job)
-                if state.pace is not None and job.queue in self.quotas:
-                    state.pace.ended(job.index, root_of(state.books.queues[job.queue]), board.moment.ns)
+                if state.pace is not None:
+                    root = root_of(state.books.queues[job.queue]) if job.queue in self.quotas else ANYWHERE
+                    state.pace.ended(job.index, root, board.moment.ns)
         board.given.clear()
         return state
 

@@ -10,6 +10,7 @@ from windtunnel.studies.fleet.policies.kueue.books import Books
 from windtunnel.studies.fleet.running import NS, Rank, Running
 
 RETRY_NS = 1 * NS  # requeueBatchPeriod
+ANYWHERE = ""  # in place of a root: whatever ends, or a node that joins, may make room
 
 
 @dataclass
@@ -35,9 +36,10 @@ class Pace:
 
     gap_ns: int  # between two writes
     rest_ns: int  # that fills the bucket
+    capacity: int = 0  # GPUs that are up
     full_ns: int = 0  # when the bucket would be full again
     busy_ns: int = 0  # the cycle's end
-    parked: dict[str, set[Hashable]] = field(default_factory=dict)  # by root
+    parked: dict[str, set[Hashable]] = field(default_factory=dict)  # by root; under ANYWHERE for want of GPUs
     retry_ns: dict[str, int] = field(default_factory=dict)  # by root
     stops_ns: dict[int, int] = field(default_factory=dict)  # of victims whose write waits
     awaited: dict[int, set[int]] = field(default_factory=dict)  # victims of each job that stops others
@@ -53,6 +55,8 @@ class Pace:
     def freed(self, root: str, now_ns: int) -> None:
         """GPUs of a tree are free again."""
         self.retry_ns.setdefault(root, now_ns + RETRY_NS)
+        if self.parked.get(ANYWHERE):
+            self.retry_ns.setdefault(ANYWHERE, now_ns + RETRY_NS)
 
     def ended(self, index: int, root: str, now_ns: int) -> None:
         """A job of a tree runs no longer, and nobody stopped it."""
