@@ -59,3 +59,22 @@ def test_a_model_that_barely_fits_had_the_room_it_ran_with() -> None:
     one = predicted(ServingRow(row))
     assert "98% of memory" in one.reason
     assert one.ttft_s < 5.0  # all sixteen run together: none waits for a place
+
+
+def test_slots_beyond_what_the_cache_holds_raise_no_rate_of_a_full_batch() -> None:
+    """MLPerf, offline; the KV cache's format is not stated either: 8 bits, as in all rows that state it."""
+    row = {
+        "id": "a",
+        "kind": "mlperf_offline",
+        "model": "llama-2-70b",
+        "gpu": "h100_sxm",
+        "gpus": "2",
+        "engine": "vllm",
+        "engine_version": "0.12",
+        "gemm_quant": "fp8",
+        "mode": "agg",
+        "tp": "2",
+    }
+    few, many = (predicted(ServingRow({**row, "max_num_seqs": seqs})) for seqs in ("800", "1600"))
+    assert "8 bits for the KV cache" in few.reason
+    assert many.output_tokens_per_s == pytest.approx(few.output_tokens_per_s, rel=0.02)
