@@ -263,8 +263,9 @@ def deployment(job: Job, tp: int) -> Deployment:
     asked, habits = job.question.rollout, job.habits
     apart = None if job.colocated else habits.gpu_memory_utilization_apart
     tokens, acceptance = drafted_by(job)
+    named = asked.engine or habits.engine
     return Deployment(
-        engine=asked.engine or habits.engine,
+        engine=habits.engine if habits.engine.startswith(f"{named}-") else named,  # of no release: the framework's
         tp=tp,
         pp=asked.gen_pp,
         moe_ep=asked.gen_ep,

@@ -214,6 +214,9 @@ def best_trainer(trainer: Trainer, tokens: NDArray[np.int64], train_batch: int, 
         if best is not None and bound_s >= best[0]:
             break
         try:
+            able = replace(able, fields={**able.fields, "recompute": word})
+            if best is not None and able.passes(tokens, train_batch).total_s >= best[0]:
+                continue  # nor faster where more is recomputed
             able = fitting(able, tokens, train_batch, given, word)
             seconds = able.passes(tokens, train_batch).total_s
         except (LayoutError, UserError) as error:
@@ -309,7 +312,9 @@ def fitting(
     """
     words = _savings(given)
     for word in words if least is None else words[words.index(least) :]:
-        able = replace(trainer, fields={**trainer.fields, "recompute": word}, _known={})
+        able = trainer
+        if able.fields.get("recompute") != word:
+            able = replace(able, fields={**able.fields, "recompute": word}, _known={})
         most = fullest(able, tokens, train_batch)
         if most.device_bytes <= able.cluster.gpu.usable_memory_bytes:
             return able

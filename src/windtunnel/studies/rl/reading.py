@@ -8,7 +8,6 @@ from math import exp, hypot
 import numpy as np
 
 from windtunnel.physics.hardware.catalogue import cluster_of
-from windtunnel.questions.asked.serve.parts import Drafted
 from windtunnel.studies.rl.clock import NS, Run, Step
 from windtunnel.studies.rl.job import Job, alone_s
 from windtunnel.studies.rl.learner import fullest
@@ -223,7 +222,8 @@ def assumptions_of(job: Job) -> tuple[str, ...]:
         kept = f"kept with a chance of {drafting.acceptance:g}: --speculative-tokens 0 leaves it out"
         said.append(f"{whose} drafts tokens, {drafting.speculative_tokens} a step, {kept}")
     elif drafting.speculative_tokens and wanted.acceptance is None:
-        said.append(Drafted.said)
+        kept = f"a drafted token is taken to be kept with a chance of {drafting.acceptance:g}"
+        said.append(f"no --acceptance is given: {kept}; other drafters differ, so give what the engine's log says")
     if job.answers.guessed:
         said.append(f"nothing says how long answers are: {job.answers.mean:,.0f} tokens, half of the cap, are assumed")
     if job.answers.assumed and job.answers.sd > 0.0:

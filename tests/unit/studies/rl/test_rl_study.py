@@ -105,6 +105,15 @@ def test_a_recipe_drafts_where_nobody_says_otherwise() -> None:
     assert words("nemo-rl-0.6", speculative_tokens=3, acceptance=0.7) == (3, 0.7)
 
 
+def test_an_engine_of_no_release_is_the_one_that_the_framework_pins() -> None:
+    def engine(name: str | None) -> str:
+        return drafted(read_part(Rl, SMALL | {"rollout": {"gen_tp": 1, "engine": name}})).engine.deployment.engine
+
+    assert engine("vllm") == engine(None) == "vllm-0.20"
+    assert engine("vllm-0.12") == "vllm-0.12"
+    assert engine("sglang") == "sglang"
+
+
 def test_what_is_drafted_is_said() -> None:
     drafting: dict[str, Any] = {"gen_tp": 1, "speculative_tokens": 2}
     assert any("0.6" in one for one in asked(rollout=drafting).assumptions)

@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent
 WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
 TRAINERS = {"fsdp": "fsdp", "megatron": "megatron", "archon": "torchtitan"}
 PROMPT = 150
-NOTHING: tuple[object, ...] = (None, False, [], "", 0)  # a setting that says nothing
+NOTHING: tuple[object, ...] = (None, False, [], "", "auto", 0)  # a setting that says nothing
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?e[-+]?\d+", re.IGNORECASE)
 
 
