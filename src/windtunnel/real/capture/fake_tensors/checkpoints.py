@@ -63,7 +63,8 @@ def checkpoints_kept(note: Callable[[str], None], *, is_shared: bool = False) ->
         note(NOTE)
         marker = MARKER + number + b"\n"
         if is_shared:
-            with suppress(pickle.PicklingError, AttributeError, TypeError):  # of no module: who else loads it
+            # What is of no module, or a storage without data, no other rank could load.
+            with suppress(pickle.PicklingError, AttributeError, TypeError, RuntimeError):
                 marker += objects.dumps(obj)
         if hasattr(f, "write"):
             f.write(marker)
