@@ -35,6 +35,8 @@ def play(task: dict[str, Any]) -> int:
             box.post(f"group/{rank}>{about}/0", str(rank).encode())
         elif what == "wait":
             outcome["heard"] = box.get(f"group/{about}>{rank}/0", 30.0).decode()
+        elif what == "barrier":
+            box.get(f"barrier/{about}>{about}/world/0", 30.0)
         elif what == "sleep":
             time.sleep(float(about))
         elif what == "begun":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from windtunnel.real.capture.fake_tensors.checkpoints import checkpoints_kept
+from windtunnel.real.capture.fake_tensors.fake import fake_tensors
 
 pytestmark = pytest.mark.extras
 
@@ -45,3 +47,12 @@ def test_another_rank_loads_the_shapes_of_what_rank_0_saved(tmp_path: Path, monk
         loaded = torch.load(tmp_path / "first.pt")
         assert [torch.load(tmp_path / name)["step"] for name in ("second.pt", "own.pt")] == [5, 6]
     assert (loaded["step"], loaded["weight"].shape, loaded["parts"][0].tolist()) == (4, (2, 3), [0, 1, 2, 3, 4])
+
+
+def test_a_storage_without_data_comes_back(tmp_path: Path) -> None:
+    with fake_tensors("cpu"), checkpoints_kept(lambda _: None, is_shared=True):
+        storage = torch.ones(3).untyped_storage()
+        torch.save({"storage": storage}, tmp_path / "one.pt")
+        torch.save(storage, buffer := io.BytesIO())
+        buffer.seek(0)
+        assert torch.load(buffer) is torch.load(tmp_path / "one.pt")["storage"] is storage

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -40,6 +42,22 @@ def test_what_is_set_on_a_parameter_stays_when_its_module_moves() -> None:
         assert layer.weight.is_sharded
         assert not hasattr(layer.bias, "is_sharded")
         assert (layer.weight.device.type, layer.weight.dtype) == ("cuda", torch.bfloat16)
+
+
+@needs_no_gpu
+def test_threads_compute_beside_each_other() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with fake_tensors("cuda"), ThreadPoolExecutor(1) as pool:
+            one = torch.ones(3, device="cuda")
+            beside = pool.submit(lambda: [torch.stack([one, one]).sum().device.type for _ in range(200)])
+            devices = [one.device.type]
+            while not beside.done():
+                devices += [one.device.type, torch.nn.functional.pad(one, (0, len(devices) % 9)).device.type]
+    finally:
+        sys.setswitchinterval(before)
+    assert {*devices, *beside.result()} == {"cuda"}
 
 
 def test_a_real_tensor_that_is_given_fake_data_becomes_fake() -> None:

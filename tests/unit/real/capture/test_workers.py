@@ -60,6 +60,16 @@ def test_messages_both_ways_between_ranks_do_not_lock(players: Path) -> None:
     assert sorted(run(does, [0, 1], cores=1)) == [0, 1]
 
 
+def test_who_waits_at_a_barrier_that_nobody_else_comes_to_goes_on() -> None:
+    """What it calls is compared with what others call, once all have ended."""
+    assert sorted(run({"0": "wait:1", "1": "barrier:0 send:0", "2": "barrier:3", "3": "sleep:0.1"}, [0, 1, 2])) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
 def test_helpers_end_with_those_they_help(players: Path) -> None:
     """Rank 1 is played for its message only; what it would do after that is not waited for."""
     with Workers(SETTINGS) as workers:

@@ -54,16 +54,21 @@ def checkpoints_kept(note: Callable[[str], None], *, is_shared: bool = False) ->
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), thing)
 
     def save(obj: object, f: FileLike, *more: object, **keywords: object) -> None:
-        if isinstance(obj, torch.TypedStorage | torch.UntypedStorage):  # a tensor that holds data is being pickled
-            write(obj, f, *more, **keywords)
-            return
+        storage = obj if isinstance(obj, torch.TypedStorage | torch.UntypedStorage) else None
+        if storage is not None and storage.device.type != "meta" and hasattr(f, "write"):
+            with suppress(RuntimeError):  # of one without data, which is kept as all else is
+                data = io.BytesIO()
+                write(obj, data, *more, **keywords)  # a tensor that holds data is being pickled
+                f.write(data.getvalue())
+                return
         number = b"%d.%d" % (os.getpid(), next(numbers))
         with compat.outside_modes():  # a real one takes no memory of the device's
             saved[number] = copied(obj)
         note(NOTE)
         marker = MARKER + number + b"\n"
         if is_shared:
-            with suppress(pickle.PicklingError, AttributeError, TypeError):  # of no module: who else loads it
+            # What is of no module, or a storage without data, no other rank could load.
+            with suppress(pickle.PicklingError, AttributeError, TypeError, RuntimeError):
                 marker += objects.dumps(obj)
         if hasattr(f, "write"):
             f.write(marker)

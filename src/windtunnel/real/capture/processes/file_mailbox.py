@@ -18,6 +18,7 @@ from pathlib import Path
 
 MESSAGES, WAITING = "messages", "waiting"
 STORE = "store/"  # what keys of the job's key-value store begin with
+BARRIER = "barrier/"  # of what tells that rank 0 has come to one
 STEPS = "steps/"  # of what a rank asks rank 0 when it has come to the end of a step: is there another
 _PAIR = re.compile(r"(\d+)>(\d+)")  # "group/3>7/tag 0/12": sender and receiver in every key
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.02
@@ -34,11 +35,11 @@ class FileMailbox:
 
     def post(self, key: str, data: bytes) -> None:
         """Leave a message for whoever asks for `key`."""
-        write_whole(self._place(key), data)
+        post(self.folder, key, data)
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """The message under `key`, once it is there. Raises TimeoutError."""
-        place = self._place(key)
+        place = _place(self.folder, key)
         until = time.monotonic() + timeout_s
         pause = _FIRST_LOOK_S
         said = False
@@ -61,9 +62,15 @@ class FileMailbox:
         """Whether another rank was started and has not ended."""
         return (self.folder / f"rank_{rank}.log").exists() and not (self.folder / f"outcome_{rank}.json").exists()
 
-    def _place(self, key: str) -> Path:
-        name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-        return self.folder / MESSAGES / f"{sender_of(key)}-{name}"
+
+def post(folder: Path, key: str, data: bytes) -> None:
+    """Leave a message in the mailboxes' folder."""
+    write_whole(_place(folder, key), data)
+
+
+def _place(folder: Path, key: str) -> Path:
+    name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    return folder / MESSAGES / f"{sender_of(key)}-{name}"
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
+from windtunnel.real.capture.processes.file_mailbox import BARRIER, FileMailbox, write_whole
 from windtunnel.real.capture.replacements import Replacements
 from windtunnel.studies.programs.communication import Communication
 
@@ -58,7 +58,7 @@ class FilesOfOthers:
                 self.leave({**{name: number + 1 for name, number in self._calls.items()}, group: call.sequence})
             self._calls[group] = call.sequence
             if call.kind == "barrier":
-                key = f"barrier/{WRITER}>{WRITER}/{group}/{call.sequence}"
+                key = f"{BARRIER}{WRITER}>{WRITER}/{group}/{call.sequence}"
                 if self._writes:
                     self._box.post(key, b"")
                 elif self._box.runs(WRITER):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def eager_compile() -> AbstractContextManager[object]:
@@ -69,6 +72,30 @@ def numpy_of_fakes() -> Replacements:
         return numpy(self) if dtype is None else numpy(self).astype(dtype)
 
     return Replacements((torch.Tensor, "numpy", numpy), (torch.Tensor, "__array__", array))
+
+
+def kernels_of_each_thread() -> Replacements:
+    """A mode says in one place whether it is inside a kernel, where fake tensors are of no device but meta: of all
+    threads, though one of the script's may compute beside the main one. Say it of each.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    name, inside = "in_kernel_invocation", threading.local()
+
+    def of_this_thread() -> set[int]:
+        if not hasattr(inside, "modes"):
+            inside.modes = set()
+        modes: set[int] = inside.modes
+        return modes
+
+    def read(mode: FakeTensorMode) -> bool:
+        return id(mode) in of_this_thread()
+
+    def write(mode: FakeTensorMode, value: bool) -> None:
+        vars(mode)[name] = value  # which it is again afterwards
+        (of_this_thread().add if value else of_this_thread().discard)(id(mode))
+
+    return Replacements((FakeTensorMode, name, property(read, write)))
 
 
 def swappable_fakes() -> Replacements:
