@@ -267,3 +267,22 @@ def test_what_rank_0_writes_is_there_behind_the_barrier_and_not_before(places: t
         barrier(files, 0, (2, 3))
     assert sorted(os.listdir(user)) == ["gone", "old"]
     assert (user / "old").read_text() == "of the user"
+
+
+def test_what_a_rank_writes_itself_stays_its_own(places: tuple[Path, Path]) -> None:
+    """Each may make its data set, under equal names; rank 0's unfinished one is gone before others have theirs."""
+    user, ours = places
+    with playing(0, ours, files := FilesOfOthers(FileMailbox(ours, 0))):
+        (user / "unfinished").mkdir()
+        (user / "unfinished" / "rows").write_text("0")
+        (user / "unfinished").rename(user / "set")
+        barrier(files, 0)
+    with playing(1, ours, files := FilesOfOthers(FileMailbox(ours, 1))):
+        (user / "unfinished").mkdir()
+        (user / "unfinished" / "rows").write_text("1")
+        barrier(files, 0)
+        assert (user / "unfinished" / "rows").read_text() == "1"
+        assert (user / "set" / "rows").read_text() == "0"
+        (user / "set" / "rows").write_text("1")
+        barrier(files, 1)
+        assert (user / "set" / "rows").read_text() == "1"
