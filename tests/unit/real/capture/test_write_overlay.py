@@ -221,11 +221,15 @@ def test_who_waits_for_a_folder_sees_it_once_rank_0_has_made_it(places: tuple[Pa
 
     def save() -> None:
         (user / "saved-tmp").mkdir()
+        (user / "saved-tmp" / "rows").write_text("0")
         (user / "saved-tmp").replace(user / "saved")
         (user / "done").touch()
 
     assert all(looks(0, user / "saved", save))
     assert looks(2, user / "saved") == [False, False, True, True]
+    with playing(5, ours, FilesOfOthers(FileMailbox(ours, 5))):
+        assert [(user / "saved").is_dir() for _ in range(3)][-1]
+        assert (user / "saved" / "rows").read_text() == "0"
     assert not any(looks(3, user / "other"))
     assert not any(looks(3, user / "done"))  # as a script does that asks whether there is a checkpoint
     assert not list(user.iterdir())
