@@ -221,11 +221,15 @@ def test_who_waits_for_a_folder_sees_it_once_rank_0_has_made_it(places: tuple[Pa
 
     def save() -> None:
         (user / "saved-tmp").mkdir()
+        (user / "saved-tmp" / "rows").write_text("0")
         (user / "saved-tmp").replace(user / "saved")
         (user / "done").touch()
 
     assert all(looks(0, user / "saved", save))
     assert looks(2, user / "saved") == [False, False, True, True]
+    with playing(5, ours, FilesOfOthers(FileMailbox(ours, 5))):
+        assert [(user / "saved").is_dir() for _ in range(3)][-1]
+        assert (user / "saved" / "rows").read_text() == "0"
     assert not any(looks(3, user / "other"))
     assert not any(looks(3, user / "done"))  # as a script does that asks whether there is a checkpoint
     assert not list(user.iterdir())
@@ -267,3 +271,22 @@ def test_what_rank_0_writes_is_there_behind_the_barrier_and_not_before(places: t
         barrier(files, 0, (2, 3))
     assert sorted(os.listdir(user)) == ["gone", "old"]
     assert (user / "old").read_text() == "of the user"
+
+
+def test_what_a_rank_writes_itself_stays_its_own(places: tuple[Path, Path]) -> None:
+    """Each may make its data set, under equal names; rank 0's unfinished one is gone before others have theirs."""
+    user, ours = places
+    with playing(0, ours, files := FilesOfOthers(FileMailbox(ours, 0))):
+        (user / "unfinished").mkdir()
+        (user / "unfinished" / "rows").write_text("0")
+        (user / "unfinished").rename(user / "set")
+        barrier(files, 0)
+    with playing(1, ours, files := FilesOfOthers(FileMailbox(ours, 1))):
+        (user / "unfinished").mkdir()
+        (user / "unfinished" / "rows").write_text("1")
+        barrier(files, 0)
+        assert (user / "unfinished" / "rows").read_text() == "1"
+        assert (user / "set" / "rows").read_text() == "0"
+        (user / "set" / "rows").write_text("1")
+        barrier(files, 1)
+        assert (user / "set" / "rows").read_text() == "1"

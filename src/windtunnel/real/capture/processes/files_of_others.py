@@ -42,7 +42,8 @@ class FilesOfOthers:
         self._place = box.folder / "files_of_others"
         self._place.mkdir(exist_ok=True)
         self._apart = (*_NOT_SHARED, str(box.folder.resolve()))
-        self._written: dict[str, None] = {}  # since the last call
+        self._written: dict[str, None] = {}  # by this rank; of rank 0, since its last call
+        self._takes_over = False
         self._calls: dict[str, int] = {}  # group -> its last call
         self._next = 0  # to be left, or taken over
         self._left: list[tuple[dict[str, int] | None, list[tuple[str, str, str]]]] = []  # that is known of
@@ -70,13 +71,15 @@ class FilesOfOthers:
     def on_wait(self, call: Communication) -> None:
         """Nothing is done then."""
 
-    # ---- rank 0
+    # ---- what it writes
 
     def note(self, path: object) -> None:
         """The rank writes, makes, moves or removes it."""
         if isinstance(path, (str, bytes, os.PathLike)):
             whole = os.path.abspath(os.fsdecode(path))
-            if _OURS not in whole and not any(whole == one or whole.startswith(one + os.sep) for one in self._apart):
+            if self._takes_over or _OURS in whole:
+                return
+            if not any(whole == one or whole.startswith(one + os.sep) for one in self._apart):
                 self._written[whole] = None
 
     def leave(self, calls: dict[str, int] | None) -> None:
@@ -112,8 +115,17 @@ class FilesOfOthers:
                 return
             self._next += 1
             for path, kind, more in left:
-                with suppress(OSError):  # what stands in its way is this rank's own
-                    _make(path, kind, more)
+                self._take_over(path, kind, more)
+
+    def _take_over(self, path: str, kind: str, more: str) -> None:
+        """Have it as rank 0 has it, unless this rank has written there: each may make its own, under equal names."""
+        inside = path + os.sep
+        if path in self._written or (kind == "gone" and any(one.startswith(inside) for one in self._written)):
+            return
+        self._takes_over = True
+        with suppress(OSError):  # something else stands in its way
+            _make(path, kind, more)
+        self._takes_over = False
 
     def _hear(self) -> None:
         with suppress(FileNotFoundError):
@@ -127,9 +139,11 @@ class FilesOfOthers:
             looks = self._looks[whole] = self._looks.get(whole, 0) + 1
             if looks >= WAITS["folder"]:
                 self._hear()
-                made = [one for _, left in self._left[self._next :] for one in left if one[0] == whole]
-                for _, kind, more in [one for one in made if looks >= WAITS.get(one[1], looks + 1)][:1]:
-                    _make(whole, kind, more)
+                later = [one for _, left in self._left[self._next :] for one in left]
+                made = [kind for path, kind, _ in later if path == whole and looks >= WAITS.get(kind, looks + 1)]
+                for path, kind, more in later if made else ():  # a folder with what is in it
+                    if (path == whole and kind != "gone") or path.startswith(whole + os.sep):
+                        self._take_over(path, kind, more)
 
 
 def _make(path: str, kind: str, more: str) -> None:
@@ -145,11 +159,13 @@ def _make(path: str, kind: str, more: str) -> None:
 
 @contextmanager
 def files_of_others(files: FilesOfOthers, *, writes: bool) -> Iterator[None]:
-    """While this holds, `files` is told what this rank writes (`writes`), or what it looks for in vain."""
+    """While this holds, `files` is told what this rank writes and, of others than rank 0, what it looks for in vain.
+
+    `writes`: it is rank 0.
+    """
     with Replacements() as replaced:
-        if writes:
-            _watch_writing(replaced, files.note)
-        else:
+        _watch_writing(replaced, files.note)
+        if not writes:
             stat_of: Callable[..., os.stat_result] = os.stat
 
             def look(path: object, **keywords: object) -> os.stat_result:
