@@ -212,3 +212,14 @@ def test_names_that_no_file_has_are_one_error_of_one_line() -> None:
     with pytest.raises(InputFileError) as caught:
         read_document("\r\n.yaml")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_every_verb_takes_a_name_too_long_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.csv").write_text("job,submit_s,gpus,duration_s\na,0,8,100\n")
+    every = {tuple(words) for questions in QUESTIONS.values() for words in questions}
+    for words in sorted(every | {("calibrate", "show", "FILE")}):
+        assert main(["9" * 5000 if word == "FILE" else word for word in words]) == 2, words
+        assert len(capsys.readouterr().err.splitlines()) == 1, words

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from windtunnel.errors import InputFileError
+from windtunnel.files.bytes import path_of
 from windtunnel.physics.cost.calibrated import calibrated_costs
 from windtunnel.physics.cost.communication.measured_curve import measured_curve
 from windtunnel.physics.hardware import parse_cluster
@@ -54,7 +54,7 @@ class Calibration:
 
 def answer(question: CalibrateShow) -> Calibration:
     """What a calibrated file holds, and the curves that are made of it. Raises UserError."""
-    path = Path(question.file)
+    path = path_of(question.file)
     document = load_document(path)
     if document is None:
         raise InputFileError(path, "is not there", "give a file that `windtunnel calibrate` wrote")

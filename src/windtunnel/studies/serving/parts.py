@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
+from windtunnel.files.bytes import path_of
 from windtunnel.physics.model.checkpoint import PLAIN, Stored
 from windtunnel.questions.asked.serve.parts import (
     AsRecorded,
@@ -31,7 +31,7 @@ MADE = 1000  # requests of an open loop that names no number
 def workload_of(requests: Lengths | Trace | Unsaid, load: Open | Closed | AsRecorded, seed: int) -> Workload:
     """The requests of a file, or made ones, as a loop sends them. Raises UserError."""
     if isinstance(requests, Trace):
-        path = Path(requests.workload)
+        path = path_of(requests.workload)
         if not path.exists():
             raise InputFileError(path, "is not there", "give a CSV or JSONL of requests")
         return read_workload(

@@ -37,7 +37,7 @@ class Model:
     answer: float
     decode_s: Callable[[int, float, int], float]
     prefill_s: Callable[[int, int], float]
-    least_gpus: int = 1
+    sizes: tuple[int, ...] = SIZES  # of meshes on which it has a layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def place_muxserve(
         for model in order:
             options: dict[Mesh, tuple[float, int, Mesh]] = {}
             for place, mesh in enumerate(meshes):
-                if mesh in options or mesh.gpus < models[model].least_gpus:
+                if mesh in options or mesh.gpus not in models[model].sizes:
                     continue
                 share = share_of(model, mesh.gpus)
                 if mesh.models and sum(s for _, s in mesh.models) + share > sm_limit:

@@ -266,4 +266,4 @@ def _shared(asked: Several, model: Model, rate: float) -> Shared:
 
     kv = kv_format(least.deployment, least.profile, asked.cluster)
     token = kv_bytes_per_token(model, replace(least.deployment, tp=1, pp=1), kv)
-    return Shared(model.name, rate, _weights(least), token, prompt, output, decode_s, prefill_s, fitting[0])
+    return Shared(model.name, rate, _weights(least), token, prompt, output, decode_s, prefill_s, tuple(fitting))

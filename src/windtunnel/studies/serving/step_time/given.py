@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError
+from windtunnel.files.bytes import path_of
 from windtunnel.files.table import read_table
 from windtunnel.physics.cost.inference import inference_kernels
 from windtunnel.physics.cost.inference.surface import Curve, Surface, curve, surface
@@ -133,7 +134,7 @@ def given_prices(
 
 
 def _files(path: Path) -> list[Path]:
-    folder = path if path.is_dir() else path.parent
+    folder = path if path_of(path).is_dir() else path.parent
     found = sorted(folder.glob("*.csv")) if path.is_dir() else [path, *sorted(folder.glob("*kernels*.csv"))]
     unique = list({one.resolve(): one for one in reversed(found)}.values())[::-1]  # by the names as they are given
     if not unique or not path.exists():
