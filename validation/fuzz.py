@@ -32,7 +32,10 @@ from typing import Any
 
 LONGEST_S, MOST_BYTES = 30, 2 << 30
 CASES = 100  # of a worker's life
-LEFT_OUT = ("capture", "run", "calibrate", "ui", "watch", "mcp", "serve real", "serve listen", "fleet live")
+LEFT_OUT = (
+    *("capture", "run", "calibrate", "calibrate device", "calibrate collectives"),
+    *("ui", "watch", "mcp", "serve real", "serve listen", "fleet live"),
+)
 HOSTILE = (
     "", " ", "-1", "0", "-0", "+5", "1e308", "1e309", "nan", "inf", "-inf", "1_000", "0x10", "9" * 400, "9" * 5000,
     "1.5",
