@@ -1,6 +1,8 @@
 """No answer moves in silence: figures of questions over everything that a plan or a deployment may say, as accepted.
 
-    python tests/unit/test_answer_examples.py       accepts those of today; read the difference before you commit it
+    PYTHONPATH=src:tests/laws python tests/unit/test_answer_examples.py [QUESTIONS.txt]
+
+accepts those of today, and questions that a file adds, one a line; read the difference before you commit it.
 
 The file holds a question a line, as a command, with the numbers of its JSON. What a change of prices is meant to move
 is written again; what moves beside it is a fault of the change. Why a figure is right is told by other tests, not here.
@@ -14,11 +16,13 @@ import json
 import math
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from calibrated_cpu import calibrated_cpu
 
 from windtunnel.faces.cli.app import main
 
@@ -33,11 +37,31 @@ PREDICTED = (
     *("memory_p95_bytes", "breakdown_ns", "memory", "traffic_bytes", "provenance", "technique", "n_classes"),
 )
 LONGEST = 2  # of a list: stages, replicas
+
+
+def timed_cpu() -> str:
+    """A cluster file of eight CPUs that somebody timed, ops and collectives."""
+    document = calibrated_cpu(gpus=8, new_shape_forward_fp32_s=1e-4)
+    document["calibration"]["collectives"] = {
+        kind: {
+            f"gloo {ranks}": [
+                [2.0**e, *(share * times * (1e-4 + 2.0**e * ranks / 3.2e10) for share in (1.0, 0.95, 1.05))]
+                for e in range(10, 28, 3)
+            ]
+            for ranks in (2, 8)
+        }
+        for kind, times in (("all_reduce", 2.0), ("all_gather", 1.0), ("reduce_scatter", 1.0), ("send_recv", 0.5))
+    }
+    return json.dumps(document)
+
+
 FILES = {  # that questions name
     "lengths.csv": "length,count\n200,700\n900,250\n3000,50\n",
     "experts.csv": "layer,expert,tokens\n" + "".join(f"{i % 3},{i // 3},{100 + i * i % 97}\n" for i in range(384)),
     "minutes.csv": "minute,added,removed\n0,24,0\n"
     + "".join(f"{i},{(i % 11 == 7) * (i % 3)},{(i % 13 == 5) * (i % 4)}\n" for i in range(1, 180)),
+    "popularity.csv": "expert,tokens\n" + "".join(f"{i},{100 + i * i % 97}\n" for i in range(128)),
+    "cpu.yaml": timed_cpu(),
 }
 
 
@@ -86,5 +110,7 @@ def test_figures_are_those_that_were_accepted(words: str, tmp_path: Path, monkey
 
 
 if __name__ == "__main__":
+    asked = [*QUESTIONS, *(line for path in sys.argv[1:] for line in Path(path).read_text().splitlines())]
     write_files(Path(tempfile.mkdtemp()))
-    ACCEPTED.write_text("".join(json.dumps({"ask": words, "figures": figures(words)}) + "\n" for words in QUESTIONS))
+    rows = [json.dumps({"ask": words, "figures": figures(words)}) + "\n" for words in dict.fromkeys(asked)]
+    ACCEPTED.write_text("".join(rows))
