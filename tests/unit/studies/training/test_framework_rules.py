@@ -225,7 +225,7 @@ def test_dispatch_never_beats_the_wire(cluster: str) -> None:
 
 @pytest.mark.parametrize(("ep", "least", "most"), [(16, 43.0, 43.0), (32, 44.0, 58.0), (64, 45.0, 51.0)])
 def test_deepep_across_nodes_is_as_fast_as_its_own_benchmark(ep: int, least: float, most: float) -> None:
-    """Its README of February 2025 and later: H800, 4,096 tokens of 7,168, GB/s of bytes as it counts them (own node too)."""
+    """Its README, first and later: H800, 4,096 tokens of 7,168, GB/s of bytes as it counts them (own node too)."""
     model = load_model("deepseek-v3").with_changes(layers=4)
     plan = {"ep": ep, "global_batch": 512, "seq_len": 4096, "dispatcher": "deepep"}
     layout = resolve(model, parse_cluster(f"h800-sxm:{ep}"), Plan(**plan))
