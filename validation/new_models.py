@@ -2,7 +2,8 @@
 
     python validation/new_models.py ROWS [--out table.csv]
 
-ROWS: new_models.csv, new_models_training.csv, accelerators.csv (TPU, Trainium, Ascend) or accelerators_serving.csv.
+ROWS: new_models.csv, new_models_training.csv, unseen_2026.csv, accelerators.csv (TPU, Trainium, Ascend) or
+accelerators_serving.csv.
 
 `*_blind.csv` are the tables before any work on these models. Each row is a run as published; an empty cell was not.
 Models are configs that `aiconfigurator-core` ships, or `TYPE` for the defaults of transformers' class (the shape of
@@ -18,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import yaml
 
 import windtunnel
 from windtunnel.errors import SpecError, UserError
@@ -48,15 +51,18 @@ def trained(row: dict[str, str], folder: Path) -> tuple[list[tuple[float, float]
     plan: dict[str, Any] = {key: int(row[key]) for key in ("global_batch", "micro_batch", "seq_len", "tp", "pp", "ep")}
     if row["vpp"] != "1":
         plan["vpp"] = int(row["vpp"])
-    plan |= {key: int(row[key]) for key in ("zero_stage", "shard_group") if row[key]}
+    plan |= {key: int(row[key]) for key in ("zero_stage", "shard_group") if row.get(key)}
     plan |= {key: row[key] for key in ("recompute", "optimizer", "loss") if row.get(key)}
     # A compiled graph (column graph) has no host in between.
     for column, names in {"overlap_tp": ("overlap_tp",), "graph": ("cuda_graphs", "full_graph")}.items():
         plan |= dict.fromkeys(names, True) if row.get(column) else {}
-    if row.get("framework"):
-        of_framework = {"framework": row["framework"]}
-    else:
-        of_framework = {"framework": "megatron", "release": f"bridge-{row['source'].split()[-1][:5]}"}
+    # Whatever else a plan says (column more), such as `cp=2 overlap_ep=true`.
+    plan |= {
+        key: yaml.safe_load(value) for key, _, value in (one.partition("=") for one in row.get("more", "").split())
+    }
+    of_framework = {"framework": row.get("framework") or "megatron"}
+    if "Megatron-Bridge" in row["source"]:
+        of_framework["release"] = f"bridge-{row['source'].split()[-1][:5]}"
     answer = windtunnel.ask(
         {
             "question": "predict",

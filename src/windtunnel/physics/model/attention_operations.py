@@ -204,6 +204,7 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
             kernels=shard.cp if ring else 1,
             variant=shard.attention_impl,
             index_shape=index,
+            causal=attention.causal,
         )
         if shard.cp > 1 and not ring:
             move = [Transfer("all_to_all", "cp", t * (heads * d + kv_heads * (d + dv)) * w)]

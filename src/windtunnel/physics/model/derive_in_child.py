@@ -31,24 +31,51 @@ def of_layer(layer: Any) -> dict[str, int]:
     return found
 
 
+def order_of(model: Any, layers: Any) -> list[int]:
+    """The layers by number as a forward pass over four tokens runs them: some types run their middle several times.
+
+    Each once, in order, where a pass cannot be followed without weights (it reads values, or wants more than tokens).
+    """
+    import torch
+
+    ran: list[int] = []
+    for number, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
+    once = list(range(len(layers)))
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)  # whole, since making one reads what the tokens are
+            model.bfloat16()(input_ids=torch.zeros(1, 4, dtype=torch.long), attention_mask=mask, use_cache=False)
+    except Exception:  # of any class of transformers, for any reason
+        return once
+    return ran if {*ran} == {*once} else once
+
+
 def main() -> None:
     """Build and print."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     import torch
     import transformers
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
     given = json.loads(sys.stdin.read())
     kind = given.pop("model_type")
     left_out = ("architectures", "auto_map", "quantization_config", "torch_dtype", "dtype", "transformers_version")
     config = CONFIG_MAPPING[kind](**{key: value for key, value in given.items() if key not in left_out})
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    known = AutoModelForCausalLM._model_mapping
+    # What writes text, without the towers beside it where that is a class of its own.
+    found = next(((AutoModelForCausalLM, one) for one in (text, config) if type(one) in known), None)
+    if found is None and type(config) in AutoModelForImageTextToText._model_mapping:
+        found = AutoModelForImageTextToText, config
+    if found is None:
+        sys.exit(f"transformers {transformers.__version__} has no class that writes text from this config")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = found[0].from_config(found[1], trust_remote_code=False)
     stacks = [
         (path, m) for path, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and "expert" not in path
     ]
     path, layers = max(stacks, key=lambda stack: sum(p.numel() for p in stack[1].parameters()))
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     fields = {key: value for key, value in text.to_dict().items() if isinstance(value, int | float | bool | str | list)}
     print(
         json.dumps(
@@ -56,6 +83,7 @@ def main() -> None:
                 "transformers": transformers.__version__,
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "layers": [of_layer(layer) for layer in layers],
+                "order": order_of(model, layers),
                 "stack": path,
                 "fields": fields,
             }

@@ -59,7 +59,8 @@ def derived(config: Mapping[str, object], where: str | None = None) -> Model:
     size = number("head_dim", max(1, hidden // heads), HEADS_MAX)
     kinds = fields.get("layer_types")
     layers: list[Layer] = []
-    for i, parts in enumerate(facts["layers"]):
+    for i in facts["order"]:
+        parts = facts["layers"][i]
         windowed = isinstance(kinds, list) and i < len(kinds) and kinds[i] == "sliding_attention"
         window = number("window", None) if windowed else None
         base = hidden * size * (2 * heads + 2 * kv_heads)
@@ -77,6 +78,9 @@ def derived(config: Mapping[str, object], where: str | None = None) -> Model:
     built = tuple(shared.setdefault(layer, layer) for layer in layers)
     vocab = counted("vocab_size", fields.get("vocab_size"), SIZE_MAX, where=where)
     note = f"derived from what transformers {facts['transformers']} builds, not verified: mixers are taken as attention"
+    if len(facts["order"]) > len(facts["layers"]):
+        runs = f"{len(facts['layers'])} layers run {len(facts['order'])} times in a pass"
+        note += f"; {runs}, and their weights are there once"
     inside = sum(sum(parts.values()) - parts["experts"] for parts in facts["layers"])
     if inside < MOSTLY * facts["parameters"]:
         share = 1.0 - inside / facts["parameters"]
@@ -138,7 +142,7 @@ def _facts(config: Mapping[str, object], where: str | None) -> dict[str, Any]:
         raise SpecError("model_type", config["model_type"], remedy, where) from None
     try:
         found = json.loads(run.stdout.splitlines()[-1])
-        counted("num_hidden_layers", len(found["layers"]), LAYERS_MAX)
+        counted("num_hidden_layers", len(found["order"]), LAYERS_MAX)
     except (ValueError, IndexError, KeyError):
         said = (run.stderr.strip().splitlines() or ["no message"])[-1][:200]
         remedy = f"this architecture cannot be read: no file does, and transformers does not build it: {said}"

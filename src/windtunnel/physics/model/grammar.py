@@ -343,7 +343,8 @@ def _kinds(reading: _Reading, n: int) -> Iterator[tuple[int, list[str]]]:
     last: tuple[int, list[str]] | None = None
     for i in range(n):
         for word in reading.value(rules["parts"], i):
-            kind = PARTS.get(word, word) if isinstance(word, str) else word
+            own = isinstance(word, str) and (word in rules["mixers"] or word in rules["blocks"])
+            kind = word if own or not isinstance(word, str) else PARTS.get(word, word)
             if kind not in rules["blocks"]:
                 if last:
                     yield last

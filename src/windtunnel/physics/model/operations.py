@@ -58,6 +58,7 @@ class Operation:
     variant: str = ""  # which kernel, where there are several: attention's
     kernels: int = 1  # launches, forward
     skew: float = 1.0  # of a transfer: bytes of its busiest rank, which set the time, over the mean
+    causal: bool = True  # of attention: a query sees no key after its own
     before: Transfer | None = None  # on the input, forward; all of a transfer op
     after: Transfer | None = None  # on the output, forward
     before_backward: Transfer | None = None  # on the output's gradient; of a transfer op, going back

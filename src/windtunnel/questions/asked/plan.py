@@ -195,6 +195,10 @@ class Plan:
     ] = None
     overlap_p2p: Annotated[bool | None, About("Pipeline sends under computation.", OVERLAP, rare=True)] = None
     overlap_ep: Annotated[bool | None, About("Expert all-to-all under another micro-batch.", OVERLAP, rare=True)] = None
+    dispatcher: Annotated[
+        Literal["deepep", "hybridep"] | None,
+        About("Kernels that take tokens to their experts (as the release's recipes).", OVERLAP, rare=True),
+    ] = None
     cuda_graphs: Annotated[bool | None, About("Kernels launched as graphs.", OVERLAP, rare=True)] = None
     full_graph: Annotated[
         bool, About("The whole step is one CUDA graph, not one for each layer.", OVERLAP, rare=True)

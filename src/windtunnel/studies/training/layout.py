@@ -132,12 +132,14 @@ class Layout:
     @property
     def deduplicates(self) -> bool:
         """Whether expert dispatch sends a token once to each rank that has experts for it."""
-        own = software(self.plan.release).deduplicates
+        own = True if self.plan.dispatcher else software(self.plan.release).deduplicates
         return self.habits.deduplicates if own is None else own
 
     @property
     def hybrid_dispatch(self) -> bool:
-        """Whether experts' tokens go by HybridEP, as in Megatron's recipes on Blackwell (DeepEP on Hopper)."""
+        """Whether experts' tokens go by HybridEP, as in Megatron's recipes on Blackwell."""
+        if self.plan.dispatcher:
+            return self.plan.dispatcher == "hybridep"
         generation = self.cluster.gpu.generation
         return self.deduplicates and self.plan.framework == "megatron" and generation.startswith("blackwell")
 

@@ -306,8 +306,10 @@ class Pricer:
             group = self.layout.group(transfer.group)
             price = collective(transfer.kind, int(transfer.bytes_total * skew), group, self.layout.cluster)
             if transfer.kind == "all_to_all" and transfer.group == "ep":
-                sustained = self.training.sustained
-                factor = sustained.dispatch_across if tier(group) == "scale_out" else sustained.dispatch
+                sustained, across = self.training.sustained, group.domains > 1
+                factor = sustained.dispatch_across if across else sustained.dispatch
+                if across and self.layout.plan.dispatcher == "deepep":
+                    factor = group.domains / (group.domains - 1.0)  # tokens of the own domain take the same channels
                 price = price.fitted(factor, self._sigma["exposed"])
             shared = self.training.sustained.shared
             if transfer.group in ("dp", "edp", "replica") and shared != 1.0 and tier(group) == "scale_up":
@@ -451,6 +453,8 @@ class Pricer:
             share = exact / cp
             if window and window < seq_q:
                 share *= (window - window * (window - 1) / (2 * seq_q)) / ((seq_q + 1) / 2)
+            if not op.causal:
+                share *= seq_q / float(self.calibrated.attended(seq_q))
             whole = self.calibrated.attention(
                 max(1, int(batch)),
                 int(seq_q),
@@ -474,7 +478,7 @@ class Pricer:
             max(1, int(heads)),
             max(1, int(kv_heads)),
             int(d),
-            causal=True,
+            causal=op.causal,
             window=int(window) or None,
             backward=backward,
             dtype=self._dtype,

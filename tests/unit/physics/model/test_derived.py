@@ -31,17 +31,28 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...] = (0, 1, 2)) -> None:
     fields = {"hidden_size": H, "num_attention_heads": 8, "vocab_size": V, "num_experts_per_tok": 2,
               "max_position_embeddings": 512}  # fmt: skip
     facts = {
         "transformers": "5",
         "parameters": INSIDE + 2 * V * H + H,
         "layers": LAYERS,
+        "order": order,
         "stack": "layers",
         "fields": fields,
     }
     child(tmp_path, monkeypatch, f"config = json.load(sys.stdin)\nprint(json.dumps({facts!r}))")
+
+
+def test_layers_that_run_several_times_are_priced_so_and_their_weights_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(tmp_path, monkeypatch, order=(0, 1, 1, 1, 2))
+    model = read_config(CONFIG)
+    assert model.parameters == INSIDE + 2 * V * H + H
+    assert [layer.feed_forward.kind for layer in model.layers] == ["dense", *["moe"] * 4]
+    assert "3 layers run 5 times" in model.notes[0]
 
 
 def test_parameters_are_those_that_were_built_and_ops_multiply_its_matrices(

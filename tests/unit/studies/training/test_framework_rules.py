@@ -223,6 +223,19 @@ def test_dispatch_never_beats_the_wire(cluster: str) -> None:
     assert leaving / price.seconds < link.bandwidth_bytes_per_s
 
 
+@pytest.mark.parametrize(("ep", "least", "most"), [(16, 43.0, 43.0), (32, 44.0, 58.0), (64, 45.0, 51.0)])
+def test_deepep_across_nodes_is_as_fast_as_its_own_benchmark(ep: int, least: float, most: float) -> None:
+    """Its README, first and later: H800, 4,096 tokens of 7,168, GB/s of bytes as it counts them (own node too)."""
+    model = load_model("deepseek-v3").with_changes(layers=4)
+    plan = {"ep": ep, "global_batch": 512, "seq_len": 4096, "dispatcher": "deepep"}
+    layout = resolve(model, parse_cluster(f"h800-sxm:{ep}"), Plan(**plan))
+    operations = (op for piece in pieces_of(layout) for block in piece.blocks for op in block.operations)
+    exchange = next(op.before for op in operations if op.name == "dispatch")
+    assert exchange is not None
+    price, _ = Pricer(layout).transfer(exchange)
+    assert 0.9 * least < exchange.bytes_total / price.seconds / 1e9 < 1.1 * most
+
+
 def test_dual_pipe_hides_dispatch_across_nodes() -> None:
     plan = {"pp": 4, "ep": 16, "global_batch": 1024, "seq_len": 4096, "schedule": "dualpipe"}
     model = load_model("qwen3-30b-a3b").with_changes(layers=16)

@@ -214,3 +214,12 @@ def test_several_residual_streams_pass_from_layer_to_layer() -> None:
     hop = next(value for name, value in sent.items() if name.startswith("send_recv pp"))
     micro_batches, hidden = 64 // 8, load_model("deepseek-v4-flash").hidden_size
     assert hop == pytest.approx(micro_batches * 4096 * hidden * 2 * 4, rel=0.01)  # four streams, there or back
+
+
+@pytest.mark.parametrize("name", ["wan2.1-t2v-14b", "flux.1-dev", "sd3.5-large"])
+def test_attention_without_a_mask_is_not_faster_than_its_products(name: str) -> None:
+    """It once was, by half: every attention of training was priced as a causal one."""
+    model = load_model(name)
+    result = predict(model, "h100-sxm:8", {"global_batch": 8, "seq_len": 16384, "framework": "fsdp"})
+    scores = sum(layer.attention.score_flops_per_token(16384, "full") for layer in model.layers)
+    assert result.breakdown_ns["attention"] * 1e-9 > 3.5 * 16384 * scores / 989.4e12

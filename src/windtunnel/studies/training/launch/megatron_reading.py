@@ -168,8 +168,11 @@ def _fields(found: _Arguments, n_gpus: int) -> dict[str, object]:
         fields["global_batch"] = micro * max(1, n_gpus // (tp * pp * cp))
     fields |= _shards(found, max(1, n_gpus // (tp * pp)))
     fields["overlap_ep"] = found.on("--overlap-moe-expert-parallel-comm")
-    if found.word("--moe-token-dispatcher-type", "alltoall") == "allgather":  # not what is priced
+    kind, backend = found.word("--moe-token-dispatcher-type", "alltoall"), found.word("--moe-flex-dispatcher-backend")
+    if kind == "allgather":  # not what is priced
         found.asked.discard("--moe-token-dispatcher-type")
+    elif kind == "flex" and (backend in ("deepep", "hybridep") or found.on("--moe-enable-deepep")):
+        fields["dispatcher"] = backend or "deepep"
     fields["recompute"] = _recompute(found)
     if found.on("--optimizer-cpu-offload"):
         share = found.word("--optimizer-offload-fraction", "1.0")

@@ -203,6 +203,7 @@ def test_what_has_no_option_stands_in_a_comment() -> None:
     [
         ({"zero_stage": 3}, "--ckpt-format fsdp_dtensor", ""),
         ({"ep": 8}, "--moe-token-dispatcher-type alltoall", ""),
+        ({"ep": 8, "dispatcher": "deepep"}, "--moe-flex-dispatcher-backend deepep", "alltoall"),
         ({"offload_optimizer": 1.0}, "--use-precision-aware-optimizer", ""),
         ({"ep": 8, "overlap_ep": True}, "--overlap-moe-expert-parallel-comm", ""),
         ({"ep": 8, "overlap_ep": True, "pp": 2, "virtual_stages": 2}, "--overlap-moe-expert-parallel-comm", ""),
