@@ -99,6 +99,26 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     return replace(deployment, speculative_tokens=drafts["depth"], acceptance=drafts["kept"])
 
 
+def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:
+    """A row of MLPerf as its submission's configuration lays it out; None where none is listed."""
+    scenario = row.text("kind").removeprefix("mlperf_")
+    found = _first(_published()["mlperf"], row, engine=_framework(deployment), scenario=scenario)
+    if not found:
+        return None
+    return replace(
+        deployment,
+        tp=found.get("tp", 1),
+        pp=found.get("pp", 1),
+        attn_dp=1,
+        moe_tp=None,
+        moe_ep=None,
+        max_num_seqs=found["batch"],
+        max_num_batched_tokens=found["tokens"],
+        gpu_memory_utilization=found.get("share"),
+        kv=found.get("kv", deployment.kv),
+    )
+
+
 def _framework(deployment: Deployment) -> str:
     return next((name for name in ("sglang", "trtllm") if deployment.engine.startswith(name)), "vllm")
 
