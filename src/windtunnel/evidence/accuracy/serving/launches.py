@@ -99,6 +99,12 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     return replace(deployment, speculative_tokens=drafts["depth"], acceptance=drafts["kept"])
 
 
+def as_its_recipe(row: ServingRow) -> ServingRow:
+    """A row with the columns of its published recipe, where that says otherwise."""
+    found = _first(_published()["recipes"], row)
+    return ServingRow({**row.fields, **{name: str(value) for name, value in found["columns"].items()}}) if found else row
+
+
 def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:
     """A row of MLPerf as its submission's configuration lays it out; None where none is listed."""
     scenario = row.text("kind").removeprefix("mlperf_")
