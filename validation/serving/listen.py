@@ -3,8 +3,9 @@
     python validation/serving/listen.py --streams 200 --law 90 --leak 300
 
 Law: so many streams in a closed loop; the server records requests as they come; `windtunnel serve --workload` plays the
-record in virtual time; mean TTFT and TPOT of the clients beside the simulation's. Leak: as many streams again, of which one in
-five hangs up half way and one in fifty sends what is no request; resident memory and blocks of the server, over time.
+record in virtual time; mean TTFT and TPOT of the clients beside the simulation's. Leak: as many streams again, of which
+one in five hangs up half way and one in fifty sends what is no request; resident memory and blocks of the server, over
+time.
 """
 
 from __future__ import annotations

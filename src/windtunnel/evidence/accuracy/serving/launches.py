@@ -101,8 +101,8 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
 
 def as_its_recipe(row: ServingRow) -> ServingRow:
     """A row with the columns of its published recipe, where that says otherwise."""
-    found = _first(_published()["recipes"], row)
-    return ServingRow({**row.fields, **{name: str(value) for name, value in found["columns"].items()}}) if found else row
+    columns = _first(_published()["recipes"], row).get("columns")
+    return row if columns is None else ServingRow({**row.fields, **{name: str(one) for name, one in columns.items()}})
 
 
 def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:

@@ -4,7 +4,9 @@
     Server, Interactive   an open loop at the rate that was submitted, its share of each replica
 
 Mean lengths: outputs as published results of v6.0 have them; inputs of OpenOrca (Llama 2), CNN-DailyMail (8B) and the
-rules' set for 405B; of DeepSeek-R1, gpt-oss (summaries) and Mixtral they are not published, and estimates.
+rules' set for 405B. gpt-oss summarises articles of PubMed (3,016 words on average: Cohan et al. 2018); NVIDIA's
+configurations give a step 4638 * 3 tokens, which is taken for three of them. Of DeepSeek-R1 and Mixtral inputs are not
+published, and estimates.
 Lengths are uniform between LEAST of the longest and all of it.
 """
 
@@ -46,7 +48,7 @@ def is_mlperf(row: ServingRow) -> bool:
 
 
 def laid_out(row: ServingRow, model: Model, deployment: Deployment, cluster: Cluster) -> Deployment:
-    """The submission's layout; where none is listed or stated, the fewest GPUs on which a third of the memory is left."""
+    """The submission's layout; where none is listed or stated, the fewest GPUs that leave a third of their memory."""
     listed = submitted(row, deployment)
     if listed is not None:
         return listed
