@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -102,7 +102,7 @@ BESIDE = {"serve spot": {"machines": "m.csv"}, "serve scale": {"tpot": 0.02}}
 )
 def test_lengths_that_nobody_gives_are_assumed_and_said(verb: str, given: dict[str, int] | None, said: str) -> None:
     asked = {"question": verb, "model": "m", "cluster": "c", "load": {"rate": 3}, **BESIDE.get(verb, {})}
-    question = read(asked if given is None else {**asked, "requests": given})
+    question: Any = read(asked if given is None else {**asked, "requests": given})
     load = workload_of(question.requests, question.load, question.seed)
     assert [note.startswith(said) for note in load.notes] == [True] * bool(said)
     given = given or {}
