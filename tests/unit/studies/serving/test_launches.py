@@ -200,19 +200,21 @@ def test_sessions_are_replayed_turn_after_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "engine", "kind", "limits", "kv"),
+    ("gpu", "engine", "kind", "tokens", "limits", "kv"),
     [
-        ("b300_sxm", "trtllm", "offline", (896, 13914), None),
-        ("b300_sxm", "trtllm", "interactive", (512, 64932), None),
-        ("mi355x", "vllm", "offline", (1792, 65536), "bf16"),
-        ("mi355x", "vllm", "server", (1024, 65536), "bf16"),
+        ("b300_sxm", "trtllm", "offline", "4638", (896, 13914), None),
+        ("b300_sxm", "trtllm", "interactive", "4638", (512, 64932), None),
+        ("b300_sxm", "trtllm", "offline", "2048", (128, 2048), None),  # no product there
+        ("gb200", "trtllm", "offline", "4638", (512, 13914), None),
+        ("mi355x", "vllm", "offline", "", (1792, 65536), "bf16"),
+        ("mi355x", "vllm", "server", "", (1024, 65536), "bf16"),
     ],
 )
 def test_mlperf_is_laid_out_as_its_submission_says_not_by_the_first_factor_of_a_product(
-    gpu: str, engine: str, kind: str, limits: tuple[int, int], kv: str | None
+    gpu: str, engine: str, kind: str, tokens: str, limits: tuple[int, int], kv: str | None
 ) -> None:
-    fields = {**OSS, "gpu": gpu, "engine": engine, "kind": f"mlperf_{kind}", "max_num_seqs": "128", "tp": "1"}
-    row = ServingRow({**fields, "max_num_batched_tokens": "4638", "engine_version": "", "measured": "2026-02"})
+    fields = {**OSS, "gpu": gpu, "engine": engine, "kind": f"mlperf_{kind}", "max_num_seqs": "128", "tp": "1", "moe_tp": "1"}
+    row = ServingRow({**fields, "max_num_batched_tokens": tokens, "engine_version": "", "measured": "2026-02"})
     one = laid_out(row, model_named(row.text("model"), ""), deployment_of(row), gpu_of(gpu, 8))
     assert (one.max_num_seqs, one.max_num_batched_tokens) == limits
     assert (one.tp, one.attn_dp, one.kv) == (1, 1, kv)

@@ -107,8 +107,9 @@ def as_its_recipe(row: ServingRow) -> ServingRow:
 
 def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:
     """A row of MLPerf as its submission's configuration lays it out; None where none is listed."""
-    scenario = row.text("kind").removeprefix("mlperf_")
-    found = _first(_published()["mlperf"], row, engine=_framework(deployment), scenario=scenario)
+    scenario, tokens = row.text("kind").removeprefix("mlperf_"), row.text("max_num_batched_tokens")
+    known = {"engine": _framework(deployment), "scenario": scenario, "tokens": tokens}
+    found = _first(_published()["mlperf"], row, **known)
     if not found:
         return None
     return replace(
