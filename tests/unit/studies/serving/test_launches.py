@@ -213,7 +213,15 @@ def test_sessions_are_replayed_turn_after_turn() -> None:
 def test_mlperf_is_laid_out_as_its_submission_says_not_by_the_first_factor_of_a_product(
     gpu: str, engine: str, kind: str, tokens: str, limits: tuple[int, int], kv: str | None
 ) -> None:
-    fields = {**OSS, "gpu": gpu, "engine": engine, "kind": f"mlperf_{kind}", "max_num_seqs": "128", "tp": "1", "moe_tp": "1"}
+    fields = {
+        **OSS,
+        "gpu": gpu,
+        "engine": engine,
+        "kind": f"mlperf_{kind}",
+        "max_num_seqs": "128",
+        "tp": "1",
+        "moe_tp": "1",
+    }
     row = ServingRow({**fields, "max_num_batched_tokens": tokens, "engine_version": "", "measured": "2026-02"})
     one = laid_out(row, model_named(row.text("model"), ""), deployment_of(row), gpu_of(gpu, 8))
     assert (one.max_num_seqs, one.max_num_batched_tokens) == limits
