@@ -127,7 +127,6 @@ def test_measured_kernels_can_be_given(capsys: pytest.CaptureFixture[str], tmp_p
     "words",
     [
         [*SMALL, "--prompt", "10", "--output", "5"],
-        [*SMALL, "--prompt", "10", "--rate", "3"],
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--ttft", "fast"],
         [*PLAN, "--prompt", "10", "--output", "5", "--rate", "3"],
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--tp", "4"],

@@ -2,9 +2,10 @@
 
     python validation/serving/listen.py --streams 200 --law 90 --leak 300
 
-Law: so many streams in a closed loop; the server records requests as they come; the same verb replays the record in
-virtual time; mean TTFT and TPOT of the clients beside the simulation's. Leak: as many streams again, of which one in
-five hangs up half way and one in fifty sends what is no request; resident memory and blocks of the server, over time.
+Law: so many streams in a closed loop; the server records requests as they come; `windtunnel serve --workload` plays the
+record in virtual time; mean TTFT and TPOT of the clients beside the simulation's. Leak: as many streams again, of which
+one in five hangs up half way and one in fifty sends what is no request; resident memory and blocks of the server, over
+time.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "asked.csv"
-        verb = [sys.executable, "-m", "windtunnel", "serve", "listen", *MODEL]
+        serve = [sys.executable, "-m", "windtunnel", "serve"]
+        verb, ask = [*serve, "listen", *MODEL], [*serve, *MODEL]
         server = subprocess.Popen([*verb, "127.0.0.1:0", "--record", str(record)], stderr=subprocess.PIPE, text=True)
         try:
             assert server.stderr is not None
@@ -158,7 +160,7 @@ def main() -> None:
             seen = asyncio.run(closed_loop(port, asked.streams, asked.law, False, lambda: None))
             share = (cpu_s(server.pid) - cpu) / (time.perf_counter() - began)
             replay = json.loads(
-                subprocess.run([*verb, "--requests", str(record), "--json"], check=True, capture_output=True).stdout
+                subprocess.run([*ask, "--workload", str(record), "--json"], check=True, capture_output=True).stdout
             )
             lag = asyncio.run(metrics(port))
             print(

@@ -176,7 +176,9 @@ def _of_flag(error: SpecError, kind: type, flag_of: Mapping[str, str]) -> SpecEr
     path = next((path for path in flags if f"{error.field}.".startswith(f"{path}.")), "")
     if error.value is None and path and path not in flag_of:
         files = [one.path for one in parts_from_files(kind) if path.startswith(one.path)]
-        remedy = f"add {flags[path]} N{f', or put it in the {files[0]} file' if files else ''}"
+        field = next(field for field in walk(kind) if field.path == path)
+        value = "N" if _is_number(field.type) else f"({field.about.text.rstrip('.')})"
+        remedy = f"add {flags[path]} {value}{f', or put it in the {files[0]} file' if files else ''}"
         return SpecError(path.rpartition(".")[2], None, remedy, error.where)
     remedy = error.remedy
     for field in walk(kind):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -14,6 +14,7 @@ from windtunnel.questions.asked.serve.parts import Router, Weights
 from windtunnel.questions.form import inputs, of_form
 from windtunnel.questions.old import question_of_command
 from windtunnel.questions.words import flag_fields
+from windtunnel.studies.serving.parts import workload_of
 from windtunnel.studies.serving.routing import ROUTERS
 
 SERVED = {
@@ -83,3 +84,26 @@ def test_an_empty_text_is_no_answer_to_a_field(data: dict[str, str], remedy: str
 def test_the_form_of_an_empty_list_is_empty() -> None:
     texts = {one.name: one.value for one in inputs("explain", read({"question": "explain", "traces": []}))}
     assert texts["traces"] == ""
+
+
+BESIDE = {"serve spot": {"machines": "m.csv"}, "serve scale": {"tpot": 0.02}}
+
+
+@pytest.mark.parametrize("verb", ["serve", "serve plan", "serve policies", "serve spot", "serve scale"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "no lengths are given: requests of 1,024 tokens in and 1,024 out"),
+        ({"requests": 40}, "no lengths are given: requests of 1,024 tokens in and 1,024 out"),
+        ({"output": 100}, "no --prompt is given: requests of 1,024 tokens in"),
+        ({"prompt": 100, "requests": 40}, "no --output is given: requests of 1,024 tokens out"),
+        ({"prompt": 8, "output": 2}, ""),
+    ],
+)
+def test_lengths_that_nobody_gives_are_assumed_and_said(verb: str, given: dict[str, int] | None, said: str) -> None:
+    asked = {"question": verb, "model": "m", "cluster": "c", "load": {"rate": 3}, **BESIDE.get(verb, {})}
+    question: Any = read(asked if given is None else {**asked, "requests": given})
+    load = workload_of(question.requests, question.load, question.seed)
+    assert [note.startswith(said) for note in load.notes] == [True] * bool(said)
+    given = given or {}
+    assert (load.input_tokens[0], load.output_tokens[0]) == (given.get("prompt", 1024), given.get("output", 1024))

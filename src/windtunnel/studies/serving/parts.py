@@ -18,7 +18,6 @@ from windtunnel.questions.asked.serve.parts import (
     Open,
     Replicas,
     Trace,
-    Unsaid,
 )
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.workload.files import read_workload
@@ -28,7 +27,7 @@ from windtunnel.studies.serving.workload.requests import Workload
 MADE = 1000  # requests of an open loop that names no number
 
 
-def workload_of(requests: Lengths | Trace | Unsaid, load: Open | Closed | AsRecorded, seed: int) -> Workload:
+def workload_of(requests: Lengths | Trace, load: Open | Closed | AsRecorded, seed: int) -> Workload:
     """The requests of a file, or made ones, as a loop sends them. Raises UserError."""
     if isinstance(requests, Trace):
         path = path_of(requests.workload)
@@ -42,15 +41,15 @@ def workload_of(requests: Lengths | Trace | Unsaid, load: Open | Closed | AsReco
             requests=requests.requests,
             seed=seed,
         )
-    requests = requests.taken_as if isinstance(requests, Unsaid) else requests
     count = load.concurrency * load.waves if isinstance(load, Closed) else MADE
     count = count if requests.requests is None else requests.requests
-    prompts, outputs = lengths(count, requests.prompt, requests.output, requests.length_ratio, seed)
-    name = f"{requests.prompt} in, {requests.output} out"
+    prompt, output = requests.tokens
+    prompts, outputs = lengths(count, prompt, output, requests.length_ratio, seed)
+    name, said = f"{prompt} in, {output} out", requests.assumed
     if isinstance(load, Closed):
-        return Workload(prompts, outputs, None, load.concurrency, name=name)
+        return Workload(prompts, outputs, None, load.concurrency, name=name, notes=said)
     assert isinstance(load, Open)  # the question says when made requests come
-    return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name)
+    return Workload(prompts, outputs, arrivals(count, load.rate, load.cv, seed), name=name, notes=said)
 
 
 def drafts_assumed(engine: Engine) -> tuple[str, ...]:

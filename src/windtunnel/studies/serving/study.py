@@ -23,7 +23,6 @@ from windtunnel.questions.asked.serve.parts import (
     Replicas,
     Together,
     Trace,
-    Unsaid,
 )
 from windtunnel.questions.asked.serve.plan import ServePlan, Sought
 from windtunnel.questions.asked.serve.pool import ServePool
@@ -126,8 +125,7 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
 
 def _assumed(question: Serve | ServePlan, workload: Workload) -> list[str]:
     """What is said of what nobody says: how long requests are, their file's units, how many drafts are kept."""
-    unsaid = [Unsaid.said] if isinstance(question.requests, Unsaid) else []
-    return [*unsaid, *workload.notes, *drafts_assumed(question.engine)]
+    return [*workload.notes, *drafts_assumed(question.engine)]
 
 
 def _placed(question: ServePlan, method: str) -> Placed:
@@ -138,12 +136,15 @@ def _placed(question: ServePlan, method: str) -> Placed:
     machine, limits = cluster_of(question.cluster), question.limits.seconds()
     workload = workload_of(question.requests, question.load, question.seed)
     rate = question.load.rate if isinstance(question.load, Open) else rate_of(workload)
+    said = tuple(_assumed(question, workload))
     if method != "distserve":
-        return place_models(method, question.model, rate, machine, deployment_of(question.engine), workload, limits)
+        found = place_models(method, question.model, rate, machine, deployment_of(question.engine), workload, limits)
+        return replace(found, warnings=(*said, *found.warnings))
     attain = ATTAIN if question.attain is None else question.attain
     model = load_model(question.model)
     deployment = deployment_of(question.engine, None, stored_as(question.model), model.max_sequence_length)
-    return place_phases(Question(model, machine, deployment, workload, limits, attain, rate))
+    placed = place_phases(Question(model, machine, deployment, workload, limits, attain, rate))
+    return replace(placed, warnings=(*said, *placed.warnings))
 
 
 def _served(question: Serve | ServePlan, run: Run, result: ServingResult, workload: Workload, curve: bool) -> Served:

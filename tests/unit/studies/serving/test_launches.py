@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from windtunnel.evidence.accuracy.serving.launches import (
+    as_its_recipe,
     decode_limit,
     deployed,
     engine_of_row,
@@ -12,6 +13,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
     planned_ahead,
     prompt_tokens,
 )
+from windtunnel.evidence.accuracy.serving.mlperf import laid_out
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
 from windtunnel.evidence.accuracy.serving.sessions import in_steady_state, replayed
@@ -195,3 +197,40 @@ def test_sessions_are_replayed_turn_after_turn() -> None:
     first, second = load.prefix_names[0], load.prefix_names[1]
     assert second[: len(first)] == first
     assert not in_steady_state(row)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "kind", "tokens", "limits", "kv"),
+    [
+        ("b300_sxm", "trtllm", "offline", "4638", (896, 13914), None),
+        ("b300_sxm", "trtllm", "interactive", "4638", (512, 64932), None),
+        ("b300_sxm", "trtllm", "offline", "2048", (128, 2048), None),  # no product there
+        ("gb200", "trtllm", "offline", "4638", (512, 13914), None),
+        ("mi355x", "vllm", "offline", "", (1792, 65536), "bf16"),
+        ("mi355x", "vllm", "server", "", (1024, 65536), "bf16"),
+    ],
+)
+def test_mlperf_is_laid_out_as_its_submission_says_not_by_the_first_factor_of_a_product(
+    gpu: str, engine: str, kind: str, tokens: str, limits: tuple[int, int], kv: str | None
+) -> None:
+    fields = {
+        **OSS,
+        "gpu": gpu,
+        "engine": engine,
+        "kind": f"mlperf_{kind}",
+        "max_num_seqs": "128",
+        "tp": "1",
+        "moe_tp": "1",
+    }
+    row = ServingRow({**fields, "max_num_batched_tokens": tokens, "engine_version": "", "measured": "2026-02"})
+    one = laid_out(row, model_named(row.text("model"), ""), deployment_of(row), gpu_of(gpu, 8))
+    assert (one.max_num_seqs, one.max_num_batched_tokens) == limits
+    assert (one.tp, one.attn_dp, one.kv) == (1, 1, kv)
+
+
+def test_a_row_whose_recipe_is_published_has_its_layout_and_drafts() -> None:
+    said = {"source": "results/dsv4_sglang_4p_8d_batch3x/conc4.json", "spec": "none", "decode_num_workers": "2"}
+    row = as_its_recipe(ServingRow({**DEEPSEEK, **said, "decode_tp": "4"}))
+    assert (row.text("spec"), row.text("decode_num_workers"), row.text("decode_attn_dp")) == ("mtp", "1", "8")
+    other = ServingRow(DEEPSEEK)
+    assert as_its_recipe(other) is other

@@ -99,6 +99,33 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     return replace(deployment, speculative_tokens=drafts["depth"], acceptance=drafts["kept"])
 
 
+def as_its_recipe(row: ServingRow) -> ServingRow:
+    """A row with the columns of its published recipe, where that says otherwise."""
+    columns = _first(_published()["recipes"], row).get("columns")
+    return row if columns is None else ServingRow({**row.fields, **{name: str(one) for name, one in columns.items()}})
+
+
+def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:
+    """A row of MLPerf as its submission's configuration lays it out; None where none is listed."""
+    scenario, tokens = row.text("kind").removeprefix("mlperf_"), row.text("max_num_batched_tokens")
+    known = {"engine": _framework(deployment), "scenario": scenario, "tokens": tokens}
+    found = _first(_published()["mlperf"], row, **known)
+    if not found:
+        return None
+    return replace(
+        deployment,
+        tp=found.get("tp", 1),
+        pp=found.get("pp", 1),
+        attn_dp=1,
+        moe_tp=None,
+        moe_ep=None,
+        max_num_seqs=found["batch"],
+        max_num_batched_tokens=found["tokens"],
+        gpu_memory_utilization=found.get("share"),
+        kv=found.get("kv", deployment.kv),
+    )
+
+
 def _framework(deployment: Deployment) -> str:
     return next((name for name in ("sglang", "trtllm") if deployment.engine.startswith(name)), "vllm")
 

@@ -4,7 +4,9 @@
     Server, Interactive   an open loop at the rate that was submitted, its share of each replica
 
 Mean lengths: outputs as published results of v6.0 have them; inputs of OpenOrca (Llama 2), CNN-DailyMail (8B) and the
-rules' set for 405B; of DeepSeek-R1, gpt-oss (summaries) and Mixtral they are not published, and estimates.
+rules' set for 405B. gpt-oss summarises articles of PubMed (3,016 words on average: Cohan et al. 2018); NVIDIA's
+configurations give a step 4638 * 3 tokens, which is taken for three of them. Of DeepSeek-R1 and Mixtral inputs are not
+published, and estimates.
 Lengths are uniform between LEAST of the longest and all of it.
 """
 
@@ -14,6 +16,7 @@ import math
 from dataclasses import replace
 
 from windtunnel.errors import UserError
+from windtunnel.evidence.accuracy.serving.launches import submitted
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
@@ -25,13 +28,12 @@ from windtunnel.studies.serving.workload.requests import Workload
 
 MEANS = {  # a word of the model's name -> tokens in and out
     "deepseek-r1": (820, 3880),
-    "gpt-oss-120b": (980, 1310),
+    "gpt-oss-120b": (4638, 1310),
     "llama-2-70b": (294, 294),
     "llama-3.1-405b": (9428, 685),
     "llama-3.1-8b": (778, 128),
     "mixtral-8x7b": (300, 145),
 }
-USUAL_SEQS = {"gpt-oss-120b": 128}  # offline, of a GPU, where a row does not say: all that do have 110 or 128
 LEAST = 0.3
 SPAN = 3.0  # lifetimes of a request that an open loop is played for
 STEP_S = 0.05  # a time per token for that, no more
@@ -46,14 +48,14 @@ def is_mlperf(row: ServingRow) -> bool:
 
 
 def laid_out(row: ServingRow, model: Model, deployment: Deployment, cluster: Cluster) -> Deployment:
-    """A layout that is not stated: the fewest GPUs of a node on which the model leaves a third of the memory."""
+    """The submission's layout; where none is listed or stated, the fewest GPUs that leave a third of their memory."""
+    listed = submitted(row, deployment)
+    if listed is not None:
+        return listed
     if row.text("tp"):
         return replace(deployment, max_num_seqs=_number(row, "max_num_seqs"), max_num_batched_tokens=_budget(row))
-    named = [seqs for word, seqs in USUAL_SEQS.items() if word in row.text("model").lower()]
-    usual = named[0] if named and row.number("request_rate_target") is None else None
     for size in SIZES:
-        seqs = usual if usual is None else usual * size
-        one = replace(deployment, tp=size, attn_dp=1, moe_tp=None, moe_ep=None, max_num_seqs=seqs)
+        one = replace(deployment, tp=size, attn_dp=1, moe_tp=None, moe_ep=None)
         if size > cluster.n_gpus:
             break
         engine = engine_of(model, cluster, one, profile=load_engine(deployment.engine))

@@ -14,6 +14,7 @@ import numpy as np
 
 from windtunnel.errors import UserError
 from windtunnel.evidence.accuracy.serving.launches import (
+    as_its_recipe,
     decode_limit,
     deployed,
     drafts_unlisted,
@@ -87,6 +88,7 @@ def predicted(
     `profiles`: instead of the shipped ones. `taken`: published recipes that other rows of the table say they are.
     `drafted`: whether the row drafted, where its table tells.
     """
+    row = as_its_recipe(row)
     try:
         results, assumed = _run(row, profiles or {}, taken, drafted)
     except UserError as error:

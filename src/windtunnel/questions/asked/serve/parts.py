@@ -131,14 +131,33 @@ class Lengths:
     __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "lengths"
     phrase: ClassVar[str] = "made requests (--prompt and --output)"
-    prompt: Annotated[int, About("Prompt tokens of made requests.", REQUESTS, least=1, most=MOST)]
-    output: Annotated[int, About("Output tokens of made requests.", REQUESTS, least=1, most=MOST)]
+    usual: ClassVar[int] = 1024  # tokens each way of InferenceX's benchmark
+    prompt: Annotated[int | None, About("Prompt tokens of made requests (1,024).", REQUESTS, least=1, most=MOST)] = None
+    output: Annotated[int | None, About("Output tokens of made requests (1,024).", REQUESTS, least=1, most=MOST)] = None
     length_ratio: Annotated[
         float, About("Lengths uniform from this share of it to all of it (1).", REQUESTS, least=0, most=1, rare=True)
     ] = 1.0
     requests: Annotated[int | None, About("How many to make, or to take of a trace.", REQUESTS, least=1, most=MOST)] = (
         None
     )
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens in and out: as given, else `usual`."""
+        return self.prompt or self.usual, self.output or self.usual
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What is said of lengths that nobody gives."""
+        lacking = {"in": ("--prompt", self.prompt), "out": ("--output", self.output)}
+        ways = {way: flag for way, (flag, given) in lacking.items() if given is None}
+        if not ways:
+            return ()
+        if len(ways) == 2:
+            text = f"no lengths are given: requests of {self.usual:,} tokens in and {self.usual:,} out are assumed"
+            return (f"{text} (--prompt, --output, --workload)",)
+        ((way, flag),) = ways.items()
+        return (f"no {flag} is given: requests of {self.usual:,} tokens {way} are assumed",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,19 +169,6 @@ class Trace:
     phrase: ClassVar[str] = "a trace (--workload)"
     workload: Annotated[str, About("Trace: CSV or JSONL of lengths and arrivals.", REQUESTS)]
     requests: Annotated[int | None, About("How many of them.", REQUESTS, least=1, most=MOST)] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unsaid:
-    """Requests of which nobody says how long they are: taken as in InferenceX's benchmark."""
-
-    __pydantic_config__: ClassVar = STRICT
-    kind: ClassVar[str] = "unsaid"
-    phrase: ClassVar[str] = "requests of 1,024 tokens each way"
-    taken_as: ClassVar[Lengths] = Lengths(prompt=1024, output=1024)
-    said: ClassVar[str] = (
-        "no lengths are given: requests of 1,024 tokens in and 1,024 out are assumed (--prompt, --output, --workload)"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +202,10 @@ class AsRecorded:
     phrase: ClassVar[str] = "arrivals as the trace has them"
 
 
-def check_load(requests: Lengths | Trace | Unsaid, load: Open | Closed | AsRecorded) -> None:
+def check_load(requests: Lengths | Trace, load: Open | Closed | AsRecorded) -> None:
     """Raises SpecError where nothing says when made requests come."""
     if not isinstance(requests, Trace) and isinstance(load, AsRecorded):
-        raise SpecError("load", None, "no load is given: add --rate R (open loop) or --concurrency C (closed loop)")
+        raise SpecError("load", None, "add --rate R (open loop) or --concurrency C (closed loop)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from windtunnel.questions.asked.serve.parts import (
     TieredEngine,
     Together,
     Trace,
-    Unsaid,
 )
 from windtunnel.questions.asked.serve.study import PRICE, SEED
 
@@ -59,7 +58,7 @@ class ServePlan:
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:8, or a cluster file.")]
     engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
     replicas: Annotated[Together | Apart | Sought, OneOf(), About("", inside=True)] = field(default_factory=Together)
-    requests: Annotated[Lengths | Trace | Unsaid, OneOf(), About("", inside=True)] = field(default_factory=Unsaid)
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
     load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     attain: Annotated[
@@ -78,4 +77,4 @@ class ServePlan:
         if sought and self.replicas.method not in ("fewest", "distserve") and self.attain is not None:  # type: ignore[union-attr]
             raise SpecError("attain", self.attain, "belongs to distserve, and to the highest rate: leave it out")
         if sought and not isinstance(self.requests, Trace) and isinstance(self.load, AsRecorded):
-            raise SpecError("load", None, "no load is given: add --rate, that the placement must carry")
+            raise SpecError("load", None, "add --rate, that the placement must carry")

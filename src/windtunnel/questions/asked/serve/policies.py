@@ -41,7 +41,7 @@ class ServePolicies(Served):
     ] = "least-loaded"
     engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
     replicas: Annotated[Replicas, About("", inside=True)] = field(default_factory=Replicas)
-    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
     load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     price: Annotated[float | None, PRICE] = None

@@ -35,7 +35,7 @@ class ServeScale(Served):
     calm: Annotated[float, About("How long fewer would do before one goes (60s).", least=0, unit="time")] = 60.0
     engine: Annotated[Engine, About("", inside=True)] = field(default_factory=Engine)
     replicas: Annotated[Replicas, About("", inside=True)] = field(default_factory=Replicas)
-    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
     load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     seed: Annotated[int, SEED] = 0
 

@@ -22,7 +22,7 @@ class ServeSpot(Served):
     )
     notice: Annotated[float, About("From the notice to the loss of a machine (30s).", least=0, unit="time")] = 30.0
     engine: Annotated[EngineName, About("", inside=True)] = field(default_factory=EngineName)
-    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)]
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
     load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     price: Annotated[float | None, PRICE] = None
     seed: Annotated[int, SEED] = 0

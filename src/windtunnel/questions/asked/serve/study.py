@@ -17,7 +17,6 @@ from windtunnel.questions.asked.serve.parts import (
     TieredEngine,
     Together,
     Trace,
-    Unsaid,
     check_load,
 )
 
@@ -32,7 +31,7 @@ class Serve(Served):
     verb: ClassVar[str] = "serve"
     engine: Annotated[TieredEngine, About("", inside=True)] = field(default_factory=TieredEngine)
     replicas: Annotated[Together | Apart, OneOf(), About("", inside=True)] = field(default_factory=Together)
-    requests: Annotated[Lengths | Trace | Unsaid, OneOf(), About("", inside=True)] = field(default_factory=Unsaid)
+    requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
     load: Annotated[Open | Closed | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
     price: Annotated[float | None, PRICE] = None

@@ -65,12 +65,14 @@ class Sharing(Answer):
     policies: Mapping[str, tuple[Shares, Mapping[str, Shares], str]]
     impossible: Mapping[str, str]
     sources: tuple[str, ...]
+    assumed: tuple[str, ...]
 
     @property
     def warnings(self) -> list[str]:  # type: ignore[override]
-        """What is not possible, and what is refused."""
+        """What is assumed, what is not possible, and what is refused."""
         impossible = [f"{name}: not possible: {why}" for name, why in self.impossible.items()]
         refused = ((name, one[0].refused) for name, one in self.policies.items())
+        impossible = [*self.assumed, *impossible]
         return impossible + [f"{name}: {count} requests need more than the cache" for name, count in refused if count]
 
     @property
@@ -112,7 +114,7 @@ def share(asked: Several, policies: Sequence[str], price: float | None) -> Shari
         played[policy] = (total, each, _words(asked, found.meshes, policy == "shares"))
     if not played:
         raise SpecError("model", [one.name for one in asked.models], "; ".join(impossible.values()))
-    return Sharing(played, impossible, tuple(sources))
+    return Sharing(played, impossible, tuple(sources), asked.workload.notes)
 
 
 @dataclass(eq=False)

@@ -225,4 +225,8 @@ def workload_of(body: Mapping[str, object], where: str, folder: Path) -> Workloa
     except SpecError as error:
         raise SpecError(f"{where}.{error.field.rpartition('.')[2]}", error.value, error.remedy) from None
     check_load(asked.requests, asked.load)
+    if isinstance(asked.requests, Lengths):
+        for name in ("prompt", "output"):
+            if getattr(asked.requests, name) is None:
+                raise SpecError(f"{where}.{name}", None, "give tokens of a request, or a trace as file")
     return made_workload(asked.requests, asked.load, seed)
