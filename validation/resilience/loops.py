@@ -4,7 +4,7 @@
 
 Each script of `loops/` runs plainly, then under the launcher while ranks are killed at random moments,
 standbys, hosts and the fork server among them; with every fourth seed from the start of the processes on. Losses and
-weights of all ranks are held bit by bit against the plain run. A relaunch is the first of the scripts under torchrun
+weights of all ranks are held bit by bit against the plain run. A relaunch is the script itself under torchrun
 for one step, with its start and end. With `--moments 20` no moment is left to chance: ranks in turn die before the first
 communication of one call, the second of a later one, and so on. Needs torch, and `hf_trainer` (not run unless named) transformers and accelerate,
 which its fork server imports beforehand.
@@ -121,10 +121,9 @@ def main() -> int:
         return offloaded(asked.names, asked.ranks, asked.steps)
     wrong = kills = 0
     ratios: list[float] = []
-    relaunch_s = asked.relaunch
     for name in asked.names:
         with tempfile.TemporaryDirectory() as folder:
-            relaunch_s = relaunch_s or relaunch(name, asked.ranks, Path(folder) / "one")
+            relaunch_s = asked.relaunch or relaunch(name, asked.ranks, Path(folder) / "one")
             plain(name, asked.ranks, asked.steps, Path(folder) / "plain")
             expected = results(Path(folder) / "plain", asked.ranks)
             for turn in range(asked.repeat):

@@ -1,7 +1,7 @@
 """Who a process of the job is: it learns its rank when the script first asks for it.
 
 A standby runs the script until it reads RANK, LOCAL_RANK or WORLD_SIZE, or makes its first process group. There it
-waits, with everything imported, for a view that it is in. `torchrun` sets the same variables.
+waits, with everything imported (also what the ranks have imported since), for a view that it is in. `torchrun` sets the same variables.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from windtunnel.real.survive.live.place import Place, own_place
 from windtunnel.real.survive.loop.between import Tape
 from windtunnel.real.survive.loop.framework import remember_wrappers
 from windtunnel.real.survive.loop.groups import GROUPS, make_groups_replaceable
+from windtunnel.real.survive.loop.warm import Follower
 from windtunnel.real.survive.watch.log import RankLog
 
 POLL_S = 0.01
@@ -81,6 +82,7 @@ def known_identity() -> Identity:
     log.start_beat()
     store.set("loop", "1")
     store.set(f"warm/{place.name}", "1")
+    follower = Follower(store)
     while True:
         view = newest_view(store)
         if view is not None and not view["members"]:
@@ -88,7 +90,8 @@ def known_identity() -> Identity:
             sys.exit(0)
         if view is not None and place.name in view["members"]:
             break
-        time.sleep(POLL_S)
+        if not follower.follow():
+            time.sleep(POLL_S)
     rank, attempt = view["members"].index(place.name), view["attempt"]
     one = Identity(place, store, log, rank, attempt, view["generation"], joins=view["generation"] > view["began"])
     IDENTITY.append(one)

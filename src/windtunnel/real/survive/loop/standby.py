@@ -41,6 +41,7 @@ from windtunnel.real.survive.loop.framework import forget_reductions, forget_ste
 from windtunnel.real.survive.loop.groups import GROUPS, is_lost_connection
 from windtunnel.real.survive.loop.identity import ENDS, POLL_S, Identity, known_identity, newest_view
 from windtunnel.real.survive.loop.parts import Part, digest, parts_of, random_numbers, set_random_numbers, unchanged
+from windtunnel.real.survive.loop.warm import tell_imports
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -214,6 +215,7 @@ class _Standby(Generic[P, R]):
                 self.store.set(f"first/{self.generation}", repr(time.time()))
             if calls == ALONE_CALLS + 1:  # by then all others have done two calls for certain
                 self.store.set(self.who.key("goes on"), "1")
+                tell_imports(self.store)
         self.first = False
 
     def _gathered(self, row: Sequence[int]) -> list[list[int]]:
