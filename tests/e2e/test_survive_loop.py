@@ -60,22 +60,21 @@ def test_ranks_that_die_while_others_gather_between_calls_change_no_bit(
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "accumulation"])
+@pytest.mark.parametrize("name", ["fsdp2", "pp"])
 def test_ranks_that_die_at_each_communication_of_a_call_change_no_bit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In forward, in backward with gradients half reduced, in clipping, and while ranks agree on the call."""
-    monkeypatch.setenv("STRIKE", "")
+    ranks = {"pp": 4}.get(name, 2)
     losses = []
-    strikes = [f"{3 + 2 * at}:{at % 2}:{at + 1}" for at in range(16)]
+    strikes = [f"{3 + 2 * at}:{at % ranks}:{at + 1}" for at in range(16)]
     for killed in (False, True):
         folder = tmp_path / f"{killed}"
         folder.mkdir()
         monkeypatch.setenv("STRIKE", " ".join(strikes) if killed else "")
         words = [sys.executable, str(LOOPS / f"{name}.py"), "--out", str(folder), "--steps", "40"]
-        told = launch(words, 2, 1, give_up_s=60.0)
+        told = launch(words, ranks, 1, give_up_s=60.0)
         assert told.status == 0, told.reason
-        dead = sum(len(one.dead) for one in told.replacements)
-        assert dead == len([one for one in strikes if (folder / one).exists()]) > 5 * killed - 1
-        losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
+        assert len([one for one in strikes if (folder / one).exists()]) > 8 * killed - 1
+        losses.append([(folder / f"{rank}.json").read_text() for rank in range(ranks)])
     assert losses[0] == losses[1]

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from windtunnel.errors import SpecError, UserError
@@ -127,6 +129,12 @@ def test_an_error_of_the_script_is_none_of_a_lost_peer() -> None:
     assert not is_lost_connection(UserError("gloo"))
 
 
+def remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (torch.nn.parallel.DistributedDataParallel, _PipelineSchedule):
+        monkeypatch.setattr(one, "__init__", one.__init__)
+    remember_wrappers()
+
+
 @pytest.fixture
 def sharded() -> Iterator[Any]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -231,11 +239,36 @@ def test_a_wrapper_is_known_where_the_module_inside_is_named(
     ddp: torch.nn.parallel.DistributedDataParallel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapper = torch.nn.parallel.DistributedDataParallel
-    monkeypatch.setattr(wrapper, "__init__", wrapper.__init__)
-    remember_wrappers()
+    remember(monkeypatch)
     first, second = wrapper(ddp.module), wrapper(torch.nn.Linear(2, 2))
     assert wrappers([ddp.module, second]) == [second, first]
     assert "buckets 1" in [one.name for one in parts_of({"model": ddp.module, "other": second})]
+
+
+def test_a_pipeline_forgets_the_micro_batches_of_a_step_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their losses, whose graphs are gone, are those of the next step's first micro-batches."""
+    remember(monkeypatch)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        layer = torch.nn.Linear(3, 3)
+        stage = PipelineStage(layer, 0, 1, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, 2, loss_fn=lambda out, target: (out - target).square().mean())
+        losses: list[torch.Tensor] = []
+        schedule.step(torch.ones(4, 3), target=torch.zeros(4, 3), losses=losses)
+        expected = [one.clone() for one in losses]
+
+        def lost(*_: object) -> None:
+            raise RuntimeError("gloo: connection closed by peer")
+
+        between = layer.register_full_backward_hook(lost)
+        with pytest.raises(RuntimeError, match="backward"):
+            schedule.step(torch.zeros(4, 3), target=torch.ones(4, 3), losses=losses)
+        between.remove()
+        forget_step([layer])
+        schedule.step(torch.ones(4, 3), target=torch.zeros(4, 3), losses=losses)
+        assert all(torch.equal(one, other) for one, other in zip(losses, expected, strict=True))
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture

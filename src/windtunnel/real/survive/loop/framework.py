@@ -3,7 +3,8 @@
 `DistributedDataParallel._update_process_group` (made for elastic training) makes the reducer forget what it has reduced
 and rebuild its buckets at the next step, on all ranks alike. `FSDPModule.reset_iter_state` shards parameters again and
 drops what is under way, but not the gradients of whole parameters that a backward pass had computed and not yet reduced:
-the next one would add to them. A `GradScaler` remembers per optimizer that gradients are unscaled.
+the next one would add to them. A `GradScaler` remembers per optimizer that gradients are unscaled, a pipeline's schedule
+the losses of the micro-batches that were done.
 
 Which gradients share a bucket of DistributedDataParallel, and in which order, decides the last bits of their sums: a
 ring adds each chunk in another order of ranks. PyTorch lays them out anew once, at the first forward pass after the
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,19 +32,25 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 MADE: WeakSet[nn.Module] = WeakSet()  # wrappers of a script that runs under the launcher
+SCHEDULES: WeakSet[_PipelineSchedule] = WeakSet()  # and its pipelines
 NUMBERS = count()
 
 
 def remember_wrappers() -> None:
-    """From now on each DistributedDataParallel is known, also where the script names the module inside alone."""
-    first = DistributedDataParallel.__init__
+    """From now on each DistributedDataParallel and schedule is known, also where the script does not name it."""
+    first, first_schedule = DistributedDataParallel.__init__, _PipelineSchedule.__init__
 
     def init(self: DistributedDataParallel, *arguments: object, **named: object) -> None:
         first(self, *arguments, **named)
         self.number_made = next(NUMBERS)
         MADE.add(self)
 
+    def init_schedule(self: _PipelineSchedule, *arguments: object, **named: object) -> None:
+        first_schedule(self, *arguments, **named)
+        SCHEDULES.add(self)
+
     DistributedDataParallel.__init__ = init
+    _PipelineSchedule.__init__ = init_schedule
 
 
 def wrappers(things: Iterable[object]) -> list[DistributedDataParallel]:
@@ -60,6 +68,11 @@ def forget_reductions(things: Iterable[object]) -> None:
 
 def forget_step(things: Iterable[object]) -> None:
     """The step under way has failed: the next one starts clean."""
+    for schedule in SCHEDULES:
+        schedule._internal_losses.clear()
+        for name in ("unshard_ops", "unsharded_stages"):  # schedules of several stages on a rank, sharded by FSDP
+            if hasattr(schedule, name):
+                getattr(schedule, name).clear()
     for thing in things:
         if isinstance(thing, nn.Module):
             for module in thing.modules():
