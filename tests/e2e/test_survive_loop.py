@@ -78,3 +78,21 @@ def test_ranks_that_die_at_each_communication_of_a_call_change_no_bit(
         assert len([one for one in strikes if (folder / one).exists()]) > 8 * killed - 1
         losses.append([(folder / f"{rank}.json").read_text() for rank in range(ranks)])
     assert losses[0] == losses[1]
+
+
+def test_a_rank_and_then_the_neighbour_that_holds_its_shards_die_within_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What replaced the first holds the second's shards by then, which are too large for the launcher's store."""
+    monkeypatch.setenv("LAYERS", "8")
+    losses = []
+    for strikes in ("", "6:1:3 6:0:9"):  # rank 0 comes to its ninth communication once rank 1 is replaced
+        folder = tmp_path / f"{len(strikes)}"
+        folder.mkdir()
+        monkeypatch.setenv("STRIKE", strikes)
+        told = launch([sys.executable, str(SCRIPT), "--out", str(folder), "--steps", "10"], 2, 1, give_up_s=60.0)
+        assert told.status == 0, told.reason
+        assert {one.name for one in folder.iterdir()} == {"0.json", "1.json", *strikes.split()}
+        losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
+    assert losses[0] == losses[1]
+    assert "begin again" not in capfd.readouterr().err

@@ -183,11 +183,9 @@ class _Standby(Generic[P, R]):
     def _commit(self, number: int, value: R) -> None:
         """All ranks have done the call: tell each other so, and give a neighbour what no replica holds."""
         lay_buckets(self.things.values())
-        row = [digest(part.read()) for part in self.parts]
-        table = self._gathered(row)
-        own = [at for at in range(len(row)) if _alone_with_it(table, at, self.who.rank)]
+        self.pending = _Held(self._gathered([digest(part.read()) for part in self.parts]))
+        own = self._alone_with(self.pending)
         data = _packed({at: self.parts[at].copied() for at in own})
-        self.pending = _Held(table)
         if len(data) <= STORED_BYTES:
             self.store.set(self.who.key("own", self.who.rank, (number + 1) % 2), _packed((number + 1, data)))
             data = b""
@@ -339,7 +337,17 @@ class _Standby(Generic[P, R]):
                     got |= _unpacked(self._received(source))
         if self.who.rank in newcomers:
             self.at_commit, self.committed = [got[at] for at in range(len(self.parts))], furthest
+        for rank in newcomers:  # from here on its neighbour may die too
+            if self.who.rank == (rank - 1) % self.size:
+                data = _packed({at: self.at_commit[at] for at in self._alone_with(self.held)})
+                self._send(data if len(data) > STORED_BYTES else b"", rank)
+            elif self.who.rank == rank:
+                self.held.neighbour = self._received((rank - 1) % self.size)
         self._gathered([0])
+
+    def _alone_with(self, held: _Held) -> list[int]:
+        """Parts that no other rank had."""
+        return [at for at in range(len(self.parts)) if _alone_with_it(held.table, at, self.who.rank)]
 
     def _sources(self, rank: int, newcomers: list[int]) -> dict[int, list[int]]:
         """Who gives which shared parts to a newcomer."""
