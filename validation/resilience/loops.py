@@ -4,10 +4,10 @@
 
 Each script of `loops/` runs plainly, then under the launcher while ranks are killed at random moments,
 standbys, hosts and the fork server among them; with every fourth seed from the start of the processes on. Losses and
-weights of all ranks are held bit by bit against the plain run. A relaunch is the script itself under torchrun
-for one step, with its start and end. With `--moments 20` no moment is left to chance: ranks in turn die before the first
-communication of one call, the second of a later one, and so on. Needs torch, and `hf_trainer` (not run unless named) transformers and accelerate,
-which its fork server imports beforehand.
+weights of all ranks are held bit by bit against the plain run. A relaunch is the script itself under torchrun for one
+step, with its start and end. With `--moments 20` no moment is left to chance: ranks in turn die before the first
+communication of one call, the second of a later one, and so on. Needs torch, and `hf_trainer` (not run unless named)
+transformers and accelerate, which its fork server imports beforehand.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def main() -> int:
     parser.add_argument("--relaunch", type=float, default=0.0, help="seconds, measured before")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--moments", type=int, default=0, help="no random kills: before so many communications of a call")
+    parser.add_argument(
+        "--moments", type=int, default=0, help="no random kills: before so many communications of a call"
+    )
     parser.add_argument("--offload", action="store_true", help="no kills: with and without offload.apply")
     asked = parser.parse_args()
     if asked.offload:

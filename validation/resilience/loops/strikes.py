@@ -1,11 +1,13 @@
 """Ranks that end themselves in the midst of a call: STRIKE="6:1:3 9:0:4" ends rank 1, once, before the third
-communication of call 6 (those by which ranks agree on the call are the last ones), and rank 0 before the fourth of call 9.
+communication of call 6 (those by which ranks agree on the call are the last ones), and rank 0 before the fourth of call
+9.
 """
 
 import os
 import signal
 
 from common import asked
+
 from windtunnel.real.survive.loop.groups import Replaceable
 from windtunnel.real.survive.loop.standby import _Standby
 

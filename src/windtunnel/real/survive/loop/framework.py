@@ -2,9 +2,9 @@
 
 `DistributedDataParallel._update_process_group` (made for elastic training) makes the reducer forget what it has reduced
 and rebuild its buckets at the next step, on all ranks alike. `FSDPModule.reset_iter_state` shards parameters again and
-drops what is under way, but not the gradients of whole parameters that a backward pass had computed and not yet reduced:
-the next one would add to them. A `GradScaler` remembers per optimizer that gradients are unscaled, a pipeline's schedule
-the losses of the micro-batches that were done.
+drops what is under way, but not the gradients of whole parameters that a backward pass had computed and not reduced:
+the next one would add to them. A `GradScaler` remembers per optimizer that gradients are unscaled, a pipeline's
+schedule the losses of the micro-batches that were done.
 
 Which gradients share a bucket of DistributedDataParallel, and in which order, decides the last bits of their sums: a
 ring adds each chunk in another order of ranks. PyTorch lays them out anew once, at the first forward pass after the
@@ -92,7 +92,7 @@ def lay_buckets(things: Iterable[object]) -> None:
 
 @dataclass
 class Unreduced:
-    """Gradients that FSDP2 has computed and not reduced: of a step that failed, or added up over calls without a sync."""
+    """Gradients that FSDP2 has computed and not reduced: of a step that failed, or added up over calls."""
 
     module: nn.Module
 
@@ -127,7 +127,7 @@ def fsdp_groups(module: nn.Module) -> list[FSDPParamGroup]:
 
 
 def placed(gradient: torch.Tensor | None) -> list[object] | None:
-    """A gradient with the placements of a DTensor, which need not be those of its parameter: a sum may be outstanding."""
+    """A gradient with its placements, which need not be those of its parameter: a sum may be outstanding."""
     return None if gradient is None else [gradient, getattr(gradient, "placements", ())]
 
 

@@ -1,7 +1,8 @@
 """Who a process of the job is: it learns its rank when the script first asks for it.
 
 A standby runs the script until it reads RANK, LOCAL_RANK or WORLD_SIZE, or makes its first process group. There it
-waits, with everything imported (also what the ranks have imported since), for a view that it is in. `torchrun` sets the same variables.
+waits, with everything imported (also what the ranks have imported since), for a view that it is in. `torchrun` sets the
+same variables.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def known_identity() -> Identity:
     log.start_beat()
     store.set("loop", "1")
     store.set(f"warm/{place.name}", "1")
-    follower = Follower(store)
+    follower, for_tape = Follower(store), store_of(place)
     while True:
         view = newest_view(store)
         if view is not None and not view["members"]:
@@ -97,7 +98,7 @@ def known_identity() -> Identity:
     IDENTITY.append(one)
     log.play(rank)
     GROUPS.alone, GROUPS.recording = one.joins, not one.joins
-    GROUPS.tape = Tape(store_of(place), one.key("tape", rank))
+    GROUPS.tape = Tape(for_tape, one.key("tape", rank))
     size = str(place.size)
     os.environ.update(
         {

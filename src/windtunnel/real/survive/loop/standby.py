@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.real.survive.live.group import Building, abort, store_of
+from windtunnel.real.survive.live.group import Building, Spare, abort, store_of
 from windtunnel.real.survive.live.place import own_place
 from windtunnel.real.survive.loop.between import Between
 from windtunnel.real.survive.loop.framework import forget_reductions, forget_step, lay_buckets
@@ -97,15 +97,16 @@ class _Standby(Generic[P, R]):
         self.between = Between(
             lambda error: is_lost_connection(error) or self._somebody_died(), self._recover, self._start_anew
         )
-        self.store = who.store
+        self.store, self.spare = who.store, Spare(who.place)
         self.watched = threading.Lock()
         self.over = threading.Event()
         watch = threading.Thread(target=self._watch, daemon=True, name="watch")
         watch.start()
-        ENDS.extend((self.over.set, watch.join))
+        ENDS.extend((self.over.set, watch.join, self.spare.close))
         if not who.joins:
             self.store.set(who.key("wrapped"), "1")
-            building = Building(who.place, self.generation, newest_view(self.store)["members"])  # type: ignore[index]
+            members = newest_view(self.store)["members"]  # type: ignore[index]
+            building = Building(who.place, self.generation, members, self.spare.take())
             self.group = building.wait(self._superseded)
             if self.group is None:
                 self._start_anew()
@@ -256,8 +257,9 @@ class _Standby(Generic[P, R]):
             self.generation, self.first = view["generation"], True
             if not self._all_ready(view["members"]):
                 continue
-            group = Building(self.who.place, self.generation, view["members"]).wait(self._superseded)
-            connections = None if group is None else GROUPS.connections(self.generation, self._superseded)
+            store = self.spare.take()
+            group = Building(self.who.place, self.generation, view["members"], store).wait(self._superseded)
+            connections = None if group is None else GROUPS.connections(store, self.generation, self._superseded)
             if connections is None:
                 self.store.set(f"broken/{self.generation}", "1")
                 continue
