@@ -1,7 +1,7 @@
 """The state of a loop in parts: what a step changes, kept before it, put back after a failed one, handed to another.
 
-A part is one thing whose copies are alike or not: the parameters of a model, its buffers, its gradients (those
-too that FSDP2 has not reduced), the layout of these in DistributedDataParallel's buckets, an optimizer, whatever else has
+A part is one thing whose copies are alike or not: the parameters of a model, its buffers, its gradients (those too that
+FSDP2 has not reduced), the layout of these in DistributedDataParallel's buckets, an optimizer, whatever else has
 `state_dict` and `load_state_dict`, and the random numbers. Tensors are taken as this rank holds them: the local part of
 a DTensor. Digests tell which ranks hold the same: replicas of data parallelism do, shards do not.
 """
