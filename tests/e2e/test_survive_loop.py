@@ -73,7 +73,7 @@ def test_ranks_that_die_at_each_communication_of_a_call_change_no_bit(
         folder.mkdir()
         monkeypatch.setenv("STRIKE", " ".join(strikes) if killed else "")
         words = [sys.executable, str(LOOPS / f"{name}.py"), "--out", str(folder), "--steps", "40"]
-        told = launch(words, ranks, 1, give_up_s=60.0)
+        told = launch(words, ranks, 1)
         assert told.status == 0, told.reason
         assert len([one for one in strikes if (folder / one).exists()]) > 8 * killed - 1
         losses.append([(folder / f"{rank}.json").read_text() for rank in range(ranks)])
@@ -90,7 +90,7 @@ def test_a_rank_and_then_the_neighbour_that_holds_its_shards_die_within_one_call
         folder = tmp_path / f"{len(strikes)}"
         folder.mkdir()
         monkeypatch.setenv("STRIKE", strikes)
-        told = launch([sys.executable, str(SCRIPT), "--out", str(folder), "--steps", "10"], 2, 1, give_up_s=60.0)
+        told = launch([sys.executable, str(SCRIPT), "--out", str(folder), "--steps", "10"], 2, 1)
         assert told.status == 0, told.reason
         assert {one.name for one in folder.iterdir()} == {"0.json", "1.json", *strikes.split()}
         losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
