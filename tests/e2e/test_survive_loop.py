@@ -58,3 +58,41 @@ def test_ranks_that_die_while_others_gather_between_calls_change_no_bit(
         assert sum(len(one.dead) for one in told.replacements) == dead
         losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "pp"])
+def test_ranks_that_die_at_each_communication_of_a_call_change_no_bit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In forward, in backward with gradients half reduced, in clipping, and while ranks agree on the call."""
+    ranks = {"pp": 4}.get(name, 2)
+    losses = []
+    strikes = [f"{3 + 2 * at}:{at % ranks}:{at + 1}" for at in range(16)]
+    for killed in (False, True):
+        folder = tmp_path / f"{killed}"
+        folder.mkdir()
+        monkeypatch.setenv("STRIKE", " ".join(strikes) if killed else "")
+        words = [sys.executable, str(LOOPS / f"{name}.py"), "--out", str(folder), "--steps", "40"]
+        told = launch(words, ranks, 1)
+        assert told.status == 0, told.reason
+        assert len([one for one in strikes if (folder / one).exists()]) > 8 * killed - 1
+        losses.append([(folder / f"{rank}.json").read_text() for rank in range(ranks)])
+    assert losses[0] == losses[1]
+
+
+def test_a_rank_and_then_the_neighbour_that_holds_its_shards_die_within_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What replaced the first holds the second's shards by then, which are too large for the launcher's store."""
+    monkeypatch.setenv("LAYERS", "8")
+    losses = []
+    for strikes in ("", "6:1:3 6:0:9"):  # rank 0 comes to its ninth communication once rank 1 is replaced
+        folder = tmp_path / f"{len(strikes)}"
+        folder.mkdir()
+        monkeypatch.setenv("STRIKE", strikes)
+        told = launch([sys.executable, str(SCRIPT), "--out", str(folder), "--steps", "10"], 2, 1)
+        assert told.status == 0, told.reason
+        assert {one.name for one in folder.iterdir()} == {"0.json", "1.json", *strikes.split()}
+        losses.append([(folder / f"{rank}.json").read_text() for rank in range(2)])
+    assert losses[0] == losses[1]
+    assert "begin again" not in capfd.readouterr().err

@@ -4,9 +4,10 @@
 
 Each script of `loops/` runs plainly, then under the launcher while ranks are killed at random moments,
 standbys, hosts and the fork server among them; with every fourth seed from the start of the processes on. Losses and
-weights of all ranks are held bit by bit against the plain run. A relaunch is the first of the scripts under torchrun
-for one step, with its start and end. Needs torch, and `hf_trainer` (not run unless named) transformers and accelerate,
-which its fork server imports beforehand.
+weights of all ranks are held bit by bit against the plain run. A relaunch is the script itself under torchrun for one
+step, with its start and end. With `--moments 20` no moment is left to chance: ranks in turn die before the first
+communication of one call, the second of a later one, and so on. Needs torch, and `hf_trainer` (not run unless named)
+transformers and accelerate, which its fork server imports beforehand.
 """
 
 from __future__ import annotations
@@ -113,22 +114,27 @@ def main() -> int:
     parser.add_argument("--relaunch", type=float, default=0.0, help="seconds, measured before")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--moments", type=int, default=0, help="no random kills: before so many communications of a call"
+    )
     parser.add_argument("--offload", action="store_true", help="no kills: with and without offload.apply")
     asked = parser.parse_args()
     if asked.offload:
         return offloaded(asked.names, asked.ranks, asked.steps)
     wrong = kills = 0
     ratios: list[float] = []
-    relaunch_s = asked.relaunch
     for name in asked.names:
         with tempfile.TemporaryDirectory() as folder:
-            relaunch_s = relaunch_s or relaunch(name, asked.ranks, Path(folder) / "one")
+            relaunch_s = asked.relaunch or relaunch(name, asked.ranks, Path(folder) / "one")
             plain(name, asked.ranks, asked.steps, Path(folder) / "plain")
             expected = results(Path(folder) / "plain", asked.ranks)
             for turn in range(asked.repeat):
                 out = Path(folder) / f"killed{turn}"
                 out.mkdir()
                 seed = asked.seed + turn
+                strikes = [f"{3 + 2 * one}:{(one + turn) % asked.ranks}:{one + 1}" for one in range(asked.moments)]
+                os.environ["STRIKE"] = " ".join(strikes)
+                asked.kills = 0 if strikes else asked.kills
                 killer = Killer(seed, asked.kills, asked.mean, asked.first, early=seed % 4 == 3)
                 words = ["--steps", str(asked.steps), "--pause", str(asked.pause), "--out", str(out)]
                 command = [sys.executable, str(HERE / f"{name}.py"), *words]
@@ -137,6 +143,7 @@ def main() -> int:
                 told = launch(command, asked.ranks, asked.standbys, watching=killer, **where)
                 time.sleep(0.2)
                 left = [pid for pid in killer.seen if Path(f"/proc/{pid}").exists()]
+                killer.killed += [one for one in strikes if (out / one).exists()]
                 same = results(out, asked.ranks) == expected
                 times = [one.downtime_s for one in told.replacements if one.downtime_s is not None]
                 ratios += [one / relaunch_s for one in times]

@@ -1,4 +1,8 @@
-"""A small transformer, and token batches that depend on step and rank alone."""
+"""A small transformer (with LAYERS=8 one whose shards are too large for the launcher's store), and token batches that
+depend on step and rank alone.
+"""
+
+import os
 
 import torch
 from torch import nn
@@ -20,7 +24,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, layers: int = 2) -> None:
+    def __init__(self, layers: int = int(os.environ.get("LAYERS", "2"))) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
         self.blocks = nn.ModuleList(Block() for _ in range(layers))

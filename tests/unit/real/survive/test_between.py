@@ -24,16 +24,16 @@ class Rank:
     """One rank's group, and a loop between two calls: each act is a communication whose answer is returned."""
 
     def __init__(self, store: dist.Store, rank: int, view: str, size: int = SIZE) -> None:
-        self.rank = rank
+        self.rank, self.store = rank, store
         self.group = Replaceable(store, rank, size, timedelta(seconds=20))
-        self.group.inner, self.group.gloo = self.group.connected(view)
+        self.group.inner, self.group.gloo = self.group.connected(dist.PrefixStore(view, store))
         self.tape = Tape(dist.PrefixStore("tape", store), str(rank))
         self.between = Between(is_lost_connection, self.meet, pytest.fail)
         self.between.is_open = True
 
     def meet(self) -> None:
         abort(self.group.gloo)
-        self.group.inner, self.group.gloo = self.group.connected("second")
+        self.group.inner, self.group.gloo = self.group.connected(dist.PrefixStore("second", self.store))
         self.between.again()
 
     def call(self, name: str, words: list[object], written: int | None, reads: bool = False) -> dist.Work:
@@ -105,7 +105,7 @@ def test_answers_that_the_predecessor_had_are_kept_to(monkeypatch: pytest.Monkey
     monkeypatch.setattr(GROUPS, "made", [])
     monkeypatch.setattr(GROUPS, "alone", True)
     one = Replaceable(dist.HashStore(), 0, 1, timedelta(seconds=5))
-    one.inner, one.gloo = one.connected("first")
+    one.inner, one.gloo = one.connected(one.store)
     tape, told = Tape(dist.HashStore(), "0"), torch.tensor([1.0])
     between = Between(is_lost_connection, pytest.fail, pytest.fail)
     for value in (1.0, 2.0):
@@ -136,7 +136,7 @@ def test_what_is_too_much_to_give_again_is_not_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(GROUPS, "alone", True)
     monkeypatch.setattr("windtunnel.real.survive.loop.between.INPUT_BYTES", 100)
     one = Replaceable(dist.HashStore(), 0, 1, timedelta(seconds=5))
-    one.inner, one.gloo = one.connected("first")
+    one.inner, one.gloo = one.connected(one.store)
     given_up: list[bool] = []
     between = Between(is_lost_connection, pytest.fail, lambda: given_up.append(True))
     for kept, lost in ((1, False), (0, True), (0, True)):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+from torch.distributed import TCPStore
+
 from windtunnel.real.survive.__main__ import main
-from windtunnel.real.survive.live.launcher import _Process, _Run
+from windtunnel.real.survive.live.group import Spare
+from windtunnel.real.survive.live.launcher import _listening, _Process, _Run
+from windtunnel.real.survive.live.place import Place
 from windtunnel.studies.resilience.membership import Membership
 
 pytestmark = pytest.mark.extras
@@ -46,6 +51,7 @@ def test_what_a_script_does_after_its_last_step_counts(script: str, status: int,
         (["--nproc-per-node", "1", "--replace", "0@5"], "two ranks"),
         (["--nproc-per-node", "2", "--report-json", "/nowhere/x.json"], "--report-json /nowhere/x.json"),
         (["--nproc-per-node", "2", "--afresh", "--preload", "json"], "--preload"),
+        (["--nproc-per-node", "2", "--address", "192.0.2.1"], "--address = '192.0.2.1'"),
     ],
 )
 def test_a_mistake_is_one_message(
@@ -59,3 +65,19 @@ def test_a_mistake_is_one_message(
     last = capsys.readouterr().err.splitlines()[-1]
     assert "error: " in last
     assert said in last
+
+
+def test_the_store_of_a_job_on_one_machine_is_reached_from_there_alone_and_by_clients_made_beforehand(
+    tmp_path: Path,
+) -> None:
+    port, descriptor = _listening("127.0.0.1", for_hosts=False)
+    with socket.socket(fileno=socket.dup(descriptor)) as bound:
+        assert bound.family == socket.AF_INET  # else each client's name is looked up
+        assert bound.getsockname() == ("127.0.0.1", port)
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+    store.set("key", "value")
+    spare = Spare(Place("127.0.0.1", port, "p0", 1, tmp_path, 10.0))
+    first, second = spare.take(), spare.take()
+    assert first is not second
+    assert first.get("key") == second.get("key") == b"value"
+    spare.close()

@@ -11,11 +11,16 @@ import pytest
 pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.real.survive.loop import groups
 from windtunnel.real.survive.loop.between import KEPT_BYTES, Tape
-from windtunnel.real.survive.loop.framework import lay_buckets, remember_wrappers, wrappers
+from windtunnel.real.survive.loop.framework import forget_step, lay_buckets, remember_wrappers, wrappers
 from windtunnel.real.survive.loop.groups import GROUPS, Replaceable, is_lost_connection
 from windtunnel.real.survive.loop.parts import digest, parts_of, random_numbers, unchanged
 from windtunnel.survive import standby
@@ -124,6 +129,71 @@ def test_an_error_of_the_script_is_none_of_a_lost_peer() -> None:
     assert not is_lost_connection(UserError("gloo"))
 
 
+def remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in (torch.nn.parallel.DistributedDataParallel, _PipelineSchedule):
+        monkeypatch.setattr(one, "__init__", one.__init__)
+    remember_wrappers()
+
+
+@pytest.fixture
+def sharded() -> Iterator[Any]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(model[1], mesh=mesh)
+    yield fully_shard(model, mesh=mesh)
+    dist.destroy_process_group()
+
+
+def gradients(model: Any, times: int) -> list[torch.Tensor]:
+    for at in range(times):
+        model.set_requires_gradient_sync(at == times - 1)
+        model(torch.ones(2, 3)).square().sum().backward()
+    return [one.grad.to_local().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_gradients_of_a_backward_pass_that_failed_are_not_added_to(sharded: Any, calls: int) -> None:
+    """The last layer has its gradient, unreduced, when a peer is lost; of calls before only what was there is kept."""
+    expected = gradients(sharded, calls + 1)
+    sharded.zero_grad()
+    sharded.set_requires_gradient_sync(False)
+    for _ in range(calls):
+        sharded(torch.ones(2, 3)).square().sum().backward()
+    parts = parts_of({"model": sharded})
+    before = [part.copied() for part in parts]
+
+    def lost(*_: object) -> None:
+        raise RuntimeError("gloo: connection closed by peer")
+
+    between = sharded[1].register_full_backward_hook(lost)
+    with pytest.raises(RuntimeError, match="closed"):
+        sharded(torch.ones(2, 3)).square().sum().backward()
+    between.remove()
+    forget_step([sharded])
+    for part, tree in zip(parts, before, strict=True):
+        part.put(tree)
+    again = gradients(sharded, 1)
+    assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
+
+
+def test_a_gradient_is_put_back_with_the_placements_that_it_had(sharded: Any) -> None:
+    """A sum over ranks may be outstanding, where the parameter is a replica."""
+    mesh = init_device_mesh("cpu", (1,))
+    module = torch.nn.Linear(3, 3, bias=False)
+    module.weight = torch.nn.Parameter(DTensor.from_local(torch.ones(3, 3), mesh, [Replicate()]))
+    outstanding = DTensor.from_local(torch.full((3, 3), 2.0), mesh, [Partial()])
+    module.weight.grad = outstanding
+    part = next(one for one in parts_of({"model": module}) if one.name == "model: gradients")
+    copy = part.copied()
+    for now in (None, DTensor.from_local(torch.zeros(3, 3), mesh, [Replicate()])):
+        module.weight.grad = now
+        part.put(copy)
+        assert module.weight.grad.placements == outstanding.placements
+        assert torch.equal(module.weight.grad.to_local(), outstanding.to_local())
+
+
 @pytest.fixture
 def ddp() -> Iterator[torch.nn.parallel.DistributedDataParallel]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -169,11 +239,36 @@ def test_a_wrapper_is_known_where_the_module_inside_is_named(
     ddp: torch.nn.parallel.DistributedDataParallel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapper = torch.nn.parallel.DistributedDataParallel
-    monkeypatch.setattr(wrapper, "__init__", wrapper.__init__)
-    remember_wrappers()
+    remember(monkeypatch)
     first, second = wrapper(ddp.module), wrapper(torch.nn.Linear(2, 2))
     assert wrappers([ddp.module, second]) == [second, first]
     assert "buckets 1" in [one.name for one in parts_of({"model": ddp.module, "other": second})]
+
+
+def test_a_pipeline_forgets_the_micro_batches_of_a_step_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their losses, whose graphs are gone, are those of the next step's first micro-batches."""
+    remember(monkeypatch)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        layer = torch.nn.Linear(3, 3)
+        stage = PipelineStage(layer, 0, 1, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, 2, loss_fn=lambda out, target: (out - target).square().mean())
+        losses: list[torch.Tensor] = []
+        schedule.step(torch.ones(4, 3), target=torch.zeros(4, 3), losses=losses)
+        expected = [one.clone() for one in losses]
+
+        def lost(*_: object) -> None:
+            raise RuntimeError("gloo: connection closed by peer")
+
+        between = layer.register_full_backward_hook(lost)
+        with pytest.raises(RuntimeError, match="backward"):
+            schedule.step(torch.zeros(4, 3), target=torch.ones(4, 3), losses=losses)
+        between.remove()
+        forget_step([layer])
+        schedule.step(torch.ones(4, 3), target=torch.zeros(4, 3), losses=losses)
+        assert all(torch.equal(one, other) for one, other in zip(losses, expected, strict=True))
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture

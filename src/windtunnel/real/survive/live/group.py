@@ -36,14 +36,46 @@ def store_of(place: Place) -> dist.Store:
     return TCPStore(place.host, place.port, is_master=False, timeout=timedelta(seconds=BUILD_TIMEOUT_S))
 
 
-class Building:
-    """A group that is being built; `group` is set once it stands."""
+class Spare:
+    """A client of the launcher's store, made before it is needed.
 
-    def __init__(self, place: Place, generation: int, members: Sequence[str]) -> None:
+    Torch writes the name of each peer into its log, so a new connection may wait seconds for a name server.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._begin()
+
+    def _begin(self) -> None:
+        self._made: list[dist.Store] = []
+        self._thread = threading.Thread(target=self._make, daemon=True, name="spare")
+        self._thread.start()
+
+    def _make(self) -> None:
+        with suppress(RuntimeError):  # the launcher has gone: whoever needs the client meets that
+            self._made.append(store_of(self._place))
+
+    def take(self) -> dist.Store:
+        """The client; another is made."""
+        self._thread.join()
+        store = self._made.pop() if self._made else store_of(self._place)
+        self._begin()
+        return store
+
+    def close(self) -> None:
+        """No thread of it is left."""
+        self._thread.join()
+
+
+class Building:
+    """A group that is being built; `group` is set once it stands. `store`: a client for it alone; else it makes one."""
+
+    def __init__(self, place: Place, generation: int, members: Sequence[str], store: dist.Store | None = None) -> None:
         self.generation, self.members = generation, tuple(members)
         self.rank = self.members.index(place.name)
         self.group: dist.ProcessGroup | None = None
         self.over = threading.Event()
+        self.store = store
         self._place = place
         threading.Thread(target=self._build, daemon=True, name=f"group {generation}").start()
 
@@ -51,7 +83,9 @@ class Building:
         from torch.distributed import PrefixStore, ProcessGroupGloo
 
         try:
-            prefix = PrefixStore(f"group/{self.generation}", store_of(self._place))
+            if self.store is None:
+                self.store = store_of(self._place)
+            prefix = PrefixStore(f"group/{self.generation}", self.store)
             timeout = timedelta(seconds=self._place.timeout_s)
             self.group = ProcessGroupGloo(prefix, self.rank, len(self.members), timeout)
         except RuntimeError:  # a member died before it came: the launcher publishes another view

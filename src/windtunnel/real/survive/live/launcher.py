@@ -15,6 +15,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -141,6 +142,21 @@ def _require(size: int, standbys: int, replace: Sequence[tuple[int, int]], secon
             raise SpecError("--replace", f"{rank}@{step}", "it takes two ranks, one to hand over state, and a standby")
 
 
+def _listening(address: str, for_hosts: bool) -> tuple[int, int]:
+    """Port and descriptor of the store's socket: for this machine alone, or for other hosts too.
+
+    Of one family. On a socket of torch's own, which is of two, the store would ask a name server for each client, and
+    all of the job would wait where that answers late.
+    """
+    try:
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.create_server(("" if for_hosts else address, 0), family=family, backlog=1024)
+    except OSError as error:
+        remedy = f"give an address of this machine that all hosts reach ({error})"
+        raise SpecError("--address", address, remedy) from None
+    return bound.getsockname()[1], bound.detach()
+
+
 @dataclass
 class _Run:
     """A launched job."""
@@ -175,8 +191,10 @@ class _Run:
         self.server = server
         from torch.distributed import TCPStore
 
-        timeout = timedelta(seconds=30)
-        self.store = TCPStore(self.address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        timeout, (port, descriptor) = timedelta(seconds=30), _listening(self.address, bool(hosts))
+        self.store = TCPStore(
+            self.address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=descriptor
+        )
         for number, prefix in enumerate(hosts):
             self.hosts.append(Host(number, prefix, self.address, self.store, self.command[1:], imported))
         self.membership.hosts = len(hosts)

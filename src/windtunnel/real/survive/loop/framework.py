@@ -2,7 +2,9 @@
 
 `DistributedDataParallel._update_process_group` (made for elastic training) makes the reducer forget what it has reduced
 and rebuild its buckets at the next step, on all ranks alike. `FSDPModule.reset_iter_state` shards parameters again and
-drops what is under way. A `GradScaler` remembers per optimizer that gradients are unscaled.
+drops what is under way, but not the gradients of whole parameters that a backward pass had computed and not reduced:
+the next one would add to them. A `GradScaler` remembers per optimizer that gradients are unscaled, a pipeline's
+schedule the losses of the micro-batches that were done.
 
 Which gradients share a bucket of DistributedDataParallel, and in which order, decides the last bits of their sums: a
 ring adds each chunk in another order of ranks. PyTorch lays them out anew once, at the first forward pass after the
@@ -14,28 +16,41 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
 MADE: WeakSet[nn.Module] = WeakSet()  # wrappers of a script that runs under the launcher
+SCHEDULES: WeakSet[_PipelineSchedule] = WeakSet()  # and its pipelines
 NUMBERS = count()
 
 
 def remember_wrappers() -> None:
-    """From now on each DistributedDataParallel is known, also where the script names the module inside alone."""
-    first = DistributedDataParallel.__init__
+    """From now on each DistributedDataParallel and schedule is known, also where the script does not name it."""
+    first, first_schedule = DistributedDataParallel.__init__, _PipelineSchedule.__init__
 
     def init(self: DistributedDataParallel, *arguments: object, **named: object) -> None:
         first(self, *arguments, **named)
         self.number_made = next(NUMBERS)
         MADE.add(self)
 
+    def init_schedule(self: _PipelineSchedule, *arguments: object, **named: object) -> None:
+        first_schedule(self, *arguments, **named)
+        SCHEDULES.add(self)
+
     DistributedDataParallel.__init__ = init
+    _PipelineSchedule.__init__ = init_schedule
 
 
 def wrappers(things: Iterable[object]) -> list[DistributedDataParallel]:
@@ -53,6 +68,11 @@ def forget_reductions(things: Iterable[object]) -> None:
 
 def forget_step(things: Iterable[object]) -> None:
     """The step under way has failed: the next one starts clean."""
+    for schedule in SCHEDULES:
+        schedule._internal_losses.clear()
+        for name in ("unshard_ops", "unsharded_stages"):  # schedules of several stages on a rank, sharded by FSDP
+            if hasattr(schedule, name):
+                getattr(schedule, name).clear()
     for thing in things:
         if isinstance(thing, nn.Module):
             for module in thing.modules():
@@ -68,6 +88,59 @@ def lay_buckets(things: Iterable[object]) -> None:
     for wrapper in wrappers(things):
         if wrapper.reducer._rebuild_buckets():
             wrapper._has_rebuilt_buckets = True
+
+
+@dataclass
+class Unreduced:
+    """Gradients that FSDP2 has computed and not reduced: of a step that failed, or added up over calls."""
+
+    module: nn.Module
+
+    def read(self) -> list[object]:
+        """By parameter: of the whole one, and in the dtype of the reduction; by group what replicas have yet to add."""
+        now: list[object] = []
+        for group in fsdp_groups(self.module):
+            for one in group.fsdp_params:
+                whole = getattr(one, "_unsharded_param", None)  # there is none before the first forward pass
+                now += [placed(whole.grad if whole is not None else None), placed(one.unsharded_accumulated_grad)]
+            now.append(group._partial_reduce_output)
+        return now
+
+    def write(self, tree: object) -> None:
+        """Those of a copy in place of those that are there."""
+        assert isinstance(tree, list), "as read"
+        kept = iter(tree)
+        for group in fsdp_groups(self.module):
+            for one in group.fsdp_params:
+                whole = getattr(one, "_unsharded_param", None)
+                gradient, accumulated = next(kept), next(kept)
+                if whole is not None:
+                    whole.grad = unplaced(gradient, whole)
+                    one.unsharded_accumulated_grad = unplaced(accumulated, whole)
+            group._partial_reduce_output = next(kept)
+
+
+def fsdp_groups(module: nn.Module) -> list[FSDPParamGroup]:
+    """The groups of parameters of all FSDP2 modules inside."""
+    inside = [one for one in module.modules() if isinstance(one, FSDPModule)]
+    return [group for one in inside for group in one._get_fsdp_state()._fsdp_param_groups]
+
+
+def placed(gradient: torch.Tensor | None) -> list[object] | None:
+    """A gradient with its placements, which need not be those of its parameter: a sum may be outstanding."""
+    return None if gradient is None else [gradient, getattr(gradient, "placements", ())]
+
+
+def unplaced(kept: list[Any] | None, parameter: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that was kept, of this parameter."""
+    if kept is None:
+        return None
+    gradient, placements = kept
+    if placements:
+        here = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        size = {"shape": parameter.shape, "stride": parameter.stride()}
+        gradient = DTensor.from_local(here, parameter.device_mesh, placements, run_check=False, **size)
+    return gradient
 
 
 @dataclass

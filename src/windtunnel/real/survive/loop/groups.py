@@ -77,15 +77,18 @@ class Groups:
         for group in self.made:
             group.inner = group.gloo = None
 
-    def connections(self, generation: int, given_up: Callable[[], bool]) -> list[Connection] | None:
-        """New connections for all of them, in the order in which all ranks made them; None where a member is gone."""
+    def connections(self, store: dist.Store, generation: int, given_up: Callable[[], bool]) -> list[Connection] | None:
+        """New connections for all of them, in the order in which all ranks made them; None where a member is gone.
+
+        `store`: a client for them alone. A group's name is that of no other group of the job.
+        """
         built: list[Connection] = []
         over = threading.Event()
 
         def build() -> None:
             try:
                 for group in list(self.made):
-                    built.append(group.connected(f"again {generation}/"))
+                    built.append(group.connected(dist.PrefixStore(f"again {generation}/{group.group_name}", store)))
             except RuntimeError:
                 pass  # fewer connections than groups
             over.set()
@@ -117,12 +120,11 @@ class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
         self._name = self._desc = ""
         self.options = SimpleNamespace()  # torch writes names there
         if not GROUPS.alone:
-            self.inner, self.gloo = self.connected("")
+            self.inner, self.gloo = self.connected(self.store.clone())
         GROUPS.made.append(self)
 
-    def connected(self, prefix: str) -> Connection:
-        """Connections to all members. Raises RuntimeError where one is gone."""
-        store = dist.PrefixStore(prefix, self.store.clone())
+    def connected(self, store: dist.Store) -> Connection:
+        """Connections to all members, who meet in this store. Raises RuntimeError where one is gone."""
         gloo = dist.ProcessGroupGloo(store, self.rank(), self.size(), self.timeout)
         inner = dist.ProcessGroup(store, self.rank(), self.size())
         kind = dist.ProcessGroup.BackendType.GLOO

@@ -1,7 +1,8 @@
 """Who a process of the job is: it learns its rank when the script first asks for it.
 
 A standby runs the script until it reads RANK, LOCAL_RANK or WORLD_SIZE, or makes its first process group. There it
-waits, with everything imported, for a view that it is in. `torchrun` sets the same variables.
+waits, with everything imported (also what the ranks have imported since), for a view that it is in. `torchrun` sets the
+same variables.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from windtunnel.real.survive.live.place import Place, own_place
 from windtunnel.real.survive.loop.between import Tape
 from windtunnel.real.survive.loop.framework import remember_wrappers
 from windtunnel.real.survive.loop.groups import GROUPS, make_groups_replaceable
+from windtunnel.real.survive.loop.warm import Follower
 from windtunnel.real.survive.watch.log import RankLog
 
 POLL_S = 0.01
@@ -81,6 +83,7 @@ def known_identity() -> Identity:
     log.start_beat()
     store.set("loop", "1")
     store.set(f"warm/{place.name}", "1")
+    follower, for_tape = Follower(store), store_of(place)
     while True:
         view = newest_view(store)
         if view is not None and not view["members"]:
@@ -88,13 +91,14 @@ def known_identity() -> Identity:
             sys.exit(0)
         if view is not None and place.name in view["members"]:
             break
-        time.sleep(POLL_S)
+        if not follower.follow():
+            time.sleep(POLL_S)
     rank, attempt = view["members"].index(place.name), view["attempt"]
     one = Identity(place, store, log, rank, attempt, view["generation"], joins=view["generation"] > view["began"])
     IDENTITY.append(one)
     log.play(rank)
     GROUPS.alone, GROUPS.recording = one.joins, not one.joins
-    GROUPS.tape = Tape(store_of(place), one.key("tape", rank))
+    GROUPS.tape = Tape(for_tape, one.key("tape", rank))
     size = str(place.size)
     os.environ.update(
         {

@@ -1,9 +1,9 @@
 """The state of a loop in parts: what a step changes, kept before it, put back after a failed one, handed to another.
 
-A part is one thing whose copies are alike or not: the parameters of a model, its buffers, its gradients, the layout of
-these in DistributedDataParallel's buckets, an optimizer, whatever else has `state_dict` and `load_state_dict`, and the
-random numbers. Tensors are taken as this rank holds them: the local part of a DTensor. Digests tell which ranks hold
-the same: replicas of data parallelism do, shards do not.
+A part is one thing whose copies are alike or not: the parameters of a model, its buffers, its gradients (those too that
+FSDP2 has not reduced), the layout of these in DistributedDataParallel's buckets, an optimizer, whatever else has
+`state_dict` and `load_state_dict`, and the random numbers. Tensors are taken as this rank holds them: the local part of
+a DTensor. Digests tell which ranks hold the same: replicas of data parallelism do, shards do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from windtunnel.errors import SpecError
-from windtunnel.real.survive.loop.framework import Buckets, wrappers
+from windtunnel.real.survive.loop.framework import Buckets, Unreduced, fsdp_groups, placed, unplaced, wrappers
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -69,21 +69,19 @@ def _of_module(name: str, module: nn.Module) -> list[Part]:
         return dict(module.named_buffers())
 
     def gradients() -> dict[str, object]:
-        return {key: one.grad for key, one in module.named_parameters() if one.grad is not None}
+        return {key: placed(one.grad) for key, one in module.named_parameters() if one.grad is not None}
 
     def set_gradients(tree: Any) -> None:
         for key, one in module.named_parameters():
-            value = tree.get(key)
-            if value is not None and hasattr(one, "device_mesh") and not hasattr(value, "device_mesh"):
-                from torch.distributed.tensor import DTensor
+            one.grad = unplaced(tree.get(key), one)
 
-                value = DTensor.from_local(value, one.device_mesh, one.placements, run_check=False)
-            one.grad = value
-
+    unreduced = Unreduced(module)
+    more = [Part(f"{name}: gradients not reduced", unreduced.read, unreduced.write)] if fsdp_groups(module) else []
     return [
         Part(f"{name}: parameters", parameters, _nothing),  # `put` has filled them in place
         Part(f"{name}: buffers", buffers, _nothing),
         Part(f"{name}: gradients", gradients, set_gradients),
+        *more,
     ]
 
 

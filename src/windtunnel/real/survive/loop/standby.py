@@ -34,13 +34,14 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.real.survive.live.group import Building, abort, store_of
+from windtunnel.real.survive.live.group import Building, Spare, abort, store_of
 from windtunnel.real.survive.live.place import own_place
 from windtunnel.real.survive.loop.between import Between
 from windtunnel.real.survive.loop.framework import forget_reductions, forget_step, lay_buckets
 from windtunnel.real.survive.loop.groups import GROUPS, is_lost_connection
 from windtunnel.real.survive.loop.identity import ENDS, POLL_S, Identity, known_identity, newest_view
 from windtunnel.real.survive.loop.parts import Part, digest, parts_of, random_numbers, set_random_numbers, unchanged
+from windtunnel.real.survive.loop.warm import tell_imports
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,15 +97,16 @@ class _Standby(Generic[P, R]):
         self.between = Between(
             lambda error: is_lost_connection(error) or self._somebody_died(), self._recover, self._start_anew
         )
-        self.store = who.store
+        self.store, self.spare = who.store, Spare(who.place)
         self.watched = threading.Lock()
         self.over = threading.Event()
         watch = threading.Thread(target=self._watch, daemon=True, name="watch")
         watch.start()
-        ENDS.extend((self.over.set, watch.join))
+        ENDS.extend((self.over.set, watch.join, self.spare.close))
         if not who.joins:
             self.store.set(who.key("wrapped"), "1")
-            building = Building(who.place, self.generation, newest_view(self.store)["members"])  # type: ignore[index]
+            members = newest_view(self.store)["members"]  # type: ignore[index]
+            building = Building(who.place, self.generation, members, self.spare.take())
             self.group = building.wait(self._superseded)
             if self.group is None:
                 self._start_anew()
@@ -182,11 +184,9 @@ class _Standby(Generic[P, R]):
     def _commit(self, number: int, value: R) -> None:
         """All ranks have done the call: tell each other so, and give a neighbour what no replica holds."""
         lay_buckets(self.things.values())
-        row = [digest(part.read()) for part in self.parts]
-        table = self._gathered(row)
-        own = [at for at in range(len(row)) if _alone_with_it(table, at, self.who.rank)]
+        self.pending = _Held(self._gathered([digest(part.read()) for part in self.parts]))
+        own = self._alone_with(self.pending)
         data = _packed({at: self.parts[at].copied() for at in own})
-        self.pending = _Held(table)
         if len(data) <= STORED_BYTES:
             self.store.set(self.who.key("own", self.who.rank, (number + 1) % 2), _packed((number + 1, data)))
             data = b""
@@ -214,6 +214,7 @@ class _Standby(Generic[P, R]):
                 self.store.set(f"first/{self.generation}", repr(time.time()))
             if calls == ALONE_CALLS + 1:  # by then all others have done two calls for certain
                 self.store.set(self.who.key("goes on"), "1")
+                tell_imports(self.store)
         self.first = False
 
     def _gathered(self, row: Sequence[int]) -> list[list[int]]:
@@ -256,8 +257,9 @@ class _Standby(Generic[P, R]):
             self.generation, self.first = view["generation"], True
             if not self._all_ready(view["members"]):
                 continue
-            group = Building(self.who.place, self.generation, view["members"]).wait(self._superseded)
-            connections = None if group is None else GROUPS.connections(self.generation, self._superseded)
+            store = self.spare.take()
+            group = Building(self.who.place, self.generation, view["members"], store).wait(self._superseded)
+            connections = None if group is None else GROUPS.connections(store, self.generation, self._superseded)
             if connections is None:
                 self.store.set(f"broken/{self.generation}", "1")
                 continue
@@ -337,7 +339,17 @@ class _Standby(Generic[P, R]):
                     got |= _unpacked(self._received(source))
         if self.who.rank in newcomers:
             self.at_commit, self.committed = [got[at] for at in range(len(self.parts))], furthest
+        for rank in newcomers:  # from here on its neighbour may die too
+            if self.who.rank == (rank - 1) % self.size:
+                data = _packed({at: self.at_commit[at] for at in self._alone_with(self.held)})
+                self._send(data if len(data) > STORED_BYTES else b"", rank)
+            elif self.who.rank == rank:
+                self.held.neighbour = self._received((rank - 1) % self.size)
         self._gathered([0])
+
+    def _alone_with(self, held: _Held) -> list[int]:
+        """Parts that no other rank had."""
+        return [at for at in range(len(self.parts)) if _alone_with_it(held.table, at, self.who.rank)]
 
     def _sources(self, rank: int, newcomers: list[int]) -> dict[int, list[int]]:
         """Who gives which shared parts to a newcomer."""
