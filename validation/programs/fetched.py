@@ -40,7 +40,7 @@ class Fetched:
 
     In `line`, `{inputs}` is the folder of what is made here, `{ranks}` the number of ranks, of `{local}` on each of
     `{nodes}` nodes, `{tokens}` 2,048 for each rank,
-    `{pictures}` a folder with 16 pictures for each rank.
+    `{pictures}` a folder with 16 pictures for each rank, `{prompts}` one with 8 questions for each.
     """
 
     name: str
@@ -195,6 +195,18 @@ def enough_pictures(inputs: Path, ranks: int) -> Path:
     return many
 
 
+def enough_prompts(inputs: Path, ranks: int) -> Path:
+    """A folder of questions that gives each rank 8, so that all train: the same ones again and again."""
+    first, many = inputs / "prompts", inputs / f"prompts_{ranks}"
+    lines = (first / "train.jsonl").read_text().splitlines()
+    if len(lines) >= 8 * ranks:
+        return first
+    many.mkdir(exist_ok=True)
+    again = (lines[at % len(lines)] for at in range(8 * ranks))
+    (many / "train.jsonl").write_text("\n".join(again))
+    return many
+
+
 _MEGATRON = (
     *("pretrain_gpt.py", "--mock-data", "--num-layers", "4", "--hidden-size", "256", "--num-attention-heads", "4"),
     *("--seq-length", "256", "--max-position-embeddings", "256", "--micro-batch-size", "1", "--train-iters", "5"),
@@ -274,7 +286,7 @@ PROGRAMS = (
         "",
         "",
         (
-            *("-m", "trl.scripts.grpo", "--dataset_name", "{inputs}/prompts", *_TRL, "--per_device_train_batch_size"),
+            *("-m", "trl.scripts.grpo", "--dataset_name", "{prompts}", *_TRL, "--per_device_train_batch_size"),
             *("8", "--num_generations", "8", "--max_completion_length", "16", "--reward_funcs", "think_format_reward"),
         ),
     ),
@@ -438,6 +450,8 @@ def capture(
             word = word.replace(f"{{{name}}}", str(number))
         if "{pictures}" in word:
             word = word.replace("{pictures}", str(enough_pictures(inputs, size)))
+        if "{prompts}" in word:
+            word = word.replace("{prompts}", str(enough_prompts(inputs, size)))
         return word.replace("{inputs}", str(inputs))
 
     more = {name: filled(value) for name, value in program.environment}
