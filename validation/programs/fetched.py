@@ -102,14 +102,16 @@ def _nanotron(folder: Path, inputs: Path) -> None:
 
 
 def _picotron(folder: Path, inputs: Path) -> None:
-    """Its template, with a small model."""
+    """Its template, with a small model: for 8 ranks, and for 1,024."""
     known = json.loads((folder / "template" / "base_config.json").read_text())
-    known["distributed"] |= {"tp_size": 2, "pp_size": 2, "dp_size": 2}
     known["model"] |= {"name": str(inputs / "llama"), "num_hidden_layers": 4, "num_attention_heads": 8}
-    known["training"] |= {"seq_length": 256, "micro_batch_size": 2, "total_train_steps": 5, "num_samples": 400}
+    known["training"] |= {"seq_length": 256, "micro_batch_size": 2, "total_train_steps": 5}
     known["dataset"]["name"] = str(inputs / "stories")
     known["environment"]["HF_TOKEN"] = "none"  # the model is there
-    (inputs / "picotron.json").write_text(json.dumps(known))
+    for ranks in (8, 1024):
+        known["distributed"] |= {"tp_size": 2, "pp_size": 2, "dp_size": ranks // 4}
+        known["training"]["num_samples"] = min(50 * ranks, 3900)
+        (inputs / f"picotron_{ranks}.json").write_text(json.dumps(known))
     place = folder / "hf_model_safetensors"  # where it looks for what it would download
     place.mkdir(exist_ok=True)
     shutil.copy(inputs / "llama" / "model.safetensors", place)
@@ -356,9 +358,8 @@ PROGRAMS = (
         "picotron, TP 2, PP 2",
         "https://github.com/huggingface/picotron",
         "59714b1",
-        ("train.py", "--config", "{inputs}/picotron.json"),
+        ("train.py", "--config", "{inputs}/picotron_{ranks}.json"),
         _picotron,
-        ranks=8,
     ),
     Fetched(
         "nanotron, TP 2, PP 2",

@@ -36,6 +36,11 @@ OPS: dict[str, Callable[..., Any]] = {
     ),
     "set strides": lambda x, y: torch.empty_strided((2, 3), (1, 2)).mul(2),
     "nothing": lambda x, y: x[:0] @ y,
+    "of numbers": lambda x, y: (
+        *(torch.tensor(one) for one in ([1, 2, 3], [1.5, 2.5], [[True], [False]], [7], 8, [], [1j, 2j])),
+        torch.tensor([1.0, 2.0], requires_grad=True).exp(),
+        torch.tensor([1, 2, 3], dtype=torch.int16),
+    ),
     "detached": lambda x, y: x.detach().requires_grad_().exp(),
 }
 

@@ -35,6 +35,7 @@ _PLAIN = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )  # arguments that are their own key
 _SLICE = torch.ops.aten.slice.Tensor
+_LIFT = torch.ops.aten.lift_fresh.default
 _default_dtype, _inference = torch.get_default_dtype, torch.is_inference_mode_enabled
 
 
@@ -99,6 +100,8 @@ class FastFakes:
                 return func(*args, **kwargs)
         if func is _SLICE and (view := self._slice(*args, **kwargs)) is not None:
             return view
+        if func is _LIFT and (lifted := self._lift(*args)) is not None:
+            return lifted
         parts: list[object] = [id(func), _default_dtype(), _inference()]
         tensors: list[torch.Tensor] = []
         try:
@@ -122,7 +125,7 @@ class FastFakes:
         self.entry, self._taken = entry, tensors
         return out
 
-    def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> object:
+    def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> Any:
         with self._aside:
             return self._mode.dispatch(func, types, args, kwargs)
 
@@ -152,6 +155,27 @@ class FastFakes:
         stride[at] *= by
         with self._aside:
             element = compat.meta_view(tensor.untyped_storage(), offset, tuple(lengths), tuple(stride), tensor.dtype)
+            return compat.made_fake(self._fake, element, device, attributes)
+
+    def _lift(self, real: torch.Tensor) -> torch.Tensor | None:
+        """`torch.tensor` of several numbers at once: a script that reads its text makes one of every line.
+
+        None: it goes the ordinary way, as does a single number, whose value the mode keeps.
+        """
+        if type(real) is not torch.Tensor or real.layout is not torch.strided or real.numel() < 2:
+            return None
+        if real.requires_grad or real.dtype.is_complex or real.is_quantized or not real.is_contiguous():
+            return None
+        device, shape = real.device, tuple(real.shape)
+        if device.type != "cpu" or real.untyped_storage().nbytes() != real.numel() * real.element_size():
+            return None
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            made = self._ordinary(_LIFT, (), (real,), {})
+            self._attributes[device] = compat.attributes_of_a_fake(made)
+            return made
+        with self._aside:
+            element = compat.meta_tensor(shape, real.stride(), real.dtype)
             return compat.made_fake(self._fake, element, device, attributes)
 
     def _describe(self, values: Any, parts: list[object], tensors: list[torch.Tensor]) -> None:
