@@ -29,6 +29,7 @@ from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.real.capture.processes.files_of_others import WRITER, FilesOfOthers, files_of_others
+from windtunnel.real.capture.processes.other_threads import come_to_rest
 from windtunnel.real.capture.processes.read_only import copy_files, hold_files
 from windtunnel.real.capture.processes.steps import Steps
 from windtunnel.real.capture.processes.write_overlay import folders_made, short_place_for_sockets, writes_aside
@@ -148,6 +149,7 @@ def _played(
 
     def stepped(program: RankProgram) -> None:
         if not steps.done and steps.take(replace(program, **_meshes(compat, world))):
+            come_to_rest()
             raise StepTaken
 
     local_world = min(launch.local_world_size, launch.world_size)
