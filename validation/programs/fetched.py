@@ -380,7 +380,7 @@ PROGRAMS = (
             *("--trainer.callbacks.downstream_evaluator.enabled=false", "--train_module.rank_microbatch_size=2048"),
             *("--data_loader.global_batch_size={tokens}", "--data_loader.num_workers=0"),
         ),
-        environment=(("OLMO_DATA_ROOT", "{inputs}"),),
+        environment=(("OLMO_DATA_ROOT", "{inputs}"), ("OLMO_SHARED_FS", "1")),  # it asks, of a job of several nodes
         path="src",
     ),
     Fetched(
