@@ -22,8 +22,8 @@ _RESTS = tuple(  # who stands in one of these files waits for work, or for anoth
 def come_to_rest(patience_s: float = PATIENCE_S) -> bool:
     """Wait until no other thread has work, or stands where only another rank lets it go on; whether it came to that.
 
-    A pool that checks between steps whether the job is to end calls a collective from a thread: it is late by as much as
-    the machine is busy, and the ranks that came to it would be told that this one never does.
+    A pool that checks between steps whether the job is to end calls a collective from a thread: it is late by as much
+    as the machine is busy, and the ranks that came to it would be told that this one never does.
     """
     until = time.monotonic() + patience_s
     looks = 0

@@ -101,8 +101,8 @@ class StreamDelay:
         started: Callable[[Communication], None] | None = None,
         filling: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        """Outputs are filled inside of `filling()`. `on_step(seen)` is told of a step once its events have passed, and gives back the real rank's part of the
-        job's replay, from which the next steps are planned.
+        """`on_step(seen)` is told of a step once its events have passed, and gives back the real rank's part of the
+        job's replay, from which the next steps are planned. Outputs are filled inside of `filling()`.
         """
         self.device, self.seconds_of, self._policy, self._on_step = device, seconds_of, policy, on_step
         self._started, self._filling = started, filling
