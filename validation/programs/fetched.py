@@ -158,10 +158,8 @@ def make_inputs(inputs: Path) -> None:
             for at in range(count):
                 drawn_picture = pixels.randint(0, 255, (64, 64, 3), dtype=numpy.uint8)
                 Image.fromarray(drawn_picture).save(place / f"{at}.jpg")
-    for name, count in (
-        ("c4-train.00000-00099", 32 << 20),
-        ("c4-validation.00000-00008", 200_000),
-    ):  # of 1,024 ranks too
+    enough = 32 << 20  # tokens, for 1,024 ranks
+    for name, count in (("c4-train.00000-00099", enough), ("c4-validation.00000-00008", 200_000)):
         pixels.randint(0, 50_000, count).astype(numpy.uint16).tofile(inputs / f"{name}.npy")
     for stage in (1, 2):
         zero = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
