@@ -40,7 +40,7 @@ class Fetched:
 
     In `line`, `{inputs}` is the folder of what is made here, `{ranks}` the number of ranks, of `{local}` on each of
     `{nodes}` nodes, `{tokens}` 2,048 for each rank,
-    `{pictures}` a folder with 16 pictures for each rank.
+    `{pictures}` a folder with 16 pictures for each rank, `{prompts}` one with 8 questions for each.
     """
 
     name: str
@@ -102,14 +102,16 @@ def _nanotron(folder: Path, inputs: Path) -> None:
 
 
 def _picotron(folder: Path, inputs: Path) -> None:
-    """Its template, with a small model."""
+    """Its template, with a small model: for 8 ranks, and for 1,024."""
     known = json.loads((folder / "template" / "base_config.json").read_text())
-    known["distributed"] |= {"tp_size": 2, "pp_size": 2, "dp_size": 2}
     known["model"] |= {"name": str(inputs / "llama"), "num_hidden_layers": 4, "num_attention_heads": 8}
-    known["training"] |= {"seq_length": 256, "micro_batch_size": 2, "total_train_steps": 5, "num_samples": 400}
+    known["training"] |= {"seq_length": 256, "micro_batch_size": 2, "total_train_steps": 5}
     known["dataset"]["name"] = str(inputs / "stories")
     known["environment"]["HF_TOKEN"] = "none"  # the model is there
-    (inputs / "picotron.json").write_text(json.dumps(known))
+    for ranks in (8, 1024):
+        known["distributed"] |= {"tp_size": 2, "pp_size": 2, "dp_size": ranks // 4}
+        known["training"]["num_samples"] = min(50 * ranks, 3900)
+        (inputs / f"picotron_{ranks}.json").write_text(json.dumps(known))
     place = folder / "hf_model_safetensors"  # where it looks for what it would download
     place.mkdir(exist_ok=True)
     shutil.copy(inputs / "llama" / "model.safetensors", place)
@@ -156,7 +158,8 @@ def make_inputs(inputs: Path) -> None:
             for at in range(count):
                 drawn_picture = pixels.randint(0, 255, (64, 64, 3), dtype=numpy.uint8)
                 Image.fromarray(drawn_picture).save(place / f"{at}.jpg")
-    for name, count in (("c4-train.00000-00099", 2_000_000), ("c4-validation.00000-00008", 200_000)):
+    enough = 32 << 20  # tokens, for 1,024 ranks
+    for name, count in (("c4-train.00000-00099", enough), ("c4-validation.00000-00008", 200_000)):
         pixels.randint(0, 50_000, count).astype(numpy.uint16).tofile(inputs / f"{name}.npy")
     for stage in (1, 2):
         zero = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": stage}}
@@ -192,6 +195,18 @@ def enough_pictures(inputs: Path, ranks: int) -> Path:
             for at in range(len(pictures[split]), number):
                 one = pictures[split][at % len(pictures[split])]
                 (many / split / one.parent.name / f"more_{at}.jpg").hardlink_to(one)
+    return many
+
+
+def enough_prompts(inputs: Path, ranks: int) -> Path:
+    """A folder of questions that gives each rank 8, so that all train: the same ones again and again."""
+    first, many = inputs / "prompts", inputs / f"prompts_{ranks}"
+    lines = (first / "train.jsonl").read_text().splitlines()
+    if len(lines) >= 8 * ranks:
+        return first
+    many.mkdir(exist_ok=True)
+    again = (lines[at % len(lines)] for at in range(8 * ranks))
+    (many / "train.jsonl").write_text("\n".join(again))
     return many
 
 
@@ -274,7 +289,7 @@ PROGRAMS = (
         "",
         "",
         (
-            *("-m", "trl.scripts.grpo", "--dataset_name", "{inputs}/prompts", *_TRL, "--per_device_train_batch_size"),
+            *("-m", "trl.scripts.grpo", "--dataset_name", "{prompts}", *_TRL, "--per_device_train_batch_size"),
             *("8", "--num_generations", "8", "--max_completion_length", "16", "--reward_funcs", "think_format_reward"),
         ),
     ),
@@ -344,9 +359,8 @@ PROGRAMS = (
         "picotron, TP 2, PP 2",
         "https://github.com/huggingface/picotron",
         "59714b1",
-        ("train.py", "--config", "{inputs}/picotron.json"),
+        ("train.py", "--config", "{inputs}/picotron_{ranks}.json"),
         _picotron,
-        ranks=8,
     ),
     Fetched(
         "nanotron, TP 2, PP 2",
@@ -367,7 +381,7 @@ PROGRAMS = (
             *("--trainer.callbacks.downstream_evaluator.enabled=false", "--train_module.rank_microbatch_size=2048"),
             *("--data_loader.global_batch_size={tokens}", "--data_loader.num_workers=0"),
         ),
-        environment=(("OLMO_DATA_ROOT", "{inputs}"),),
+        environment=(("OLMO_DATA_ROOT", "{inputs}"), ("OLMO_SHARED_FS", "1")),  # it asks, of a job of several nodes
         path="src",
     ),
     Fetched(
@@ -438,6 +452,8 @@ def capture(
             word = word.replace(f"{{{name}}}", str(number))
         if "{pictures}" in word:
             word = word.replace("{pictures}", str(enough_pictures(inputs, size)))
+        if "{prompts}" in word:
+            word = word.replace("{prompts}", str(enough_prompts(inputs, size)))
         return word.replace("{inputs}", str(inputs))
 
     more = {name: filled(value) for name, value in program.environment}

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from windtunnel.real.emulate.memory import DevicePeak
+
 if TYPE_CHECKING:
     import torch
 
@@ -70,6 +72,7 @@ class Journal:
         self.control: Counter[str] = Counter()  # calls of objects and small tensors of the host
         self.last: ObservedStep | None = None
         self.memory: Peak | None = None
+        self.device_peak = DevicePeak()
         self.notes: list[str] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._watch: MemoryWatch | None = None
@@ -111,7 +114,7 @@ class Journal:
         import torch
 
         if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+            self.device_peak.begin()
             return False
         from windtunnel.real.emulate.memory import MemoryWatch
 

@@ -388,16 +388,47 @@ class MemoryWatch:
         return document
 
 
-def cuda_peak() -> Peak | None:
-    """What PyTorch's caching allocator says of the current device since its statistics were last reset."""
-    import torch
+class DevicePeak:
+    """What PyTorch's caching allocator says of the current device, less what is only there to play peers."""
 
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None
-    statistics = torch.cuda.memory_stats()
-    return Peak(
-        int(statistics.get("allocated_bytes.all.peak", 0)),
-        int(statistics.get("reserved_bytes.all.peak", 0)),
-        {},
-        events=int(statistics.get("allocation.all.allocated", 0)),
-    )
+    def __init__(self) -> None:
+        self._allocated = self._reserved = 0  # peaks before the allocator's figures were last reset
+        self._begun = False
+
+    def begin(self) -> None:
+        """Look at what comes from here on."""
+        import torch
+
+        self._allocated = self._reserved = 0
+        self._begun = True
+        torch.cuda.reset_peak_memory_stats()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is allocated in here and gone at the end is ours, and no part of the peak."""
+        if not self._begun:  # asking the allocator takes the host time
+            yield
+            return
+        import torch
+
+        before = torch.cuda.memory_stats()
+        yield
+        peak = "allocated_bytes.all.peak"
+        if torch.cuda.memory_stats().get(peak, 0) > before.get(peak, 0):
+            self._allocated = max(self._allocated, int(before.get(peak, 0)))
+            self._reserved = max(self._reserved, int(before.get("reserved_bytes.all.peak", 0)))
+            torch.cuda.reset_peak_memory_stats()  # to what is allocated now
+
+    def read(self) -> Peak | None:
+        """None where the script used no GPU."""
+        import torch
+
+        if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+            return None
+        statistics = torch.cuda.memory_stats()
+        return Peak(
+            max(self._allocated, int(statistics.get("allocated_bytes.all.peak", 0))),
+            max(self._reserved, int(statistics.get("reserved_bytes.all.peak", 0))),
+            {},
+            events=int(statistics.get("allocation.all.allocated", 0)),
+        )

@@ -55,9 +55,7 @@ def facts_of(journal: Journal) -> dict[str, object]:
             events += events_of_peer(rank, watched, f"slow by {factor:g}" if factor else "")
     memory = journal.memory
     if memory is None:
-        from windtunnel.real.emulate.memory import cuda_peak
-
-        memory = cuda_peak() if "torch" in sys.modules else None
+        memory = journal.device_peak.read() if "torch" in sys.modules else None
     return {
         "steps": conductor.n_steps,
         "step_s": journal.step_s,

@@ -177,7 +177,10 @@ def _on_gpu(task: Task, launch: Launch, journal: Journal) -> tuple[StreamDelay, 
 
     device = TorchCuda(communicator_bytes=int(memory_document()["communicator_mib"]) << 20)
     holding = StreamDelay(
-        device, conductor.seconds_of, _policy(task, journal), on_step=on_gpu_step, started=journal.record_communication
+        *(device, conductor.seconds_of, _policy(task, journal)),
+        on_step=on_gpu_step,
+        started=journal.record_communication,
+        filling=journal.device_peak.apart,
     )
     journal.notes.append(NOT_RUN_ON_GPU)
     hooks = optimizer_hooks(holding.optimizer, holding.end_step, journal.before_optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,27 @@ def test_what_is_read_decides_a_branch_where_a_test_takes_it(tmp_path: Path) -> 
         "if loss.item() > 2: g()\nprint(shown)\n"
     )
     assert [line for line in range(1, 8) if branches_on(str(path), line)] == [1, 2, 4, 6]
+
+
+class Held:
+    """Stands for a tensor."""
+
+
+def test_looking_keeps_nothing_of_the_script_alive(tmp_path: Path) -> None:
+    """Rank 0 looks and the others do not: what it kept would be memory of its own, and a class of its own."""
+    path, loop = tmp_path / "train.py", Loop()
+    path.write_text(
+        "def train():\n    mine = None\n    for i in range(3):\n        if i % 2: sync()\n        loss = Held()\n"
+        "        kept = ref(loss)\n        ended()\n        del loss\n        gone.append(kept() is None)\n"
+        "def saves():\n    a = 5\n    mine = locals()\n    for i in range(2):\n        ended()\n"
+        "    gone.append(mine['a'] == 5)\n"
+        "train()\nsaves()\n"
+    )
+    gone: list[bool] = []
+    names = {
+        **{"Held": Held, "ref": weakref.ref, "gone": gone, "sync": lambda: None},
+        "ended": lambda: loop.look(sys._getframe(1), lambda name: "train.py" if name == str(path) else ""),
+    }
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    assert gone == [True] * 4
+    assert loop.period() == 2

@@ -249,3 +249,13 @@ def test_what_has_no_fake_form_in_torch_runs_on_pretended_gpus(dtype: Any) -> No
     for name in ("batch_norm_gather_stats_with_counts", "batch_norm_backward_elemt", "_fused_adagrad_"):
         assert any(name in op for op in ops)
     assert sum(op.communication is not None for op in recorder.program.ops) >= 3
+
+
+def test_who_saves_finds_which_tensors_share_memory() -> None:
+    """As safetensors asks; a fake storage has no address of its own."""
+    with fake_tensors("cpu"):
+        one, other = torch.zeros(4), torch.zeros(4)
+        address = one.untyped_storage().data_ptr()
+        assert address == one[1:].untyped_storage().data_ptr() != 0
+        assert other.untyped_storage().data_ptr() not in (0, address)
+        assert torch.zeros(0).untyped_storage().data_ptr() == 0

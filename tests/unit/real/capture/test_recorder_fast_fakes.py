@@ -34,8 +34,20 @@ OPS: dict[str, Callable[..., Any]] = {
         *(x.flatten().narrow(0, 9 * at, 9) for at in range(4)),
         *(x[-3:], x[2:1], x[7:], x.t()[:, -4:5:3], (x + y)[1:99], x.view(torch.int32)[:2]),
     ),
+    "rows and columns": lambda x, y: (
+        *(x[at] for at in range(-6, 6)),
+        *(x[:, at] for at in (0, 5, -6)),
+        *(x.t()[2][at] for at in (0, 3)),
+        (x + y)[1:, 2:][3, -1],
+        x.view(2, 3, 6).select(1, -1),
+    ),
     "set strides": lambda x, y: torch.empty_strided((2, 3), (1, 2)).mul(2),
     "nothing": lambda x, y: x[:0] @ y,
+    "of numbers": lambda x, y: (
+        *(torch.tensor(one) for one in ([1, 2, 3], [1.5, 2.5], [[True], [False]], [7], 8, [], [1j, 2j])),
+        torch.tensor([1.0, 2.0], requires_grad=True).exp(),
+        torch.tensor([1, 2, 3], dtype=torch.int16),
+    ),
     "detached": lambda x, y: x.detach().requires_grad_().exp(),
 }
 

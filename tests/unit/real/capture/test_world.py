@@ -97,6 +97,9 @@ def test_groups_of_8192_ranks_take_no_time() -> None:
         assert mesh["tp"].get_local_rank() == dist.get_rank(mesh["tp"].get_group()) == 1
         assert world.meshes == [(("pp", "dp", "tp"), (16, 64, 8))]
         assert world.coordinates == [(8, 0, 1)]
+        part = mesh["dp"]
+        assert {one().mesh_dim_names for one in world.held_meshes if one()} >= {("pp", "dp", "tp"), ("dp",)}
+        del part
         assert dist.get_process_group_ranks(mesh["tp"].get_group()) == list(range(4096, 4104))
     assert seconds < 5
 

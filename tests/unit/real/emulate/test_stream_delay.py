@@ -1,13 +1,16 @@
 """Communications in the order of streams, on a device that is played."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.real.emulate.clock.stream_delay import BEHIND, StreamDelay, stream_holds
 from windtunnel.real.emulate.observe import ObservedStep
@@ -259,3 +262,97 @@ def test_the_real_device_has_all_that_is_asked_of_it() -> None:
     assert wanted <= set(vars(TorchCuda))
     made: Any = TorchCuda
     assert made.__init__.__defaults__ == (16, 0)
+
+
+class AllocatorPlayed:
+    """`torch.cuda` as far as its allocator's figures go, in bytes."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+
+    def take(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"allocated_bytes.all.peak": self.peak, "reserved_bytes.all.peak": 2 * self.peak}
+
+    def reset_peak_memory_stats(self) -> None:
+        self.peak = self.now
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+
+def test_buffers_that_play_peers_are_no_part_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.real.emulate.memory import DevicePeak
+
+    torch = pytest.importorskip("torch")
+    played = AllocatorPlayed()
+    monkeypatch.setattr(torch, "cuda", played)
+    peak = DevicePeak()
+    played.take(900)  # before it is looked at
+    played.take(-900)
+    peak.begin()
+
+    def fill(_: Exchange) -> None:
+        played.take(500)  # a copy that peers' data is made of
+        played.take(-500)
+
+    holding = StreamDelay(Played(), lambda call: PRICE, PeerPolicy(fill), filling=peak.apart)
+    for script, most in ((100, 100), (-60, 100), (90, 130), (-130, 130)):
+        played.take(script)
+        holding.fill(exchange(call(0)))
+        found = peak.read()
+        assert found is not None
+        assert found.allocated_bytes == most
+        assert found.reserved_bytes == 2 * most
+
+
+class RuntimePlayed:
+    """libcudart, with room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.held = room, 0
+
+    def cudaMalloc(self, pointer: object, size: Any) -> int:  # noqa: N802 - CUDA's
+        if self.held + size.value > self.room:
+            return 2  # cudaErrorMemoryAllocation
+        self.held += size.value
+        return 0
+
+    def cudaFree(self, pointer: object) -> int:  # noqa: N802 - CUDA's
+        self.held = 0
+        return 0
+
+
+def test_memory_that_cannot_be_had_is_not_taken_for_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.real.emulate.clock import cuda_device
+
+    runtime = RuntimePlayed(700)
+    monkeypatch.setattr(cuda_device, "_cudart", lambda: runtime)
+    memory = cuda_device.NcclMemory()
+    assert (memory.hold(400), memory.bytes) == (True, 400)
+    assert (memory.hold(400), memory.bytes) == (False, 400)
+    memory.release()
+    assert (runtime.held, memory.bytes) == (0, 0)
+
+
+def test_cuda_graphs_are_refused_and_a_real_rank_finds_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from windtunnel.errors import UserError
+    from windtunnel.real.emulate import rank as real_rank
+
+    torch = pytest.importorskip("torch")
+    with pytest.raises(UserError, match="CUDA graphs are not supported"):
+        real_rank._no_graphs()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    launch = Launch("train.py", (), False, 1024, 8)
+    task: Any = {"folder": str(tmp_path), "rank": 900, "ranks": [3, 77, 900], "tape": [], "launch": asdict(launch)}
+    for name, value in launch.environment(900).items():
+        monkeypatch.setenv(name, value)  # so that what the rank sets goes again
+    with real_rank._prepared(task):
+        assert os.environ["LOCAL_RANK"] == "0"  # of the two GPUs here; on the cluster it is 4
+        assert os.environ["RANK"] == "900"

@@ -206,6 +206,19 @@ def test_short_last_shards_of_the_outer_stages_cost_a_few_runs() -> None:
     assert len(played) == 2 * 16 + 2 * 3  # both ends of each stage, and what finds a cut and tests its parts
 
 
+def test_a_first_rank_that_does_more_than_all_others_costs_two_runs() -> None:
+    """It writes the logs, or generates: ten halvings would come to the same."""
+    played = list[int]()
+
+    def digests(ranks: Sequence[int]) -> dict[int, str]:
+        played.extend(ranks)
+        return {rank: "first" if rank == 0 else "other" for rank in ranks}
+
+    table = find_classes(find_axes(Grid((1024,), ("dp",)), []), digests)
+    assert table.counts() == {0: 1, 1: 1023}
+    assert played == [0, 1023, 1022, 1]
+
+
 def test_stages_of_a_kind_are_looked_at_once_and_known_tails_are_cut_at_once() -> None:
     """The same, where it is known which stages do the same ops, and that the last part of 16,032 rows is short."""
     grid, played = SHORT_OUTER, list[int]()

@@ -83,13 +83,17 @@ def is_script(path: str) -> bool:
 
 
 @functools.cache
+def _roots() -> tuple[list[str], str]:
+    """Folders of installed packages, and Python's own: asking for them takes longer than all else about a file."""
+    installed, python = ("purelib", "platlib"), sysconfig.get_path("stdlib")
+    return [os.path.realpath(sysconfig.get_path(one)) + os.sep for one in installed], os.path.realpath(python) + os.sep
+
+
+@functools.cache
 def _frame_of(path: str) -> tuple[bool, bool, str]:
     """Of a file: whether it is no part of Python, PyTorch or us; whether it is no installed package; its short name."""
-    installed = [
-        os.path.realpath(one) + os.sep for one in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-    ]
+    installed, python = _roots()
     real = os.path.realpath(path)
-    python = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
     package = next((one for one in installed if real.startswith(one)), None)
     outside = is_script(path) and not path.startswith("<") and (package is not None or not real.startswith(python))
     if package is not None:

@@ -34,7 +34,8 @@ _WITHOUT = frozenset(map(id, _NO_TENSORS))  # by identity: the hash of an op is 
 _PLAIN = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )  # arguments that are their own key
-_SLICE = torch.ops.aten.slice.Tensor
+_SLICE, _SELECT = torch.ops.aten.slice.Tensor, torch.ops.aten.select.int
+_LIFT = torch.ops.aten.lift_fresh.default
 _default_dtype, _inference = torch.get_default_dtype, torch.is_inference_mode_enabled
 
 
@@ -99,6 +100,10 @@ class FastFakes:
                 return func(*args, **kwargs)
         if func is _SLICE and (view := self._slice(*args, **kwargs)) is not None:
             return view
+        if func is _SELECT and (view := self._select(*args, **kwargs)) is not None:
+            return view
+        if func is _LIFT and (lifted := self._lift(*args)) is not None:
+            return lifted
         parts: list[object] = [id(func), _default_dtype(), _inference()]
         tensors: list[torch.Tensor] = []
         try:
@@ -122,7 +127,7 @@ class FastFakes:
         self.entry, self._taken = entry, tensors
         return out
 
-    def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> object:
+    def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> Any:
         with self._aside:
             return self._mode.dispatch(func, types, args, kwargs)
 
@@ -133,14 +138,9 @@ class FastFakes:
 
         None: it goes the ordinary way.
         """
-        if type(tensor) is not self._fake or tensor.constant is not None or tensor.fake_mode is not self._mode:
-            return None
-        shape, device = tensor.shape, tensor._fake_device
-        attributes = self._attributes.get(device)
+        shape, attributes = tensor.shape, self._of_a_view(tensor)
         numbers = (dim, 0 if start is None else start, sys.maxsize if end is None else end, step, *shape)
         if attributes is None or not all(type(one) is int for one in numbers):
-            return None
-        if tensor.layout is not torch.strided or tensor.dtype.is_complex or tensor.is_quantized:
             return None
         at, first, last, by = numbers[:4]
         if not -len(shape) <= at < len(shape) or by < 1:
@@ -150,8 +150,56 @@ class FastFakes:
         offset = tensor.storage_offset() + first * stride[at]
         lengths[at] = max(0, last - first + by - 1) // by
         stride[at] *= by
+        return self._view(tensor, offset, lengths, stride, attributes)
+
+    def _select(self, tensor: FakeTensor, dim: int, index: int) -> torch.Tensor | None:
+        """A row or a column at once: a script that lays its ranks out in a grid takes each of them.
+
+        None: it goes the ordinary way.
+        """
+        shape, attributes = tensor.shape, self._of_a_view(tensor)
+        if attributes is None or not all(type(one) is int for one in (dim, index, *shape)):
+            return None
+        if not -len(shape) <= dim < len(shape) or not -shape[dim] <= index < shape[dim]:
+            return None
+        lengths, stride = list(shape), list(tensor.stride())
+        offset = tensor.storage_offset() + index % lengths.pop(dim) * stride.pop(dim)
+        return self._view(tensor, offset, lengths, stride, attributes)
+
+    def _of_a_view(self, tensor: FakeTensor) -> dict[str, object] | None:
+        """What a view of the tensor carries; None where the mode itself has to make it."""
+        if type(tensor) is not self._fake or tensor.constant is not None or tensor.fake_mode is not self._mode:
+            return None
+        if tensor.layout is not torch.strided or tensor.dtype.is_complex or tensor.is_quantized:
+            return None
+        return self._attributes.get(tensor._fake_device)
+
+    def _view(
+        self, tensor: FakeTensor, offset: int, shape: list[int], stride: list[int], attributes: dict[str, object]
+    ) -> torch.Tensor:
         with self._aside:
-            element = compat.meta_view(tensor.untyped_storage(), offset, tuple(lengths), tuple(stride), tensor.dtype)
+            element = compat.meta_view(tensor.untyped_storage(), offset, tuple(shape), tuple(stride), tensor.dtype)
+            return compat.made_fake(self._fake, element, tensor._fake_device, attributes)
+
+    def _lift(self, real: torch.Tensor) -> torch.Tensor | None:
+        """`torch.tensor` of several numbers at once: a script that reads its text makes one of every line.
+
+        None: it goes the ordinary way, as does a single number, whose value the mode keeps.
+        """
+        if type(real) is not torch.Tensor or real.layout is not torch.strided or real.numel() < 2:
+            return None
+        if real.requires_grad or real.dtype.is_complex or real.is_quantized or not real.is_contiguous():
+            return None
+        device, shape = real.device, tuple(real.shape)
+        if device.type != "cpu" or real.untyped_storage().nbytes() != real.numel() * real.element_size():
+            return None
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            made = self._ordinary(_LIFT, (), (real,), {})
+            self._attributes[device] = compat.attributes_of_a_fake(made)
+            return made
+        with self._aside:
+            element = compat.meta_tensor(shape, real.stride(), real.dtype)
             return compat.made_fake(self._fake, element, device, attributes)
 
     def _describe(self, values: Any, parts: list[object], tensors: list[torch.Tensor]) -> None:

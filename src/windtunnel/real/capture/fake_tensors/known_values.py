@@ -309,9 +309,10 @@ class KnownValues:
         name = short.removesuffix("_") if written else short
         if len(target) != 1 or not (name in _ELEMENTWISE or name in _ADDED_UP) or not _fills(target[0]):
             return False
-        ones = {id(t): self._same(t) for t in inputs}
-        if None in ones.values():
-            return False
+        ones: dict[int, object] = {}
+        for one in inputs:  # of a text of many lines, the first is no single number already
+            if ones.setdefault(id(one), self._same(one)) is None:
+                return False
         with self._outside():
             small = {id(t): plain.full((1,) * t.dim(), ones[id(t)], dtype=t.dtype, device="cpu") for t in inputs}
 

@@ -7,9 +7,11 @@ where that is cheap, and what was not run is said. Nothing is executed here but 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import CO_OPTIMIZED
 from math import gcd, lcm
 from pathlib import Path
 from types import FrameType
@@ -234,6 +236,7 @@ class Loop:
                 called += [call for line, call in calls if not rounds or rounds[0].line <= line <= rounds[0].end]
                 if rounds:
                     self._called.update(called)
+                _let_go(frame)
             frame = frame.f_back
         for name, part, length in inside[:-1]:  # the outermost is the training
             self._rounds[name, part] = length
@@ -304,6 +307,17 @@ class Loop:
                     f"{name}:{part.line}: `{part.text}` {goes}, and {steps} steps were seen: nothing behind it"
                 )
         return found
+
+
+def _let_go(frame: FrameType) -> None:
+    """Python up to 3.12 keeps what `f_locals` gave, and so the script's tensors of this step, until it is asked again.
+
+    That would be memory of the rank that looks. What the script itself has taken with `locals()` stays.
+    """
+    snapshot = frame.f_locals
+    known_to = 3  # the frame, this function, and the call that counts
+    if frame.f_code.co_flags & CO_OPTIMIZED and type(snapshot) is dict and sys.getrefcount(snapshot) <= known_to:
+        snapshot.clear()
 
 
 def _length(part: Round, frame: FrameType) -> int:

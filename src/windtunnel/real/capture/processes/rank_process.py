@@ -29,6 +29,7 @@ from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.real.capture.processes.files_of_others import WRITER, FilesOfOthers, files_of_others
+from windtunnel.real.capture.processes.other_threads import come_to_rest
 from windtunnel.real.capture.processes.read_only import copy_files, hold_files
 from windtunnel.real.capture.processes.steps import Steps
 from windtunnel.real.capture.processes.write_overlay import folders_made, short_place_for_sockets, writes_aside
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from windtunnel.real.capture.recorder.recorder import Recorder
+    from windtunnel.real.capture.virtual_world.world import World
 
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
@@ -146,7 +148,8 @@ def _played(
     steps = Steps(rank, wanted, box, MAILBOX_TIMEOUT_S, goes_on=bool(task.get("goes_on")), files=own)
 
     def stepped(program: RankProgram) -> None:
-        if not steps.done and steps.take(replace(program, **_meshes(compat))):
+        if not steps.done and steps.take(replace(program, **_meshes(compat, world))):
+            come_to_rest()
             raise StepTaken
 
     local_world = min(launch.local_world_size, launch.world_size)
@@ -301,15 +304,11 @@ def _value(text: str) -> float | int | bool:
     return int(text) if text.lstrip("+-").isdigit() else float(text)
 
 
-def _meshes(compat: ModuleType) -> dict[str, Any]:
+def _meshes(compat: ModuleType, world: World) -> dict[str, Any]:
     """Every DeviceMesh that the script holds: names and sizes of its dimensions, and this rank's coordinates."""
-    import gc
-
-    from torch.distributed.device_mesh import DeviceMesh
-
     found: dict[tuple[object, object], None] = {}
     with compat.outside_modes():
-        for mesh in [one for one in gc.get_objects() if type(one) is DeviceMesh]:
+        for mesh in [mesh for one in world.held_meshes if (mesh := one()) is not None]:
             place = mesh.get_coordinate()
             if mesh.mesh_dim_names and place is not None:
                 names, sizes = tuple(mesh.mesh_dim_names), tuple(int(size) for size in mesh.shape)

@@ -58,7 +58,9 @@ class Steps:
         self._ran = 0  # steps of `digests`, before any were left out
 
     def look(self) -> None:
-        """A step ends here."""
+        """A step ends here. How many there are is for rank 0 to say; another rank looks where it is asked for alone."""
+        if self._rank and self._goes_on:
+            return
         self.loop.look(sys._getframe(2), script_name)
 
     def take(self, program: RankProgram) -> bool:

@@ -226,7 +226,7 @@ def _unpickled(
 
 
 def addresses_looked_at() -> Replacements:
-    """What DDP and FSDP of the first version need of addresses, which fake tensors have not."""
+    """What DDP, FSDP of the first version and who saves need of addresses, which fake tensors have not."""
     import torch
     import torch.distributed as dist
     from torch._subclasses.fake_tensor import FakeTensor
@@ -252,6 +252,13 @@ def addresses_looked_at() -> Replacements:
             return int(real_address(self))
         return int(storage._cdata) + self.storage_offset() * self.element_size() if storage.nbytes() else 0
 
+    real_storage_address = torch.UntypedStorage.data_ptr
+
+    def storage_address(self: torch.UntypedStorage) -> int:
+        if self.device.type != "meta":
+            return int(real_storage_address(self))
+        return int(self._cdata) if self.nbytes() else 0
+
     begin: Callable[..., None] = dist.Reducer.__init__
 
     def reducer(self: dist.Reducer, *args: object, **kwargs: object) -> None:
@@ -265,6 +272,7 @@ def addresses_looked_at() -> Replacements:
         (dist.Reducer, "__init__", reducer),
         (_flat_param, "_same_storage", same_storage),
         (torch.Tensor, "data_ptr", address),
+        (torch.UntypedStorage, "data_ptr", storage_address),  # safetensors asks which tensors share one
     )
 
 

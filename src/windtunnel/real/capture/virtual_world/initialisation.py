@@ -8,6 +8,7 @@ functions check what a machine without GPUs cannot offer, and are told about the
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from inspect import signature
@@ -292,6 +293,7 @@ def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:
     @functools.wraps(make)
     def init_mesh(mesh: DeviceMesh, *args: object, **kwargs: object) -> None:
         make(mesh, *args, **kwargs)
+        world.held_meshes.append(weakref.ref(mesh))
         coordinate = mesh.get_coordinate() if mesh._root_mesh is None else None
         if coordinate is not None:
             world.note_mesh(tuple(mesh.mesh_dim_names or ()), tuple(mesh.shape), tuple(coordinate))

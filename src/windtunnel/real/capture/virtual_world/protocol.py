@@ -13,11 +13,13 @@ from windtunnel.real.capture.virtual_world.work import Due, Works
 from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
+    import weakref
     from datetime import timedelta
 
     import torch
     import torch.distributed as dist
     from torch._ops import OpOverload
+    from torch.distributed import DeviceMesh
 
 
 class Mailbox(Protocol):
@@ -43,6 +45,7 @@ class AnsweringWorld(Protocol):
     devices: tuple[str, ...]
     device_id: torch.device | int | None
     notes: list[str]
+    held_meshes: list[weakref.ref[DeviceMesh]]
     peers: PeerPolicy
     works: Works
     premul_factor: object

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -99,6 +100,7 @@ class World:
             tuple[tuple[str, ...], tuple[int, ...]]
         ] = []  # names and sizes of the script's own, each once
         self.coordinates: list[tuple[int, ...]] = []  # of this rank in each
+        self.held_meshes: list[weakref.ref[dist.DeviceMesh]] = []  # all, slices too, as long as the script holds them
         self.device_id: torch.device | int | None = None
         self.on_set_up: Callable[[str, str], None] | None = None  # every rank makes a group, or initialises
         self.is_open = False

@@ -99,12 +99,13 @@ class StreamDelay:
         *,
         on_step: Callable[[ObservedStep], Sequence[Watched]] | None = None,
         started: Callable[[Communication], None] | None = None,
+        filling: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         """`on_step(seen)` is told of a step once its events have passed, and gives back the real rank's part of the
-        job's replay, from which the next steps are planned.
+        job's replay, from which the next steps are planned. Outputs are filled inside of `filling()`.
         """
         self.device, self.seconds_of, self._policy, self._on_step = device, seconds_of, policy, on_step
-        self._started = started
+        self._started, self._filling = started, filling
         self.policy = PeerPolicy(self.fill)
         self.plan: list[tuple[Communication, float]] = []
         self.unplanned = 0
@@ -135,7 +136,7 @@ class StreamDelay:
             arrived = device.record(issuing)
             device.wait(stream, arrived)
             since = device.mark(stream)
-            with device.on(stream):
+            with device.on(stream), self._filling():
                 self._policy.fill(exchange)
             seconds = self._planned(call)
             if seconds > SHORTEST_S:

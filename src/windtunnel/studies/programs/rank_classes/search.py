@@ -151,7 +151,7 @@ def _changes(search: Search, lines: Sequence[_Line]) -> dict[_Line, set[int]]:
     """Places of each line at which the program is another than at the place before, found by halving."""
     found: dict[_Line, set[int]] = {line: set() for line in lines}
     gaps = [(line, line) for line in lines]
-    tail = True  # the last shard is the short one more often than not: look there first
+    ends = [True, False]  # one alone is most often the last, a shorter shard, or the first, which writes: look there
     while gaps:
         halves = []
         for line, gap in gaps:
@@ -159,11 +159,15 @@ def _changes(search: Search, lines: Sequence[_Line]) -> dict[_Line, set[int]]:
                 found[line].add(gap.high)
                 continue
             last = search.layout.lengths[gap.axis] - 1
-            middle = gap.high - 1 if tail and gap.high == last else (gap.low + gap.high) // 2
+            middle = (gap.low + gap.high) // 2
+            if ends and ends[0] and gap.high == last:
+                middle = gap.high - 1
+            elif ends and not ends[0] and gap.low == 0:
+                middle = 1
             halves += [(line, gap._replace(high=middle)), (line, gap._replace(low=middle))]
         _run_ends(search, [half for _, half in halves])
         gaps = [(line, half) for line, half in halves if _differs(search, half)]
-        tail = False
+        ends = ends[1:]
         for line in lines:
             most = MOST_CUTS if line.high - line.low < MOST_CUTS else MOST_UNEXPLAINED
             if len(found[line]) + sum(of is line for of, _ in gaps) > most:

@@ -1,0 +1,51 @@
+"""Threads of a script that still work when its last step has ended."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from windtunnel.real.capture.processes.file_mailbox import FileMailbox
+from windtunnel.real.capture.processes.other_threads import come_to_rest
+
+
+def test_what_a_pool_has_begun_is_waited_for() -> None:
+    done: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(3):  # two of them are queued
+            pool.submit(lambda number=number: (time.sleep(0.1), done.append(number)))  # type: ignore[misc]
+        assert come_to_rest()
+        assert done == [0, 1, 2]
+        begun = time.monotonic()
+        assert come_to_rest()  # its worker is there, and has nothing to do
+        assert time.monotonic() - begun < 1.0
+
+
+def test_who_waits_for_another_rank_is_not_waited_for(tmp_path: Path) -> None:
+    box = FileMailbox(tmp_path, 0)
+
+    def ask() -> None:
+        with suppress(TimeoutError):
+            box.get("group/1>0/tag 0/0", 3.0)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert come_to_rest(2.0)
+    assert thread.is_alive()
+    box.post("group/1>0/tag 0/0", b"")
+    thread.join()
+
+
+def test_a_thread_that_never_rests_takes_the_patience_and_no_more() -> None:
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert not come_to_rest(0.2)
+    over.set()
+    thread.join()
