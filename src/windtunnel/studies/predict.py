@@ -94,10 +94,11 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
 
     Raises UserError.
     """
-    from windtunnel.studies.training.launch import is_native, read_native
+    from windtunnel.studies.training.launch import read_native
+    from windtunnel.studies.training.question import states_model
 
     stated: Mapping[str, object] = {}
-    if os.path.isfile(model.base) and is_native(model.base):
+    if states_model(model.base):
         stated = read_native(model.base, cluster_of(cluster).n_gpus).fields
     both = {**stated, **fields}
     for name in ("global_batch", "seq_len"):
