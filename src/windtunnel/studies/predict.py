@@ -44,7 +44,9 @@ def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Res
         if question.plan.allocator is not None:
             remedy = "leave it out: a plan follows its framework; a captured folder takes it"
             raise SpecError("--allocator", question.plan.allocator, remedy)
-        raise UserError("global_batch is not given: add --global-batch N, or put it in the plan file")
+        question, unknown = _with_own_plan(question)
+        notes = (*notes, *unknown)
+    assert isinstance(question.plan, Plan)
     plan = read_plan(question.plan)
     mixed = parse_mixed(question.cluster.base) if question.cluster.base is not None else None
     if mixed is not None:
@@ -75,6 +77,22 @@ def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Res
         return move(with_advice(result, model, cluster, plan, again if disturbed else None))
 
     return move(result), with_advice
+
+
+def _with_own_plan(question: Predict) -> tuple[Predict, tuple[str, ...]]:
+    """A question without a plan, with that of the launch file that names its model; and what was not understood there.
+
+    Raises UserError where its model is no such file.
+    """
+    from windtunnel.studies.training.launch import read_native
+    from windtunnel.studies.training.question import states_model
+
+    if not states_model(question.model.base):
+        raise UserError("global_batch is not given: add --global-batch N, or put it in the plan file")
+    stated = of_launch_file(question.model, question.cluster, plain_part(question.plan)).plan
+    native = read_native(question.model.base, cluster_of(question.cluster).n_gpus)
+    unknown = (f"{native.where}: not understood: {', '.join(native.unknown)}",) if native.unknown else ()
+    return replace(question, plan=stated), unknown
 
 
 def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:

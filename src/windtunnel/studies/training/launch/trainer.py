@@ -140,7 +140,7 @@ def _sharding(settings: Mapping[str, Any], n_gpus: int, path: Path, unknown: lis
     """Framework and ZeRO stage: of a DeepSpeed file, of FSDP's words, else plain replicas."""
     config, fsdp = settings.get("deepspeed", settings.get("deepspeed_config_file")), settings.get("fsdp")
     if isinstance(config, str):
-        place = next((at / config for at in (path.parent, *path.parent.absolute().parents) if (at / config).is_file()), None)
+        place = _beside(path, config)
         if place is None:
             unknown.append(f"deepspeed {config} (no such file beside it: ZeRO 0)")
             return {"framework": "deepspeed", "zero_stage": 0}
@@ -157,6 +157,15 @@ def _sharding(settings: Mapping[str, Any], n_gpus: int, path: Path, unknown: lis
         keeps = inner.get("reshard_after_forward", inner.get("fsdp_reshard_after_forward")) is False
         return {"framework": "fsdp", "zero_stage": named[0] if named else 2 if keeps else 3}
     return {"framework": "fsdp", "zero_stage": 0, **({"compile": True} if settings.get("torch_compile") else {})}
+
+
+def _beside(path: Path, name: str) -> Path | None:
+    """A file that another one names: in its folder, or above it as far as the working directory; nothing else is read."""
+    folder, here = path.absolute().parent.resolve(), Path.cwd().resolve()
+    above = [folder, *folder.parents]
+    within = above[: above.index(here) + 1] if here in above else [folder]
+    found = (at / name for at in within)
+    return next((one for one in found if one.is_file() and one.resolve().is_relative_to(within[-1])), None)
 
 
 def _adapters(settings: Mapping[str, Any], of_factory: bool, unknown: list[str]) -> dict[str, object]:

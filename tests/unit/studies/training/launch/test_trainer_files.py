@@ -100,6 +100,22 @@ def test_a_file_that_deepspeed_is_missing_is_named(tmp_path: Path) -> None:
     assert any("ds.json (no such file" in one for one in native.unknown)
 
 
+def test_a_file_that_is_named_is_not_sought_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "job" / "scripts"
+    inner.mkdir(parents=True)
+    for place in (tmp_path, tmp_path / "job"):
+        (place / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    path = inner / "run.sh"
+    stages = {}
+    for name in ("ds.json", "../../ds.json", str(tmp_path / "ds.json")):
+        path.write_text(LINE.replace("ds.json", name))
+        monkeypatch.chdir(tmp_path / "job")
+        stages[name] = read_native(path, 8).fields["zero_stage"]
+        monkeypatch.chdir(inner)
+        assert read_native(path, 8).fields["zero_stage"] == 0
+    assert list(stages.values()) == [3, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
