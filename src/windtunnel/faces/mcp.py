@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
+import windtunnel
 from windtunnel.errors import SpecError, UserError
-from windtunnel.faces.cli.version import version_line
 from windtunnel.questions import QUESTIONS, Question, digest, plain, read, run, schema
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def server(folder: Path) -> Server[object]:
             content=[TextContent(type="text", text=text)], structuredContent=json.loads(text), isError=wrong
         )
 
-    return Server("windtunnel", version=version_line().partition(" ")[2], on_list_tools=list_tools, on_call_tool=call_tool)
+    return Server("windtunnel", version=windtunnel.__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 def speak(files: Path | None) -> None:

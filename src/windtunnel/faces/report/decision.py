@@ -46,7 +46,13 @@ def decide_document(answer: Decision) -> Document:
         f" best by {answer.by} first"
     )
     able = [one for one in answer.options if one.fits]
-    plans = [(f"{one.model} on {one.cluster}", "\n".join(command_lines(line, 96) for line in (one.predict, one.survive)) + "\n") for one in able]
+    plans = [
+        (
+            f"{one.model} on {one.cluster}",
+            "\n".join(command_lines(line, 96) for line in (one.predict, one.survive)) + "\n",
+        )
+        for one in able
+    ]
     return Document(
         "decision",
         "Which cluster to train on" if several else f"Where to train {answer.options[0].model}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 
@@ -31,11 +30,14 @@ def listed_gpus(path: str) -> str:
 
 def _column(text: str) -> list[str]:
     """Of `--query-gpu=name,... --format=csv`; a device that is listed each second counts once."""
-    rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]  # it quotes nothing
     if not rows or "name" not in rows[0]:
         return []
     at = rows[0].index("name")
-    ids = next((rows[0].index(one) for one in ("pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid", "index") if one in rows[0]), None)
+    ids = next(
+        (rows[0].index(one) for one in ("pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid", "index") if one in rows[0]),
+        None,
+    )
     whole = [row for row in rows[1:] if len(row) == len(rows[0])]
     seen = {row[ids]: row[at] for row in whole} if ids is not None else dict(enumerate(row[at] for row in whole))
     return list(seen.values())

@@ -24,7 +24,7 @@ class Diagnose:
     model: Annotated[
         ModelPart,
         About(
-            "The launch file that the job was started with, a log of Megatron-LM, which has its plan in it, the name of a"
+            "The launch file that the job was started with, a log of Megatron-LM (its plan is in it), the name of a"
             " shipped model, or a config.json."
         ),
     ]

@@ -125,7 +125,9 @@ class Rl:
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[
         ModelPart | None,
-        About("A model of the catalogue, a config.json, or the framework's own file as --config takes it (the config's)."),
+        About(
+            "A model of the catalogue, a config.json, or the framework's own file as --config takes it (the config's)."
+        ),
     ] = None
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:128, or a cluster file.")]
     config: Annotated[

@@ -68,7 +68,10 @@ def test_a_row_of_times_has_one_unit_and_the_best_policy_is_named() -> None:
 
 
 def test_policies_that_are_alike_have_no_best() -> None:
-    for last, said in ((60.0, "2 policies are alike: 60.00 s mean JCT with each."), (60.2, "the others up to 0.3 % off.")):
+    for last, said in (
+        (60.0, "2 policies are alike: 60.00 s mean JCT with each."),
+        (60.2, "the others up to 0.3 % off."),
+    ):
         figures = [{"policy": name, "jobs": 2, "jct_mean_s": value} for name, value in (("fifo", 60.0), ("srtf", last))]
         views = fleet_document(Fleet("jobs.csv", "h100:8", 8, figures)).views
         verdict = next(view.verdict for view in views if isinstance(view, Headline))

@@ -1,7 +1,7 @@
 """A framework's own file as plan fields: which reader takes it, and what none of them understood.
 
-`.toml` is torchtitan's, `.json` DeepSpeed's, `.py` a script of Hugging Face's Trainer; YAML is Accelerate's where it has
-`distributed_type`, the Trainer's where it has that one's batch, else a plan; a shell script or a list of arguments
+`.toml` is torchtitan's, `.json` DeepSpeed's, `.py` a script of Hugging Face's Trainer; YAML is the Trainer's where it
+has that one's batch, Accelerate's where it has `distributed_type`, else a plan; a shell script or a list of arguments
 (`.sh`, `.args`, `.txt`) is the Trainer's or Megatron-Core's; a log (`.log`, `.out`, `.txt`) is of the job whose
 arguments Megatron-LM printed into it. Reads are bounded (`files/`).
 """

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer as a plan: flags of a launch line, YAML of LLaMA-Factory, TRL and axolotl, or a script's keywords.
+"""Hugging Face's Trainer as a plan: flags of a launch line, YAML of LLaMA-Factory, TRL and axolotl, or a script.
 
 They share one set of names (`TrainingArguments` of transformers 4.30 to 4.57); axolotl and LLaMA-Factory add their own
 for the length, the batch and adapters. A Python script is read and not run: keywords of `...Arguments(...)`,
@@ -100,7 +100,9 @@ def read(path: str | Path, n_gpus: int) -> Native:
     if length is not None:
         fields["seq_len"] = length
     inner = settings.get("fsdp_config")
-    recompute = settings.get("gradient_checkpointing", of_factory and not settings.get("disable_gradient_checkpointing"))
+    recompute = settings.get(
+        "gradient_checkpointing", of_factory and not settings.get("disable_gradient_checkpointing")
+    )
     recompute = recompute or (isinstance(inner, Mapping) and inner.get("activation_checkpointing"))
     fields["recompute"] = "full" if recompute else "none"
     half, brain = _on(settings.get("fp16")), _on(settings.get("bf16"))
@@ -122,7 +124,11 @@ def read(path: str | Path, n_gpus: int) -> Native:
     if name and not model:
         unknown.append(f"the model {name}")
     for key, value in settings.items():
-        if key in {*BATCH, *LENGTH, *MODEL, *READ, *FUSED_LOSS, *chain(*DEGREES.values())} or NO_EFFECT.match(key) or value in (None, False, "", [], "none"):
+        if (
+            key in {*BATCH, *LENGTH, *MODEL, *READ, *FUSED_LOSS, *chain(*DEGREES.values())}
+            or NO_EFFECT.match(key)
+            or value in (None, False, "", [], "none")
+        ):
             continue
         unknown.append(f"{key} {value}" if isinstance(value, str | int | float) else key)
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -132,7 +138,9 @@ def read(path: str | Path, n_gpus: int) -> Native:
 READ = (
     "gradient_accumulation_steps", "gradient_checkpointing", "disable_gradient_checkpointing", "bf16", "fp16", "optim",
     "optimizer", "lora_r", "lora_rank", "lora_target", "lora_target_modules", "lora_target_linear", "load_in_4bit",
-    "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size", "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16", "torch_compile",
+    "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
+    "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
+    "torch_compile",
 )  # fmt: skip
 
 
@@ -146,7 +154,14 @@ def _sharding(settings: Mapping[str, Any], n_gpus: int, path: Path, unknown: lis
             return {"framework": "deepspeed", "zero_stage": 0}
         stated = deepspeed.read(read_mapping(place, GIVE), n_gpus, str(place))
         unknown += [one for one in stated.unknown if '"auto"' not in one]
-        own = ("framework", "zero_stage", "overlap_grad_reduce", "bucket_parameters", "offload_optimizer", "shard_group")
+        own = (
+            "framework",
+            "zero_stage",
+            "overlap_grad_reduce",
+            "bucket_parameters",
+            "offload_optimizer",
+            "shard_group",
+        )
         return {name: stated.fields[name] for name in own if name in stated.fields}
     config = settings.get("fsdp_config")
     if fsdp or config:
@@ -160,7 +175,7 @@ def _sharding(settings: Mapping[str, Any], n_gpus: int, path: Path, unknown: lis
 
 
 def _beside(path: Path, name: str) -> Path | None:
-    """A file that another one names: in its folder, or above it as far as the working directory; nothing else is read."""
+    """A file that another one names: in its folder, or above it as far as the working directory. No other is read."""
     folder, here = path.absolute().parent.resolve(), Path.cwd().resolve()
     above = [folder, *folder.parents]
     within = above[: above.index(here) + 1] if here in above else [folder]
@@ -252,7 +267,9 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, Any]]:
         elif name == "from_pretrained" and "Model" in owner:
             first = _constant(node.args[0], values) if node.args else said.get("pretrained_model_name_or_path")
             yield "model_name_or_path", first
-            yield from ((key, said[key]) for key in ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit") if key in said)
+            yield from (
+                (key, said[key]) for key in ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit") if key in said
+            )
         elif said.get("truncation") and isinstance(said.get("max_length"), int):
             yield "max_length", said["max_length"]
 
