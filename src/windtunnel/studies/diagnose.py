@@ -272,6 +272,8 @@ def _sentence(
     measured, predicted = format_time(step_s), format_time(result.step_time_s)
     ratio = step_s / result.step_time_s - 1.0
     amount = f"{format_percent(abs(ratio), 0)} {'slower' if ratio > 0 else 'faster'} than the {predicted} predicted"
+    if ratio >= 1.0:
+        amount = f"{1.0 + ratio:.1f} times the {predicted} predicted"
     pauses = next((one for one in causes if one.cause == PAUSES), None)
     beside = f"; pauses take {format_time(pauses.seconds)} a step besides" if pauses else ""
     first = next((one for one in causes if one is not pauses), None)

@@ -83,6 +83,11 @@ def test_a_log_that_takes_more_memory_holds_back_what_would_not_fit(tmp_path: Pa
         assert all(factor * one.peak_memory_bytes <= free.result.memory_capacity_bytes for one in found.advice)
 
 
+def test_a_multiple_is_said_as_one(step_s: float) -> None:
+    assert " is 9.0 times the " in diagnosed(measured=9.0 * step_s).sentence
+    assert " is 60 % slower than the " in diagnosed(measured=1.6 * step_s).sentence
+
+
 def test_a_step_above_the_peak_is_no_silent_figure(step_s: float) -> None:
     found = diagnosed(measured=step_s / 1000)
     assert found.verdict == "faster"
