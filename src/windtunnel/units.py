@@ -150,6 +150,9 @@ def parse_tokens(value: object, field: str = "tokens", where: str | None = None)
     return count
 
 
+TIME_MOST = 1e12  # seconds that are written with a unit
+
+
 def exact_text(amount: float, unit: str) -> str:
     """An amount in base units as a short text that is read back exactly: `16.25e9` of a bandwidth as `130Gb/s`.
 
@@ -162,12 +165,14 @@ def exact_text(amount: float, unit: str) -> str:
         "time": (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)),
     }
     parse = {"bytes": parse_bytes, "bandwidth": parse_bandwidth, "time": parse_time}
+    if unit == "time" and not 0.0 < amount <= TIME_MOST:
+        return plain
     for name, scale in scales.get(unit, ()):
         text = f"{amount / scale:g}{name}"
         is_short = name not in ("d", "h", "min") or amount % scale == 0.0  # 90s, not 1.5min
         if amount >= scale and is_short and parse[unit](text) == amount:
             return text
-    return f"{plain}s" if unit == "time" and amount else plain
+    return f"{plain}s" if unit == "time" else plain
 
 
 def format_bytes(size: float, digits: int = 3) -> str:
