@@ -297,3 +297,8 @@ def test_nothing_measured_is_an_error() -> None:
         ask({**STEP, "question": "diagnose"})
     question = read({**STEP, "question": "diagnose", "measured": 2.0})
     assert read(plain(question)) == question
+
+
+def test_without_a_measurement_the_ways_to_give_one_are_said() -> None:
+    with pytest.raises(UserError, match="give --log FILE, --trace FILE or --measured"):
+        diagnosed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError
 from windtunnel.questions.about import STRICT, About
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
@@ -53,4 +53,4 @@ class Diagnose:
 
     def __post_init__(self) -> None:
         if self.measured is None and not self.log and not self.trace and not self.model.base.lower().endswith(LOGS):
-            raise UserError("nothing that was measured is given: give --log FILE, --trace FILE or --measured 11.0s")
+            raise SpecError("what was measured", None, "give --log FILE, --trace FILE or --measured 11.0s")

@@ -10,8 +10,8 @@ import pytest
 from windtunnel.faces.cli import main
 from windtunnel.questions import ask
 
-TRAIN = """torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 \\
-  --swiglu --seq-length 1024 --micro-batch-size 1 --global-batch-size 16 --vocab-size 32000 --bf16 \\
+TRAIN = """torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --swiglu --bf16 \\
+  --num-attention-heads 32 --seq-length 1024 --micro-batch-size 1 --global-batch-size 16 --vocab-size 32000 \\
   --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --use-distributed-optimizer
 """
 
