@@ -206,6 +206,6 @@ def test_a_limit_that_needs_its_unit_is_asked_again_with_it() -> None:
     asked = from_flags("serve", {"model": "m", "cluster": "h100-sxm:8", "rate": "3", "ttft": "90s", "tpot": "0.5"})
     again = words(asked)
     assert again[again.index("--ttft") + 1] == "90s"
-    assert again[again.index("--tpot") + 1] == "0.5"
+    assert again[again.index("--tpot") + 1] == "500ms"
     with pytest.raises(SpecError, match="give 90ms"):
         from_flags("serve", {"model": "m", "cluster": "h100-sxm:8", "rate": "3", "ttft": "90"})

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import read_text
@@ -24,6 +23,7 @@ from windtunnel.studies.training.launch import deepspeed
 from windtunnel.studies.training.launch.found import Native
 from windtunnel.studies.training.launch.megatron_reading import _Arguments, _words
 
+Settings = Mapping[str, object]
 GIVE = "give the script, its launch line or its YAML"
 SCRIPT_BYTES_MOST = 1 << 20
 BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
@@ -59,7 +59,7 @@ NO_EFFECT = re.compile(
 )
 
 
-def settings_of(path: str | Path) -> dict[str, Any] | None:
+def settings_of(path: str | Path) -> dict[str, object] | None:
     """What a file says by the Trainer's names; None for a file that is not of the Trainer. Raises InputFileError."""
     suffix = Path(path).suffix.lower()
     if suffix == ".py":
@@ -91,12 +91,12 @@ def read(path: str | Path, n_gpus: int) -> Native:
     unknown: list[str] = []
     of_factory = "finetuning_type" in settings or "cutoff_len" in settings
     of_axolotl = "base_model" in settings
-    micro = _first(settings, BATCH, 1 if of_axolotl else 8, where)
-    steps = _whole(settings, "gradient_accumulation_steps", 1, where)
-    fields: dict[str, object] = {name: _first(settings, names, 1, where) for name, names in DEGREES.items()}
-    replicas = max(1, n_gpus // prod(int(str(fields[name])) for name in ("tp", "pp", "cp")))
-    fields |= {"micro_batch": micro, "global_batch": micro * steps * replicas}
-    length = _first(settings, LENGTH, None, where)
+    micro = _first(settings, BATCH, where) or (1 if of_axolotl else 8)
+    steps = _first(settings, ("gradient_accumulation_steps",), where) or 1
+    degrees = {name: _first(settings, names, where) or 1 for name, names in DEGREES.items()}
+    replicas = max(1, n_gpus // prod(degrees[name] for name in ("tp", "pp", "cp")))
+    fields: dict[str, object] = {**degrees, "micro_batch": micro, "global_batch": micro * steps * replicas}
+    length = _first(settings, LENGTH, where)
     if length is not None:
         fields["seq_len"] = length
     inner = settings.get("fsdp_config")
@@ -144,7 +144,7 @@ READ = (
 )  # fmt: skip
 
 
-def _sharding(settings: Mapping[str, Any], n_gpus: int, path: Path, unknown: list[str]) -> dict[str, object]:
+def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -> dict[str, object]:
     """Framework and ZeRO stage: of a DeepSpeed file, of FSDP's words, else plain replicas."""
     config, fsdp = settings.get("deepspeed", settings.get("deepspeed_config_file")), settings.get("fsdp")
     if isinstance(config, str):
@@ -165,7 +165,7 @@ def _sharding(settings: Mapping[str, Any], n_gpus: int, path: Path, unknown: lis
         return {name: stated.fields[name] for name in own if name in stated.fields}
     config = settings.get("fsdp_config")
     if fsdp or config:
-        said = " ".join(fsdp) if isinstance(fsdp, list) else str(fsdp)
+        said = " ".join(_strings(fsdp)) if isinstance(fsdp, list) else str(fsdp)
         inner = config if isinstance(config, Mapping) else {}
         kind = str(inner.get("sharding_strategy", inner.get("fsdp_sharding_strategy", said))).lower()
         named = [stage for word, stage in SHARDED.items() if word in kind]
@@ -183,7 +183,7 @@ def _beside(path: Path, name: str) -> Path | None:
     return next((one for one in found if one.is_file() and one.resolve().is_relative_to(within[-1])), None)
 
 
-def _adapters(settings: Mapping[str, Any], of_factory: bool, unknown: list[str]) -> dict[str, object]:
+def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[str, object]:
     kind = str(settings.get("finetuning_type") or settings.get("adapter") or "").lower()
     rank = settings.get("lora_rank") or settings.get("lora_r") or settings.get("r")
     if kind not in ("", "none", "full", "lora", "qlora"):
@@ -193,7 +193,7 @@ def _adapters(settings: Mapping[str, Any], of_factory: bool, unknown: list[str])
         return {}
     fields: dict[str, object] = {"lora_rank": rank if isinstance(rank, int) else 8 if of_factory else 16}
     targets = settings.get("lora_target") or settings.get("lora_target_modules") or settings.get("target_modules")
-    words = targets.replace(",", " ").split() if isinstance(targets, str) else list(targets or ())
+    words = targets.replace(",", " ").split() if isinstance(targets, str) else _strings(targets)
     if words and words not in (["all"], ["all-linear"]):
         known = [TARGETS[one] for one in words if one in TARGETS]
         unknown += [f"adapters of {one}" for one in words if one not in TARGETS]
@@ -206,7 +206,11 @@ def _adapters(settings: Mapping[str, Any], of_factory: bool, unknown: list[str])
     return fields
 
 
-def _optimizer(settings: Mapping[str, Any], fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
+def _strings(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else []
+
+
+def _optimizer(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
     name = str(settings.get("optim") or settings.get("optimizer") or "adamw").lower()
     known = next((kind for word, (kind, _) in OPTIMIZERS.items() if name.startswith(word)), None)
     if known is None:
@@ -227,14 +231,13 @@ def _on(value: object) -> bool:
     return value is True or (isinstance(value, str) and value.lower() in ("true", "auto", "full", "yes"))
 
 
-def _first(settings: Mapping[str, Any], names: tuple[str, ...], default: Any, where: str) -> Any:
-    return next((_whole(settings, name, default, where) for name in names if settings.get(name) is not None), default)
+def _first(settings: Settings, names: tuple[str, ...], where: str) -> int | None:
+    """The first of these that says a number; None where none does. Raises SpecError."""
+    return next((_whole(settings, one, where) for one in names if settings.get(one) not in (None, "auto")), None)
 
 
-def _whole(settings: Mapping[str, Any], name: str, default: int, where: str) -> int:
-    value = settings.get(name, default)
-    if value == "auto" or value is None:
-        return default
+def _whole(settings: Settings, name: str, where: str) -> int:
+    value = settings[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(name, value, "give a whole number of at least 1", where)
     return value
@@ -243,13 +246,13 @@ def _whole(settings: Mapping[str, Any], name: str, default: int, where: str) -> 
 # ------------------------------------------------------------------------------------------------------ Python
 
 
-def _of_script(text: str, where: str) -> Iterator[tuple[str, Any]]:
+def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
     """Keywords of the calls that say how a Trainer trains; of names and constants alone."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputFileError(where, f"is no Python ({type(error).__name__})", GIVE) from None
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             value = _constant(node.value, values)
@@ -274,7 +277,7 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, Any]]:
             yield "max_length", said["max_length"]
 
 
-def _constant(node: ast.expr, values: Mapping[str, Any]) -> Any:
+def _constant(node: ast.expr, values: Settings) -> object:
     """A constant, the name of one, `torch.bfloat16` as its word, or a list of these; None for all else."""
     if isinstance(node, ast.Constant):
         return node.value
