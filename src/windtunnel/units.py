@@ -150,19 +150,29 @@ def parse_tokens(value: object, field: str = "tokens", where: str | None = None)
     return count
 
 
+TIME_MOST = 1e12  # seconds that are written with a unit
+
+
 def exact_text(amount: float, unit: str) -> str:
     """An amount in base units as a short text that is read back exactly: `16.25e9` of a bandwidth as `130Gb/s`.
 
-    `unit`: `bandwidth`, `bytes`, or another, whose amounts stay plain numbers.
+    `unit`: `bandwidth`, `bytes`, `time`, or another, whose amounts stay plain numbers.
     """
     plain = repr(amount) if "e" not in repr(amount) or "." in repr(amount) else repr(amount).replace("e", ".0e")
-    scales = {"bytes": (("GiB", 2**30), ("MiB", 2**20)), "bandwidth": (("Gb/s", 1e9 / 8), ("Mb/s", 1e6 / 8))}
-    parse = {"bytes": parse_bytes, "bandwidth": parse_bandwidth}
+    scales: dict[str, tuple[tuple[str, float], ...]] = {
+        "bytes": (("GiB", 2**30), ("MiB", 2**20)),
+        "bandwidth": (("Gb/s", 1e9 / 8), ("Mb/s", 1e6 / 8)),
+        "time": (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)),
+    }
+    parse = {"bytes": parse_bytes, "bandwidth": parse_bandwidth, "time": parse_time}
+    if unit == "time" and not 0.0 < amount <= TIME_MOST:
+        return plain
     for name, scale in scales.get(unit, ()):
         text = f"{amount / scale:g}{name}"
-        if amount >= scale and parse[unit](text) == amount:
+        is_short = name not in ("d", "h", "min") or amount % scale == 0.0  # 90s, not 1.5min
+        if amount >= scale and is_short and parse[unit](text) == amount:
             return text
-    return plain
+    return f"{plain}s" if unit == "time" else plain
 
 
 def format_bytes(size: float, digits: int = 3) -> str:

@@ -206,3 +206,19 @@ def test_nearly_right_text_is_parsed_or_refused(parse: object, number: str, unit
     except SpecError:
         return
     assert math.isfinite(amount)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.05, "50ms"),
+        (1.0, "1s"),
+        (90.0, "90s"),
+        (21600.0, "6h"),
+        (2.5e-5, "25us"),
+        (0.1 + 0.2, "0.30000000000000004s"),
+    ],
+)
+def test_a_time_is_written_with_its_unit_and_read_back_exactly(seconds: float, text: str) -> None:
+    assert units.exact_text(seconds, "time") == text
+    assert units.parse_time(text) == seconds

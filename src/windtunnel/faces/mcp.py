@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
+import windtunnel
 from windtunnel.errors import SpecError, UserError
 from windtunnel.questions import QUESTIONS, Question, digest, plain, read, run, schema
 
@@ -115,7 +116,7 @@ def server(folder: Path) -> Server[object]:
             content=[TextContent(type="text", text=text)], structuredContent=json.loads(text), isError=wrong
         )
 
-    return Server("windtunnel", on_list_tools=list_tools, on_call_tool=call_tool)
+    return Server("windtunnel", version=windtunnel.__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 def speak(files: Path | None) -> None:

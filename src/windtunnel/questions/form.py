@@ -13,6 +13,7 @@ from windtunnel.questions.changing import nested
 from windtunnel.questions.fields import Field, fields_of
 from windtunnel.questions.reading import plain, read
 from windtunnel.questions.registry import Question, question_class
+from windtunnel.units import exact_text
 
 ON, OFF = "on", "off"
 Kind = Literal["number", "switch", "choice", "text", "lines", "data"]  # data: JSON, a list or a mapping
@@ -122,6 +123,8 @@ def _text(field: Field, value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return ON if value else OFF
+    if field.about.unit == "time" and isinstance(value, int | float):
+        return exact_text(float(value), "time")
     if _kind(field) == "lines" and all(line and line.strip() == line and line.isprintable() for line in value):
         return "\n".join(value) if not value[0].startswith("[") else json.dumps(value)
     return json.dumps(value) if _kind(field) in ("data", "number", "lines") else str(value)

@@ -259,8 +259,10 @@ def _flag_words(name: str, field: Field, value: Any) -> list[str]:
     if isinstance(value, list) and get_args(field.type)[0] is not int:
         return [word for one in value for word in _flag_words(name, field, one)]
     text = ",".join(map(str, value)) if isinstance(value, list) else _text(value)
-    if field.about.bare_most is not None and value > field.about.bare_most:
-        text += "s"
+    if field.about.unit == "time" and isinstance(value, int | float):
+        text = units.exact_text(float(value), "time")
+        if field.about.bare_most is not None and value > field.about.bare_most and text[-1:].isdigit():
+            text += "s"
     # A value with a leading dash would be read as the next flag.
     return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 

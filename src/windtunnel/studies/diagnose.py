@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import to_yaml
 from windtunnel.physics.step.result import Result
 from windtunnel.physics.step.result_of import STRAGGLING
-from windtunnel.questions.asked.diagnose import Diagnose
+from windtunnel.questions.asked.diagnose import LOGS, Diagnose
 from windtunnel.questions.asked.plan import Plan, open_plan
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer, band_entry
@@ -26,9 +25,8 @@ from windtunnel.studies.measured_run.traced import read_traced
 from windtunnel.studies.planning.proposals import Proposal, proposals
 from windtunnel.studies.predict import answer_at_first, of_launch_file
 from windtunnel.studies.traces.by_class import StepTime
-from windtunnel.studies.training.launch import is_native
-from windtunnel.studies.training.launch.megatron_reading import read as read_arguments
-from windtunnel.studies.training.question import cluster_of, model_of
+from windtunnel.studies.training.launch import megatron_log
+from windtunnel.studies.training.question import cluster_of, model_of, states_model
 from windtunnel.units import format_bytes, format_percent, format_time
 
 Verdict = Literal["as expected", "faster", "slower"]
@@ -91,7 +89,10 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     asked = predict_of(question)
     result, advised = answer_at_first(asked, notes)
     model, cluster = model_of(asked.model, result.n_gpus), cluster_of(asked.cluster)
-    run = read_run(question.log) if question.log else None
+    logs = question.log or _own_log(question)
+    run = read_run(logs) if logs else None
+    if run is not None:
+        _check_same_work(run, result, question)
     sequences = result.spec["plan"]["global_batch"]
     if run is not None:
         run = run.with_seconds(float(result.tokens_per_step), sequences, result.n_gpus)
@@ -122,7 +123,7 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
         predicted_p5_s=result.step_time_p5_ns / 1e9,
         predicted_p95_s=result.step_time_p95_ns / 1e9,
         verdict=verdict,
-        sentence=_sentence(step_s, result, verdict, causes),
+        sentence=_sentence(step_s, result, verdict, causes, differs),
         measured_mfu=result.mfu * result.step_time_s / step_s,
         predicted_mfu=result.mfu,
         causes=causes,
@@ -135,6 +136,29 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
         not_understood=() if run is None else run.not_understood,
         result=result,
     )
+
+
+def _own_log(question: Diagnose) -> tuple[str, ...]:
+    """The log that the plan was read from: it is what was measured too, where nothing else is given."""
+    word = question.model.base
+    is_log = question.measured is None and not question.trace and word.lower().endswith(LOGS)
+    return (word,) if is_log and os.path.isfile(word) else ()
+
+
+def _check_same_work(run: MeasuredRun, result: Result, question: Diagnose) -> None:
+    """Refuse a log of another amount of work than was asked: no step of one can be held against one of the other."""
+    if run.n_gpus is not None and run.n_gpus != result.n_gpus:
+        kind = (question.cluster.base or "h100-sxm").partition(":")[0]
+        remedy = f"{run.source} is of a job on {run.n_gpus:,} GPUs: give --cluster {kind}:{run.n_gpus}"
+        raise SpecError("--cluster", question.cluster.base, remedy)
+    plan = result.spec["plan"]
+    length = run.arguments.get("seq_length", "")
+    for flag, asked, logged in (
+        ("--global-batch", plan["global_batch"], run.global_batch),
+        ("--seq-len", plan["seq_len"], int(length) if length.isdecimal() else None),
+    ):
+        if logged is not None and logged != asked:
+            raise SpecError(flag, asked, f"{run.source} says {logged:,}: give {flag} {logged}")
 
 
 def _memory(run: MeasuredRun | None, result: Result) -> tuple[float, list[str]]:
@@ -180,7 +204,7 @@ def with_measured(question: Predict, step: float) -> Diagnose:
 
 def _launch_of(question: Diagnose) -> str | None:
     word = question.model.base
-    return word if os.path.isfile(word) and is_native(word) else None
+    return word if states_model(word) and not word.lower().endswith((*LOGS, ".py")) else None
 
 
 def _measured(
@@ -206,21 +230,10 @@ def _measured(
 
 def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tuple[str, float]], list[str]]:
     """What the run says of its plan and the question does not, with the seconds that it takes more."""
-    notes = []
-    if run.n_gpus is not None and run.n_gpus != result.n_gpus:
-        notes.append(f"the log is of {run.n_gpus:,} GPUs, the question of {result.n_gpus:,}")
-    batch = result.spec["plan"]["global_batch"]
-    if run.global_batch is not None and run.global_batch != batch:
-        notes.append(f"the log has a global batch of {run.global_batch:,}, the plan one of {batch:,}")
-    if not run.arguments:
-        return [], notes
-    words = []
-    for name, value in run.arguments.items():
-        if value not in ("False", "None"):
-            words.append(f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {shlex.quote(value)}"))
+    notes: list[str] = []
     try:
-        native = read_arguments(" ".join(words), result.n_gpus, run.source)
-        stated = {name: value for name, value in native.fields.items() if name in DIFFERENCES}
+        printed = megatron_log.read(run.arguments, result.n_gpus, run.source).fields if run.arguments else {}
+        stated = {name: value for name, value in printed.items() if name in DIFFERENCES}
         own = result.spec["plan"]
         others = {name: value for name, value in stated.items() if own.get(name) != value}
         if not others:
@@ -228,13 +241,13 @@ def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tup
         plan = {**plain_part(asked.plan), **others}
         as_run = answer_at_first(replace(asked, plan=_plan(plan)))[0]
     except UserError as error:
-        return [], [*notes, f"the arguments in the log cannot be predicted: {error}"]
+        return [], [*notes, f"what the log says of its plan cannot be predicted: {error}"]
     said = ", ".join(f"{name} {value}, not {own.get(name)}" for name, value in others.items())
     return [(f"the log says {said}", as_run.step_time_s - result.step_time_s)], notes
 
 
 # What Megatron-Core's own names say without doubt.
-DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "seq_len", "recompute", "precision", "overlap_tp")
+DIFFERENCES = ("tp", "pp", "cp", "ep", "micro_batch", "recompute", "precision", "overlap_tp")
 
 
 def _plan(fields: Mapping[str, object]) -> Plan:
@@ -249,20 +262,32 @@ def _verdict(step_s: float, result: Result) -> Verdict:
     return "faster" if step_s < result.step_time_p5_ns / 1e9 else "as expected"
 
 
-def _sentence(step_s: float, result: Result, verdict: Verdict, causes: tuple[Cause, ...]) -> str:
+def _sentence(
+    step_s: float,
+    result: Result,
+    verdict: Verdict,
+    causes: tuple[Cause, ...],
+    differs: Sequence[tuple[str, float]],
+) -> str:
     measured, predicted = format_time(step_s), format_time(result.step_time_s)
     ratio = step_s / result.step_time_s - 1.0
     amount = f"{format_percent(abs(ratio), 0)} {'slower' if ratio > 0 else 'faster'} than the {predicted} predicted"
+    if ratio >= 1.0:
+        amount = f"{1.0 + ratio:.1f} times the {predicted} predicted"
     pauses = next((one for one in causes if one.cause == PAUSES), None)
     beside = f"; pauses take {format_time(pauses.seconds)} a step besides" if pauses else ""
     first = next((one for one in causes if one is not pauses), None)
+    # Another plan, and a quicker one: no cause, as it loses nothing, but what was predicted is not what runs.
+    other = next((f"{said}: is this the launch file of that run" for said, seconds in differs if seconds < 0.0), "")
     if verdict == "as expected":
+        if other:
+            return f"{measured} is {amount} and within the band, but {other}{beside}?"
         lost = (
             f"; {format_time(first.seconds)} of it: {first.cause}" if first else "" if beside else ": nothing is wrong"
         )
         return f"{measured} is {amount} and within the band{lost}{beside}."
     if verdict == "faster":
-        return f"{measured} is {amount}, below the band: does the run do all that the plan says{beside}?"
+        return f"{measured} is {amount}, below the band: {other or 'does the run do all that the plan says'}{beside}?"
     lost = f"; most is lost to {first.cause}, {format_time(first.seconds)}" if first else ""
     more = "" if first else "; a trace would say where"
     return f"{measured} is {amount}, beyond the band{lost}{more}{beside}."

@@ -44,7 +44,9 @@ def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Res
         if question.plan.allocator is not None:
             remedy = "leave it out: a plan follows its framework; a captured folder takes it"
             raise SpecError("--allocator", question.plan.allocator, remedy)
-        raise UserError("global_batch is not given: add --global-batch N, or put it in the plan file")
+        question, unknown = _with_own_plan(question)
+        notes = (*notes, *unknown)
+    assert isinstance(question.plan, Plan)
     plan = read_plan(question.plan)
     mixed = parse_mixed(question.cluster.base) if question.cluster.base is not None else None
     if mixed is not None:
@@ -77,6 +79,22 @@ def answer_at_first(question: Predict, notes: tuple[str, ...] = ()) -> tuple[Res
     return move(result), with_advice
 
 
+def _with_own_plan(question: Predict) -> tuple[Predict, tuple[str, ...]]:
+    """A question without a plan, with that of the launch file that names its model; and what was not understood there.
+
+    Raises UserError where its model is no such file.
+    """
+    from windtunnel.studies.training.launch import read_native
+    from windtunnel.studies.training.question import states_model
+
+    if not states_model(question.model.base):
+        raise UserError("global_batch is not given: add --global-batch N, or put it in the plan file")
+    stated = of_launch_file(question.model, question.cluster, plain_part(question.plan)).plan
+    native = read_native(question.model.base, cluster_of(question.cluster).n_gpus)
+    unknown = (f"{native.where}: not understood: {', '.join(native.unknown)}",) if native.unknown else ()
+    return replace(question, plan=stated), unknown
+
+
 def _anchored(question: Predict, result: Result) -> Callable[[Result], Result]:
     """What moves the answer by the runs that were measured."""
     if not question.anchor:
@@ -94,10 +112,11 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
 
     Raises UserError.
     """
-    from windtunnel.studies.training.launch import is_native, read_native
+    from windtunnel.studies.training.launch import read_native
+    from windtunnel.studies.training.question import states_model
 
     stated: Mapping[str, object] = {}
-    if os.path.isfile(model.base) and is_native(model.base):
+    if states_model(model.base):
         stated = read_native(model.base, cluster_of(cluster).n_gpus).fields
     both = {**stated, **fields}
     for name in ("global_batch", "seq_len"):

@@ -100,9 +100,15 @@ class Column:
     unit: str = "text"
 
 
+SIDE_ROWS, SIDE_COLUMNS = 4, 10  # as many rows at most, and more columns: then a table lies on its side
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows. A console shows the first `most`; a page scrolls and sorts. `by_row`: rows share a unit, not columns."""
+    """Rows. A console shows the first `most`; a page scrolls and sorts. `by_row`: rows share a unit, not columns.
+
+    A few rows of many columns are shown on their side, so that nothing is beyond the edge.
+    """
 
     title: str
     columns: Sequence[Column]
@@ -117,6 +123,11 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise SpecError(self.title, len(row), f"a row has {len(self.columns)} cells, one for each column")
+
+    @property
+    def is_on_side(self) -> bool:
+        """Whether its columns are shown as rows."""
+        return len(self.rows) <= SIDE_ROWS and len(self.columns) > SIDE_COLUMNS and not self.links
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,16 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {  # of a column: the first t
     "B": ((2.0**50, "PiB"), (2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (0.0, "B")),
 }
 _SIZES = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "ns": 1e-9, "B": 1.0}  # of a unit, where that is not where it begins
-_TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
+# From which length on, in which unit: as `format_time` has it.
+_TIME_UNITS = (
+    (172_800_000_000_000, 86_400_000_000_000, "d"),
+    (7_200_000_000_000, 3_600_000_000_000, "h"),
+    (120_000_000_000, 60_000_000_000, "min"),
+    (1_000_000_000, 1_000_000_000, "s"),
+    (1_000_000, 1_000_000, "ms"),
+    (1_000, 1_000, "us"),
+    (1, 1, "ns"),
+)
 
 
 def plain(text: object) -> str:
@@ -122,7 +131,7 @@ def shares(parts: Sequence[float], digits: int = 1) -> list[str]:
 def time_column(total_ns: int) -> tuple[int, str, int]:
     """(quantum in ns, unit, decimals) in which parts of `total_ns` are best read: four to five digits of the total."""
     size = abs(total_ns)
-    unit_ns, unit = next((u for u in _TIME_UNITS if size >= u[0]), _TIME_UNITS[-1])
+    _, unit_ns, unit = next((one for one in _TIME_UNITS if size >= one[0]), _TIME_UNITS[-1])
     decimals = min(3 if size < 100 * unit_ns else 2, round(math.log10(unit_ns)))
     return unit_ns // 10**decimals, unit, decimals
 

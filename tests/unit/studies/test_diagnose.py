@@ -11,11 +11,13 @@ import pytest
 
 from windtunnel.errors import UserError
 from windtunnel.questions import ask, changed, plain, read
+from windtunnel.questions.asked.parts import ModelPart
 from windtunnel.studies.diagnose import Diagnosis, answer, with_measured
 from windtunnel.studies.measured_run.against import predicted_classes
 from windtunnel.studies.measured_run.causes import Evidence, causes_of
 from windtunnel.studies.predict import answer as predicted
 from windtunnel.studies.traces.by_class import StepTime
+from windtunnel.studies.training.question import model_of
 
 PLAN = {"tp": 2, "global_batch": 64, "seq_len": 4096}
 STEP = {"question": "predict", "model": "llama-3-8b", "cluster": "h100-sxm:16", "plan": PLAN}
@@ -66,9 +68,8 @@ def test_a_number_alone_has_a_verdict(factor: float, verdict: str, step_s: float
 def test_a_log_that_takes_more_memory_holds_back_what_would_not_fit(tmp_path: Path, step_s: float) -> None:
     lines = [f" iteration {n}/ 20 | elapsed time per iteration (ms): {1e3 * step_s:.1f} |" for n in range(1, 21)]
     log = tmp_path / "log.txt"
-    log.write_text("\n".join(["using world size: 8, data-parallel size: 4", *lines]))
+    log.write_text("\n".join(["using world size: 16, data-parallel size: 4", *lines]))
     free = diagnosed(log=[str(log)])
-    assert any("log is of 8 GPUs, the question of 16" in note for note in free.notes)
     most = max(one.peak_memory_bytes for one in free.advice)
     own = free.result.peak_memory
     over = 0.9 * free.result.memory_capacity_bytes / most  # with as much more, nothing has to go yet
@@ -80,6 +81,11 @@ def test_a_log_that_takes_more_memory_holds_back_what_would_not_fit(tmp_path: Pa
         assert any("allocated at the peak" in note for note in found.notes)
         assert (found.advice != free.advice) is held
         assert all(factor * one.peak_memory_bytes <= free.result.memory_capacity_bytes for one in found.advice)
+
+
+def test_a_multiple_is_said_as_one(step_s: float) -> None:
+    assert " is 9.0 times the " in diagnosed(measured=9.0 * step_s).sentence
+    assert " is 60 % slower than the " in diagnosed(measured=1.6 * step_s).sentence
 
 
 def test_a_step_above_the_peak_is_no_silent_figure(step_s: float) -> None:
@@ -117,6 +123,46 @@ def test_what_the_run_says_of_itself_and_the_plan_does_not(tmp_path: Path, step_
     assert "recompute full" in found.causes[0].evidence
     assert found.causes[0].seconds == pytest.approx(recomputed - predicted(read(asked)).step_time_s)
     assert abs(found.not_explained_s) < 0.01 * recomputed
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("using world size: 8, data-parallel size: 4", "on 8 GPUs: give --cluster h100-sxm:8"),
+        (" iteration 1/ 9 | elapsed time per iteration (ms): 9.0 | global batch size: 32 |", "give --global-batch 32"),
+        ("------ arguments ------\n  seq_length ...... 2048\n------ end of arguments ------", "give --seq-len 2048"),
+    ],
+)
+def test_a_log_of_other_work_is_not_held_against_the_question(line: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        diagnosed(log=[log(tmp_path, [1.0] * 20, line)])
+
+
+def test_a_quicker_plan_in_the_log_is_said_in_the_verdict(tmp_path: Path, step_s: float) -> None:
+    said = "  recompute_granularity ...... None\n  bf16 ...... True"
+    block = f"------ arguments ------\n{said}\n------ end of arguments ------"
+    asked = {**STEP, "question": "diagnose", "plan": {**PLAN, "recompute": "full"}}
+    found = ask({**asked, "log": [log(tmp_path, [step_s] * 20, block)]})
+    assert "recompute none, not full" in found.sentence
+
+
+def test_a_log_has_its_plan_in_it(tmp_path: Path) -> None:
+    said = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "global_batch_size": 64, "bf16": True}
+    said |= {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32}
+    said |= {"group_query_attention": True, "num_query_groups": 8, "swiglu": True, "padded_vocab_size": 128256}
+    said |= {"untie_embeddings_and_output_weights": True, "add_bias_linear": False, "seq_length": 4096}
+    said |= {"micro_batch_size": 1, "world_size": 16, "num_experts": None, "expert_tensor_parallel_size": 2}
+    said |= {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+    block = "\n".join(f"  {name} ...... {value}" for name, value in said.items())
+    text = Path(log(tmp_path, [3.0] * 20, f"---- arguments ----\n{block}\n---- end of arguments ----")).read_text()
+    path = tmp_path / "slurm.out"
+    path.write_text(text)
+    found = ask({"question": "diagnose", "model": str(path), "cluster": "h100-sxm:16"})
+    assert found.measured_step_s == pytest.approx(3.0)
+    stated = {"tp": 2, "global_batch": 64, "seq_len": 4096, "zero_stage": 1, "precision": "bf16"}
+    assert {name: found.result.spec["plan"][name] for name in stated} == stated
+    model = model_of(ModelPart(base=str(path)), 16)
+    assert (model.n_layers, model.hidden_size, model.vocab_size, model.tied_embeddings) == (32, 4096, 128256, False)
 
 
 def traced(classes: dict[str, float], ranks: int = 4, **of_rank: dict[str, float]) -> dict[int, list[StepTime]]:
@@ -251,3 +297,8 @@ def test_nothing_measured_is_an_error() -> None:
         ask({**STEP, "question": "diagnose"})
     question = read({**STEP, "question": "diagnose", "measured": 2.0})
     assert read(plain(question)) == question
+
+
+def test_without_a_measurement_the_ways_to_give_one_are_said() -> None:
+    with pytest.raises(UserError, match="give --log FILE, --trace FILE or --measured"):
+        diagnosed()

@@ -151,3 +151,18 @@ def test_pictures_hold_what_they_are_given() -> None:
     assert (lanes["start"], lanes["length"], lanes["first"]) == ([0, 10**9], [10**9, 10**9], 10**9)
     heat = heat_data(Heat("h", Grid("c", 3), Grid("r", 1), [0.5, 0.5, None], "n"))
     assert heat["runs"] == [0, 2, -1, 1]
+
+
+def test_a_few_rows_of_many_columns_lie_on_their_side() -> None:
+    names = [f"column {number}" for number in range(12)]
+    rows = [[f"{letter}{number}" for number in range(12)] for letter in "ab"]
+    document = Document("k", "t", [Table("Side by side", [Column(name) for name in names], rows)], [])
+    file = io.StringIO()
+    print_document(document, Console(file=file, width=60))
+    lines = [line.split() for line in file.getvalue().splitlines()]
+    assert ["column", "0", "a0", "b0"] in lines
+    assert ["column", "11", "a11", "b11"] in lines
+    assert "| column 3 | a3 | b3 |" in markdown_of(document)
+    assert re.search(r"<td[^>]*>column 3</td>\s*<td[^>]*>a3</td>", page_of(document))
+    long = Table("Long", [Column(name) for name in names], [*rows] * 3)
+    assert not long.is_on_side

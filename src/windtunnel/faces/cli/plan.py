@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.flags import Below, Given, Outputs, command
 from windtunnel.faces.cli.output import give, note, texts, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.search import Search
@@ -28,8 +27,21 @@ OUTPUTS = ("report", "rows", "full", "json")
 
 def plan_app(*, everything: bool = False) -> Callable[..., object]:
     """The verb."""
-    reader = partial(plan_below, cut_by=frozenset({"pp", "dp"}))
-    return command("plan", plan, OUTPUTS, reader=reader, everything=everything)
+    return command("plan", plan, OUTPUTS, reader=_work_of_file, everything=everything)
+
+
+def _work_of_file(given: Given) -> Below:
+    """What files say below the flags: all of --plan; of a launch file in place of a model the work, not its layout."""
+    below = plan_below(given, cut_by=frozenset({"pp", "dp"}))
+    stated = below.parts.get("plan", {})
+    if given.files.get("plan") is not None or not stated:
+        return below
+    from windtunnel.studies.planning.space import SAVINGS, STRUCTURE, SWITCHES
+
+    sought = {*STRUCTURE, *SAVINGS, *SWITCHES, "dp", "account_for_embedding", "micro_batch_group"}
+    kept = {name: value for name, value in stated.items() if name not in sought}
+    said = f"the layout is sought anew; MODEL --plan {below.path} keeps what {below.path} says of it"
+    return replace(below, parts={"plan": kept}, notes=(*below.notes, said))
 
 
 def plan(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from windtunnel.faces.report.draw.console import command_lines
 from windtunnel.faces.report.plans import words
 from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.studies.check import Checked
 from windtunnel.studies.decide import Decision, Option
-from windtunnel.units import format_many
+from windtunnel.units import format_count, format_many
 from windtunnel.views import (
     Bar,
     Bars,
@@ -45,7 +46,13 @@ def decide_document(answer: Decision) -> Document:
         f" best by {answer.by} first"
     )
     able = [one for one in answer.options if one.fits]
-    plans = [(f"{one.model} on {one.cluster}", f"{one.predict}\n{one.survive}\n") for one in able]
+    plans = [
+        (
+            f"{one.model} on {one.cluster}",
+            "\n".join(command_lines(line, 96) for line in (one.predict, one.survive)) + "\n",
+        )
+        for one in able
+    ]
     return Document(
         "decision",
         "Which cluster to train on" if several else f"Where to train {answer.options[0].model}",
@@ -60,7 +67,7 @@ def decide_document(answer: Decision) -> Document:
             ),
         ],
         [*_pictures(able, answer.currency), *([Files("Each figure by itself", plans)] if plans else [])],
-        f"{answer.tokens / 1e9:,.0f} billion tokens",
+        f"{format_count(answer.tokens)} tokens",
     )
 
 

@@ -15,6 +15,7 @@ from windtunnel.studies.fleet.outcome import Floats, Outcome
 from windtunnel.studies.fleet.sharing.study import Shared, slower_of
 from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer, PackAnswer, WhenAnswer, left_out
 from windtunnel.studies.fleet.when import When
+from windtunnel.units import format_percent
 from windtunnel.views import (
     Axis,
     Cell,
@@ -83,6 +84,8 @@ TIMES = 300  # at which use is drawn
 JOBS_SHOWN = 240  # of a policy: those that waited longest or held most
 LANES = 24
 NAMED = 6  # jobs in a list
+ALIKE = 1.005  # a ratio below which policies are not ranked
+EQUAL = 5e-4  # below which a difference is not shown
 JUDGED = (  # what policies are compared by: the first that all have; whether less is better, and how that is said
     ("jct_mean_s", "mean JCT", "s", True),
     ("allocated_pct", "of GPUs allocated at full arrival", "%", False),
@@ -176,8 +179,13 @@ def _verdict(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amount]
         worst = max(others) if less else min(others)
         loser = next(one["policy"] for one in figures if one is not best and float(one.get(key) or 0.0) == worst)
         ratio = worst / float(value) if less else float(value) / worst if worst else 1.0
-        said = f"{best['policy']} is best of {len(figures)}: {text_of(number)} {name}, {loser} {text_of(worst, unit)}"
-        said += f" ({ratio:.2f} x)" if ratio > 1.005 else ""
+        if ratio > ALIKE:
+            said = f"{best['policy']} is best of {len(figures)}: {said.partition(': ')[2]}"
+            said += f", {loser} {text_of(worst, unit)} ({ratio:.2f} x)"
+        else:
+            off = abs(ratio - 1.0)
+            rest = f"{best['policy']}, the others up to {format_percent(off)} off" if off > EQUAL else "each"
+            said = f"{len(figures)} policies are alike: {text_of(number)} {name} with {rest}"
     used = best.get("utilisation")
     tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
     return Headline(f"{said}{tail}.", name, number, "good")

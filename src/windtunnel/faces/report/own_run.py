@@ -132,11 +132,11 @@ def advice_views(advice: Sequence[Proposal]) -> Iterator[View]:
     """What to change, in words of the command line and as diffs of the user's file."""
     if not advice:
         return
-    names = ("saves", "step", "peak memory")
+    names = ("against now", "step", "peak memory")
     changes = [
         Change(
             one.flags,
-            Number(one.gain, "share"),
+            Number(-one.gain, "change"),
             [Number(one.step_time_s, "s"), Number(float(one.peak_memory_bytes), "B")],
             one.note,
         )

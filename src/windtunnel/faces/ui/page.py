@@ -277,6 +277,7 @@ class Page:
             values=values,
             rare=groups.pop("rare", []),
             groups=groups,
+            labels={f"plan.{name}": label for name, label in VARIED.items()},
             jobs=self.jobs.all(),
             files=self.jobs.files(),
         )

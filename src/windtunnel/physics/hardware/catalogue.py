@@ -1,7 +1,9 @@
 """The catalogue of GPUs and node types, and `parse_cluster`, the one way from what a user says to a `Cluster`.
 
     h100-sxm:8192            a GPU in its usual node type, and how many
+    8xh100                   the same, as people write it; "NVIDIA H100 80GB HBM3:8" as nvidia-smi names it
     aws-p5:64                a node type, and how many GPUs
+    nvidia-smi.txt           what `nvidia-smi`, `nvidia-smi -L` or its CSV printed: those GPUs, in their usual node type
     my-cluster.yaml          a file (see docs); its `gpu` and `base` are names from the catalogue or numbers of your own
     my-cluster.yaml:64       the same, with another number of GPUs
 
@@ -12,6 +14,7 @@ Names do not depend on case, and `_` or a blank reads as `-`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -21,6 +24,7 @@ from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.document import form_of, read_form
 from windtunnel.physics.hardware.cluster import Cluster, cluster_with
 from windtunnel.physics.hardware.gpu import Gpu
+from windtunnel.physics.hardware.listed import listed_gpus
 from windtunnel.questions.asked.parts import ClusterPart
 from windtunnel.questions.reading import plain_part
 from windtunnel.units import parse_count
@@ -29,6 +33,7 @@ _HERE = Path(__file__).parent / "catalogue"
 _MIXED = "mixed GPU types are for predict and plan only, as NAME:COUNT+NAME:COUNT or `groups` in YAML: give one GPU"
 SPEC_FILE = "give the path of a readable YAML file, `key: value` a line"
 SPEC_BYTES_MOST = 4 << 20  # a calibrated device lists thousands of points
+ADDED = ("nvidia", "amd", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e", "geforce", "tesla")
 _LARGEST_CLUSTER = 2**24  # GPUs; far above what exists, and a typing error beyond
 
 
@@ -68,6 +73,11 @@ def parse_cluster(spec: str | Path | Mapping[str, object]) -> Cluster:
     if not isinstance(spec, str) or not spec.strip():
         raise SpecError("cluster", spec, "give name:count, such as h100-sxm:64, or the path of a YAML file")
     text = spec.strip()
+    before = re.fullmatch(r"(\d{1,8}) ?[x×*] ?([A-Za-z][\w .-]*)", text)
+    if before:
+        text = f"{before[2]}:{before[1]}"
+    elif os.path.isfile(text) and not text.lower().endswith((".yaml", ".yml", ".json")):
+        text = listed_gpus(text) or text
     head, colon, tail = text.rpartition(":")
     if colon and _is_yaml(head):
         return _from_file(head, _count(tail, spec))
@@ -216,7 +226,10 @@ def _aliases(kind: str) -> dict[str, str]:
 
 def _canonical(kind: str, name: str) -> str | None:
     normal = _normal(name)
-    return normal if normal in _stems(kind) else _aliases(kind).get(normal)
+    if normal in _stems(kind):
+        return normal
+    bare = "-".join(word for word in normal.split("-") if word not in ADDED)  # without its maker and kind of memory
+    return _aliases(kind).get(normal) or (bare if bare in _stems(kind) else _aliases(kind).get(bare))
 
 
 @cache

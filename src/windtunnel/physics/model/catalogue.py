@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.checkpoint import Stored, stored_formats
 from windtunnel.physics.model.config_file import config_of
@@ -18,6 +18,7 @@ from windtunnel.questions.asked.parts import ModelPart
 from windtunnel.questions.reading import plain_part
 
 FOLDER = Path(__file__).parent / "catalogue"
+WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
 
 # Names that people use for a model of the catalogue beyond its own, in lower case, without the organisation in front.
 ALIASES = {
@@ -103,6 +104,20 @@ def load_model(spec: str | Path | Mapping[str, object]) -> Model:
     raise UnknownNameError(
         "model", spec, catalogue_names(), "Or give the path of a config.json or of a captured folder."
     )
+
+
+def catalogued(name: str) -> str:
+    """The catalogue's name of a model or path, without what training added to it; "" where it has none."""
+    word = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    while word:
+        try:
+            return load_model(word).name
+        except UserError:
+            shorter = re.sub(WORD_ENDS, "", word)
+            if shorter == word:
+                return ""
+            word = shorter
+    return ""
 
 
 def stored_as(spec: str | Path | Mapping[str, object]) -> Stored:

@@ -11,6 +11,8 @@ from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
 from windtunnel.questions.asked.predict import PLAN_FILE
 
+LOGS = (".log", ".out")  # of a job that printed its plan into it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnose:
@@ -21,7 +23,10 @@ class Diagnose:
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[
         ModelPart,
-        About("The launch file that the job was started with, the name of a shipped model, or a config.json."),
+        About(
+            "The launch file that the job was started with, a log of Megatron-LM (its plan is in it), the name of a"
+            " shipped model, or a config.json."
+        ),
     ]
     cluster: Annotated[ClusterPart, About("GPU and count, e.g. h100-sxm:512, or a cluster file in YAML.")]
     plan: Annotated[OpenPlan, About(PLAN_FILE, inside=True)] = field(default_factory=open_plan)
@@ -47,5 +52,5 @@ class Diagnose:
     ] = None
 
     def __post_init__(self) -> None:
-        if self.measured is None and not self.log and not self.trace:
-            raise SpecError("measured", None, "give --measured 11.0s, --log FILE or --trace FILE")
+        if self.measured is None and not self.log and not self.trace and not self.model.base.lower().endswith(LOGS):
+            raise SpecError("what was measured", None, "give --log FILE, --trace FILE or --measured 11.0s")

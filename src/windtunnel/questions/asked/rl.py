@@ -13,6 +13,7 @@ from windtunnel.questions.asked.serve.parts import Weights
 
 BATCH, POOLS, ROLLOUT, LEARNER, EXTRAS = "Batch", "Pools", "Generation", "Training", "Beside the step"
 Pass = Literal["yes", "no"]
+OWN_FILES = (".yaml", ".yml", ".toml", ".sh", ".bash", ".slurm", ".sbatch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,12 @@ class Rl:
     __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "rl"
     positional: ClassVar[tuple[str, ...]] = ("model",)
-    model: Annotated[ModelPart | None, About("A model of the catalogue, or a config.json (the config's).")] = None
+    model: Annotated[
+        ModelPart | None,
+        About(
+            "A model of the catalogue, a config.json, or the framework's own file as --config takes it (the config's)."
+        ),
+    ] = None
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:128, or a cluster file.")]
     config: Annotated[
         str | None,
@@ -162,8 +168,14 @@ class Rl:
     )
     seed: Annotated[int, About("Seed of lengths (0).", least=0, rare=True)] = 0
 
+    @property
+    def own_file(self) -> str | None:
+        """The framework's own file: of `config`, or named in the place of the model."""
+        named = self.model.base if self.model is not None else ""
+        return self.config or (named if named.lower().endswith(OWN_FILES) else None)
+
     def __post_init__(self) -> None:
-        if self.config is None:
+        if self.own_file is None:
             for name in ("model", "prompts", "lengths"):
                 if getattr(self, name) is None:
                     raise SpecError(name, None, f"give {name}, or --config with the framework's own file")
@@ -187,5 +199,5 @@ class RlPlan(Rl):
     def _check_pools(self) -> None:
         if (self.generate is None) != (self.train is None):
             raise SpecError("generate", self.generate, "give --generate and --train, or neither: then they are sought")
-        if self.config is not None:
-            raise SpecError("config", self.config, "is for rl: name the fields here")
+        if self.own_file is not None:
+            raise SpecError("config", self.own_file, "is for rl: name the fields here")

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from windtunnel.studies.measured_run.run import Step
+from windtunnel.studies.training.launch.megatron_log import ESCAPES
 
 MS, MIB, GIB, GB = 1e-3, 2**20, 2**30, 10**9
 NUMBER = r"(?:np\.float\d+\()?['\"]?([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # as nanotron abridges
 TIMES = {"ms": MS, "s": 1.0}
 CLOCK = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
-from windtunnel.studies.measured_run.lines import ESCAPES, LOOKS_TIMED, Record, read_line
+from windtunnel.studies.measured_run.lines import LOOKS_TIMED, Record, read_line
 from windtunnel.studies.measured_run.run import MeasuredRun, Step
+from windtunnel.studies.training.launch.megatron_log import BLOCK_BEGINS, BLOCK_ENDS, arguments_of
 
-ARGUMENT = re.compile(r"^(?:\d+: *)?(?:\[[^\]]*\]:? *)? *([a-z][a-z0-9_]*) \.{3,} (.+?)\s*$")
-BLOCK_BEGINS, BLOCK_ENDS = re.compile(r"-{4,} arguments -{4,}"), re.compile(r"-{4,} end of arguments -{4,}")
 WORLD = re.compile(r"\bworld[ _]size(?: is)?[:=]? *(\d{1,7})\b")
 LEAST_TRUSTED = ("progress bar", "training loop", "Hugging Face Trainer")  # step times only where nothing else has any
 SHOWN = 160  # characters of a line that was not understood
@@ -22,17 +21,15 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
     """What a log says."""
     records: list[Record] = []
     odd: list[str] = []
-    arguments: dict[str, str] = {}
+    lines = text.replace("\r", "\n").splitlines()
+    arguments = arguments_of(lines)
     inside = False
     world: re.Match[str] | None = None
-    for line in text.replace("\r", "\n").splitlines():
+    for line in lines:
         if not line.strip():
             continue
         if inside or BLOCK_BEGINS.search(line):
             inside = not BLOCK_ENDS.search(line)
-            said = ARGUMENT.match(ESCAPES.sub("", line))
-            if said:
-                arguments[said[1]] = said[2]
             continue
         world = world or WORLD.search(line)
         record = read_line(line)

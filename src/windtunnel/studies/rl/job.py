@@ -82,10 +82,14 @@ class Job:
 
 def with_config(question: Rl) -> tuple[Rl, Imported | None]:
     """The question with what the framework's own file says where nothing else does. Raises UserError."""
-    if question.config is None:
+    path = question.own_file
+    if path is None:
         return question, None
-    found = read_config(question.config)
+    found = read_config(path)
     data, own = dict(found.data), plain(question)
+    own.pop("config", None)
+    if question.config is None:
+        del own["model"]
     device, trained = data.pop("per_device", None), data.pop("trained_per_device", None)
     if device is not None:
         gpus = question.train or cluster_of(question.cluster).n_gpus
@@ -94,11 +98,9 @@ def with_config(question: Rl) -> tuple[Rl, Imported | None]:
     for name, value in own.items():
         inner = data.get(name)
         data[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
-    del data["config"]
     if "model" not in data:
-        raise SpecError(
-            "model", found.model or None, f"name a model: that of {question.config} is not in the catalogue"
-        )
+        remedy = f"name a model beside --config {path}: the file's is not in the catalogue"
+        raise SpecError("model", found.model or None, remedy)
     return read(data), found
 
 

@@ -40,7 +40,7 @@ def model_of(part: ModelPart, n_gpus: int) -> Model:
     Raises UserError.
     """
     word = part.base
-    if _states_model(word):
+    if states_model(word):
         model = _built(read_native(word, n_gpus))
     elif _is_named_as_arguments(word):
         remedy = "give the path of a framework's own file, or the name of a model"
@@ -101,7 +101,7 @@ def plan_file(model: str, cluster: str, path: Path | None, changes: Mapping[str,
     # Read whether it is needed or not: a name that is wrong is told before what is missing beside it.
     part = _changed_cluster(cluster, changes) if cluster else None
     n_gpus = cluster_of(part).n_gpus if part is not None and parse_mixed(cluster) is None else 0
-    stated = _states_model(model)
+    stated = states_model(model)
     own = path if path is not None and is_native(path) else None
     if path is not None and own is None:
         return PlanFile(read_mapping(path, PLAN_FILE), str(path))
@@ -130,9 +130,11 @@ def _changed_cluster(cluster: str, changes: Mapping[str, object]) -> ClusterPart
         raise SpecError(named, changes.get(named, error.value), error.remedy, "--set") from None
 
 
-def _states_model(word: str) -> bool:
+def states_model(word: str) -> bool:
     """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
-    return _is_named_as_arguments(word) and os.path.isfile(word)
+    if not os.path.isfile(word):
+        return False
+    return _is_named_as_arguments(word) or (word.lower().endswith((".yaml", ".yml")) and is_native(word))
 
 
 def _is_named_as_arguments(word: str) -> bool:
@@ -146,9 +148,9 @@ def _built(native: Native) -> Model:
     if isinstance(native.model, str):
         return load_model(native.model)
     if native.model is None:
-        raise SpecError(
-            "model", None, "this file states none that is known: name one, and give it as --plan", native.where
-        )
+        named = next((one for one in native.unknown if one.startswith("the model ")), "")
+        said = f"{named} is not in the catalogue" if named else "this file states none that is known"
+        raise SpecError("model", None, f"{said}: name one, and give this file as --plan", native.where)
     sizes = dict(native.model)
     if sizes.get("vocab") is None:
         raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)

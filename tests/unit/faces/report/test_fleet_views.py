@@ -65,3 +65,15 @@ def test_a_row_of_times_has_one_unit_and_the_best_policy_is_named() -> None:
     assert row.split() == ["mean", "JCT", "3.056", "h", "0.017", "h"]
     verdict = next(view for view in document.views if isinstance(view, Headline))
     assert verdict.verdict == "srtf is best of 2: 60.00 s mean JCT, fifo 3.056 h (183.33 x)."
+
+
+def test_policies_that_are_alike_have_no_best() -> None:
+    for last, said in (
+        (60.0, "2 policies are alike: 60.00 s mean JCT with each."),
+        (60.2, "the others up to 0.3 % off."),
+    ):
+        figures = [{"policy": name, "jobs": 2, "jct_mean_s": value} for name, value in (("fifo", 60.0), ("srtf", last))]
+        views = fleet_document(Fleet("jobs.csv", "h100:8", 8, figures)).views
+        verdict = next(view.verdict for view in views if isinstance(view, Headline))
+        assert verdict.endswith(said)
+        assert "best" not in verdict

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.questions import read
 from windtunnel.questions.asked.rl import Rl
 from windtunnel.questions.reading import read_part
 from windtunnel.studies.rl.configs.question import catalogued, read_config
@@ -175,6 +176,16 @@ def test_flags_of_openrlhf(tmp_path: Path) -> None:
     data = _data(tmp_path, "run.sh", OPENRLHF)
     assert (data["model"], data["prompts"], data["generate"], data["train"]) == ("llama-3-8b", 128, 8, 8)
     assert data["learner"] == {"train_batch": 256, "reference": "yes"}
+
+
+def test_a_file_in_the_place_of_the_model_is_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(OPENRLHF)
+    found = [
+        with_config(read({"question": "rl", "cluster": "h100-sxm:16", **said}))[0]
+        for said in ({"config": str(path)}, {"model": str(path)})
+    ]
+    assert found[0] == found[1]
 
 
 def test_backends_of_areal(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from windtunnel.views import (
     Bars,
     Cell,
     Changes,
+    Column,
     Curve,
     Document,
     Figures,
@@ -251,24 +252,29 @@ def _cells(view: Table) -> list[list[str]]:
     return [[by_column[at][number] for at in range(count)] for number in range(len(rows))]
 
 
-def table_cells(view: Table) -> list[list[str]]:
-    """The text of every cell, for the other faces."""
-    return _cells(view)
+def table_cells(view: Table) -> tuple[Sequence[Column], list[list[str]]]:
+    """Columns and the text of every cell, as they are shown: on its side where a few rows have many columns."""
+    cells = _cells(view)
+    if not view.rows or not view.is_on_side:
+        return view.columns, cells
+    turned = [list(row) for row in zip([one.name for one in view.columns], *cells, strict=True)]
+    return [Column(name) for name in turned[0]], [row for row in turned[1:] if any(row[1:])]
 
 
 def _table(view: Table, width: int) -> list[RenderableType]:
     if not view.rows:
         return []
-    left = {column.name for column in view.columns if column.unit == "text"}
-    names, rows = [plain(column.name) for column in view.columns], _cells(view)[: view.most]
-    if _needed(view, names, rows) <= width:
+    shown, cells = table_cells(view)
+    left = {column.name for column in shown if column.unit == "text"}
+    names, rows = [plain(column.name) for column in shown], cells if view.is_on_side else cells[: view.most]
+    if view.is_on_side or _needed(view, names, rows) <= width:
         table = columns(names, left | {""}, dim=True, overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
         lines: list[RenderableType] = [table]
     else:
         lines = [line for row in rows for line in _listed(view, names, row)]
-    more = len(view.rows) - view.most
+    more = 0 if view.is_on_side else len(view.rows) - view.most
     rest = [Text(f"and {more:,} more", style="dim")] if more > 0 else []
     return [*_title(view.title, view.note), *lines, *rest]
 

@@ -49,9 +49,9 @@ def _drawn(view: View) -> list[str]:
         case Bars():
             return _bars(view)
         case Table():
-            cells = table_cells(view)
-            numbers = {at for at, one in enumerate(view.columns) if one.unit != "text"}
-            table = _table([one.name for one in view.columns], cells, numbers)
+            shown, cells = table_cells(view)
+            numbers = {at for at, one in enumerate(shown) if one.unit != "text"}
+            table = _table([one.name for one in shown], cells, numbers)
             return [*_titled(view.title, view.note), table] if cells else []
         case Curve():
             lines = [

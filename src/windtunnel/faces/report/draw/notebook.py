@@ -32,7 +32,11 @@ def fragment_of(document: Document) -> str:
                 if part.value
             ]
         elif isinstance(view, Table):
-            rows += [tuple(column.name for column in view.columns), *map(tuple, table_cells(view)[: view.most])]
+            shown, cells = table_cells(view)
+            rows += [
+                tuple(column.name for column in shown),
+                *map(tuple, cells if view.is_on_side else cells[: view.most]),
+            ]
         elif isinstance(view, Notes):
             rows += [("warning" if view.tone in ("warn", "bad") else "", line) for line in view.lines]
     widest = max(map(len, rows), default=1)

@@ -23,6 +23,7 @@ from windtunnel.units import format_bytes, format_count, format_many, format_per
 from windtunnel.views import (
     Bars,
     Changes,
+    Column,
     Curve,
     Document,
     Figures,
@@ -68,6 +69,7 @@ class Section:
     keys: tuple[tuple[str, str], ...] = ()
     texts: tuple[str, ...] = ()
     cells: tuple[tuple[str, ...], ...] = ()
+    columns: tuple[Column, ...] = ()  # of the cells, as they are shown
     data: Data | None = None
 
 
@@ -199,7 +201,8 @@ def _section(view: View, kind: str, name: str, half: bool) -> Section:
     if isinstance(view, Heat):
         return Section(name, kind, view, data=heat_data(view))
     if isinstance(view, Table):
-        return Section(name, kind, view, cells=tuple(map(tuple, table_cells(view))))
+        shown, cells = table_cells(view)
+        return Section(name, kind, view, cells=tuple(map(tuple, cells)), columns=tuple(shown))
     if isinstance(view, Bars):
         return _bars_section(view, kind, name)
     return Section(name, kind, view)

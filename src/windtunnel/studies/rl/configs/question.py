@@ -21,14 +21,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError, UserError
+from windtunnel.errors import InputFileError
 from windtunnel.files.document import own_document
-from windtunnel.physics.model.catalogue import load_model
+from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.questions.changing import nested
 from windtunnel.studies.rl.configs.settings import Settings, read_settings
 
 FOLDER = Path(__file__).parent
-WORD_ENDS = r"[-_](instruct|base|chat|hf|thinking|it|fp8|bf16|int4|config|verl|sft|mixture|\d{4})$"
 TRAINERS = {"fsdp": "fsdp", "megatron": "megatron", "archon": "torchtitan"}
 PROMPT = 150
 NOTHING: tuple[object, ...] = (None, False, [], "", "auto", 0)  # a setting that says nothing
@@ -198,17 +197,3 @@ def _backend(side: str, text: str, values: dict[str, object]) -> None:
     else:
         values |= {f"learner.{name}p": sizes.get(letter, 1) for letter, name in (("t", "t"), ("p", "p"), ("c", "c"))}
         values["learner.trainer"] = TRAINERS.get(engine, "fsdp")
-
-
-def catalogued(name: str) -> str:
-    """The catalogue's name of a model or path, without what training added to it; "" where it has none."""
-    word = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    while word:
-        try:
-            return load_model(word).name
-        except UserError:
-            shorter = re.sub(WORD_ENDS, "", word)
-            if shorter == word:
-                return ""
-            word = shorter
-    return ""

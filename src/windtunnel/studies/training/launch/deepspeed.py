@@ -106,7 +106,8 @@ def read(document: Mapping[str, object], n_gpus: int, where: str) -> Native:
         fields["recompute"] = "full"
     fields |= _zero(options)
     half, brain = options.flag("fp16.enabled"), options.flag("bf16.enabled", options.flag("bfloat16.enabled"))
-    fields["precision"] = "bf16" if brain else "fp16" if half else "fp32"
+    if half or brain or not open_values & {"fp16.enabled", "bf16.enabled"}:
+        fields["precision"] = "bf16" if brain else "fp16" if half else "fp32"
     accumulated = options.take("data_types.grad_accum_dtype")
     if accumulated in DTYPES:
         fields["gradient_dtype"] = DTYPES[accumulated]

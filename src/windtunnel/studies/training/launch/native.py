@@ -1,7 +1,9 @@
 """A framework's own file as plan fields: which reader takes it, and what none of them understood.
 
-`.toml` is torchtitan's, `.json` DeepSpeed's; YAML is Accelerate's where it has `distributed_type`, else a plan; a shell
-script or a list of arguments (`.sh`, `.args`, `.txt`) is Megatron-Core's. Reads are bounded (`files/`).
+`.toml` is torchtitan's, `.json` DeepSpeed's, `.py` a script of Hugging Face's Trainer; YAML is the Trainer's where it
+has that one's batch, Accelerate's where it has `distributed_type`, else a plan; a shell script or a list of arguments
+(`.sh`, `.args`, `.txt`) is the Trainer's or Megatron-Core's; a log (`.log`, `.out`, `.txt`) is of the job whose
+arguments Megatron-LM printed into it. Reads are bounded (`files/`).
 """
 
 from __future__ import annotations
@@ -9,23 +11,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from windtunnel.files.bytes import read_text
+from windtunnel.errors import InputFileError
+from windtunnel.files.bytes import MIB, read_text
 from windtunnel.files.document import read_mapping
-from windtunnel.studies.training.launch import accelerate, deepspeed, megatron_reading, torchtitan
+from windtunnel.studies.training.launch import (
+    accelerate,
+    deepspeed,
+    megatron_log,
+    megatron_reading,
+    torchtitan,
+    trainer,
+)
 from windtunnel.studies.training.launch.found import Native
 
 PLAN = "give the path of a plan, see docs/plan.md"
 ARGUMENTS_BYTES_MOST = 256 << 10  # shlex takes them letter by letter
-ARGUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+LOG_BYTES_MOST = 512 * MIB
+LOGS = (".log", ".out", ".txt")
+ARGUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt", ".py", ".log", ".out")
 SUFFIXES = (".toml", ".json", *ARGUMENTS)
 
 
 def is_native(path: str | Path) -> bool:
-    """Whether a file is a framework's own; YAML only if it is Accelerate's. InputFileError where it cannot be read."""
+    """Whether a file is a framework's own; of YAML Accelerate's and the Trainer's. InputFileError where unreadable."""
     suffix = Path(path).suffix.lower()
     if suffix == ".json":  # a plan may be written in JSON, which is YAML too
         return not _is_plan(read_mapping(path, PLAN))
-    return suffix in SUFFIXES or (suffix in (".yaml", ".yml") and accelerate.is_accelerate(read_mapping(path, PLAN)))
+    if suffix in (".yaml", ".yml"):
+        return accelerate.is_accelerate(read_mapping(path, PLAN)) or trainer.settings_of(path) is not None
+    return suffix in SUFFIXES
 
 
 def _is_plan(document: Mapping[str, object]) -> bool:
@@ -37,10 +51,23 @@ def _is_plan(document: Mapping[str, object]) -> bool:
 def read_native(path: str | Path, n_gpus: int) -> Native:
     """Plan fields of a framework's own file, for a job of so many GPUs. Raises InputFileError or SpecError."""
     suffix, where = Path(path).suffix.lower(), str(path)
+    if suffix == ".py":
+        return trainer.read(path, n_gpus)
     if suffix in (".yaml", ".yml"):
-        return accelerate.read(read_mapping(path, PLAN), n_gpus, where)
+        stated = read_mapping(path, PLAN)
+        if trainer.settings_of(path) is not None:  # axolotl's has `fsdp_config` as Accelerate's does
+            return trainer.read(path, n_gpus)
+        return accelerate.read(stated, n_gpus, where)
     if suffix == ".toml":
         return torchtitan.read(read_mapping(path, PLAN), n_gpus, where)
     if suffix == ".json":
         return deepspeed.read(read_mapping(path, PLAN), n_gpus, where)
-    return megatron_reading.read(read_text(path, PLAN, ARGUMENTS_BYTES_MOST), n_gpus, where)
+    if suffix in LOGS:
+        printed = megatron_log.arguments_of(read_text(path, PLAN, LOG_BYTES_MOST).splitlines())
+        if printed:
+            return megatron_log.read(printed, n_gpus, where)
+        if suffix != ".txt":
+            remedy = "name the launch file or the model, and give the log with --log"
+            raise InputFileError(where, "is a log without the arguments that Megatron-LM prints", remedy)
+    text = read_text(path, PLAN, ARGUMENTS_BYTES_MOST)
+    return trainer.read(path, n_gpus) if trainer.MARKS.search(text) else megatron_reading.read(text, n_gpus, where)

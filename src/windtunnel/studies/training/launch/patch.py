@@ -18,7 +18,7 @@ from windtunnel.errors import UserError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
 from windtunnel.questions.asked.plan import open_plan
-from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan
+from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan, trainer
 from windtunnel.studies.training.launch.found import Native, _leaves
 from windtunnel.studies.training.launch.megatron_reading import _Arguments, _words
 from windtunnel.studies.training.launch.native import PLAN, read_native
@@ -51,6 +51,8 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
     `before` and `after`: the fields of a plan and its data-parallel degree. Raises UserError.
     """
     text, kind = read_text(path, PLAN), Path(path).suffix.lower()
+    if kind not in (".toml", ".json") and trainer.settings_of(path) is not None:
+        return ""  # nothing here writes the Trainer's names
     sides = [(open_plan(**plan), dp) for plan, dp in (before, after)]
     if kind == ".toml":
         written = [torchtitan.write(plan, dp, model) for plan, dp in sides]

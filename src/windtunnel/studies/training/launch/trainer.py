@@ -1,0 +1,293 @@
+"""Hugging Face's Trainer as a plan: flags of a launch line, YAML of LLaMA-Factory, TRL and axolotl, or a script.
+
+They share one set of names (`TrainingArguments` of transformers 4.30 to 4.57); axolotl and LLaMA-Factory add their own
+for the length, the batch and adapters. A Python script is read and not run: keywords of `...Arguments(...)`,
+`...Config(...)`, `from_pretrained(...)` and of the tokenizer's call, where they are constants or names of constants.
+A DeepSpeed or FSDP file that they name is read where it lies beside the file or above it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from math import prod
+from pathlib import Path
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.files.bytes import read_text
+from windtunnel.files.document import read_mapping, value_of
+from windtunnel.physics.model.catalogue import catalogued
+from windtunnel.studies.training.launch import deepspeed
+from windtunnel.studies.training.launch.found import Native
+from windtunnel.studies.training.launch.megatron_reading import _Arguments, _words
+
+Settings = Mapping[str, object]
+GIVE = "give the script, its launch line or its YAML"
+SCRIPT_BYTES_MOST = 1 << 20
+BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
+LENGTH = (
+    "cutoff_len", "sequence_len", "max_seq_length", "max_seq_len", "model_max_length", "block_size", "max_length",
+)  # fmt: skip
+MODEL = ("model_name_or_path", "base_model", "pretrained_model_name_or_path", "model_name", "model_id")
+DEGREES = {
+    "tp": ("tensor_parallel_size", "tensor_model_parallel_size"), "pp": ("pipeline_model_parallel_size",),
+    "cp": ("context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size"),
+    "ep": ("expert_parallel_size", "expert_model_parallel_size"),
+}  # fmt: skip
+FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
+MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
+OPTIMIZERS = {"adamw": ("adam", None), "sgd": ("sgd", None), "muon": ("muon", None), "paged_adamw": ("adam", None)}
+SHARDED = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
+TARGETS = {
+    "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "gate_proj": "gate", "up_proj": "up",
+    "down_proj": "down",
+}  # fmt: skip
+# Change no step's time or memory, or are read elsewhere.
+NO_EFFECT = re.compile(
+    r"(lr|learning|num_train|num_epochs|max_steps|max_grad|warmup|weight_decay|adam|logging|log_|save|eval|output|"
+    r"overwrite|report_to|run_name|seed|data|dataset|train_file|validation|template|preprocess|num_proc|push|hub|wandb|"
+    r"plot|resume|ddp_timeout|ddp_find|remove_unused|do_train|do_eval|do_predict|evaluation|val_|test_|chat|special|tokens|"
+    r"trust_remote|cache|cosine|scheduler|tokenizer|max_samples|early|strict|loss_watchdog|group_by|load_best|metric|include_|prediction|"
+    r"attn_implementation|flash_att|xformers|use_cache|train_on|model_type|tokenizer_type|lora_alpha|lora_dropout|"
+    r"lora_on_cpu|lora_fan|lora_modules|loraplus|use_auth|tf32|gpus|nproc|nnodes|node_rank|master|config_file|main_process|"
+    r"num_processes|num_machines|machine_rank|local_rank|stage|sample_packing|pad_to|packing|special|hf_|mlflow|comet|"
+    r"debug|greater|length|system|ref_|pref_|beta|model_revision|use_fast|lazy|conv|freeze|neftune|auto_resume|token|"
+    r"deepspeed|fsdp|finetuning_type|adapter|task_type|bias|r$|target_modules|use_peft|return_|include|include_|columns|"
+    r"gradient_checkpointing_kwargs|use_reentrant|device_map|enable_liger|per_device_eval|rdzv|standalone|module|use_llama)"
+)
+
+
+def settings_of(path: str | Path) -> dict[str, object] | None:
+    """What a file says by the Trainer's names; None for a file that is not of the Trainer. Raises InputFileError."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".py":
+        found = dict(_of_script(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
+    elif suffix in (".yaml", ".yml"):
+        found = dict(read_mapping(path, GIVE))
+    elif suffix in (".toml", ".json"):
+        return None
+    else:
+        text = read_text(path, GIVE, SCRIPT_BYTES_MOST)
+        if not MARKS.search(text):
+            return None
+        given = _Arguments(_words(text, str(path)), str(path)).given
+        found = {
+            name.removeprefix("--").replace("-", "_"): value_of(words[0]) if len(words) == 1 else words or True
+            for name, words in given.items()
+        }
+    named = found.keys() & {*BATCH, "gradient_accumulation_steps"}
+    return found if named and (suffix not in (".yaml", ".yml") or found.keys() & set(MODEL)) else None
+
+
+def read(path: str | Path, n_gpus: int) -> Native:
+    """The job that a file of the Trainer states, on so many GPUs. Raises InputFileError or SpecError."""
+    where = str(path)
+    settings = settings_of(path)
+    if settings is None:
+        remedy = "`windtunnel capture --world-size N` runs any script without GPUs; or name the model and give flags"
+        raise InputFileError(where, "states no TrainingArguments of Hugging Face that can be read", remedy)
+    unknown: list[str] = []
+    of_factory = "finetuning_type" in settings or "cutoff_len" in settings
+    of_axolotl = "base_model" in settings
+    micro = _first(settings, BATCH, where) or (1 if of_axolotl else 8)
+    steps = _first(settings, ("gradient_accumulation_steps",), where) or 1
+    degrees = {name: _first(settings, names, where) or 1 for name, names in DEGREES.items()}
+    replicas = max(1, n_gpus // prod(degrees[name] for name in ("tp", "pp", "cp")))
+    fields: dict[str, object] = {**degrees, "micro_batch": micro, "global_batch": micro * steps * replicas}
+    length = _first(settings, LENGTH, where)
+    if length is not None:
+        fields["seq_len"] = length
+    inner = settings.get("fsdp_config")
+    recompute = settings.get(
+        "gradient_checkpointing", of_factory and not settings.get("disable_gradient_checkpointing")
+    )
+    recompute = recompute or (isinstance(inner, Mapping) and inner.get("activation_checkpointing"))
+    fields["recompute"] = "full" if recompute else "none"
+    half, brain = _on(settings.get("fp16")), _on(settings.get("bf16"))
+    fields["precision"] = "bf16" if brain else "fp16" if half else "fp32"
+    if any(_on(settings.get(name)) for name in FUSED_LOSS):
+        fields["loss"] = "fused"
+    fields |= _sharding(settings, n_gpus, Path(path), unknown)
+    if fields["pp"] != 1:  # of those who read these names, Megatron-Core alone has stages
+        fields |= {"framework": "megatron", "zero_stage": int(_on(settings.get("use_distributed_optimizer")))}
+    fields |= _adapters(settings, of_factory, unknown)
+    fields |= _optimizer(settings, fields, unknown)
+    stage = settings.get("stage", settings.get("rl"))
+    if stage == "dpo":
+        fields["task"] = "dpo"
+    elif stage not in (None, "pt", "sft"):
+        unknown.append(f"stage {stage}")
+    name = next((str(settings[one]) for one in MODEL if isinstance(settings.get(one), str)), "")
+    model = catalogued(name)
+    if name and not model:
+        unknown.append(f"the model {name}")
+    for key, value in settings.items():
+        if (
+            key in {*BATCH, *LENGTH, *MODEL, *READ, *FUSED_LOSS, *chain(*DEGREES.values())}
+            or NO_EFFECT.match(key)
+            or value in (None, False, "", [], "none")
+        ):
+            continue
+        unknown.append(f"{key} {value}" if isinstance(value, str | int | float) else key)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return Native(str(fields["framework"]), fields, model or None, tuple(unknown), where)
+
+
+READ = (
+    "gradient_accumulation_steps", "gradient_checkpointing", "disable_gradient_checkpointing", "bf16", "fp16", "optim",
+    "optimizer", "lora_r", "lora_rank", "lora_target", "lora_target_modules", "lora_target_linear", "load_in_4bit",
+    "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
+    "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
+    "torch_compile",
+)  # fmt: skip
+
+
+def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -> dict[str, object]:
+    """Framework and ZeRO stage: of a DeepSpeed file, of FSDP's words, else plain replicas."""
+    config, fsdp = settings.get("deepspeed", settings.get("deepspeed_config_file")), settings.get("fsdp")
+    if isinstance(config, str):
+        place = _beside(path, config)
+        if place is None:
+            unknown.append(f"deepspeed {config} (no such file beside it: ZeRO 0)")
+            return {"framework": "deepspeed", "zero_stage": 0}
+        stated = deepspeed.read(read_mapping(place, GIVE), n_gpus, str(place))
+        unknown += [one for one in stated.unknown if '"auto"' not in one]
+        own = (
+            "framework",
+            "zero_stage",
+            "overlap_grad_reduce",
+            "bucket_parameters",
+            "offload_optimizer",
+            "shard_group",
+        )
+        return {name: stated.fields[name] for name in own if name in stated.fields}
+    config = settings.get("fsdp_config")
+    if fsdp or config:
+        said = " ".join(_strings(fsdp)) if isinstance(fsdp, list) else str(fsdp)
+        inner = config if isinstance(config, Mapping) else {}
+        kind = str(inner.get("sharding_strategy", inner.get("fsdp_sharding_strategy", said))).lower()
+        named = [stage for word, stage in SHARDED.items() if word in kind]
+        keeps = inner.get("reshard_after_forward", inner.get("fsdp_reshard_after_forward")) is False
+        return {"framework": "fsdp", "zero_stage": named[0] if named else 2 if keeps else 3}
+    return {"framework": "fsdp", "zero_stage": 0, **({"compile": True} if settings.get("torch_compile") else {})}
+
+
+def _beside(path: Path, name: str) -> Path | None:
+    """A file that another one names: in its folder, or above it as far as the working directory. No other is read."""
+    folder, here = path.absolute().parent.resolve(), Path.cwd().resolve()
+    above = [folder, *folder.parents]
+    within = above[: above.index(here) + 1] if here in above else [folder]
+    found = (at / name for at in within)
+    return next((one for one in found if one.is_file() and one.resolve().is_relative_to(within[-1])), None)
+
+
+def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[str, object]:
+    kind = str(settings.get("finetuning_type") or settings.get("adapter") or "").lower()
+    rank = settings.get("lora_rank") or settings.get("lora_r") or settings.get("r")
+    if kind not in ("", "none", "full", "lora", "qlora"):
+        unknown.append(f"{'finetuning_type' if of_factory else 'adapter'} {kind}")
+    is_lora = kind in ("lora", "qlora") or _on(settings.get("use_peft")) or (kind == "" and "r" in settings)
+    if not is_lora:
+        return {}
+    fields: dict[str, object] = {"lora_rank": rank if isinstance(rank, int) else 8 if of_factory else 16}
+    targets = settings.get("lora_target") or settings.get("lora_target_modules") or settings.get("target_modules")
+    words = targets.replace(",", " ").split() if isinstance(targets, str) else _strings(targets)
+    if words and words not in (["all"], ["all-linear"]):
+        known = [TARGETS[one] for one in words if one in TARGETS]
+        unknown += [f"adapters of {one}" for one in words if one not in TARGETS]
+        fields["lora_targets"] = ",".join(known) or "all"
+    bits = settings.get("quantization_bit")
+    if bits == 4 or _on(settings.get("load_in_4bit")):
+        fields["frozen_dtype"] = "nf4"
+    elif bits == 8 or _on(settings.get("load_in_8bit")):
+        fields["frozen_dtype"] = "int8"
+    return fields
+
+
+def _strings(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else []
+
+
+def _optimizer(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
+    name = str(settings.get("optim") or settings.get("optimizer") or "adamw").lower()
+    known = next((kind for word, (kind, _) in OPTIMIZERS.items() if name.startswith(word)), None)
+    if known is None:
+        unknown.append(f"optim {name}")
+    found: dict[str, object] = {"optimizer": known or "adam"}
+    if "8bit" in name:
+        found["optimizer_dtype"] = "int8"
+    loaded = str(settings.get("torch_dtype") or settings.get("dtype") or "")
+    is_pure = _on(settings.get("pure_bf16")) or "bfloat16" in loaded
+    replicas = fields["framework"] == "fsdp" and fields["zero_stage"] == 0
+    if is_pure and replicas and "lora_rank" not in fields and "optimizer_dtype" not in found:
+        found |= {"framework": "pytorch", "zero_stage": None, "precision": "bf16"}  # Adam on the weights as loaded
+    return found
+
+
+def _on(value: object) -> bool:
+    """Whether a setting is on: axolotl's `auto` is, on what can bf16."""
+    return value is True or (isinstance(value, str) and value.lower() in ("true", "auto", "full", "yes"))
+
+
+def _first(settings: Settings, names: tuple[str, ...], where: str) -> int | None:
+    """The first of these that says a number; None where none does. Raises SpecError."""
+    return next((_whole(settings, one, where) for one in names if settings.get(one) not in (None, "auto")), None)
+
+
+def _whole(settings: Settings, name: str, where: str) -> int:
+    value = settings[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SpecError(name, value, "give a whole number of at least 1", where)
+    return value
+
+
+# ------------------------------------------------------------------------------------------------------ Python
+
+
+def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
+    """Keywords of the calls that say how a Trainer trains; of names and constants alone."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputFileError(where, f"is no Python ({type(error).__name__})", GIVE) from None
+    values: dict[str, object] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            value = _constant(node.value, values)
+            if value is not None:
+                values[node.targets[0].id] = value
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        of = node.func
+        name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
+        owner = of.value.id if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else ""
+        said = {one.arg: _constant(one.value, values) for one in node.keywords if one.arg}
+        if name.endswith(("TrainingArguments", "SFTConfig", "DPOConfig", "LoraConfig", "BitsAndBytesConfig")):
+            yield from said.items()
+        elif name == "from_pretrained" and "Model" in owner:
+            first = _constant(node.args[0], values) if node.args else said.get("pretrained_model_name_or_path")
+            yield "model_name_or_path", first
+            yield from (
+                (key, said[key]) for key in ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit") if key in said
+            )
+        elif said.get("truncation") and isinstance(said.get("max_length"), int):
+            yield "max_length", said["max_length"]
+
+
+def _constant(node: ast.expr, values: Settings) -> object:
+    """A constant, the name of one, `torch.bfloat16` as its word, or a list of these; None for all else."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return values.get(node.id)
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_constant(one, values) for one in node.elts]
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {_constant(key, values): _constant(value, values) for key, value in pairs if key is not None}
+    return None
