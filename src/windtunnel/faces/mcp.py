@@ -104,7 +104,7 @@ def server(folder: Path) -> Server[object]:
         raise UserError("windtunnel mcp needs a package; install it with: pip install 'windtunnel[mcp]'") from None
 
     async def list_tools(_context: object, _request: object) -> ListToolsResult:
-        return ListToolsResult(tools=[Tool(**one) for one in descriptions()])
+        return ListToolsResult(tools=[Tool.model_validate(one) for one in descriptions()])
 
     async def call_tool(_context: object, request: Call) -> CallToolResult:
         try:
@@ -112,9 +112,8 @@ def server(folder: Path) -> Server[object]:
         except UserError as error:
             found, wrong = {"error": str(error)}, True
         text = json.dumps(found)
-        return CallToolResult(
-            content=[TextContent(type="text", text=text)], structuredContent=json.loads(text), isError=wrong
-        )
+        content = [TextContent(type="text", text=text)]
+        return CallToolResult.model_validate({"content": content, "structuredContent": json.loads(text), "isError": wrong})
 
     return Server("windtunnel", version=windtunnel.__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 
