@@ -83,6 +83,10 @@ TIMES = 300  # at which use is drawn
 JOBS_SHOWN = 240  # of a policy: those that waited longest or held most
 LANES = 24
 NAMED = 6  # jobs in a list
+HAPPENED, CHANGED = "current", " changed"  # the policy that is what happened, and the end of those after --change
+ALIKE = 0.005  # of a figure, within which policies are not told apart
+NEAR = 0.2  # of the log's mean wait, within which a policy may stand for the log's scheduler
+FELT = 0.01  # of a job's completion time, below which nobody minds how long jobs wait
 JUDGED = (  # what policies are compared by: the first that all have; whether less is better, and how that is said
     ("jct_mean_s", "mean JCT", "s", True),
     ("allocated_pct", "of GPUs allocated at full arrival", "%", False),
@@ -157,6 +161,7 @@ def _views(answer: Fleet) -> Iterator[View]:
 
 
 def _best(figures: Sequence[Mapping[str, Amount]]) -> Mapping[str, Amount]:
+    figures = [one for one in figures if one["policy"] != HAPPENED] or figures
     for key, _, _, less in JUDGED:
         values = [one.get(key) for one in figures]
         if all(isinstance(value, float | int) for value in values):
@@ -170,17 +175,44 @@ def _verdict(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amount]
     if not isinstance(value, float | int):
         return Headline("No job came to its end.", tone="bad")
     number = Number(float(value), unit)
+    rest = [one for one in figures if one is not best and isinstance(one.get(key), float | int)]
     said = f"{best['policy']}: {text_of(number)} {name}"
-    others = [float(one[key] or 0.0) for one in figures if one is not best and isinstance(one.get(key), float | int)]
-    if others and value:
-        worst = max(others) if less else min(others)
-        loser = next(one["policy"] for one in figures if one is not best and float(one.get(key) or 0.0) == worst)
-        ratio = worst / float(value) if less else float(value) / worst if worst else 1.0
-        said = f"{best['policy']} is best of {len(figures)}: {text_of(number)} {name}, {loser} {text_of(worst, unit)}"
-        said += f" ({ratio:.2f} x)" if ratio > 1.005 else ""
+    others = [one for one in rest if one["policy"] != HAPPENED]
+    if others:
+        loser = (max if less else min)(others, key=lambda one: float(one[key] or 0.0))
+        worst = float(loser[key] or 0.0)
+        if abs(worst - value) <= ALIKE * abs(value):
+            alike = " and ".join((", ".join(str(one["policy"]) for one in others), str(best["policy"])))
+            said = f"{alike} are alike: {text_of(number)} {name}"
+        else:
+            ratio = worst / float(value) if less else float(value) / worst if worst else 1.0
+            said = f"{best['policy']} is best of {len(others) + 1}: {text_of(number)} {name}, "
+            said += f"{loser['policy']} {text_of(worst, unit)}" + (f" ({ratio:.2f} x)" if ratio > 1.005 else "")
     used = best.get("utilisation")
     tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
-    return Headline(f"{said}{tail}.", name, number, "good")
+    then = next((one for one in rest if one["policy"] == HAPPENED), None)
+    if then is not None and then is not best:
+        tail += f"; as it was, {text_of(float(then[key] or 0.0), unit)}"
+    doubt = _doubt(figures)
+    return Headline(f"{said}{tail}.{doubt}", name, number, "warn" if doubt else "good")
+
+
+def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:
+    """Why what is said is no advice: the log is not of this cluster, or no policy starts its jobs as it did."""
+    held = next((one.get("utilisation") for one in figures if one["policy"] == HAPPENED), None)
+    if isinstance(held, float) and held > 1.0:
+        return f" The log held {text_of(held, 'share')} of these GPUs: it is of another cluster, so this is no advice."
+    own = [one for one in figures if isinstance(one.get("log_wait_error"), float)]
+    own = [one for one in own if not str(one["policy"]).endswith(CHANGED)]
+    if not own:
+        return ""
+    nearest = min(own, key=lambda one: float(one.get("log_start_error_p50_s") or 0.0))
+    error, wait = float(nearest["log_wait_error"] or 0.0), float(nearest.get("queueing_delay_mean_s") or 0.0)
+    log_wait = wait / (1.0 + error) if error > -1.0 else None
+    felt = log_wait is None or abs(wait - log_wait) > FELT * float(nearest.get("jct_mean_s") or 0.0)
+    if abs(error) <= NEAR or not felt:
+        return ""
+    return f" No policy here is the log's own (nearest: {nearest['policy']}, mean wait {error:+.0%}): no advice yet."
 
 
 def _number(figures: Mapping[str, Amount], key: str, unit: str, bands: Mapping[str, Sequence[float]]) -> Number:
