@@ -199,7 +199,8 @@ def _verdict(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amount]
 
 def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:
     """Why what is said is no advice: the log is not of this cluster, or no policy starts its jobs as it did."""
-    held = next((one.get("utilisation") for one in figures if one["policy"] == HAPPENED), None)
+    log = next((one for one in figures if one["policy"] == HAPPENED), {})
+    held = log.get("utilisation")
     if isinstance(held, float) and held > 1.0:
         return f" The log held {text_of(held, 'share')} of these GPUs: it is of another cluster, so this is no advice."
     own = [one for one in figures if isinstance(one.get("log_wait_error"), float)]
@@ -208,8 +209,8 @@ def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:
         return ""
     nearest = min(own, key=lambda one: float(one.get("log_start_error_p50_s") or 0.0))
     error, wait = float(nearest["log_wait_error"] or 0.0), float(nearest.get("queueing_delay_mean_s") or 0.0)
-    log_wait = wait / (1.0 + error) if error > -1.0 else None
-    felt = log_wait is None or abs(wait - log_wait) > FELT * float(nearest.get("jct_mean_s") or 0.0)
+    log_wait = float(log.get("queueing_delay_mean_s") or wait / max(1.0 + error, 0.01))
+    felt = abs(wait - log_wait) > FELT * float(nearest.get("jct_mean_s") or 0.0)
     if abs(error) <= NEAR or not felt:
         return ""
     return f" No policy here is the log's own (nearest: {nearest['policy']}, mean wait {error:+.0%}): no advice yet."

@@ -152,7 +152,7 @@ def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attemp
     tres = cells["AllocTRES"] if _gpus(cells["AllocTRES"]) else cells["ReqTRES"]
     if any(SLICE.search(kind or "") for kind, _ in GPUS.findall(tres)):
         notes.add("asks for MIG slices, which count as whole GPUs", job)
-    if SHARES.search(tres):
+    if SHARES.search(cells["AllocTRES"] + "," + cells["ReqTRES"]):
         notes.add("asks for shares of GPUs (gres/shard, gres/mps), which do not count", job)
     return replace(made, gpus=_gpus(tres))
 
