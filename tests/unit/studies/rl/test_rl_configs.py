@@ -138,6 +138,17 @@ def test_verl_multiplies_its_mini_batch_by_the_samples_and_names_what_it_does_no
     assert read_config(str(tmp_path / "run.sh")).unknown == ("actor_rollout_ref.rollout.surprise",)
 
 
+def test_a_fully_asynchronous_run_of_verl_has_the_prompts_between_two_weight_updates(tmp_path: Path) -> None:
+    settings = "async_training.require_batches=4 async_training.trigger_parameter_sync_step=2 rollout.n_gpus_per_node=4"
+    script = VERL.replace("${BSZ:-96}", "0").replace("trainer.project_name=ours", f"{settings} trainer.n_gpus_per_node=4")
+    data = _data(tmp_path, "run.sh", script)
+    assert (data["prompts"], data["learner"]["train_batch"]) == (32 * 4 * 2, 32 * 8)  # type: ignore[index]
+
+
+def test_an_empty_variable_is_none(tmp_path: Path) -> None:
+    assert _data(tmp_path, "run.sh", VERL.replace("\nn_resp=8", "\nn_resp=\nn_resp=${n_resp:-8}"))["samples"] == 8
+
+
 def test_verl_without_an_estimator_trains_a_critic_which_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(VERL.replace("algorithm.adv_estimator=grpo", "algorithm.gamma=1"))
     assert read_config(str(tmp_path / "run.sh")).unknown[0] == "algorithm.adv_estimator (its critic is not priced)"

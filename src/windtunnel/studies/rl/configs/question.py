@@ -100,6 +100,9 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str
     model = str(values.pop("model", ""))
     gpus = _gpus(table["fields"], values, settings)
     data = _question(values)
+    pools = data.get("generate"), data.get("train")
+    if gpus is None and isinstance(pools[0], int) and isinstance(pools[1], int):
+        gpus = pools[0] + pools[1]
     found = catalogued(model)
     if found:
         data["model"] = found

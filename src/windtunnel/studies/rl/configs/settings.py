@@ -170,7 +170,7 @@ def _closed(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _without_comment(text: str) -> str:
-    return text if text[:1] in "\"'" and text.count(text[0]) > 1 and "#" not in text else re.sub(r"\s+#.*$", "", text)
+    return text if text and text[0] in "\"'" and text.count(text[0]) > 1 and "#" not in text else re.sub(r"\s+#.*$", "", text)
 
 
 def _spelled(text: str, values: Mapping[str, str]) -> str:
@@ -186,7 +186,7 @@ def _spelled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _value(name: str, other: str | None, values: Mapping[str, str]) -> str:
-    if name in values:
+    if values.get(name) or (name in values and other is None):
         return values[name]
     return other.strip("\"'") if other is not None else f"<{name}>"
 
