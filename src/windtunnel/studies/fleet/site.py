@@ -4,7 +4,8 @@ t4:64              64 GPUs of a kind, on nodes as that kind usually comes
 t4:16x4            16 nodes of 4 GPUs
 v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
-slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too, and `gpu`
+slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too,
+                   and `gpu`
 site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
                    blocks, `topology: {block: 64, rack: 16}`
 """

@@ -54,7 +54,7 @@ def verdict_of(*figures: tuple[str, float, float | None], held: float = 0.5) -> 
     rows = [
         {
             "policy": name, "jobs": 2, "jct_mean_s": 3600 * (10 + wait), "queueing_delay_mean_s": 3600 * wait,
-            "utilisation": held, "log_wait_error": error, "log_start_error_p50_s": None if error is None else abs(error),
+            "utilisation": held, "log_wait_error": error, "log_start_error_p50_s": None if error is None else abs(error)
         }
         for name, wait, error in figures
     ]  # fmt: skip

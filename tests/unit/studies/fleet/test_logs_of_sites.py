@@ -90,12 +90,13 @@ SACCT = {
     "het": {"job_id": 0, "job_offset": {"set": False, "number": 0}}, "state": {"current": ["COMPLETED"]},
     "time": {"submission": 100, "eligible": 100, "start": 160, "end": 760, "elapsed": 600, "suspended": 0,
              "limit": {"set": True, "infinite": False, "number": 30}},
-    "tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 8}, {"type": "gres", "name": "gpu:a100", "count": 8}]},
+    "tres": {"allocated": [{"type": "gres", "name": name, "count": 8} for name in ("gpu", "gpu:a100")]},
 }  # fmt: skip
 SQUEUE = {
     "job_id": 9, "user_name": "bob", "job_state": ["RUNNING"], "submit_time": {"set": True, "number": 100},
-    "start_time": {"set": True, "number": 200}, "end_time": {"set": True, "number": 9000}, "node_count": {"set": True, "number": 2},
-    "time_limit": {"set": True, "number": 60}, "tres_alloc_str": "cpu=4,node=2", "tres_per_node": "gres/gpu:4",
+    "start_time": {"set": True, "number": 200}, "end_time": {"set": True, "number": 9000},
+    "node_count": {"set": True, "number": 2}, "time_limit": {"set": True, "number": 60},
+    "tres_alloc_str": "cpu=4,node=2", "tres_per_node": "gres/gpu:4",
 }  # fmt: skip
 
 
@@ -126,8 +127,12 @@ def test_a_table_for_people_is_refused_with_what_to_ask_instead(tmp_path: Path, 
 
 
 def test_slurm_conf_with_includes_continued_lines_and_node_sets(tmp_path: Path) -> None:
-    (tmp_path / "nodes.conf").write_text("NodeName=n[1-4] Gres=gpu:a100:8 Features=ib,a100\nNodeName=n[5-6] Gres=gpu:8\n")
-    lines = "SchedulerParameters=bf_interval=60,\\\nbf_window=4320\ninclude /etc/slurm/nodes.conf\nNodeSet=fast Feature=ib"
+    (tmp_path / "nodes.conf").write_text(
+        "NodeName=n[1-4] Gres=gpu:a100:8 Features=ib,a100\nNodeName=n[5-6] Gres=gpu:8\n"
+    )
+    lines = (
+        "SchedulerParameters=bf_interval=60,\\\nbf_window=4320\ninclude /etc/slurm/nodes.conf\nNodeSet=fast Feature=ib"
+    )
     (tmp_path / "slurm.conf").write_text(f"{lines}\nPartitionName=a Nodes=fast\nPartitionName=b Nodes=n6,n1\n")
     cluster = read_conf(tmp_path / "slurm.conf")
     assert {name: each.nodes for name, each in cluster.partitions.items()} == {"a": 0b001111, "b": 0b100001}
@@ -143,7 +148,8 @@ def test_slurm_conf_with_includes_continued_lines_and_node_sets(tmp_path: Path) 
 def queue(tmp_path: Path) -> str:
     head = "JOBID|USER|STATE|TIME|TIME_LIMIT|NODES|TRES_PER_NODE|SUBMIT_TIME|START_TIME|PRIORITY"
     runs = [
-        f"{job}|ann|RUNNING|{job}:00:00|10:00:00|1|gpu:8|2026-03-02T07:00:00|2026-03-02T{20 - job}:00:00|1" for job in (1, 2)
+        f"{job}|ann|RUNNING|{job}:00:00|10:00:00|1|gpu:8|2026-03-02T07:00:00|2026-03-02T{20 - job}:00:00|1"
+        for job in (1, 2)
     ]
     waits = [f"{job}|bob|PENDING|0:00|2:00:00|1|gpu:8|2026-03-02T19:00:00|N/A|{job}" for job in (8, 9)]
     (tmp_path / "queue.txt").write_text("\n".join([head, *runs, *waits]) + "\n")

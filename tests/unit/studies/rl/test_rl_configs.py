@@ -140,7 +140,9 @@ def test_verl_multiplies_its_mini_batch_by_the_samples_and_names_what_it_does_no
 
 def test_a_fully_asynchronous_run_of_verl_has_the_prompts_between_two_weight_updates(tmp_path: Path) -> None:
     settings = "async_training.require_batches=4 async_training.trigger_parameter_sync_step=2 rollout.n_gpus_per_node=4"
-    script = VERL.replace("${BSZ:-96}", "0").replace("trainer.project_name=ours", f"{settings} trainer.n_gpus_per_node=4")
+    script = VERL.replace("${BSZ:-96}", "0").replace(
+        "trainer.project_name=ours", f"{settings} trainer.n_gpus_per_node=4"
+    )
     data = _data(tmp_path, "run.sh", script)
     assert (data["prompts"], data["learner"]["train_batch"]) == (32 * 4 * 2, 32 * 8)  # type: ignore[index]
 
@@ -158,7 +160,8 @@ def test_values_over_several_lines_a_path_of_unknown_folders_and_a_variable_befo
     start, rest = VERL.split("python3 -m verl.trainer.main_ppo", 1)
     config, end = rest.split("    actor_rollout_ref.rollout.n=", 1)
     config = config.replace("/models/Qwen2", "${MODEL_DIR:-$HOME/models}/Qwen2").rstrip(" \\\n")
-    script = f'{start}CONFIG="{config}"\nRAY_LOG="quiet" python3 -m verl.trainer.main_ppo $CONFIG actor_rollout_ref.rollout.n={end}'
+    command = 'RAY_LOG="quiet" python3 -m verl.trainer.main_ppo $CONFIG actor_rollout_ref.rollout.n='
+    script = f'{start}CONFIG="{config}"\n{command}{end}'
     data = _data(tmp_path, "run.sh", script)
     assert (data["model"], data["prompts"], data["samples"], data["lengths"]) == ("qwen2-7b", 96, 8, "cap=4096")
 
@@ -174,7 +177,7 @@ def test_a_script_that_starts_another_one_changes_what_it_says(tmp_path: Path) -
 
 
 def test_a_script_inside_of_a_command_and_of_a_job_file_is_read(tmp_path: Path) -> None:
-    ppo = "-- python3 -m openrlhf.cli.train_ppo_ray --rollout.batch_size 64 --rollout.n_samples_per_prompt 4 --vllm.num_engines 4"
+    ppo = "-- python3 -m openrlhf.cli.train_ppo_ray --rollout.n_samples_per_prompt 4 --vllm.num_engines 4"
     data = _data(tmp_path, "run.sh", f"srun bash -c 'ray job submit {ppo}'\n")
     assert (data["framework"], data["samples"]) == ("openrlhf", 4)
     indented = VERL.replace("\n", "\n  ")

@@ -92,7 +92,8 @@ def distinct(
     for values, codes in found:
         place = place * len(values) + codes
     kinds = np.unravel_index(np.unique(place), shape) if len(place) else ()
-    return tuple(sorted(zip(*([values[at] for at in of] for (values, _), of in zip(found, kinds, strict=False)), strict=True)))
+    columns_of = ([values[at] for at in of] for (values, _), of in zip(found, kinds, strict=False))
+    return tuple(sorted(zip(*columns_of, strict=True)))
 
 
 @lru_cache(maxsize=256)

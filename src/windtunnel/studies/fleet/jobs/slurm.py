@@ -1,10 +1,10 @@
 """`sacct -P`: what Slurm says of its jobs. One job per JobID; lines of steps (`123.batch`) are left out.
 
-GPUs are `gres/gpu=` of AllocTRES or ReqTRES, or the sum of its kinds, else ReqGRES on each node; times are ISO 8601 in one zone, or seconds
-(`SLURM_TIME_FORMAT=%s`). What ran is the trace, and when it started is kept, so that the policy `current` shows what
-happened. A job that failed or was cancelled does so again after as long as it ran; one that was cancelled before it
-started never asks for GPUs. One that still runs holds its GPUs for as long as it has run, and never completes; how long
-one that still waits will run is not known.
+GPUs are `gres/gpu=` of AllocTRES or ReqTRES, or the sum of its kinds, else ReqGRES on each node; times are ISO 8601 in
+one zone, or seconds (`SLURM_TIME_FORMAT=%s`). What ran is the trace, and when it started is kept, so that the policy
+`current` shows what happened. A job that failed or was cancelled does so again after as long as it ran; one that was
+cancelled before it started never asks for GPUs. One that still runs holds its GPUs for as long as it has run, and never
+completes; how long one that still waits will run is not known.
 
     requeues      several lines of one JobID (`-D`) are attempts of one job: submitted with the first, started with
                   the first that started, ended with the last, which is also how long it takes; the others are lost.
@@ -113,7 +113,9 @@ def read_rows(path: Path, rows_read: Iterable[tuple[int, Row]]) -> tuple[Table, 
             rows.append(made)
             lines.append(together[0][0].line)
     if rows and not any(row["gpus"] for row in rows):
-        remedy = "sites that count GPUs have AccountingStorageTRES=gres/gpu in slurm.conf; else ask for ReqTRES, or ReqGRES"
+        remedy = (
+            "sites that count GPUs have AccountingStorageTRES=gres/gpu in slurm.conf; else ask for ReqTRES, or ReqGRES"
+        )
         raise InputFileError(path, "has no job that asks for a GPU (gres/gpu in AllocTRES or ReqTRES)", remedy)
     return table_of(path, rows, lines), notes.rows()
 

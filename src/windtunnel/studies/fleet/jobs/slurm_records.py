@@ -54,7 +54,7 @@ def records(path: Path) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate([*read_text(path).splitlines(), "JobId=0"], 1):
         if is_records(line.encode()):
             if kept:
-                yield begun, _of_record(dict(reversed(FIELD.findall(kept))))  # the first of a name: commands have some too
+                yield begun, _of_record(dict(reversed(FIELD.findall(kept))))  # a name's first: commands have some too
             begun, kept = number, line
         else:
             kept += f" {line}"

@@ -1,4 +1,4 @@
-"""The lines of `sacct -P` and of `squeue -o '%i|%P|...'`: fields apart by `|`, with no quotes around what has one inside.
+"""The lines of `sacct -P` and of `squeue -o '%i|%P|...'`: fields apart by `|`, and no quotes round what has one.
 
 So a `|` in a job's name makes a field too many. Where a table has one column of free text, what is too much is of it.
 A table that another program wrote with commas and quotes is read as CSV.

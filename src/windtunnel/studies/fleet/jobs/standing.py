@@ -1,8 +1,9 @@
 """A log as it stands where it ends: the jobs that run and those that wait, for a question about one that waits.
 
 Nobody knows how long these will run. They are taken for the share of their time limits that the log's finished jobs
-took (the median; all of it where fewer than 20 say so), those that are past it for their whole limit, and those that run
-without a limit for twice as long as so far. What runs came when it started, what waits comes now, in the order in which it came.
+took (the median; all of it where fewer than 20 say so), those that are past it for their whole limit, and those that
+run without a limit for twice as long as so far. What runs came when it started, what waits comes now, in the order in
+which it came.
 """
 
 from __future__ import annotations

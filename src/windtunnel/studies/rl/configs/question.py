@@ -8,7 +8,7 @@ A table (`verl.yaml`, ...) names for each field of the question the setting that
     is          values and what they mean;                                      positive: yes where above 0
     least       a number below it says nothing
 
-`critic` names a setting, what it is where it is not set, and the values by which a critic is trained, which is not priced.
+`critic` names a setting, what it is where it is not set, and the values by which a critic is trained: it is not priced.
 `harmless` matches settings that do not decide how long a step takes; all others that no field reads are named.
 """
 
@@ -109,7 +109,9 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str
     harmless = re.compile(re.sub(r"\s+", "", table["harmless"]))
     said = (key for key in sorted(settings) if key not in read and settings[key] not in NOTHING)
     unknown = tuple(key for key in said if not harmless.match(key))
-    critic = next((key for key, words in table.get("critic", {}).items() if settings.get(key, words[0]) in words[1:]), None)
+    critic = next(
+        (key for key, words in table.get("critic", {}).items() if settings.get(key, words[0]) in words[1:]), None
+    )
     if critic is not None:
         unknown = (f"{critic} (its critic is not priced)", *unknown)
     return Imported(name, {"framework": name, **data}, unknown, model, path, gpus)
@@ -140,7 +142,7 @@ def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, obj
     there = [one for one in names if settings.get(one) is not None]
     read.update(there)
     value = settings[there[0]] if there else rule.get("default")
-    if value is None or (isinstance(value, str) and "<" in value.rstrip("/").rpartition("/")[2]):  # of a path only its end matters
+    if value is None or (isinstance(value, str) and "<" in value.rstrip("/").rpartition("/")[2]):  # of a path its end
         return None
     if isinstance(value, str) and NUMBER.fullmatch(value):
         value = float(value)  # YAML 1.1 reads 1e-3 as text

@@ -170,7 +170,8 @@ def _closed(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _without_comment(text: str) -> str:
-    return text if text and text[0] in "\"'" and text.count(text[0]) > 1 and "#" not in text else re.sub(r"\s+#.*$", "", text)
+    quoted = text[:1] in ("'", '"') and text.count(text[0]) > 1
+    return text if quoted and "#" not in text else re.sub(r"\s+#.*$", "", text)
 
 
 def _spelled(text: str, values: Mapping[str, str]) -> str:

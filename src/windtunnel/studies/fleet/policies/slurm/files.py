@@ -109,7 +109,8 @@ def read_conf(path: Path) -> Cluster:
         raise InputFileError(path, wrong, remedy if sizes else "give the file that has the NodeName lines")
     bit = {name: 1 << at for at, name in enumerate(names)}
     groups = {
-        name: [*hosts(words.get("nodes", "")), *features.get(words.get("feature", ""), ())] for name, words in sets.items()
+        name: [*hosts(words.get("nodes", "")), *features.get(words.get("feature", ""), ())]
+        for name, words in sets.items()
     }
     made = [_partition(words, bit, groups) for words in partitions]
     default = next((words["partitionname"] for words in partitions if words.get("default", "").upper() == "YES"), "")
@@ -165,7 +166,9 @@ def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
         if included:
             beside = path.parent / Path(included[1]).name
             if depth == INCLUDES_MOST or not beside.is_file():
-                problem = f"includes {included[1]}, " + ("which includes it" if beside.is_file() else "which is not here")
+                problem = f"includes {included[1]}, " + (
+                    "which includes it" if beside.is_file() else "which is not here"
+                )
                 raise InputFileError(path, problem, f"put {beside.name} beside it, or take that line out")
             yield from _lines(beside, depth + 1)
             continue
