@@ -19,7 +19,7 @@ from windtunnel.physics.cost.measured.cache import package_data, version_order
 
 FRAMEWORKS = ("trtllm", "sglang", "vllm")
 Columns = dict[str, NDArray[Any]]
-Coded = tuple[list[Any], NDArray[np.int32]]  # the values of a column, and which of them each row has
+Coded = tuple[NDArray[np.object_], NDArray[np.int32]]  # the values of a column, and which of them each row has
 
 
 def available() -> bool:
@@ -66,11 +66,13 @@ def _read(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object],
     found: dict[str, Coded] = {}
     for name in names:
         coded = table.column(name).combine_chunks().dictionary_encode()
-        found[name] = coded.dictionary.to_pylist(), np.from_dlpack(coded.indices)
+        values = coded.dictionary.to_pylist()
+        found[name] = np.array(values, np.object_), np.from_dlpack(coded.indices)
     keep = np.ones(len(table), bool)
     for name, value in where:
-        values, codes = found[name]
-        keep &= codes == values.index(value) if value in values else False
+        known, codes = found[name]
+        place = np.flatnonzero(known == value)
+        keep &= codes == place[0] if len(place) else False
     return [(found[name][0], found[name][1][keep]) for name in columns]
 
 
@@ -78,7 +80,7 @@ def _read(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object],
 def rows(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> Columns:
     """`columns` of the rows whose other columns have the values in `where`."""
     found = zip(columns, _read(path, columns, where), strict=True)
-    return {name: np.asarray([values[at] for at in codes.tolist()]) for name, (values, codes) in found}
+    return {name: np.asarray(values[codes].tolist()) for name, (values, codes) in found}
 
 
 @lru_cache(maxsize=256)
