@@ -67,7 +67,7 @@ def _read(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object],
     for name in names:
         coded = table.column(name).combine_chunks().dictionary_encode()
         values = coded.dictionary.to_pylist()
-        found[name] = np.array(values, np.object_), np.from_dlpack(coded.indices)
+        found[name] = np.array(values, np.object_), np.asarray(np.from_dlpack(coded.indices), np.int32)
     keep = np.ones(len(table), bool)
     for name, value in where:
         known, codes = found[name]
