@@ -233,7 +233,7 @@ def _parquet(path: Path, remedy: str) -> Table:
 
     raw = read_bytes(path, remedy, LARGE_BYTES_MOST)
     try:
-        data = pq.read_table(pa.BufferReader(raw))
+        data = pq.ParquetFile(pa.BufferReader(raw)).read()
         columns = {name: pc.fill_null(data[name].combine_chunks().cast(pa.string()), "") for name in data.column_names}
     except (pa.ArrowException, OSError) as error:
         raise InputFileError(path, f"cannot be read as Parquet ({_first_line(error)})", remedy) from None

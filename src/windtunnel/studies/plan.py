@@ -32,8 +32,8 @@ def plans(
     question: Search, *, told: Callable[[Layout, Replayed], None] | None = None, begun_s: float | None = None
 ) -> Plans:
     """The best plans; `told` is called with each that is replayed, `begun_s`: when the time that was given began."""
-    from windtunnel.studies.planning import plan as find
     from windtunnel.studies.planning.ahead import working_ahead
+    from windtunnel.studies.planning.plan import plan as find
 
     word = question.cluster.base
     mixed = None if word is None else parse_mixed(word)

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.faces.report.fleet_verdict import best_of, verdict_of
 from windtunnel.studies.fleet.flows.study import FlowsStudy
 from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
 from windtunnel.studies.fleet.sharing.study import Shared, slower_of
 from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer, PackAnswer, WhenAnswer, left_out
 from windtunnel.studies.fleet.when import When
-from windtunnel.units import format_percent
 from windtunnel.views import (
     Axis,
     Cell,
@@ -84,12 +84,6 @@ TIMES = 300  # at which use is drawn
 JOBS_SHOWN = 240  # of a policy: those that waited longest or held most
 LANES = 24
 NAMED = 6  # jobs in a list
-ALIKE = 1.005  # a ratio below which policies are not ranked
-EQUAL = 5e-4  # below which a difference is not shown
-JUDGED = (  # what policies are compared by: the first that all have; whether less is better, and how that is said
-    ("jct_mean_s", "mean JCT", "s", True),
-    ("allocated_pct", "of GPUs allocated at full arrival", "%", False),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +136,8 @@ def fleet_document(answer: Fleet) -> Document:
 
 
 def _views(answer: Fleet) -> Iterator[View]:
-    best = _best(answer.figures)
-    yield _verdict(answer.figures, best)
+    best = best_of(answer.figures)
+    yield verdict_of(answer.figures, best)
     cards = [
         Figure(name, _number(best, key, unit, {}))
         for name, key, unit in ROWS[:6]
@@ -157,38 +151,6 @@ def _views(answer: Fleet) -> Iterator[View]:
             kinds.setdefault(why, []).append(name)
         lines = [f"{len(names):,} left out, {why}: {_listed(names)}" for why, names in kinds.items()]
         yield Notes("Jobs left out", lines[:50], "warn")
-
-
-def _best(figures: Sequence[Mapping[str, Amount]]) -> Mapping[str, Amount]:
-    for key, _, _, less in JUDGED:
-        values = [one.get(key) for one in figures]
-        if all(isinstance(value, float | int) for value in values):
-            return sorted(figures, key=lambda one: float(one[key] or 0.0) * (1 if less else -1))[0]
-    return figures[0]
-
-
-def _verdict(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amount]) -> Headline:
-    key, name, unit, less = next((one for one in JUDGED if isinstance(best.get(one[0]), float | int)), JUDGED[0])
-    value = best.get(key)
-    if not isinstance(value, float | int):
-        return Headline("No job came to its end.", tone="bad")
-    number = Number(float(value), unit)
-    said = f"{best['policy']}: {text_of(number)} {name}"
-    others = [float(one[key] or 0.0) for one in figures if one is not best and isinstance(one.get(key), float | int)]
-    if others and value:
-        worst = max(others) if less else min(others)
-        loser = next(one["policy"] for one in figures if one is not best and float(one.get(key) or 0.0) == worst)
-        ratio = worst / float(value) if less else float(value) / worst if worst else 1.0
-        if ratio > ALIKE:
-            said = f"{best['policy']} is best of {len(figures)}: {said.partition(': ')[2]}"
-            said += f", {loser} {text_of(worst, unit)} ({ratio:.2f} x)"
-        else:
-            off = abs(ratio - 1.0)
-            rest = f"{best['policy']}, the others up to {format_percent(off)} off" if off > EQUAL else "each"
-            said = f"{len(figures)} policies are alike: {text_of(number)} {name} with {rest}"
-    used = best.get("utilisation")
-    tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
-    return Headline(f"{said}{tail}.", name, number, "good")
 
 
 def _number(figures: Mapping[str, Amount], key: str, unit: str, bands: Mapping[str, Sequence[float]]) -> Number:

@@ -98,7 +98,7 @@ def slurm_files(cluster: Cluster, site: Site) -> dict[str, str]:
         f"PreemptMode={cluster.preempt}",
         *([f"PreemptExemptTime={_span(cluster.exempt_s)}"] if cluster.exempt_s else []),
         *_parameters(cluster),
-        *(_partition(each, names, cluster.default_partition) for each in partitions),
+        *(_partition(each, names, cluster.default_partition) for each in partitions if each.nodes),
     ]
     files = {"slurm.conf": "\n".join(lines) + "\n"}
     if cluster.qos:

@@ -4,7 +4,8 @@ t4:64              64 GPUs of a kind, on nodes as that kind usually comes
 t4:16x4            16 nodes of 4 GPUs
 v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
-slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too
+slurm.conf         its nodes; a site.yaml may have `slurm: [slurm.conf, qos.txt, assoc.txt]`, of `sacctmgr -P show` too,
+                   and `gpu`
 site.yaml          gpu, gpus, gpus_per_node; clouds beside them (`hybrid/clouds.py`); for kueue the nodes of racks and
                    blocks, `topology: {block: 64, rack: 16}`
 """
@@ -135,9 +136,13 @@ def _from_yaml(path: Path) -> Site:
     data = read_mapping(path, "give gpu, gpus and gpus_per_node")
     known = {"gpu", "gpus", "gpus_per_node", "topology", "slurm", *CLOUDS}
     if "slurm" in data:
-        known_keys(data, {"slurm"}, str(path))
+        wrong = next((key for key in ("gpus", "gpus_per_node") if key in data), None)
+        if wrong is not None:
+            raise SpecError(wrong, data[wrong], "leave it out: slurm.conf says which nodes there are", str(path))
+        known_keys(data, {"slurm", "gpu"}, str(path))
         names = data["slurm"] if isinstance(data["slurm"], list) else [data["slurm"]]
-        return replace(_of_slurm(tuple(path.parent / str(name) for name in names), str(path)), file=path)
+        site = _of_slurm(tuple(path.parent / str(name) for name in names), str(path))
+        return replace(site, file=path, gpu=str(data.get("gpu", site.gpu)))
     if not isinstance(data.get("gpus"), int):
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
     known_keys(data, known, str(path))

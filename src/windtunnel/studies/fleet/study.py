@@ -24,6 +24,7 @@ from windtunnel.studies.fleet.changed import as_changed, changed_cluster
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.jobs.standing import as_it_stands
 from windtunnel.studies.fleet.jobs.trace import Jobs, Unread, held_at_once
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, write_jobs
@@ -285,12 +286,13 @@ def answer_when(question: FleetWhen) -> WhenAnswer:
     question = as_changed(question)
     names, jobs, site, notes = _asked(question)
     _refuse_files(names)
+    jobs, standing = as_it_stands(jobs, question.job)
     jobs, unfit = with_predictions(jobs, site)
     options = _options(question)
     answers = tuple(
         when(jobs, site, name, options, question.job, draws=question.seeds, spread=question.spread) for name in names
     )
-    return WhenAnswer(jobs.source, site.text, answers, (*notes, *unfit))
+    return WhenAnswer(jobs.source, site.text, answers, (*notes, *standing, *unfit))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,4 @@
-"""Planning: the best plan for a model on a cluster, and the proof that none in the space is better."""
+"""Planning: the best plan for a model on a cluster, and the proof that none in the space is better (`plan.py`).
 
-from windtunnel.studies.planning.answer import Planned, Plans
-from windtunnel.studies.planning.plan import plan
-
-__all__ = ["Planned", "Plans", "plan"]
+Nothing is imported here: RL's trainer needs the bounds alone.
+"""

@@ -49,6 +49,30 @@ def test_gpus_in_use_and_jobs_that_wait_are_drawn_over_time() -> None:
     assert {y for x, y in zip(queue.x, queue.y, strict=True) if x > 100.5} == {0.0}
 
 
+def verdict_of(*figures: tuple[str, float, float | None], held: float = 0.5) -> str:
+    """The first line, of policies with their mean wait in hours and its error against the log's."""
+    rows = [
+        {
+            "policy": name, "jobs": 2, "jct_mean_s": 3600 * (10 + wait), "queueing_delay_mean_s": 3600 * wait,
+            "utilisation": held, "log_wait_error": error, "log_start_error_p50_s": None if error is None else abs(error)
+        }
+        for name, wait, error in figures
+    ]  # fmt: skip
+    return next(v.verdict for v in fleet_document(Fleet("log", "h100:8", 8, rows)).views if isinstance(v, Headline))
+
+
+def test_the_first_line_says_whether_a_log_bears_advice() -> None:
+    near = verdict_of(("current", 2.0, None), ("slurm", 2.2, 0.1), ("easy", 1.0, -0.5))
+    assert near.startswith("easy is best of 2: 11.00 h mean JCT, slurm 12.20 h (1.11 x);")
+    assert near.endswith("as it was, 12.00 h.")  # what happened is no policy that could be chosen
+    far = verdict_of(("current", 2.0, None), ("slurm", 1.0, -0.5), ("easy", 1.02, -0.49))
+    assert "are alike" in far
+    assert far.endswith("(nearest: easy, mean wait -49%): no advice yet.")
+    short = verdict_of(("current", 0.01, None), ("slurm", 0.0, -1.0))
+    assert "no advice" not in short  # nobody waits, whoever schedules
+    assert "of another cluster" in verdict_of(("current", 2.0, None), ("slurm", 2.1, 0.05), held=1.2)
+
+
 def test_names_of_jobs_are_never_markup() -> None:
     text = page_of(fleet_document(_fleet()))
     assert "&lt;b&gt;" in text
@@ -65,15 +89,3 @@ def test_a_row_of_times_has_one_unit_and_the_best_policy_is_named() -> None:
     assert row.split() == ["mean", "JCT", "3.056", "h", "0.017", "h"]
     verdict = next(view for view in document.views if isinstance(view, Headline))
     assert verdict.verdict == "srtf is best of 2: 60.00 s mean JCT, fifo 3.056 h (183.33 x)."
-
-
-def test_policies_that_are_alike_have_no_best() -> None:
-    for last, said in (
-        (60.0, "2 policies are alike: 60.00 s mean JCT with each."),
-        (60.2, "the others up to 0.3 % off."),
-    ):
-        figures = [{"policy": name, "jobs": 2, "jct_mean_s": value} for name, value in (("fifo", 60.0), ("srtf", last))]
-        views = fleet_document(Fleet("jobs.csv", "h100:8", 8, figures)).views
-        verdict = next(view.verdict for view in views if isinstance(view, Headline))
-        assert verdict.endswith(said)
-        assert "best" not in verdict

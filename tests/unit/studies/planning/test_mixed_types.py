@@ -14,9 +14,9 @@ from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning import plan
 from windtunnel.studies.planning.bounds import Bounds
 from windtunnel.studies.planning.objectives.by_stage import ByStage
+from windtunnel.studies.planning.plan import plan
 from windtunnel.studies.planning.search import Search
 from windtunnel.studies.planning.space import Space
 from windtunnel.studies.training import predict

@@ -8,7 +8,7 @@ import pytest
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.hardware import parse_cluster
-from windtunnel.studies.planning import plan
+from windtunnel.studies.planning.plan import plan
 from windtunnel.studies.planning.techniques import chosen, together
 from windtunnel.studies.techniques import predict_with
 

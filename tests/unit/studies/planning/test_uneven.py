@@ -12,8 +12,8 @@ from windtunnel.errors import SpecError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
 from windtunnel.questions.asked.plan import open_plan
-from windtunnel.studies.planning import plan
 from windtunnel.studies.planning.fields.pipelines import dealt, uneven
+from windtunnel.studies.planning.plan import plan
 from windtunnel.studies.planning.space import Space, structures
 from windtunnel.studies.training import predict
 from windtunnel.studies.training.launch.megatron import write

@@ -19,6 +19,7 @@ VERL = """
 n_resp=8
 max_response_length=$((1024 * 4))
 python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
     data.train_batch_size=${BSZ:-96} \\
     data.max_response_length=${max_response_length} \\
     actor_rollout_ref.model.path=/models/Qwen2-7B-Instruct \\
@@ -136,6 +137,52 @@ def test_verl_multiplies_its_mini_batch_by_the_samples_and_names_what_it_does_no
     assert data["learner"] == {"train_batch": 256, "row_tokens": 10240}
     assert data["rollout"] == {"engine": "vllm", "gen_tp": 2}
     assert read_config(str(tmp_path / "run.sh")).unknown == ("actor_rollout_ref.rollout.surprise",)
+
+
+def test_a_fully_asynchronous_run_of_verl_has_the_prompts_between_two_weight_updates(tmp_path: Path) -> None:
+    settings = "async_training.require_batches=4 async_training.trigger_parameter_sync_step=2 rollout.n_gpus_per_node=4"
+    script = VERL.replace("${BSZ:-96}", "0").replace(
+        "trainer.project_name=ours", f"{settings} trainer.n_gpus_per_node=4"
+    )
+    data = _data(tmp_path, "run.sh", script)
+    assert (data["prompts"], data["learner"]["train_batch"]) == (32 * 4 * 2, 32 * 8)  # type: ignore[index]
+
+
+def test_an_empty_variable_is_none(tmp_path: Path) -> None:
+    assert _data(tmp_path, "run.sh", VERL.replace("\nn_resp=8", "\nn_resp=\nn_resp=${n_resp:-8}"))["samples"] == 8
+
+
+def test_verl_without_an_estimator_trains_a_critic_which_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(VERL.replace("algorithm.adv_estimator=grpo", "algorithm.gamma=1"))
+    assert read_config(str(tmp_path / "run.sh")).unknown[0] == "algorithm.adv_estimator (its critic is not priced)"
+
+
+def test_values_over_several_lines_a_path_of_unknown_folders_and_a_variable_before_the_command(tmp_path: Path) -> None:
+    start, rest = VERL.split("python3 -m verl.trainer.main_ppo", 1)
+    config, end = rest.split("    actor_rollout_ref.rollout.n=", 1)
+    config = config.replace("/models/Qwen2", "${MODEL_DIR:-$HOME/models}/Qwen2").rstrip(" \\\n")
+    command = 'RAY_LOG="quiet" python3 -m verl.trainer.main_ppo $CONFIG actor_rollout_ref.rollout.n='
+    script = f'{start}CONFIG="{config}"\n{command}{end}'
+    data = _data(tmp_path, "run.sh", script)
+    assert (data["model"], data["prompts"], data["samples"], data["lengths"]) == ("qwen2-7b", 96, 8, "cap=4096")
+
+
+def test_a_script_that_starts_another_one_changes_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    _data(tmp_path, "run.sh", VERL)
+    data = _data(tmp_path, "a/b/mine.sh", 'cd "$ROOT"\nbash "$DIR/run.sh" data.train_batch_size=16 "$@"\n')
+    assert (data["prompts"], data["samples"]) == (16, 8)
+    (tmp_path / "nemo.yaml").write_text(NEMO_BASE)
+    data = _data(tmp_path, "a/nemo.sh", "uv run grpo.py --config nemo.yaml grpo.num_prompts_per_step=8\n")
+    assert (data["framework"], data["prompts"], data["samples"]) == ("nemo-rl", 8, 16)
+
+
+def test_a_script_inside_of_a_command_and_of_a_job_file_is_read(tmp_path: Path) -> None:
+    ppo = "-- python3 -m openrlhf.cli.train_ppo_ray --rollout.n_samples_per_prompt 4 --vllm.num_engines 4"
+    data = _data(tmp_path, "run.sh", f"srun bash -c 'ray job submit {ppo}'\n")
+    assert (data["framework"], data["samples"]) == ("openrlhf", 4)
+    indented = VERL.replace("\n", "\n  ")
+    assert _data(tmp_path, "job.yaml", f"num_nodes: 2\nrun: |\n  set -e\n{indented}\n")["prompts"] == 96
 
 
 def test_nemo_inherits_and_works_out_references(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from windtunnel.physics.model import load_model
 from windtunnel.physics.model.adapters import ADAPTER, learning, with_adapters
 from windtunnel.physics.model.layer_operations import layer_operations
 from windtunnel.physics.model.operations import Shard
-from windtunnel.studies.planning import plan as find
+from windtunnel.studies.planning.plan import plan as find
 
 MODEL = load_model("llama-3-8b")
 JOB = {"global_batch": 8, "seq_len": 4096}

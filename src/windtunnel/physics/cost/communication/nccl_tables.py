@@ -64,7 +64,7 @@ def compact(folder: Path) -> Curves:
     best: Curves = {}
     for path in sorted(folder.glob("*/nccl_perf.parquet"), key=lambda path: version_order(path.parent.name)):
         names = ["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"]
-        columns = parquet.read_table(path, columns=names).to_pydict()
+        columns = parquet.ParquetFile(path).read(columns=names).to_pydict()
         found: dict[tuple[str, int], dict[float, list[float]]] = {}
         for op, dtype, n_gpus, elements, latency_ms in zip(*(columns[name] for name in names), strict=True):
             if dtype == "half" and op in KIND_OF_OP and latency_ms > 0:

@@ -19,6 +19,7 @@ from windtunnel.physics.cost.measured.cache import package_data, version_order
 
 FRAMEWORKS = ("trtllm", "sglang", "vllm")
 Columns = dict[str, NDArray[Any]]
+Coded = tuple[NDArray[np.object_], NDArray[np.int32]]  # the values of a column, and which of them each row has
 
 
 def available() -> bool:
@@ -52,14 +53,34 @@ def every(system: str, operation: str, name: str, framework: str) -> list[Path]:
     return sorted(folder.glob(f"*/{name}.parquet"), key=lambda at: version_order(at.parent.name), reverse=True)
 
 
+def _read(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> list[Coded]:
+    """Some columns of the rows that `where` chooses.
+
+    By pyarrow's files alone: its datasets, and its conversions to numpy, load pandas where that is installed, which
+    takes half a second of a process.
+    """
+    import pyarrow.parquet as pq
+
+    names = list(dict.fromkeys((*columns, *(name for name, _ in where))))
+    table = pq.ParquetFile(path).read(columns=names)
+    found: dict[str, Coded] = {}
+    for name in names:
+        coded = table.column(name).combine_chunks().dictionary_encode()
+        values = coded.dictionary.to_pylist()
+        found[name] = np.array(values, np.object_), np.asarray(np.from_dlpack(coded.indices), np.int32)
+    keep = np.ones(len(table), bool)
+    for name, value in where:
+        known, codes = found[name]
+        place = np.flatnonzero(known == value)
+        keep &= codes == place[0] if len(place) else False
+    return [(found[name][0], found[name][1][keep]) for name in columns]
+
+
 @lru_cache(maxsize=256)
 def rows(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> Columns:
     """`columns` of the rows whose other columns have the values in `where`."""
-    import pyarrow.parquet as pq
-
-    filters = [(name, "=", value) for name, value in where]
-    table = pq.read_table(path, columns=list(columns), filters=filters or None)
-    return {name: np.asarray(table.column(name).to_pylist()) for name in columns}
+    found = zip(columns, _read(path, columns, where), strict=True)
+    return {name: np.asarray(values[codes].tolist()) for name, (values, codes) in found}
 
 
 @lru_cache(maxsize=256)
@@ -67,12 +88,14 @@ def distinct(
     path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]
 ) -> tuple[tuple[Any, ...], ...]:
     """The combinations of `columns` that occur, sorted."""
-    import pyarrow.parquet as pq
-
-    filters = [(name, "=", value) for name, value in where]
-    table = pq.read_table(path, columns=list(columns), filters=filters or None)
-    kinds = table.group_by(list(columns)).aggregate([])  # a table has 200,000 rows of some 100 combinations
-    return tuple(sorted(zip(*(kinds.column(name).to_pylist() for name in columns), strict=True)))
+    found = _read(path, columns, where)
+    shape = tuple(len(values) for values, _ in found)
+    place = np.zeros(len(found[0][1]), np.int64)  # of each row among all combinations: 200,000 rows have some 100
+    for values, codes in found:
+        place = place * len(values) + codes
+    kinds = np.unravel_index(np.unique(place), shape) if len(place) else ()
+    columns_of = ([values[at] for at in of] for (values, _), of in zip(found, kinds, strict=False))
+    return tuple(sorted(zip(*columns_of, strict=True)))
 
 
 @lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu", "aws.amazon.com/neuron")
+SHARES = "nvidia.com/gpu.shared"  # a GPU in turns with others, or a share of one by MPS, under the name of its own
 SLICES = ("nvidia.com/mig-", "gpu.intel.com/")  # parts of a GPU, or GPUs by their driver
 QUEUE, PRIORITY, GROUP = (f"kueue.x-k8s.io/{key}" for key in ("queue-name", "priority-class", "pod-group-name"))
 TOPOLOGY = {  # annotations of a pod's template
@@ -30,8 +31,9 @@ DURATION = "windtunnel/duration-s"  # an annotation of ours
 NO_JOBS = (
     *("ClusterQueue", "LocalQueue", "Cohort", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass", "Topology"),
     *("Node", "Queue", "PodGroup", "ResourceClaim", "ResourceClaimTemplate", "AdmissionCheck"),
+    *("ConfigMap", "CronJob", "Event", "Namespace", "PersistentVolumeClaim", "Secret", "Service", "ServiceAccount"),
 )
-SERVICES = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "LeaderWorkerSet")
+SERVICES = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "LeaderWorkerSet", "RayService", "InferenceService")
 COMPLETED, FAILED, RUNNING, PENDING = "COMPLETED", "FAILED", "RUNNING", "PENDING"
 STATES = {  # conditions that are true, phases and Ray's words
     **dict.fromkeys(("complete", "completed", "succeeded", "finished", "successcriteriamet"), COMPLETED),
@@ -406,6 +408,8 @@ def _gpus_of_container(container: Object, name: str, notes: Notes) -> int:
             total += _count(asked, key, default=0)
             if str(key).startswith(SLICES[0]):
                 notes.add("asks for MIG slices, which count as whole GPUs", name)
+        elif key == SHARES:
+            notes.add(f"asks for shares of GPUs ({SHARES}), which do not count", name)
     return total
 
 

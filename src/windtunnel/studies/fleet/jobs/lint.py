@@ -51,9 +51,12 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
     submit, duration, deadline, start = jobs.submit_s, jobs.duration_s, jobs.deadline_s, jobs.start_s
     unstarted = np.array(jobs.columns.get("ended", [""] * len(jobs))) == "cancelled"  # such a job asks for nothing
     unstarted &= np.isnan(start) & ~(duration > 0)
-    add(
-        "no-gpu", "error", np.flatnonzero((jobs.gpus < 1) & ~unstarted), "without a GPU", "give gpus, or leave them out"
-    )
+    none = np.flatnonzero((jobs.gpus < 1) & ~unstarted)
+    logged = "log_state" in jobs.columns  # clusters run jobs without GPUs too, and their logs are in no order of time
+    if logged:
+        add("no-gpu", "warning", none, "without a GPU", "they are left out; mend the log where they had some")
+    else:
+        add("no-gpu", "error", none, "without a GPU", "give gpus, or leave them out")
     if site is not None:
         too_many = np.flatnonzero(-(-jobs.gpus // site.per_node) > site.nodes)
         add(
@@ -68,7 +71,9 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
         "warning",
         np.flatnonzero(np.isnan(duration) & np.isnan(jobs.iterations)),
         "without duration and iterations",
-        "add duration_s, or iterations with model and batch_size",
+        "they wait, or the log does not say how long they ran: left out"
+        if logged
+        else "add duration_s, or iterations with model and batch_size",
     )
     idle = np.flatnonzero((duration == 0) & ~unstarted)
     add("zero-duration", "warning", idle, "of no duration", "check the unit of duration_s")
@@ -102,26 +107,26 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
             "too late even on the whole cluster at perfect speed",
             "check deadlines",
         )
-    found.extend(_order_and_load(jobs, site))
-    found.extend(_copies(jobs))
+    if not logged:
+        found.extend(_order(jobs))
+        found.extend(_copies(jobs))
+    found.extend(_load(jobs, site))
     return sorted(found, key=lambda finding: finding.severity != "error")
 
 
-def _order_and_load(jobs: Jobs, site: Site | None) -> Sequence[Finding]:
-    found = []
+def _order(jobs: Jobs) -> Sequence[Finding]:
     back = np.flatnonzero(np.diff(jobs.submit_s) < 0)
-    if len(back):
-        at = int(back[0]) + 1
-        text = f"submissions are out of order from {jobs.name[at]} (line {int(jobs.line[at])}) on"
-        found.append(
-            Finding(
-                "unsorted",
-                "warning",
-                text,
-                "policies take jobs by their times, and only over-subscription draws by row; but a mixed-up clock would"
-                " look so",
-            )
-        )
+    if not len(back):
+        return []
+    at = int(back[0]) + 1
+    text = f"submissions are out of order from {jobs.name[at]} (line {int(jobs.line[at])}) on"
+    remedy = (
+        "policies take jobs by their times, and only over-subscription draws by row; but a mixed-up clock would look so"
+    )
+    return [Finding("unsorted", "warning", text, remedy)]
+
+
+def _load(jobs: Jobs, site: Site | None) -> Sequence[Finding]:
     if site is not None and not np.isnan(jobs.duration_s).all() and len(jobs) > 1:
         runs = -(-jobs.gpus // site.per_node) <= site.nodes  # larger jobs are left out of every run
         work = float(np.nansum((jobs.duration_s * jobs.gpus)[runs]))
@@ -132,8 +137,8 @@ def _order_and_load(jobs: Jobs, site: Site | None) -> Sequence[Finding]:
                 text = f"the offered load is {load:.0%} of {site.text}"
                 text += f": {work:,.0f} GPU-s in {span:,.0f} s of submissions"
                 remedy = "queues grow to the end of the trace: give a larger cluster, or read waits as such"
-                found.append(Finding("overload", "warning", text, remedy))
-    return found
+                return [Finding("overload", "warning", text, remedy)]
+    return []
 
 
 def _copies(jobs: Jobs) -> Sequence[Finding]:

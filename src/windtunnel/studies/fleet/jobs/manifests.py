@@ -1,4 +1,4 @@
-"""Jobs in YAML or JSON: a list of ours, or Kubernetes objects (`kubernetes.py`).
+"""Jobs in YAML or JSON: a list of ours, Kubernetes objects (`kubernetes.py`), or what Slurm's `--json` prints.
 
 Ours: a list of mappings with the columns of our layout, or that list under `jobs`.
 """
@@ -12,19 +12,26 @@ from windtunnel.errors import InputFileError
 from windtunnel.files.document import read_documents
 from windtunnel.files.table import Table, table_of
 from windtunnel.studies.fleet.jobs.kubernetes import cohorts_of_objects, jobs_of_objects, quotas_of_objects
+from windtunnel.studies.fleet.jobs.slurm_json import is_slurm, rows_of
 from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota, Unread
 
 
 def read_manifests(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...], tuple[Cohort, ...]]:
     """The table of jobs, what was not understood, the quotas of queues and their cohorts. Raises InputFileError."""
     items: list[object] = []
+    looked: object = None
     for document in read_documents(path, "give a trace that can be read"):
         inner = (
             next((document[key] for key in ("jobs", "items") if isinstance(document.get(key), list)), None)
             if (isinstance(document, Mapping))
             else document
         )
+        looked = document.get("last_update") if isinstance(document, Mapping) else None
         items.extend(inner if isinstance(inner, list) else [document])
+    if is_slurm(items):
+        from windtunnel.studies.fleet.jobs.slurm import read_rows
+
+        return *read_rows(path, rows_of(items, looked)), (), ()
     notes, ours, objects = Notes(), [], []
     for number, item in enumerate(items, 1):
         if not isinstance(item, Mapping):

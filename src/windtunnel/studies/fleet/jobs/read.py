@@ -8,15 +8,18 @@ deadline_s, user.
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.files.bytes import path_of
+from windtunnel.files.bytes import GZIP, path_of
 from windtunnel.files.table import Table, read_table
 from windtunnel.studies.fleet.jobs.slurm_records import is_records
+from windtunnel.studies.fleet.jobs.slurm_table import delimiter_of
 from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
 from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota, Unread
 
@@ -60,25 +63,40 @@ def _table(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...], tu
         from windtunnel.studies.fleet.jobs.manifests import read_manifests
 
         return read_manifests(path)
-    if path.is_file() and path.suffix.lower() not in (".parquet", ".pq", ".gz"):
-        try:
-            with path.open("rb") as file:
-                first = file.readline(4096)
-        except OSError as error:
-            raise InputFileError(path, f"cannot be read ({error.strerror})", TRACE) from None
-        if b"|" in first and b"," not in first:
+    if path.is_file() and path.suffix.lower() not in (".parquet", ".pq", ".jsonl"):
+        first = _first_line(path)
+        mark = delimiter_of(first)
+        if mark is not None:
             from windtunnel.studies.fleet.jobs.slurm import read_sacct
 
-            return *read_sacct(path), (), ()
-        if is_records(first):
+            return *read_sacct(path, mark), (), ()
+        if is_records(first.encode()):
             from windtunnel.studies.fleet.jobs.slurm import read_records
 
             return *read_records(path), (), ()
-        if first.lstrip().lower().startswith(b"jobid "):
-            raise InputFileError(
-                path, "is sacct's table for people", "write it with `sacct -P -D -X -a -o JobID,Submit,...`"
-            )
+        words = first.lower().split()
+        if words[:1] == ["jobid"]:
+            from windtunnel.studies.fleet.jobs.slurm import ASK
+            from windtunnel.studies.fleet.jobs.slurm_records import ASK as ASK_SQUEUE
+
+            who, ask = ("squeue", ASK_SQUEUE) if first.split()[0].isupper() else ("sacct", ASK)
+            raise InputFileError(path, f"is {who}'s table for people", ask)
+        if "," not in first and {"name", "age"} <= set(words):
+            raise InputFileError(path, "is kubectl's table for people", "write it with `kubectl get ... -A -o json`")
     return read_table(path, TRACE), (), (), ()
+
+
+def _first_line(path: Path) -> str:
+    """The first line, unpacked where gzip packed it. Raises InputFileError."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline(4096)
+        if first.startswith(GZIP):
+            with gzip.open(path) as packed:
+                first = packed.readline(4096)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputFileError(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", TRACE) from None
+    return first.decode("utf-8-sig", "replace")
 
 
 def jobs_of(table: Table) -> Jobs:

@@ -1,13 +1,15 @@
 """`sacct -P`: what Slurm says of its jobs. One job per JobID; lines of steps (`123.batch`) are left out.
 
-GPUs are `gres/gpu=` of AllocTRES or ReqTRES, or the sum of its kinds; times are ISO 8601 in one zone, or seconds
-(`SLURM_TIME_FORMAT=%s`). What ran is the trace, and when it started is kept, so that the policy `current` shows what
-happened. A job that failed or was cancelled does so again after as long as it ran; one that was cancelled before it
-started never asks for GPUs. One that still runs holds its GPUs for as long as it has run, and never completes; how long
-one that still waits will run is not known.
+GPUs are `gres/gpu=` of AllocTRES or ReqTRES, or the sum of its kinds, else ReqGRES on each node; times are ISO 8601 in
+one zone, or seconds (`SLURM_TIME_FORMAT=%s`). What ran is the trace, and when it started is kept, so that the policy
+`current` shows what happened. A job that failed or was cancelled does so again after as long as it ran; one that was
+cancelled before it started never asks for GPUs. One that still runs holds its GPUs for as long as it has run, and never
+completes; how long one that still waits will run is not known.
 
     requeues      several lines of one JobID (`-D`) are attempts of one job: submitted with the first, started with
-                  the first that started, ended with the last, which is also how long it takes; the others are lost
+                  the first that started, ended with the last, which is also how long it takes; the others are lost.
+                  Of lines with one start, as logs by the month have them, the last counts. Where the user is
+                  another, the number was given again, and it is another job
     arrays        tasks that wait are one line, `7_[4-9%2]`: a job each
     het jobs      `7+0`, `7+1` start together: one job, with the GPUs of all
     suspended     Elapsed leaves it out, End does not
@@ -25,8 +27,9 @@ from datetime import datetime
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
-from windtunnel.files.table import Table, read_table, table_of
-from windtunnel.studies.fleet.jobs.slurm_records import Row, of_squeue, records
+from windtunnel.files.table import Table, table_of
+from windtunnel.studies.fleet.jobs.slurm_records import Row, of_squeue, on_each_node, records
+from windtunnel.studies.fleet.jobs.slurm_table import table_rows
 from windtunnel.studies.fleet.jobs.trace import Notes, Unread
 
 GPUS = re.compile(r"gres/gpu(?::([^=,]*))?=(\d+)")
@@ -38,14 +41,18 @@ GOING = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")  # when the 
 COLUMNS = (
     *("JobID", "Submit", "Eligible", "Start", "End", "Elapsed", "ElapsedRaw", "Suspended", "Timelimit", "TimelimitRaw"),
     *("AllocTRES", "ReqTRES", "NNodes", "User", "Account", "Partition", "QOS", "Priority", "State", "Reason"),
-    "Restarts",
+    *("Restarts", "Cluster"),
 )
-UNKNOWN = ("", "Unknown", "None", "N/A")
+UNKNOWN = ("", "Unknown", "None", "N/A", "NONE", "(null)")
+NO_LIMIT = ("", "UNLIMITED", "Partition_Limit", "NOT_SET", "INVALID", "N/A")
+SHARES = re.compile(r"gres/(?:shard|mps)(?::[^=,]*)?=")
 TASKS_MOST = 100_000
+OVER = 1.5  # of its time limit, beyond which nothing runs in truth: OverTimeLimit and grace are minutes
 ASKED = (
     "JobID,Submit,Eligible,Start,End,Elapsed,Suspended,Timelimit,AllocTRES,ReqTRES,User,Account,Partition,QOS,Priority,"
     "State,Reason,Restarts"
 )
+TIMES = "unset SLURM_TIME_FORMAT for ISO 8601 times, or set it to %s for seconds"
 ASK = f"write it with `sacct -P -D -X -a -o {ASKED}`"
 
 
@@ -69,36 +76,65 @@ class Attempt:
         return self.cells["State"].upper().split(" ")[0]
 
 
-def read_sacct(path: Path) -> tuple[Table, tuple[Unread, ...]]:
+def read_sacct(path: Path, delimiter: str) -> tuple[Table, tuple[Unread, ...]]:
     """The table of jobs, and what was not understood. Raises InputFileError."""
-    raw = read_table(path, delimiter="|")
-    if raw.has("JOBID"):
-        return _read(path, ((line, of_squeue(path, row)) for line, row in raw.rows()))
+    columns, rows = table_rows(path, delimiter, ASK)
+    if "JOBID" in columns:
+        return read_rows(path, ((line, of_squeue(path, row)) for line, row in rows))
     for column in ("JobID", "Submit"):
-        if not raw.has(column):
+        if column not in columns:
             raise InputFileError(path, f"has no column {column}", ASK)
-    return _read(path, raw.rows())
+    return read_rows(path, ((line, on_each_node(row, row.get("ReqGRES", ""))) for line, row in rows))
 
 
 def read_records(path: Path) -> tuple[Table, tuple[Unread, ...]]:
     """The same of `scontrol show job` or the completion log. Raises InputFileError."""
-    return _read(path, records(path))
+    return read_rows(path, records(path))
 
 
-def _read(path: Path, rows_read: Iterable[tuple[int, Row]]) -> tuple[Table, tuple[Unread, ...]]:
+def read_rows(path: Path, rows_read: Iterable[tuple[int, Row]]) -> tuple[Table, tuple[Unread, ...]]:
+    """The same of rows by the names of sacct's columns."""
     notes = Notes()
     attempts: dict[str, list[Attempt]] = {}
-    for line, row in rows_read:
-        if "." not in row["JobID"]:
+    listed = list(rows_read)
+    several = len({row.get("Cluster", "") for _, row in listed}) > 1
+    for line, row in listed:
+        if several:
+            row["JobID"] = f"{row.get('Cluster', '')}/{row['JobID']}"
+        if "." not in row["JobID"].rpartition("/")[2]:
             for attempt in _tasks(_attempt(path, line, row, notes), notes):
-                attempts.setdefault(attempt.job, []).append(attempt)
+                _put(attempts, attempt, notes)
+    if not attempts:
+        raise InputFileError(path, "has no job", ASK)
     rows, lines = [], []
     for together in _components(attempts, notes):
         made = _job([sorted(each, key=lambda attempt: attempt.submit_s) for each in together], notes)
         if made is not None:
             rows.append(made)
             lines.append(together[0][0].line)
+    if rows and not any(row["gpus"] for row in rows):
+        remedy = (
+            "sites that count GPUs have AccountingStorageTRES=gres/gpu in slurm.conf; else ask for ReqTRES, or ReqGRES"
+        )
+        raise InputFileError(path, "has no job that asks for a GPU (gres/gpu in AllocTRES or ReqTRES)", remedy)
     return table_of(path, rows, lines), notes.rows()
+
+
+def _put(attempts: dict[str, list[Attempt]], attempt: Attempt, notes: Notes) -> None:
+    """An attempt with those of its job; a line of a start that is known stands in place of the other."""
+    job, user = attempt.job, attempt.cells["User"]
+    while job in attempts and user and attempts[job][0].cells["User"] not in ("", user):
+        job += "'"  # its number was given again, to a job of another user
+    if job != attempt.job:
+        notes.add("has the number of a job of another user: counted as a job of its own", job)
+    runs = attempts.setdefault(job, [])
+    same = (attempt.submit_s, attempt.start_s)
+    again = next((at for at, run in enumerate(runs) if (run.submit_s, run.start_s) == same), None)
+    if again is None:
+        runs.append(replace(attempt, job=job))
+    else:
+        notes.add("is in the log twice: the later line counts", job)
+        runs[again] = replace(attempt, job=job)
 
 
 def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attempt:
@@ -118,8 +154,8 @@ def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attemp
     tres = cells["AllocTRES"] if _gpus(cells["AllocTRES"]) else cells["ReqTRES"]
     if any(SLICE.search(kind or "") for kind, _ in GPUS.findall(tres)):
         notes.add("asks for MIG slices, which count as whole GPUs", job)
-    if "gres/shard=" in tres:
-        notes.add("asks for shares of GPUs (gres/shard), which do not count", job)
+    if SHARES.search(cells["AllocTRES"] + "," + cells["ReqTRES"]):
+        notes.add("asks for shares of GPUs (gres/shard, gres/mps), which do not count", job)
     return replace(made, gpus=_gpus(tres))
 
 
@@ -179,6 +215,8 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
     limit = _limit(last, notes)
     if state == "TIMEOUT":
         notes.add("hit its time limit: how long it would have run is not known", first.job)
+    if state == "RUNNING" and limit and (last.held_s or 0.0) > OVER * limit:
+        notes.add("runs far beyond its time limit: `sacctmgr show runawayjobs` may know it as lost", first.job)
     started = next((attempt.start_s for attempt in runs if attempt.start_s is not None), None)
     gpus = sum(component[-1].gpus for component in components)
     held = [attempt.held_s * attempt.gpus for each in components for attempt in each if attempt.held_s is not None]
@@ -202,6 +240,7 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         "cpus": _tres(last, "cpu"),
         "log_state": state,
         "log_restarts": restarts,
+        "cluster": last.cells["Cluster"],
         "log_gpu_seconds": repr(sum(held)) if started is not None else None,
     }
 
@@ -217,7 +256,10 @@ def _limit(attempt: Attempt, notes: Notes) -> float | None:
     text, minutes = attempt.cells["Timelimit"], attempt.cells["TimelimitRaw"]
     if text == "Partition_Limit" or minutes == "Partition_Limit":
         notes.add("has its partition's time limit, which the log does not tell", attempt.job)
-    return _elapsed(text) if text else float(minutes) * 60 if minutes.isdigit() else None
+    limit = _elapsed(text) if text else float(minutes) * 60 if minutes.isdigit() else None
+    if limit is None and not (text in NO_LIMIT and minutes in NO_LIMIT):
+        notes.add(f"has a time limit that is none ({(text or minutes)[:20]})", attempt.job)
+    return limit
 
 
 def _seconds(text: str, path: Path, line: int, column: str) -> float | None:
@@ -228,7 +270,7 @@ def _seconds(text: str, path: Path, line: int, column: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InputFileError(path, f"line {line}: {column} = {text[:40]!r} is no time", "give ISO 8601 times") from None
+        raise InputFileError(path, f"line {line}: {column} = {text[:40]!r} is no time", TIMES) from None
     return (moment.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
 
 

@@ -54,7 +54,7 @@ def records(path: Path) -> Iterator[tuple[int, Row]]:
     for number, line in enumerate([*read_text(path).splitlines(), "JobId=0"], 1):
         if is_records(line.encode()):
             if kept:
-                yield begun, _of_record(dict(FIELD.findall(kept)))
+                yield begun, _of_record(dict(reversed(FIELD.findall(kept))))  # a name's first: commands have some too
             begun, kept = number, line
         else:
             kept += f" {line}"
@@ -70,7 +70,7 @@ def _of_record(fields: dict[str, str]) -> Row:
         job = f"{fields['HetJobId']}+{fields['HetJobOffset']}"
     if "RunTime" not in fields and row.get("Timelimit", "").isdigit():  # of the completion log, in minutes
         row["TimelimitRaw"] = row.pop("Timelimit")
-    return _settled(
+    return settled(
         {**row, "JobID": job, "User": fields.get("UserId", "").partition("(")[0]}, fields.get("TresPerNode", "")
     )
 
@@ -83,19 +83,21 @@ def of_squeue(path: Path, row: Row) -> Row:
     for name in ("Elapsed", "Timelimit"):
         if re.fullmatch(r"\d+:\d\d", made.get(name, "")):
             made[name] = f"0:{made[name]}"  # squeue leaves the hours out
-    return _settled(made, row.get("TRES_PER_NODE", row.get("GRES", "")))
+    return settled(made, row.get("TRES_PER_NODE", row.get("GRES", "")))
 
 
-def _settled(row: Row, per_node: str) -> Row:
-    """As sacct has it: nodes that boot are held, a job that completes has ended, what is only expected is left out.
-
-    `per_node`: the GPUs that are asked of each node, where the resources do not count them.
-    """
+def settled(row: Row, per_node: str) -> Row:
+    """As sacct has it: nodes that boot are held, a job that completes has ended, what is only expected is left out."""
     state = row["State"] = CODES.get(row.get("State", ""), row.get("State", ""))
     if state in BEFORE_START:
         row |= {"Start": "", "End": "", "Elapsed": ""}
     elif state in ("RUNNING", "SUSPENDED"):
         row["End"] = ""
+    return on_each_node(row, per_node)
+
+
+def on_each_node(row: Row, per_node: str) -> Row:
+    """With the GPUs that are asked of each node, such as `gpu:a100:4`, where its resources count none."""
     asked = PER_NODE.search(per_node)
     nodes = row.get("NNodes", "").partition("-")[0]
     if asked and nodes.isdigit() and "gres/gpu" not in row.get("AllocTRES", "") + row.get("ReqTRES", ""):

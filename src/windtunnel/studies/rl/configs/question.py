@@ -8,6 +8,7 @@ A table (`verl.yaml`, ...) names for each field of the question the setting that
     is          values and what they mean;                                      positive: yes where above 0
     least       a number below it says nothing
 
+`critic` names a setting, what it is where it is not set, and the values by which a critic is trained: it is not priced.
 `harmless` matches settings that do not decide how long a step takes; all others that no field reads are named.
 """
 
@@ -25,7 +26,7 @@ from windtunnel.errors import InputFileError
 from windtunnel.files.document import own_document
 from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.questions.changing import nested
-from windtunnel.studies.rl.configs.settings import Settings, read_settings
+from windtunnel.studies.rl.configs.settings import SCRIPTS, Settings, read_settings, referred
 
 FOLDER = Path(__file__).parent
 TRAINERS = {"fsdp": "fsdp", "megatron": "megatron", "archon": "torchtitan"}
@@ -49,12 +50,30 @@ class Imported:
 def read_config(path: str) -> Imported:
     """A framework's own file. Raises InputFileError."""
     place = Path(path)
-    settings = read_settings(place)
-    for name in sorted(one.stem for one in FOLDER.glob("*.yaml")):
-        table = _table(name)
-        if any(_known(word, settings) for word in table["known_by"]):
-            return _imported(name, table, settings, path)
+    try:
+        settings = read_settings(place)
+    except InputFileError:
+        settings = _below(place, {})
+        if not settings:
+            raise
+    name = _framework(settings)
+    if name is None or "config" in settings:
+        settings = _below(place, settings)
+        name = _framework(settings)
+    if name is not None:
+        return _imported(name, _table(name), settings, path)
     raise InputFileError(place, "is of no framework that is known", "give one of verl, NeMo RL, slime, OpenRLHF, ...")
+
+
+def _below(place: Path, settings: Settings) -> Settings:
+    """A script's settings over those of the script or file that it starts."""
+    return referred(place) | settings if place.suffix.lower() in SCRIPTS else settings
+
+
+def _framework(settings: Settings) -> str | None:
+    """Whose settings these are."""
+    names = sorted(one.stem for one in FOLDER.glob("*.yaml"))
+    return next((name for name in names if any(_known(word, settings) for word in _table(name)["known_by"])), None)
 
 
 @lru_cache(maxsize=16)
@@ -80,12 +99,20 @@ def _imported(name: str, table: Mapping[str, Any], settings: Settings, path: str
     model = str(values.pop("model", ""))
     gpus = _gpus(table["fields"], values, settings)
     data = _question(values)
+    pools = data.get("generate"), data.get("train")
+    if gpus is None and isinstance(pools[0], int) and isinstance(pools[1], int):
+        gpus = pools[0] + pools[1]
     found = catalogued(model)
     if found:
         data["model"] = found
     harmless = re.compile(re.sub(r"\s+", "", table["harmless"]))
     said = (key for key in sorted(settings) if key not in read and settings[key] not in NOTHING)
     unknown = tuple(key for key in said if not harmless.match(key))
+    critic = next(
+        (key for key, words in table.get("critic", {}).items() if settings.get(key, words[0]) in words[1:]), None
+    )
+    if critic is not None:
+        unknown = (f"{critic} (its critic is not priced)", *unknown)
     return Imported(name, {"framework": name, **data}, unknown, model, path, gpus)
 
 
@@ -108,13 +135,13 @@ def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, obj
         return _product(rule["product"], settings, read) or _product(rule.get("else", ()), settings, read)
     names = rule["key"] if isinstance(rule["key"], list) else [rule["key"]]
     if "only_if" in rule:
-        read.add(rule["only_if"])
+        read.update([rule["only_if"], *names])  # of no effect where that is off
         if settings.get(rule["only_if"]) is not True:
             names = [rule["else"]] if "else" in rule else []
     there = [one for one in names if settings.get(one) is not None]
     read.update(there)
     value = settings[there[0]] if there else rule.get("default")
-    if value is None or (isinstance(value, str) and "<" in value):
+    if value is None or (isinstance(value, str) and "<" in value.rstrip("/").rpartition("/")[2]):  # of a path its end
         return None
     if isinstance(value, str) and NUMBER.fullmatch(value):
         value = float(value)  # YAML 1.1 reads 1e-3 as text

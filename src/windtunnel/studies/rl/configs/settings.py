@@ -1,7 +1,10 @@
 """A framework's own file as settings by dotted names: YAML, TOML and JSON, or a launch script in shell.
 
     YAML     nested keys joined by dots; `defaults:` is read first; ${a.b}, ${oc.env:X,y}, ${mul:a,b} and ${div:a,b}
-    shell    a.b=c (hydra; + and ++ before it), --a-b c and --a-b; variables, ${A:-b}, : "${A:=b}", $((a * b))
+    shell    a.b=c (hydra; + and ++ before it), --a-b c and --a-b; variables, ${A:-b}, : "${A:=b}", $((a * b));
+             also as `run:` of a YAML file that starts jobs (SkyPilot)
+
+A script that only starts another one, or names its file with --config, says what it changes of that (`referred`).
 
 Nothing is run. What cannot be resolved keeps its text, and is no number to whoever reads it.
 """
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
@@ -18,6 +21,10 @@ from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 
 Settings = dict[str, object]
+REFERRED = re.compile(r"""(?:\b(?:bash|sh)\s+|--config[ =])["']?([^\s"']+\.(?:sh|ya?ml|toml))\b""")
+SCRIPTS = (".sh", ".bash", ".txt", ".slurm", ".sbatch")
+INNER = re.compile(r"\s--[a-z][\w.]*\s")  # in a word that is a script itself, such as after `bash -c`
+ABOVE_MOST = 8  # folders above a script in which the paths that it names may begin
 REMEDY = "give the framework's YAML or TOML, or the shell script that launches it"
 DEEPEST = 8  # `defaults:` of `defaults:`
 NAME = r"[A-Za-z_]\w*"
@@ -25,9 +32,12 @@ NAME = r"[A-Za-z_]\w*"
 
 def read_settings(path: Path, depth: int = 0) -> Settings:
     """Settings by dotted names. Raises InputFileError."""
-    if path.suffix.lower() in (".sh", ".bash", ".txt", ".slurm", ".sbatch"):
+    if path.suffix.lower() in SCRIPTS:
         return _of_shell(read_text(path, REMEDY), path)
     data = read_mapping(path, REMEDY)
+    script = data.get("run")
+    if isinstance(script, str) and "\n" in script:
+        return _of_shell(script, path)
     flat = _flat(data)
     below: Settings = {}
     for name in _defaults(data):
@@ -38,6 +48,17 @@ def read_settings(path: Path, depth: int = 0) -> Settings:
             below |= read_settings(place, depth + 1)
     merged = below | {key: value for key, value in flat.items() if not key.startswith("defaults")}
     return merged if depth else {key: _resolved(value, merged) for key, value in merged.items()}
+
+
+def referred(path: Path) -> Settings:
+    """Settings of the script or file that a script names, where it is there; none else. Raises InputFileError."""
+    for named in REFERRED.findall(read_text(path, REMEDY)):
+        tail = Path(re.sub(r"^(\$\{?\w+\}?/)+", "", named))
+        above = [path.parent, *path.parent.parents][:ABOVE_MOST]
+        place = next((folder / tail for folder in above if (folder / tail).is_file()), None)
+        if place is not None and not tail.is_absolute() and place.resolve() != path.resolve():
+            return read_settings(place)
+    return {}
 
 
 def _defaults(data: Mapping[str, object]) -> list[str]:
@@ -90,7 +111,7 @@ def _reference(text: str, settings: Settings, depth: int) -> object:
 
 
 def _of_shell(script: str, path: Path) -> Settings:
-    lines = script.replace("\\\r\n", " ").replace("\\\n", " ").splitlines()
+    lines = _closed(script.replace("\\\r\n", " ").replace("\\\n", " ").splitlines())
     values: dict[str, str] = {}
     found: Settings = {}
     words: list[str] = []
@@ -103,13 +124,11 @@ def _of_shell(script: str, path: Path) -> Settings:
         assigned = re.match(rf"(?:export\s+)?({NAME})=(?!\()(.*)$", line)
         if assigned:
             value = _spelled(_without_comment(assigned[2]), values).strip()
-            if value[:1] in ("'", '"') or not re.search(r"\s", value):
+            if len(_words(value)) < 2:  # with more it is a command with a variable of its own before it
                 values[assigned[1]] = value.strip("\"'")
                 continue
-        try:
-            words += shlex.split(_spelled(line, values), comments=True)
-        except ValueError:
-            continue  # a line that is more than words, such as a quoted script: it holds no setting of its own
+        words += _words(_spelled(line, values))
+    words = [each for word in words for each in (_words(word) if INNER.search(word) else [word])]
     for place, text in enumerate(words):
         setting = re.fullmatch(r"(?:\+{0,2}|~)([A-Za-z_][\w.-]*\.[\w.-]+)=(.*)", text, re.DOTALL)
         flag = re.fullmatch(r"--([A-Za-z][\w.-]*)(?:=(.*))?", text, re.DOTALL)
@@ -125,8 +144,34 @@ def _of_shell(script: str, path: Path) -> Settings:
     return found
 
 
+def _words(line: str) -> list[str]:
+    """Words as a shell parts them; none of a line that is more than words, which holds no setting of its own."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return []
+
+
+def _closed(lines: Sequence[str]) -> Iterator[str]:
+    """Lines, and those of a value in double quotes that begins on one and ends on another as one."""
+    opened: list[str] = []
+    for line in lines:
+        begins = re.match(rf"\s*(?:export\s+)?{NAME}=\"[^\"]*$", line)
+        if opened or begins:
+            opened.append(line)
+            if begins and len(opened) == 1:
+                continue
+            if line.count('"') % 2:
+                yield " ".join(opened)
+                opened = []
+        else:
+            yield line
+    yield from opened
+
+
 def _without_comment(text: str) -> str:
-    return text if text[:1] in "\"'" and text.count(text[0]) > 1 and "#" not in text else re.sub(r"\s+#.*$", "", text)
+    quoted = text[:1] in ("'", '"') and text.count(text[0]) > 1
+    return text if quoted and "#" not in text else re.sub(r"\s+#.*$", "", text)
 
 
 def _spelled(text: str, values: Mapping[str, str]) -> str:
@@ -134,7 +179,7 @@ def _spelled(text: str, values: Mapping[str, str]) -> str:
     for _ in range(DEEPEST):
         before = text
         text = re.sub(rf"\$\{{({NAME})(?::?[-=]([^${{}}]*))?\}}", lambda one: _value(one[1], one[2], values), text)
-        text = re.sub(rf"\$({NAME})", lambda one: values.get(one[1], one[0]), text)
+        text = re.sub(rf"\$({NAME})", lambda one: values.get(one[1], f"<{one[1]}>"), text)
         text = re.sub(r"\$\(\((.*?)\)\)(?!\))", lambda one: _sum(one[1], values), text)
         if text == before:
             break
@@ -142,7 +187,7 @@ def _spelled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _value(name: str, other: str | None, values: Mapping[str, str]) -> str:
-    if name in values:
+    if values.get(name) or (name in values and other is None):
         return values[name]
     return other.strip("\"'") if other is not None else f"<{name}>"
 

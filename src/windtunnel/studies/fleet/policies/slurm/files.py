@@ -28,12 +28,14 @@ from windtunnel.studies.fleet.policies.slurm.cluster import (
     Weights,
 )
 
+INCLUDE = re.compile(r"\s*include\s+(\S+)", re.IGNORECASE)
 SETTING = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[^=:,(]+)?[:=](\d+)")
 RANGE = re.compile(r"([^\[\],]*)\[([\d,-]+)\]([^\[\],]*)")
 SPAN = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 MODES = (REQUEUE, CANCEL, SUSPEND)
 NODES_MOST = 100_000
+INCLUDES_MOST = 8  # files one in another
 PARAMETERS = {
     "bf_interval": ("backfill_interval_s", 1.0),
     "bf_resolution": ("resolution_s", 1.0),
@@ -76,10 +78,14 @@ def read_conf(path: Path) -> Cluster:
     settings: dict[str, str] = {}
     nodes: dict[str, tuple[int, int]] = {}  # GPUs and CPUs
     partitions: list[dict[str, str]] = []
+    sets: dict[str, dict[str, str]] = {}
+    features: dict[str, list[str]] = {}
     usual: dict[str, dict[str, str]] = {"nodename": {}, "partitionname": {}}
     for words in _lines(path):
         kind = next(iter(words))
-        if kind not in usual:
+        if kind == "nodeset":
+            sets[words[kind]] = words
+        elif kind not in usual:
             settings |= words
         elif words[kind] == "DEFAULT":
             usual[kind] |= words
@@ -87,18 +93,26 @@ def read_conf(path: Path) -> Cluster:
             said = usual[kind] | words
             each = sum(int(count) for count in GPUS.findall(said.get("gres", ""))), _cpus(said)
             nodes |= dict.fromkeys(hosts(said[kind]), each)
+            for feature in filter(None, said.get("feature", said.get("features", "")).split(",")):
+                features.setdefault(feature, []).extend(hosts(said[kind]))
             if len(nodes) > NODES_MOST:
                 raise InputFileError(path, f"names more than {NODES_MOST:,} nodes", "mend the ranges of NodeName")
         else:
             partitions.append(usual[kind] | words)
     names = [name for name, (gpus, _) in nodes.items() if gpus]
-    sizes = {nodes[name][0] for name in names}
+    sizes = {nodes[name][0] for name in reversed(names)}
     if len(sizes) != 1:
-        counts = ", ".join(map(str, sorted(sizes)))
-        wrong = f"has nodes of {counts} GPUs" if sizes else "names no node with Gres=gpu:N"
-        raise InputFileError(path, wrong, "give a slurm.conf whose nodes with GPUs have as many each")
+        kinds = {size: [name for name in names if nodes[name][0] == size] for size in sorted(sizes)}
+        counts = ", ".join(f"{len(of)} of {size} GPUs ({of[0]}, ...)" for size, of in kinds.items())
+        wrong = f"has unlike nodes: {counts}" if sizes else "names no node with Gres=gpu:N"
+        remedy = "keep the NodeName lines of one kind, and its jobs with --where queue=PARTITION"
+        raise InputFileError(path, wrong, remedy if sizes else "give the file that has the NodeName lines")
     bit = {name: 1 << at for at, name in enumerate(names)}
-    made = [_partition(words, bit) for words in partitions]
+    groups = {
+        name: [*hosts(words.get("nodes", "")), *features.get(words.get("feature", ""), ())]
+        for name, words in sets.items()
+    }
+    made = [_partition(words, bit, groups) for words in partitions]
     default = next((words["partitionname"] for words in partitions if words.get("default", "").upper() == "YES"), "")
     parameters = dict(re.findall(r"(\w+)(?:=([^,]*))?", settings.get("schedulerparameters", "")))
     every = _time_s(settings.get("prioritycalcperiod", ""))
@@ -142,17 +156,30 @@ def hosts(text: str) -> list[str]:
     return names
 
 
-def _lines(path: Path) -> Iterator[dict[str, str]]:
-    """Settings of each line, by their names in small letters."""
-    for line in read_text(path).replace("\\\n", " ").splitlines():
+def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
+    """Settings of each line, by their names in small letters; an included file stands where it is included.
+
+    It is sought beside this file, wherever the site has it. Raises InputFileError where it is not there.
+    """
+    for line in read_text(path).replace("\\\n", "").splitlines():
+        included = INCLUDE.match(line)
+        if included:
+            beside = path.parent / Path(included[1]).name
+            if depth == INCLUDES_MOST or not beside.is_file():
+                problem = f"includes {included[1]}, " + (
+                    "which includes it" if beside.is_file() else "which is not here"
+                )
+                raise InputFileError(path, problem, f"put {beside.name} beside it, or take that line out")
+            yield from _lines(beside, depth + 1)
+            continue
         found = SETTING.findall(line.split("#")[0])
         if found:
             yield {key.lower(): value.strip('"') for key, value in found}
 
 
-def _partition(words: Mapping[str, str], bit: Mapping[str, int]) -> Partition:
+def _partition(words: Mapping[str, str], bit: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> Partition:
     told = words.get("nodes", "ALL")
-    names = bit if told.upper() == "ALL" else hosts(told)
+    names = [each for name in hosts(told) for each in (bit if name.upper() == "ALL" else groups.get(name, (name,)))]
     return Partition(
         words["partitionname"],
         sum(bit[name] for name in dict.fromkeys(names) if name in bit),

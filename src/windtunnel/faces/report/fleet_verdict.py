@@ -1,0 +1,76 @@
+"""The first line of a fleet: the best policy of those that could be chosen, and why that may be no advice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from windtunnel.views import Headline, Number
+from windtunnel.views.text import text_of
+
+Amount = float | int | str | None
+HAPPENED, CHANGED = "current", " changed"  # the policy that is what happened, and the end of those after --change
+ALIKE = 0.005  # of a figure, within which policies are not told apart
+NEAR = 0.2  # of the log's mean wait, within which a policy may stand for the log's scheduler
+FELT = 0.01  # of a job's completion time, below which nobody minds how long jobs wait
+JUDGED = (  # what policies are compared by: the first that all have; whether less is better, and how that is said
+    ("jct_mean_s", "mean JCT", "s", True),
+    ("allocated_pct", "of GPUs allocated at full arrival", "%", False),
+)
+
+
+def best_of(figures: Sequence[Mapping[str, Amount]]) -> Mapping[str, Amount]:
+    """The policy that does best, of those that could be chosen."""
+    figures = [one for one in figures if one["policy"] != HAPPENED] or figures
+    for key, _, _, less in JUDGED:
+        values = [one.get(key) for one in figures]
+        if all(isinstance(value, float | int) for value in values):
+            return sorted(figures, key=lambda one: float(one[key] or 0.0) * (1 if less else -1))[0]
+    return figures[0]
+
+
+def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amount]) -> Headline:
+    """The first line: which policy is best, by how much, and whether a log bears that out."""
+    key, name, unit, less = next((one for one in JUDGED if isinstance(best.get(one[0]), float | int)), JUDGED[0])
+    value = best.get(key)
+    if not isinstance(value, float | int):
+        return Headline("No job came to its end.", tone="bad")
+    number = Number(float(value), unit)
+    rest = [one for one in figures if one is not best and isinstance(one.get(key), float | int)]
+    said = f"{best['policy']}: {text_of(number)} {name}"
+    others = [one for one in rest if one["policy"] != HAPPENED]
+    if others:
+        loser = (max if less else min)(others, key=lambda one: float(one[key] or 0.0))
+        worst = float(loser[key] or 0.0)
+        if abs(worst - value) <= ALIKE * abs(value):
+            alike = " and ".join((", ".join(str(one["policy"]) for one in others), str(best["policy"])))
+            said = f"{alike} are alike: {text_of(number)} {name}"
+        else:
+            ratio = worst / float(value) if less else float(value) / worst if worst else 1.0
+            said = f"{best['policy']} is best of {len(others) + 1}: {text_of(number)} {name}, "
+            said += f"{loser['policy']} {text_of(worst, unit)}" + (f" ({ratio:.2f} x)" if ratio > 1.005 else "")
+    used = best.get("utilisation")
+    tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
+    then = next((one for one in rest if one["policy"] == HAPPENED), None)
+    if then is not None and then is not best:
+        tail += f"; as it was, {text_of(float(then[key] or 0.0), unit)}"
+    doubt = _doubt(figures)
+    return Headline(f"{said}{tail}.{doubt}", name, number, "warn" if doubt else "good")
+
+
+def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:
+    """Why what is said is no advice: the log is not of this cluster, or no policy starts its jobs as it did."""
+    log = next((one for one in figures if one["policy"] == HAPPENED), {})
+    held = log.get("utilisation")
+    if isinstance(held, float) and held > 1.0:
+        return f" The log held {text_of(held, 'share')} of these GPUs: it is of another cluster, so this is no advice."
+    own = [one for one in figures if isinstance(one.get("log_wait_error"), float)]
+    own = [one for one in own if not str(one["policy"]).endswith(CHANGED)]
+    if not own:
+        return ""
+    nearest = min(own, key=lambda one: float(one.get("log_start_error_p50_s") or 0.0))
+    error, wait = float(nearest["log_wait_error"] or 0.0), float(nearest.get("queueing_delay_mean_s") or 0.0)
+    log_wait = float(log.get("queueing_delay_mean_s") or wait / max(1.0 + error, 0.01))
+    felt = abs(wait - log_wait) > FELT * float(nearest.get("jct_mean_s") or 0.0)
+    if abs(error) <= NEAR or not felt:
+        return ""
+    return f" No policy here is the log's own (nearest: {nearest['policy']}, mean wait {error:+.0%}): no advice yet."
