@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import windtunnel
 from windtunnel.errors import SpecError, UserError
@@ -20,17 +20,11 @@ from windtunnel.questions import QUESTIONS, Question, digest, plain, read, run, 
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
+    from mcp.types import CallToolRequestParams
 
 TOOLS = {verb.replace(" ", "_"): verb for verb, one in QUESTIONS.items() if one.pure}
 LONGEST = 1_000_000  # characters of one call's arguments
 PARTS = re.compile(r"[,=:;\s]+")  # between which a text may name a file
-
-
-class Call(Protocol):
-    """A client's call of a tool."""
-
-    name: str
-    arguments: Mapping[str, object] | None
 
 
 def descriptions() -> list[dict[str, object]]:
@@ -106,14 +100,15 @@ def server(folder: Path) -> Server[object]:
     async def list_tools(_context: object, _request: object) -> ListToolsResult:
         return ListToolsResult(tools=[Tool.model_validate(one) for one in descriptions()])
 
-    async def call_tool(_context: object, request: Call) -> CallToolResult:
+    async def call_tool(_context: object, request: CallToolRequestParams) -> CallToolResult:
         try:
             found, wrong = answered(request.name, request.arguments or {}, folder), False
         except UserError as error:
             found, wrong = {"error": str(error)}, True
         text = json.dumps(found)
         content = [TextContent(type="text", text=text)]
-        return CallToolResult.model_validate({"content": content, "structuredContent": json.loads(text), "isError": wrong})
+        found = {"content": content, "structuredContent": json.loads(text), "isError": wrong}
+        return CallToolResult.model_validate(found)
 
     return Server("windtunnel", version=windtunnel.__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 
