@@ -61,6 +61,7 @@ FILES = {  # that questions name
     "minutes.csv": "minute,added,removed\n0,24,0\n"
     + "".join(f"{i},{(i % 11 == 7) * (i % 3)},{(i % 13 == 5) * (i % 4)}\n" for i in range(1, 180)),
     "popularity.csv": "expert,tokens\n" + "".join(f"{i},{100 + i * i % 97}\n" for i in range(128)),
+    "failures.csv": "time_h,node,cause\n" + "".join(f"{7.3 * i % 700:.1f},{37 * i % 128},gpu\n" for i in range(90)),
     "cpu.yaml": timed_cpu(),
 }
 
