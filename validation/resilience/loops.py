@@ -2,8 +2,8 @@
 
     python validation/resilience/loops.py --ranks 4 --kills 2 [ddp fsdp2 ... hf_trainer]
 
-Each script of `loops/` runs plainly, then under the launcher while ranks are killed at random moments,
-standbys, hosts and the fork server among them; with every fourth seed from the start of the processes on. Losses and
+Each script of `loops/` runs plainly, then under the launcher while ranks are killed at random moments, standbys, hosts
+and the fork server among them; with every fourth seed, or `--early`, from the start of the processes on. Losses and
 weights of all ranks are held bit by bit against the plain run. A relaunch is the script itself under torchrun for one
 step, with its start and end. With `--moments 20` no moment is left to chance: ranks in turn die before the first
 communication of one call, the second of a later one, and so on. Needs torch, and `hf_trainer` (not run unless named)
@@ -117,6 +117,7 @@ def main() -> int:
     parser.add_argument(
         "--moments", type=int, default=0, help="no random kills: before so many communications of a call"
     )
+    parser.add_argument("--early", action="store_true", help="every job is killed from its first process on")
     parser.add_argument("--offload", action="store_true", help="no kills: with and without offload.apply")
     asked = parser.parse_args()
     if asked.offload:
@@ -135,7 +136,7 @@ def main() -> int:
                 strikes = [f"{3 + 2 * one}:{(one + turn) % asked.ranks}:{one + 1}" for one in range(asked.moments)]
                 os.environ["STRIKE"] = " ".join(strikes)
                 asked.kills = 0 if strikes else asked.kills
-                killer = Killer(seed, asked.kills, asked.mean, asked.first, early=seed % 4 == 3)
+                killer = Killer(seed, asked.kills, asked.mean, asked.first, early=asked.early or seed % 4 == 3)
                 words = ["--steps", str(asked.steps), "--pause", str(asked.pause), "--out", str(out)]
                 command = [sys.executable, str(HERE / f"{name}.py"), *words]
                 where = {"hosts": asked.hosts, "address": asked.address}
