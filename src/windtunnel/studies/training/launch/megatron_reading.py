@@ -296,14 +296,15 @@ def _recompute(found: _Arguments) -> str:
 
 
 def _graphs(found: _Arguments) -> dict[str, object]:
-    """What is launched as CUDA graphs: of a mixture's launches most are its experts', so graphs without them are none."""
+    """What is launched as CUDA graphs. Most launches of a mixture are its experts': graphs without them are none."""
     impl = found.word("--cuda-graph-impl", "none")
     older = [found.on(name) for name in ("--enable-cuda-graph", "--external-cuda-graph")]
     modules = {*found.words("--cuda-graph-modules"), *found.words("--cuda-graph-scope")}
     graphs, whole = impl != "none" or any(older), "full_iteration" in {impl, *modules}
     if found.number("--num-experts") and modules and not whole and "moe" not in modules:
         graphs = False
-    return {"cuda_graphs": graphs} | ({"full_graph": True} if graphs and whole else {})
+    fields: dict[str, object] = {"cuda_graphs": graphs}
+    return fields | {"full_graph": True} if graphs and whole else fields
 
 
 def _formats(found: _Arguments) -> dict[str, object]:
