@@ -116,6 +116,8 @@ class Software:
     # Whether expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP); None: as the
     # framework does.
     deduplicates: bool | None = None
+    # Whether scores are multiplied in behind experts' activation also where dispatch sends a token for each choice.
+    weighs_in_experts: bool = False
     masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
     overlap_gradients: bool = True  # whether gradients and parameters are exchanged beside computation

@@ -71,13 +71,14 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         kernels=2,
     )
     # Probabilities are multiplied in behind the activation, so what comes back is not kept; once it had to be.
+    early = shard.deduplicates or shard.weighs_in_experts or shard.fused_exchange
     unpermute = Operation(
         "unpermute",
         "moe_permute",
         "memory",
         forward_bytes=w * (routed + local) * h,
         backward_bytes=w * (2 * routed + local) * h,
-        saved_bytes=0.0 if shard.deduplicates or shard.fused_exchange else routed * h * w,
+        saved_bytes=0.0 if early else routed * h * w,
         output_bytes=local * h * w,
         kernels=3,
         timed=Timed("scatter_add_rows", routed, h),

@@ -100,6 +100,7 @@ class Shard:
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one; else one GEMM each
     fused_norms: bool = False  # RMSNorm is one kernel also where nothing else is fused
     deduplicates: bool = True  # a token goes once to each rank that has experts for it, however many
+    weighs_in_experts: bool = False  # scores are multiplied in behind the activation also where it does not
     hybrid_dispatch: bool = False  # by HybridEP: with the weights of all experts of a domain
     # Host calls per expert and grouped GEMM: experts are launched one by one on a few streams, each quantised first.
     expert_launches: float = 6.0

@@ -97,6 +97,9 @@ def test_release_that_was_not_fitted_is_taken_as_the_next_one_that_was() -> None
     assert software("megatron-21.04") == software("megatron-22.05") == old
     assert software("mlperf-v2.1") == software("mlperf-v4.0") != software("mlperf-v4.1")
     assert software("nemo-24.04") == software("nemo-24.08") != software("nemo-24.11") == software("nemo-25.02")
+    older = ("megatron-24.12", "nemo-25.04", "mlperf-v5.0")  # before Megatron-Core 0.13
+    assert not any(software(one).weighs_in_experts for one in older)
+    assert all(software(one).weighs_in_experts for one in ("megatron-25.06", "nemo-25.05", "megatron-26.01"))
 
 
 def test_fit_moves_only_constants_that_exist_and_stand_within_their_bounds(fit: ModuleType) -> None:

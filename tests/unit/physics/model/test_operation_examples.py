@@ -172,6 +172,8 @@ def test_a_mixture_routes_permutes_multiplies_and_brings_back(ep: int) -> None:
     assert low["permute"].forward_bytes == 2 * W * (routed + arrived) * H  # rows are padded: one copy more
     kept = ops(MIXTURE, load, ep=ep, deduplicates=False)["unpermute"]
     assert kept.saved_bytes == routed * H * W
+    weighed = ops(MIXTURE, load, ep=ep, deduplicates=False, weighs_in_experts=True)["unpermute"]
+    assert replace(kept, saved_bytes=0.0) == weighed
 
 
 def test_tokens_go_once_to_each_rank_or_each_domain_that_has_experts_for_them() -> None:

@@ -180,10 +180,7 @@ def _fields(found: _Arguments, n_gpus: int) -> dict[str, object]:
             fields["offload_optimizer"] = float(share or 1.0)
         except ValueError:
             raise SpecError("--optimizer-offload-fraction", share, "give a number", found.where) from None
-    graphs = found.word("--cuda-graph-impl", "none") != "none"
-    older = [found.on(name) for name in ("--enable-cuda-graph", "--external-cuda-graph")]
-    found.asked.add("--cuda-graph-scope")
-    fields["cuda_graphs"] = graphs or any(older)
+    fields |= _graphs(found)
     if found.word("--transformer-impl") == "local":
         fields["compile"] = False
     if found.word("--attention-backend") == "unfused":
@@ -296,6 +293,18 @@ def _recompute(found: _Arguments) -> str:
             found.given[f"--recompute-modules {name}"] = []
     chosen = sorted({parts[name] for name in modules if name in parts}) if modules else ["core_attention"]
     return "selective:" + ",".join(chosen) if chosen else "none"
+
+
+def _graphs(found: _Arguments) -> dict[str, object]:
+    """What is launched as CUDA graphs. Most launches of a mixture are its experts': graphs without them are none."""
+    impl = found.word("--cuda-graph-impl", "none")
+    older = [found.on(name) for name in ("--enable-cuda-graph", "--external-cuda-graph")]
+    modules = {*found.words("--cuda-graph-modules"), *found.words("--cuda-graph-scope")}
+    graphs, whole = impl != "none" or any(older), "full_iteration" in {impl, *modules}
+    if found.number("--num-experts") and modules and not whole and "moe" not in modules:
+        graphs = False
+    fields: dict[str, object] = {"cuda_graphs": graphs}
+    return fields | {"full_graph": True} if graphs and whole else fields
 
 
 def _formats(found: _Arguments) -> dict[str, object]:

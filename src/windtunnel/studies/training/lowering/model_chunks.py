@@ -82,6 +82,7 @@ def shard_of(layout: Layout) -> Shard:
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
         deduplicates=layout.deduplicates,
+        weighs_in_experts=release.weighs_in_experts,
         hybrid_dispatch=layout.hybrid_dispatch,
         weighs_in_fp32=layout.habits.weighs_in_fp32,
         fused_exchange=release.fused_exchange,

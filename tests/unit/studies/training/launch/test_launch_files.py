@@ -236,6 +236,28 @@ def test_experts_gathered_instead_of_sent_are_not_passed_over(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("words", "graphs", "whole"),
+    [
+        ("--num-layers 2", False, False),
+        ("--cuda-graph-impl local", True, False),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn", True, False),
+        ("--num-experts 8 --cuda-graph-impl local --cuda-graph-scope attn moe_router", False, False),
+        ("--num-experts 8 --cuda-graph-impl transformer_engine --cuda-graph-modules attn moe", True, False),
+        ("--num-experts 8 --cuda-graph-impl local --cuda-graph-scope full_iteration", True, True),
+        ("--cuda-graph-impl full_iteration", True, True),
+    ],
+)  # fmt: skip
+def test_graphs_of_a_mixture_without_its_experts_are_none(
+    tmp_path: Path, words: str, graphs: bool, whole: bool
+) -> None:
+    path = tmp_path / "pretrain.args"
+    path.write_text(f"--global-batch-size 64 --seq-length 2048 {words}\n", encoding="utf-8")
+    found = read_native(path, 8)
+    assert (found.fields["cuda_graphs"], found.fields.get("full_graph", False)) == (graphs, whole)
+    assert found.unknown == ()
+
+
+@pytest.mark.parametrize(
     ("fields", "wanted", "left"),
     [
         ({}, "zero_stage: 1", ()),
