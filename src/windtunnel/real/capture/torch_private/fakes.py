@@ -114,9 +114,7 @@ def tensors_numbered_in_turn() -> Replacements:
         return number
 
     names = ("get_tensor_id", "get_storage_id")
-    return Replacements(
-        *((MetaTensorDescriber, name, in_turn(getattr(MetaTensorDescriber, name))) for name in names)
-    )
+    return Replacements(*((MetaTensorDescriber, name, in_turn(getattr(MetaTensorDescriber, name))) for name in names))
 
 
 def swappable_fakes() -> Replacements:
