@@ -75,6 +75,16 @@ def started(mark: bytes) -> list[int]:
     return found
 
 
+def words_of(pid: int) -> str:
+    """What a process is: its state, its parent and its command line."""
+    try:
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "ended by now"
+    return f"{status['State'].split()[0]}, child of {status['PPid'].strip()}: {words}"
+
+
 def tree(folder: Path) -> dict[str, str]:
     """Every file of the user's, and what is in it; folders too."""
     return {
@@ -89,7 +99,7 @@ def left(mark: bytes, temporary: Path, folder: Path, before: dict[str, str], pat
     until = time.monotonic() + patience_s
     while started(mark) and time.monotonic() < until:
         time.sleep(0.1)
-    said = [f"process {pid}" for pid in started(mark)]
+    said = [f"process {pid} ({words_of(pid)})" for pid in started(mark)]
     said += [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith(TORCHS)]
     now = tree(folder)
     return said + [f"changed {name}" for name in now.keys() | before.keys() if now.get(name) != before.get(name)]

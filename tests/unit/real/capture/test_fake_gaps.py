@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -58,6 +59,28 @@ def test_threads_compute_beside_each_other() -> None:
     finally:
         sys.setswitchinterval(before)
     assert {*devices, *beside.result()} == {"cuda"}
+
+
+def test_threads_that_make_tensors_fake_at_once_get_their_own_shapes() -> None:
+    """OLMo-core asks from a thread whether the job is to stop, while its data loader pads rows."""
+    with fake_tensors("cpu") as mode:
+        describer = mode.fake_tensor_converter.meta_converter.describer
+
+        class Slow(type(describer.lookup_tensor)):  # type: ignore[misc]
+            def __setitem__(self, key: object, value: object) -> None:
+                super().__setitem__(key, value)
+                time.sleep(0.1)  # here the other thread comes
+
+        describer.lookup_tensor = Slow()
+        with outside_modes():
+            real = [torch.ones(3), torch.ones(5)]
+
+        def padded(row: torch.Tensor) -> tuple[int, ...]:
+            with mode:
+                return tuple(torch.nn.functional.pad(row, (0, 1)).shape)
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(padded, real)) == [(4,), (6,)]
 
 
 def test_a_real_tensor_that_is_given_fake_data_becomes_fake() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,5 +62,21 @@ def test_the_keeper_ends_what_a_killed_owner_started_and_nothing_of_one_that_is_
 def test_a_folder_that_nobody_may_look_into_is_removed(tmp_path: Path) -> None:
     (tmp_path / "a" / "closed").mkdir(parents=True)
     os.chmod(tmp_path / "a" / "closed", 0)
+    leftovers.remove(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_parts_of_a_folder_are_removed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine took 3 s for the files of five ranks, one after the other."""
+    for part in ("x", "y"):
+        (tmp_path / "a" / "copies" / part).mkdir(parents=True)
+    both, remove = threading.Barrier(2), shutil.rmtree
+
+    def rmtree(path: str, **how: Any) -> None:
+        if Path(path).name in ("x", "y"):
+            both.wait(10.0)
+        remove(path, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
     leftovers.remove(tmp_path / "a")
     assert not (tmp_path / "a").exists()

@@ -17,7 +17,6 @@ import gc
 import json
 import os
 import selectors
-import shutil
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from windtunnel.process import adopt_orphans, children_of, die_with_parent
+from windtunnel.real.capture.processes.leftovers import remove
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kill_below(ranks)
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         os._exit(status)
 
 

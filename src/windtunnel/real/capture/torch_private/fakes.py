@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,25 @@ def kernels_of_each_thread() -> Replacements:
         (of_this_thread().add if value else of_this_thread().discard)(id(mode))
 
     return Replacements((FakeTensorMode, name, property(read, write)))
+
+
+def tensors_numbered_in_turn() -> Replacements:
+    """The mode numbers real tensors and storages, and keeps a fake one for each number. Threads that came at once got
+    the same number for two of them, and so one tensor the other's shape.
+    """
+    from torch._subclasses.meta_utils import MetaTensorDescriber
+
+    lock = threading.RLock()  # what is freed meanwhile may come back here
+
+    def in_turn(give: Callable[[Any, Any], int]) -> Callable[[Any, Any], int]:
+        def number(describer: Any, thing: Any) -> int:
+            with lock:
+                return give(describer, thing)
+
+        return number
+
+    names = ("get_tensor_id", "get_storage_id")
+    return Replacements(*((MetaTensorDescriber, name, in_turn(getattr(MetaTensorDescriber, name))) for name in names))
 
 
 def swappable_fakes() -> Replacements:
