@@ -33,10 +33,12 @@ CHANGES = st.fixed_dictionaries(
 
 def factory(stage: int, recompute: bool, compiled: bool) -> str:
     """LLaMA-Factory's YAML, which recomputes unless that is disabled."""
+    own = ["gradient_checkpointing: true"] if recompute and stage else []
     words = [
         "### model\nmodel_name_or_path: meta-llama/Llama-3.1-8B\nfinetuning_type: full\ncutoff_len: 4096  # tokens",
         "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true",
         *(["disable_gradient_checkpointing: true"] if not recompute else []),
+        *own,
         *([f"fsdp: {SHARDED[stage]}"] if stage else []),
         *(["torch_compile: true"] if compiled else []),
     ]
@@ -46,6 +48,7 @@ def factory(stage: int, recompute: bool, compiled: bool) -> str:
 def axolotl(stage: int, recompute: bool, compiled: bool) -> str:
     """axolotl's YAML, of FSDP 2."""
     inner = f"fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: {'true' if stage == 3 else 'false'}\n"
+    inner += f"  activation_checkpointing: {'true' if recompute else 'false'}\n"
     text = "base_model: NousResearch/Meta-Llama-3-8B\nsequence_len: 4096\nmicro_batch_size: 1\n"
     text += f"gradient_accumulation_steps: 8\nbf16: auto\ngradient_checkpointing: {'true' if recompute else 'false'}\n"
     return text + (inner if stage else "") + ("torch_compile: true\n" if compiled else "")
@@ -98,7 +101,7 @@ def test_a_change_is_read_back(name: str, stage: int, recompute: bool, compiled:
         again = dict(read_again(str(path), patched, GPUS).fields)
         assert {field: again.get(field, False) for field in after} == after
         lines = text.splitlines()
-        assert sum(one not in patched.splitlines() for one in lines) <= len(moved) + 1
+        assert sum(one not in patched.splitlines() for one in lines) <= 2 * len(moved)
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")

@@ -1,6 +1,6 @@
 """A plan by the names of Hugging Face's Trainer, as one file of it spells them; the inverse of `trainer.py`.
 
-A name that the file has is used again (axolotl's `micro_batch_size`, FSDP's strategy where that says how it is sharded).
+A name that the file has is used again: axolotl's `micro_batch_size`, FSDP's strategy where that says how it shards.
 What stands in a DeepSpeed file, or has no name that the reader knows, is left out and named.
 """
 
@@ -52,12 +52,12 @@ def _named(settings: Settings, names: tuple[str, ...], otherwise: str) -> str:
 
 def _recomputation(settings: Settings, is_full: bool) -> dict[str, object]:
     """LLaMA-Factory recomputes unless that is disabled; FSDP may do it in place of the Trainer."""
-    inner = settings.get("fsdp_config")
+    inner, own = settings.get("fsdp_config"), settings.get("gradient_checkpointing")
+    also = {"gradient_checkpointing": own if is_full else None}
     if isinstance(inner, Mapping) and "activation_checkpointing" in inner:
-        own: dict[str, object] = {"fsdp_config.activation_checkpointing": is_full}
-        return own if is_full else {**own, "gradient_checkpointing": None}
+        return {**also, "fsdp_config.activation_checkpointing": is_full}
     if "finetuning_type" in settings or "cutoff_len" in settings:
-        return {"gradient_checkpointing": None, "disable_gradient_checkpointing": None if is_full else True}
+        return {**also, "disable_gradient_checkpointing": None if is_full else True}
     return {"gradient_checkpointing": True if is_full else None}
 
 

@@ -209,7 +209,7 @@ def test_what_follows_from_a_change_is_said(
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("x \\\n --tp 1 \\\n --micro-batch-size 1 \\\n", "x \\\n --tp 1 \\\n --micro-batch-size 2 \\\n", "with --micro-batch-size 2"),
+        ("x \\\n --micro-batch-size 1 \\\n", "x \\\n --micro-batch-size 2 \\\n", "with --micro-batch-size 2"),
         ("x --tp 4 --recompute full --bf16\n", "x --tp 4 --bf16\n", "without --recompute full"),
         ("x --tp 4 --bf16\n", "x --tp 4 --recompute full --bf16\n", "with --recompute full"),
         ("mode = \"full\"  # none\n", "mode = \"none\"  # none\n", 'with mode="none"'),
