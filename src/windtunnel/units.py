@@ -156,15 +156,16 @@ TIME_MOST = 1e12  # seconds that are written with a unit
 def exact_text(amount: float, unit: str) -> str:
     """An amount in base units as a short text that is read back exactly: `16.25e9` of a bandwidth as `130Gb/s`.
 
-    `unit`: `bandwidth`, `bytes`, `time`, or another, whose amounts stay plain numbers.
+    `unit`: `bandwidth`, `bytes`, `time`, `tokens`, or another, whose amounts stay plain numbers.
     """
     plain = repr(amount) if "e" not in repr(amount) or "." in repr(amount) else repr(amount).replace("e", ".0e")
     scales: dict[str, tuple[tuple[str, float], ...]] = {
         "bytes": (("GiB", 2**30), ("MiB", 2**20)),
         "bandwidth": (("Gb/s", 1e9 / 8), ("Mb/s", 1e6 / 8)),
         "time": (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)),
+        "tokens": (("T", 1e12), ("B", 1e9), ("M", 1e6)),
     }
-    parse = {"bytes": parse_bytes, "bandwidth": parse_bandwidth, "time": parse_time}
+    parse = {"bytes": parse_bytes, "bandwidth": parse_bandwidth, "time": parse_time, "tokens": parse_tokens}
     if unit == "time" and not 0.0 < amount <= TIME_MOST:
         return plain
     for name, scale in scales.get(unit, ()):

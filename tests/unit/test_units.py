@@ -222,3 +222,12 @@ def test_nearly_right_text_is_parsed_or_refused(parse: object, number: str, unit
 def test_a_time_is_written_with_its_unit_and_read_back_exactly(seconds: float, text: str) -> None:
     assert units.exact_text(seconds, "time") == text
     assert units.parse_time(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [(2 * 10**12, "2T"), (1_400_000_000, "1.4B"), (500_000, "500000"), (1_234_567_891, "1234567891")],
+)
+def test_tokens_are_written_short_and_read_back(tokens: int, text: str) -> None:
+    assert units.exact_text(tokens, "tokens") == text
+    assert units.parse_tokens(text) == tokens

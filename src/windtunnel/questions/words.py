@@ -263,6 +263,8 @@ def _flag_words(name: str, field: Field, value: Any) -> list[str]:
         text = units.exact_text(float(value), "time")
         if field.about.bare_most is not None and value > field.about.bare_most and text[-1:].isdigit():
             text += "s"
+    elif field.about.unit == "tokens" and isinstance(value, int):
+        text = units.exact_text(value, "tokens")
     # A value with a leading dash would be read as the next flag.
     return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 

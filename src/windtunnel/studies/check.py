@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.files.document import read_json
-from windtunnel.physics.step.result import Result
+from windtunnel.physics.step.result import Advice, Result
 from windtunnel.questions.asked.check import Check
 from windtunnel.questions.asked.parts import ModelPart
+from windtunnel.questions.asked.plan import Plan
+from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.changes import PLAN
+from windtunnel.studies.planning.proposals import Proposal, as_change, launch_of
 from windtunnel.studies.predict import answer_at_first, of_launch_file
 from windtunnel.studies.training.launch import is_native
+from windtunnel.studies.training.launch.patch import words_of
+from windtunnel.studies.training.question import cluster_of, model_of
 from windtunnel.units import format_bytes, format_percent, format_time, parse_share, parse_time
 
 if TYPE_CHECKING:
@@ -48,6 +53,7 @@ class Checked(Answer):
     peak_memory_bytes: int
     memory_capacity_bytes: int
     baseline_step_s: float | None
+    change: Proposal | None  # that would make it shorter, where that is a rule and the file has an option for it
     result: Result = field(repr=False)
     JSON_LEAVES_OUT = ("result",)
 
@@ -72,7 +78,10 @@ def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
     baseline_s = None if question.baseline is None else _baseline(question.baseline, question)
     if baseline_s is None and any(name == "slower" for name, _ in rules):
         result = advised()
-    findings = tuple(_finding(name, value, result, baseline_s) for name, value in rules)
+    best = min((one for one in result.advice if one.kind == PLAN), key=lambda one: one.step_time_ns, default=None)
+    change = None if best is None or baseline_s is not None else _of_file(best, asked, result)
+    said = "" if best is None else f"with {best.flags}" if change is None else words_of(change.diff)
+    findings = tuple(_finding(name, value, result, baseline_s, best, said) for name, value in rules)
     peak = result.peak_memory if result.memory else None
     return Checked(
         passed=all(one.passed for one in findings),
@@ -82,8 +91,18 @@ def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
         peak_memory_bytes=0 if peak is None else peak.device_bytes,
         memory_capacity_bytes=result.memory_capacity_bytes if peak is None else result.capacity_of(peak),
         baseline_step_s=baseline_s,
+        change=change,
         result=result,
     )
+
+
+def _of_file(best: Advice, asked: Predict, result: Result) -> Proposal | None:
+    """The change as one of the user's own file; None where there is none, or it has no option for it."""
+    launch, plan = launch_of(asked.model.base), asked.plan
+    if launch is None or not isinstance(plan, Plan):
+        return None
+    found = as_change(best, model_of(asked.model, result.n_gpus), cluster_of(asked.cluster), plan, launch)
+    return found if found.diff else None
 
 
 def _rule(text: str) -> tuple[str, float]:
@@ -121,7 +140,9 @@ def _baseline(word: str, question: Check) -> float:
     return parse_time(word, "--baseline")
 
 
-def _finding(name: str, value: float, result: Result, baseline_s: float | None) -> Finding:
+def _finding(
+    name: str, value: float, result: Result, baseline_s: float | None, best: Advice | None, words: str
+) -> Finding:
     fits = result.infeasible is None
     if name == "oom":
         said = "it fits in memory" if result.infeasible is None else result.infeasible.reason
@@ -139,20 +160,16 @@ def _finding(name: str, value: float, result: Result, baseline_s: float | None) 
         return Finding(
             f"step={format_time(value)}", result.step_time_s <= value, f"step {format_time(result.step_time_s)}"
         )
-    return _slower(value, result, baseline_s)
+    return _slower(value, result, baseline_s, best, words)
 
 
-def _slower(value: float, result: Result, baseline_s: float | None) -> Finding:
+def _slower(value: float, result: Result, baseline_s: float | None, best: Advice | None, words: str) -> Finding:
     rule = f"slower={format_percent(value, 0)}"
     step = format_time(result.step_time_s)
     if baseline_s is not None:
         change = result.step_time_s / baseline_s - 1.0
         return Finding(rule, change <= value, f"{step} against {format_time(baseline_s)}: {change:+.1%}")
-    own = [one for one in result.advice if one.kind == PLAN]
-    best = min(own, key=lambda one: one.step_time_ns, default=None)
     if best is None:
         return Finding(rule, True, f"{step}: no single change makes it shorter")
     change = result.step_time_s / best.step_time_s - 1.0
-    return Finding(
-        rule, change <= value, f"{step} against {format_time(best.step_time_s)} with {best.flags}: {change:+.1%}"
-    )
+    return Finding(rule, change <= value, f"{step} against {format_time(best.step_time_s)} {words}: {change:+.1%}")

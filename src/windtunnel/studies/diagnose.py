@@ -22,11 +22,11 @@ from windtunnel.studies.measured_run.against import ClassTime, classes_against, 
 from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, causes_of, length_s
 from windtunnel.studies.measured_run.run import FEW
 from windtunnel.studies.measured_run.traced import read_traced
-from windtunnel.studies.planning.proposals import Proposal, proposals
+from windtunnel.studies.planning.proposals import Proposal, launch_of, proposals
 from windtunnel.studies.predict import answer_at_first, of_launch_file
 from windtunnel.studies.traces.by_class import StepTime
 from windtunnel.studies.training.launch import megatron_log
-from windtunnel.studies.training.question import cluster_of, model_of, states_model
+from windtunnel.studies.training.question import cluster_of, model_of
 from windtunnel.units import format_bytes, format_percent, format_time
 
 Verdict = Literal["as expected", "faster", "slower"]
@@ -114,7 +114,7 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     verdict = _verdict(step_s, result)
     gap = step_s - result.step_time_s
     explained = sum(one.seconds for one in causes if one.cause != PAUSES)  # which are on top of the steady step
-    launch = question.launch or _launch_of(question)
+    launch = question.launch or launch_of(question.model.base)
     plan = asked.plan
     assert isinstance(plan, Plan)  # the question has one
     return Diagnosis(
@@ -200,11 +200,6 @@ def with_measured(question: Predict, step: float) -> Diagnose:
         raise UserError("--measured is held against the plain step: leave out --technique and --slow")
     plan = open_plan(**plain_part(question.plan))
     return Diagnose(model=question.model, cluster=question.cluster, plan=plan, measured=step, anchor=question.anchor)
-
-
-def _launch_of(question: Diagnose) -> str | None:
-    word = question.model.base
-    return word if states_model(word) and not word.lower().endswith((*LOGS, ".py")) else None
 
 
 def _measured(

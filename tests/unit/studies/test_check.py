@@ -105,3 +105,16 @@ def test_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--fail-if", "oom,mfu=99%", "--github"]) == 1
     assert "::error file=llama-3-8b" in capsys.readouterr().out
     assert main([*words, "--fail-if", "nothing"]) == 2
+
+
+def test_a_change_of_a_launch_file_is_said_in_its_own_words(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
+        "bf16: true\nmax_length: 4096\nfsdp: full_shard auto_wrap\ngradient_checkpointing: true\n"
+    )
+    found = checked("slower=5%", model=str(path), cluster="h100-sxm:8", plan={})
+    assert "without gradient_checkpointing: true:" in found.findings[-1].said
+    assert found.change is not None
+    assert "-gradient_checkpointing: true" in found.change.diff
+    assert checked("oom", model=str(path), cluster="h100-sxm:8", plan={}).change is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from windtunnel.faces.report.draw.console import command_lines
+from windtunnel.faces.report.own_run import PATCH
 from windtunnel.faces.report.plans import words
 from windtunnel.faces.report.prediction.spec_words import title
 from windtunnel.studies.check import Checked
@@ -138,6 +139,7 @@ def check_document(answer: Checked) -> Document:
                 [(one.rule, "kept" if one.passed else "BROKEN", plain(one.said)) for one in answer.findings],
                 most=len(answer.findings),
             ),
+            *([Files(PATCH, [(answer.change.flags, answer.change.diff)])] if answer.change else []),
             Notes("Warnings", [plain(one) for one in answer.warnings], "warn"),
         ],
     )

@@ -28,6 +28,7 @@ from windtunnel.views import (
 )
 from windtunnel.views.text import plain
 
+PATCH = "As a patch of your file (patch -p1)"
 TONES = {"as expected": "good", "faster": "calm", "slower": "warn"}
 LINES_SHOWN = 5
 
@@ -147,4 +148,4 @@ def advice_views(advice: Sequence[Proposal]) -> Iterator[View]:
     if diffs:
         shown = diffs if len(diffs) == 1 else [diffs[0], diffs[-1]]
         which = ": one or the other" if len(shown) > 1 else ""
-        yield Files(f"As a patch of your file (patch -p1){which}", shown)
+        yield Files(f"{PATCH}{which}", shown)

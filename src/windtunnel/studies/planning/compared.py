@@ -23,7 +23,12 @@ def differences(one: Planned, other: Planned) -> list[tuple[str, float]]:
 
 def field_words(name: str) -> str:
     """A plan field as people say it."""
-    return "ZeRO" if name == "zero_stage" else name
+    known = {"zero_stage": "ZeRO", "cuda_graphs": "CUDA graphs"}
+    return known.get(name, name.replace("micro_batch", "micro-batch").replace("_", " "))
+
+
+def _value_words(value: object) -> object:
+    return ("on" if value else "off") if isinstance(value, bool) else value
 
 
 def _part(name: str) -> str:
@@ -86,7 +91,7 @@ def changes(one: Planned, other: Planned) -> str:
     """The fields in which the other plan differs, with its values."""
     names = sorted({*one.plan, *other.plan})
     said = [
-        f"{field_words(name)} {other.plan.get(name, 'as by default')}"
+        f"{field_words(name)} {_value_words(other.plan.get(name, 'as by default'))}"
         for name in names
         if one.plan.get(name) != other.plan.get(name)
     ]

@@ -16,11 +16,13 @@ from windtunnel.errors import UserError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
 from windtunnel.physics.step.result import Advice, Result
+from windtunnel.questions.asked.diagnose import LOGS
 from windtunnel.questions.reading import plain_part
 from windtunnel.studies.planning.advice import HEAD_ROOM
 from windtunnel.studies.planning.changes import PLAN, change_fields, flags_of
 from windtunnel.studies.planning.oracle import Layout, Plan, host_holds, laid_out, memory_bytes, read_plan, step_ns
 from windtunnel.studies.training.launch.patch import diff, patch, read_again
+from windtunnel.studies.training.question import states_model
 
 TOLD_APART = 0.03  # of a step: below this two plans count as equal (a judgement; no measurement gives it)
 MOST = 4
@@ -112,6 +114,16 @@ def _together(result: Result, base: Layout, singles: Sequence[Advice]) -> Advice
             gain = 1.0 - taken / result.step_time_ns
             found = Advice(dict(change.fields), flags_of(change.fields), PLAN, taken, gain, needed)
     return found
+
+
+def launch_of(word: str) -> str | None:
+    """The user's own file that a word for a model names; None for a log, which nobody edits, and for all else."""
+    return word if states_model(word) and not word.lower().endswith(LOGS) else None
+
+
+def as_change(one: Advice, model: Model, cluster: Cluster, plan: Plan, launch: str | None) -> Proposal:
+    """One piece of advice as a change of the user's own file, where it has an option for it."""
+    return _of(one, laid_out(model, cluster, plan), launch, "")
 
 
 def _of(one: Advice, base: Layout, launch: str | None, note: str) -> Proposal:

@@ -65,7 +65,7 @@ def test_the_page_says_values_as_the_screen_does_and_what_its_axes_are() -> None
     values = [("sequence_parallel", True), ("zero_stage", 0), ("layers_per_stage", (17, 15))]
     choices = tuple(Choice(name, value, 0.1, True) for name, value in values)
     page = page_of(plans_document(_plans(_plan(6.0), _plan(7.5), choices=choices), "it"))
-    for said in ("sequence_parallel on", "ZeRO 0", "layers_per_stage 17,15", "6.000 s", "7.500 s", "8.00 GiB"):
+    for said in ("sequence parallel on", "ZeRO 0", "layers per stage 17,15", "6.000 s", "7.500 s", "8.00 GiB"):
         assert said in page
     assert page.count('class="points s-line-') == 2  # the best, and the other
     assert "peak memory over step time" in page

@@ -17,7 +17,7 @@ from windtunnel.errors import UserError
 from windtunnel.faces.cli.app import main
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.studies.planning.compared import decides
+from windtunnel.studies.planning.compared import decides, field_words
 from windtunnel.studies.planning.fields.features import FEATURES
 from windtunnel.studies.planning.objectives.robust import Trouble, progress
 from windtunnel.studies.planning.oracle import laid_out, memory_bytes
@@ -281,3 +281,9 @@ def test_the_time_that_reading_the_question_took_is_none_of_the_search(monkeypat
         assert main(["plan", "llama-3-8b", "--cluster", "h100-sxm:8", *FIXED, *words.split()]) == 2
     assert 0.0 < given[0] <= 300.0
     assert given[1] == 0.0
+
+
+def test_fields_of_a_plan_are_said_in_words() -> None:
+    names = ("zero_stage", "cuda_graphs", "micro_batch", "micro_batch_group", "tp", "overlap_tp")
+    said = ["ZeRO", "CUDA graphs", "micro-batch", "micro-batch group", "tp", "overlap tp"]
+    assert [field_words(name) for name in names] == said

@@ -1,4 +1,4 @@
-"""A change of a plan as an edit of the user's own launch file: Megatron-Core arguments, TOML, JSON or YAML.
+"""A change of a plan as an edit of the user's own launch file: arguments, TOML, JSON, YAML, or a script of the Trainer.
 
 What the writers of this package would write before and after the change is compared option by option, and each
 difference is made where the file says it: the value behind an option, or the variable that holds it and nothing else;
@@ -7,24 +7,29 @@ a new option goes behind one that is there. All else stays to the byte.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Mapping
-from difflib import unified_diff
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from windtunnel.errors import UserError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
-from windtunnel.questions.asked.plan import open_plan
-from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan, trainer
+from windtunnel.questions.asked.plan import OpenPlan, open_plan
+from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan, trainer, trainer_writing
 from windtunnel.studies.training.launch.found import Native, _leaves
 from windtunnel.studies.training.launch.megatron_reading import _Arguments, _words
 from windtunnel.studies.training.launch.native import PLAN, read_native
 
-ANCHORS = ("--micro-batch-size", "--global-batch-size", "--seq-length", "--tensor-model-parallel-size")
+ANCHORS = (
+    *("--micro-batch-size", "--global-batch-size", "--seq-length", "--tensor-model-parallel-size"),
+    *("--per-device-train-batch-size", "--gradient-accumulation-steps"),
+)
 VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s\\)\"']+)"
+NAME = r"--|[{(\"]*[\w.-]+\"?[=:]"  # a word that names what follows
 RESHARDS, OLDER = "fsdp_config.fsdp_reshard_after_forward", "fsdp_config.fsdp_sharding_strategy"
 AUTO = {"parallelism.data_parallel_shard_degree": -1}
 # Keys whose defaults follow from others: said where the file leaves them open and one of the others changes.
@@ -51,9 +56,10 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
     `before` and `after`: the fields of a plan and its data-parallel degree. Raises UserError.
     """
     text, kind = read_text(path, PLAN), Path(path).suffix.lower()
-    if kind not in (".toml", ".json") and trainer.settings_of(path) is not None:
-        return ""  # nothing here writes the Trainer's names
     sides = [(open_plan(**plan), dp) for plan, dp in (before, after)]
+    settings = trainer.settings_of(path)
+    if settings is not None:
+        return _of_trainer(text, kind, settings, sides)
     if kind == ".toml":
         written = [torchtitan.write(plan, dp, model) for plan, dp in sides]
         edit = _toml
@@ -92,12 +98,65 @@ def diff(path: str, patched: str) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
+def words_of(change: str) -> str:
+    """What a diff changes, in words of its file: what is new with the name before it, else what is left out."""
+    lines = [line for line in change.splitlines() if line[:1] in ("-", "+") and line[:3] not in ("---", "+++")]
+    old, new = (
+        [
+            word
+            for line in lines
+            if line[0] == sign
+            for word in re.sub(r" *= *", "=", re.sub(r"(^|\s)#.*", "", line[1:])).split()
+            if word != "\\"
+        ]
+        for sign in "-+"
+    )
+    added: list[str] = []
+    removed: list[str] = []
+    for kind, begin, end, at, until in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "delete":
+            removed += old[begin:end]
+        elif kind != "equal":
+            while at and not re.match(NAME, new[at]):
+                at -= 1
+            added += new[at:until]
+    said = " ".join(added or removed).strip(" ,{}()")
+    return f"{'with' if added else 'without'} {said}"
+
+
 def read_again(path: str, patched: str, n_gpus: int) -> Native:
     """What the patched file says. Raises UserError."""
     with TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name
         copy.write_text(patched, encoding="utf-8")
+        if trainer.settings_of(copy) is not None:  # which may name a file that lies beside it
+            return trainer.read(copy, n_gpus, Path(path))
         return read_native(copy, n_gpus)
+
+
+def _of_trainer(text: str, kind: str, settings: trainer.Settings, sides: Sequence[tuple[OpenPlan, int]]) -> str:
+    """The same for a file of Hugging Face's Trainer, which has no format but only names."""
+    (old, left), (new, left_then) = (trainer_writing.write(plan, dp, settings) for plan, dp in sides)
+    changed = {name: new.get(name) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
+    if set(left_then) - set(left) or not changed:
+        return ""
+    if kind in (".yaml", ".yml"):
+        own = dict(_leaves(settings, ""))
+        for name, value in changed.items():
+            text = _yaml(text, name, value, own)
+        return text
+    if kind == ".py":
+        for name, value in changed.items():
+            text = _python(text, name, value)
+        return text
+    given, wanted = (
+        {f"--{name}": [_argument(side[name])] for name in changed if side.get(name) is not None} for side in (old, new)
+    )
+    return _arguments(text, given, wanted)
+
+
+def _argument(value: object) -> str:
+    return f'"{value}"' if " " in str(value) else str(value)
 
 
 def _document(text: str, kind: str) -> dict[str, object]:
@@ -156,8 +215,8 @@ def _with_value(text: str, name: str, words: list[str]) -> str:
 
 
 def _count_of(text: str, at: int) -> int:
-    """How many values an option has whose first one ends here."""
-    rest = re.compile(r"(?:[ \t]+(?!-)[^\s\\)\"'#]+)*").match(text, at)
+    """How many values an option has whose first one ends here; a variable behind it holds other options."""
+    rest = re.compile(r"(?:[ \t]+(?![-$])[^\s\\)\"'#]+)*").match(text, at)
     return 1 + (len(rest[0].split()) if rest else 0)
 
 
@@ -258,3 +317,21 @@ def _yaml(text: str, name: str, value: object, own: Mapping[str, object]) -> str
     if outer is None:
         return f"{text.rstrip()}\n{parent}:\n  {key}: {spelled}\n"
     return f"{text[: outer.start(1)]}{outer[1]}{key}: {spelled}\n{text[outer.start(1) :]}"
+
+
+def _python(text: str, name: str, value: object) -> str:
+    """A keyword of the one call that says how a Trainer trains. Raises UserError where there are several, or none."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and trainer.says_how(node)]
+    if len(calls) != 1 or not calls[0].keywords or "." in name:
+        raise UserError(f"{name} has no place in this script")
+    spelled = "False" if value is None else json.dumps(value) if isinstance(value, str) else repr(value)
+    there = next((one.value for one in calls[0].keywords if one.arg == name), None)
+    if there is None and value is None:
+        return text
+    lines = text.encode().splitlines(keepends=True)  # columns are of UTF-8
+    node = calls[0].keywords[0].value if there is None else there
+    assert node.end_lineno is not None
+    ends = sum(map(len, lines[: node.end_lineno - 1])) + (node.end_col_offset or 0)
+    begins = ends if there is None else sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    said = f", {name}={spelled}" if there is None else spelled
+    return (text.encode()[:begins] + said.encode() + text.encode()[ends:]).decode()

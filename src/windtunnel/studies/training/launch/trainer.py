@@ -73,16 +73,22 @@ def settings_of(path: str | Path) -> dict[str, object] | None:
         if not MARKS.search(text):
             return None
         given = _Arguments(_words(text, str(path)), str(path)).given
-        found = {
-            name.removeprefix("--").replace("-", "_"): value_of(words[0]) if len(words) == 1 else words or True
-            for name, words in given.items()
-        }
+        found = {name.removeprefix("--").replace("-", "_"): _of_words(words) for name, words in given.items()}
     named = found.keys() & {*BATCH, "gradient_accumulation_steps"}
     return found if named and (suffix not in (".yaml", ".yml") or found.keys() & set(MODEL)) else None
 
 
-def read(path: str | Path, n_gpus: int) -> Native:
-    """The job that a file of the Trainer states, on so many GPUs. Raises InputFileError or SpecError."""
+def _of_words(words: list[str]) -> object:
+    """What an option says; a variable behind its value, such as "$@", holds other options."""
+    own = [word for at, word in enumerate(words) if at == 0 or not word.startswith("$")]
+    return value_of(own[0]) if len(own) == 1 else own or True
+
+
+def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
+    """The job that a file of the Trainer states, on so many GPUs. Raises InputFileError or SpecError.
+
+    `place`: where the file belongs, if this is a copy of it: files that it names are sought from there.
+    """
     where = str(path)
     settings = settings_of(path)
     if settings is None:
@@ -109,7 +115,7 @@ def read(path: str | Path, n_gpus: int) -> Native:
     fields["precision"] = "bf16" if brain else "fp16" if half else "fp32"
     if any(_on(settings.get(name)) for name in FUSED_LOSS):
         fields["loss"] = "fused"
-    fields |= _sharding(settings, n_gpus, Path(path), unknown)
+    fields |= _sharding(settings, n_gpus, place or Path(path), unknown)
     if fields["pp"] != 1:  # of those who read these names, Megatron-Core alone has stages
         fields |= {"framework": "megatron", "zero_stage": int(_on(settings.get("use_distributed_optimizer")))}
     fields |= _adapters(settings, of_factory, unknown)
@@ -148,6 +154,8 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
     """Framework and ZeRO stage: of a DeepSpeed file, of FSDP's words, else plain replicas."""
     config, fsdp = settings.get("deepspeed", settings.get("deepspeed_config_file")), settings.get("fsdp")
     if isinstance(config, str):
+        if _on(settings.get("torch_compile")):
+            unknown.append("torch_compile with DeepSpeed")
         place = _beside(path, config)
         if place is None:
             unknown.append(f"deepspeed {config} (no such file beside it: ZeRO 0)")
@@ -164,14 +172,15 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
         )
         return {name: stated.fields[name] for name in own if name in stated.fields}
     config = settings.get("fsdp_config")
+    compiled: dict[str, object] = {"compile": True} if _on(settings.get("torch_compile")) else {}
     if fsdp or config:
         said = " ".join(_strings(fsdp)) if isinstance(fsdp, list) else str(fsdp)
         inner = config if isinstance(config, Mapping) else {}
         kind = str(inner.get("sharding_strategy", inner.get("fsdp_sharding_strategy", said))).lower()
         named = [stage for word, stage in SHARDED.items() if word in kind]
         keeps = inner.get("reshard_after_forward", inner.get("fsdp_reshard_after_forward")) is False
-        return {"framework": "fsdp", "zero_stage": named[0] if named else 2 if keeps else 3}
-    return {"framework": "fsdp", "zero_stage": 0, **({"compile": True} if settings.get("torch_compile") else {})}
+        return {"framework": "fsdp", "zero_stage": named[0] if named else 2 if keeps else 3, **compiled}
+    return {"framework": "fsdp", "zero_stage": 0, **compiled}
 
 
 def _beside(path: Path, name: str) -> Path | None:
@@ -262,10 +271,10 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
         if not isinstance(node, ast.Call):
             continue
         of = node.func
-        name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
+        name = _called(node)
         owner = of.value.id if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else ""
         said = {one.arg: _constant(one.value, values) for one in node.keywords if one.arg}
-        if name.endswith(("TrainingArguments", "SFTConfig", "DPOConfig", "LoraConfig", "BitsAndBytesConfig")):
+        if says_how(node) or name.endswith(("LoraConfig", "BitsAndBytesConfig")):
             yield from said.items()
         elif name == "from_pretrained" and "Model" in owner:
             first = _constant(node.args[0], values) if node.args else said.get("pretrained_model_name_or_path")
@@ -275,6 +284,16 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
             )
         elif said.get("truncation") and isinstance(said.get("max_length"), int):
             yield "max_length", said["max_length"]
+
+
+def _called(call: ast.Call) -> str:
+    of = call.func
+    return of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
+
+
+def says_how(call: ast.Call) -> bool:
+    """Whether a call makes the arguments of a Trainer."""
+    return _called(call).endswith(("TrainingArguments", "SFTConfig", "DPOConfig"))
 
 
 def _constant(node: ast.expr, values: Settings) -> object:

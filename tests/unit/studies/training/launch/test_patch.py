@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from windtunnel.studies.training.launch import read_native
-from windtunnel.studies.training.launch.patch import diff, patch, read_again
+from windtunnel.studies.training.launch.patch import diff, patch, read_again, words_of
 
 SIZES = (
     "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 14336 --swiglu --vocab-size 128256"
@@ -204,3 +204,22 @@ def test_what_follows_from_a_change_is_said(
     assert said in patched
     again = read_again(str(path), patched, 8).fields
     assert {one: again.get(one, value) for one, value in after.items()} == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("x \\\n --micro-batch-size 1 \\\n", "x \\\n --micro-batch-size 2 \\\n", "with --micro-batch-size 2"),
+        ("x --tp 4 --recompute full --bf16\n", "x --tp 4 --bf16\n", "without --recompute full"),
+        ("x --tp 4 --bf16\n", "x --tp 4 --recompute full --bf16\n", "with --recompute full"),
+        ("mode = \"full\"  # none\n", "mode = \"none\"  # none\n", 'with mode="none"'),
+        ('{"zero": {"stage": 3, "x": 1}}\n', '{"zero": {"stage": 2, "x": 1}}\n', 'with "stage": 2'),
+        ("a: 1\nfsdp: full_shard auto_wrap\n", "a: 1\nfsdp: shard_grad_op auto_wrap\n", "with fsdp: shard_grad_op"),
+        ("TP=4\n", "TP=2\n", "with TP=2"),
+        ("f(a=1, b=False)\n", "f(a=1, b=True)\n", "with b=True"),
+    ],
+)  # fmt: skip
+def test_a_change_is_said_in_words_of_the_file(before: str, after: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    path.write_text(before)
+    assert words_of(diff(str(path), after)) == said
