@@ -12,11 +12,12 @@ import re
 import sys
 from typing import Any
 
+Module = Any  # a module of PyTorch, which only `main` imports
 MIXER = re.compile(r"attn|attention|mixer|mamba|temporal|conv|rglru|recurrent|ssm|wkv", re.IGNORECASE)
 SHARED = re.compile(r"shared", re.IGNORECASE)
 
 
-def of_layer(layer: Any) -> dict[str, int]:
+def of_layer(layer: Module) -> dict[str, int]:
     """Elements by what holds them."""
     found = {"mixer": 0, "mixer_rest": 0, "block": 0, "shared": 0, "rest": 0, "experts": 0, "expert_weights": 0}
     for path, p in layer.named_parameters():
@@ -31,7 +32,7 @@ def of_layer(layer: Any) -> dict[str, int]:
     return found
 
 
-def order_of(model: Any, layers: Any) -> list[int]:
+def order_of(model: Module, layers: Module) -> list[int]:
     """The layers by number as a forward pass over four tokens runs them: some types run their middle several times.
 
     Each once, in order, where a pass cannot be followed without weights (it reads values, or wants more than tokens).

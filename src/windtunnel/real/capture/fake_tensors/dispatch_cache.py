@@ -127,7 +127,7 @@ class FastFakes:
         self.entry, self._taken = entry, tensors
         return out
 
-    def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> Any:
+    def _ordinary(self, func: OpOverload, types: object, args: Arguments, kwargs: Keywords) -> object:
         with self._aside:
             return self._mode.dispatch(func, types, args, kwargs)
 

@@ -106,8 +106,8 @@ def tensors_numbered_in_turn() -> Replacements:
 
     lock = threading.RLock()  # what is freed meanwhile may come back here
 
-    def in_turn(give: Callable[[Any, Any], int]) -> Callable[[Any, Any], int]:
-        def number(describer: Any, thing: Any) -> int:
+    def in_turn(give: Callable[[object, object], int]) -> Callable[[object, object], int]:
+        def number(describer: object, thing: object) -> int:
             with lock:
                 return give(describer, thing)
 

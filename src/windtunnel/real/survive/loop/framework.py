@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -131,10 +131,11 @@ def placed(gradient: torch.Tensor | None) -> list[object] | None:
     return None if gradient is None else [gradient, getattr(gradient, "placements", ())]
 
 
-def unplaced(kept: list[Any] | None, parameter: torch.Tensor) -> torch.Tensor | None:
+def unplaced(kept: object, parameter: torch.Tensor) -> torch.Tensor | None:
     """The gradient that was kept, of this parameter."""
     if kept is None:
         return None
+    assert isinstance(kept, list), "as placed"
     gradient, placements = kept
     if placements:
         here = gradient.to_local() if isinstance(gradient, DTensor) else gradient
