@@ -45,18 +45,21 @@ TARGETS = {
     "down_proj": "down",
 }  # fmt: skip
 # Change no step's time or memory, or are read elsewhere.
-NO_EFFECT = re.compile(
-    r"(lr|learning|num_train|num_epochs|max_steps|max_grad|warmup|weight_decay|adam|logging|log_|save|eval|output|"
-    r"overwrite|report_to|run_name|seed|data|dataset|train_file|validation|template|preprocess|num_proc|push|hub|wandb|"
-    r"plot|resume|ddp_timeout|ddp_find|remove_unused|do_train|do_eval|do_predict|evaluation|val_|test_|chat|special|tokens|"
-    r"trust_remote|cache|cosine|scheduler|tokenizer|max_samples|early|strict|loss_watchdog|group_by|load_best|metric|include_|prediction|"
-    r"attn_implementation|flash_att|xformers|use_cache|train_on|model_type|tokenizer_type|lora_alpha|lora_dropout|"
-    r"lora_on_cpu|lora_fan|lora_modules|loraplus|use_auth|tf32|gpus|nproc|nnodes|node_rank|master|config_file|main_process|"
-    r"num_processes|num_machines|machine_rank|local_rank|stage|sample_packing|pad_to|packing|special|hf_|mlflow|comet|"
-    r"debug|greater|length|system|ref_|pref_|beta|model_revision|use_fast|lazy|conv|freeze|neftune|auto_resume|token|"
-    r"deepspeed|fsdp|finetuning_type|adapter|task_type|bias|r$|target_modules|use_peft|return_|include|include_|columns|"
-    r"gradient_checkpointing_kwargs|use_reentrant|device_map|enable_liger|per_device_eval|rdzv|standalone|module|use_llama)"
-)
+NO_EFFECT = (  # beginnings of names
+    "adam", "adapter", "attn_implementation", "auto_resume", "beta", "bias", "cache", "chat", "columns", "comet",
+    "config_file", "conv", "cosine", "data", "ddp_find", "ddp_timeout", "debug", "deepspeed", "device_map",
+    "do_eval", "do_predict", "do_train", "early", "enable_liger", "eval", "finetuning_type", "flash_att", "freeze",
+    "fsdp", "gpus", "gradient_checkpointing_kwargs", "greater", "group_by", "hf_", "hub", "include", "lazy",
+    "learning", "length", "load_best", "local_rank", "log_", "logging", "lora_alpha", "lora_dropout", "lora_fan",
+    "lora_modules", "lora_on_cpu", "loraplus", "loss_watchdog", "lr", "machine_rank", "main_process", "master",
+    "max_grad", "max_samples", "max_steps", "metric", "mlflow", "model_revision", "model_type", "module", "neftune",
+    "nnodes", "node_rank", "nproc", "num_epochs", "num_machines", "num_proc", "num_train", "output", "overwrite",
+    "packing", "pad_to", "per_device_eval", "plot", "prediction", "pref_", "preprocess", "push", "rdzv", "ref_",
+    "remove_unused", "report_to", "resume", "return_", "run_name", "sample_packing", "save", "scheduler", "seed",
+    "special", "stage", "standalone", "strict", "system", "target_modules", "task_type", "template", "test_", "tf32",
+    "token", "train_file", "train_on", "trust_remote", "use_auth", "use_cache", "use_fast", "use_llama", "use_peft",
+    "use_reentrant", "val_", "validation", "wandb", "warmup", "weight_decay", "xformers",
+)  # fmt: skip
 
 
 def settings_of(path: str | Path) -> dict[str, object] | None:
@@ -132,7 +135,7 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
     for key, value in settings.items():
         if (
             key in {*BATCH, *LENGTH, *MODEL, *READ, *FUSED_LOSS, *chain(*DEGREES.values())}
-            or NO_EFFECT.match(key)
+            or key.startswith(NO_EFFECT)
             or value in (None, False, "", [], "none")
         ):
             continue
@@ -146,7 +149,7 @@ READ = (
     "optimizer", "lora_r", "lora_rank", "lora_target", "lora_target_modules", "lora_target_linear", "load_in_4bit",
     "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
     "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
-    "torch_compile",
+    "torch_compile", "r",
 )  # fmt: skip
 
 
