@@ -1,13 +1,24 @@
 """Threads of a script that still work when its last step has ended."""
 
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox
 from windtunnel.real.capture.processes.other_threads import come_to_rest
+
+
+@pytest.fixture(autouse=True)
+def _only_threads_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process leave some, and a script's process has none of theirs."""
+    before = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    every = sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: {k: one for k, one in every().items() if k not in before})
 
 
 def test_what_a_pool_has_begun_is_waited_for() -> None:

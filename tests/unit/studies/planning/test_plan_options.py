@@ -276,7 +276,7 @@ def test_the_time_that_reading_the_question_took_is_none_of_the_search(monkeypat
         given.append(within_s)
         raise UserError("enough")
 
-    monkeypatch.setattr("windtunnel.studies.planning.plan", found)
+    monkeypatch.setattr("windtunnel.studies.planning.plan.plan", found)
     for words in ("--within 1000s", "--within 500s"):
         assert main(["plan", "llama-3-8b", "--cluster", "h100-sxm:8", *FIXED, *words.split()]) == 2
     assert 0.0 < given[0] <= 300.0
