@@ -177,7 +177,7 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     said = re.search(r"no time was left to measure (.*): give more --budget", " ".join(out.read_text().split()))
     assert set(said[1].split(", ") if said else []) == set(late)
     assert calibration.points["gemm forward", "fp32"].seconds.min() > 0
-    assert sum(len(points.seconds) for points in calibration.points.values()) >= 4  # what the killed run had is there
+    assert sum(len(points.seconds) for points in calibration.points.values()) >= 3  # what the killed run had is there
 
     shown = run("--show", "my.yaml", "--report", "page.html", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
