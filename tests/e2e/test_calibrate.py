@@ -184,7 +184,8 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     assert "gemm forward" in shown.stdout
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
-    assert "gemm dgrad" in page
+    assert "gemm forward" in page
+    assert ("gemm dgrad" in page) == (("gemm dgrad", "fp32") in calibration.points)
     assert "http" not in page.replace("http-equiv", "")
 
 

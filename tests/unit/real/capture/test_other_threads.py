@@ -16,8 +16,8 @@ from windtunnel.real.capture.processes.other_threads import come_to_rest
 @pytest.fixture(autouse=True)
 def _only_threads_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process leave some, and a script's process has none of theirs."""
-    before = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
     every = sys._current_frames
+    before = set(every()) - {threading.get_ident()}
     monkeypatch.setattr(sys, "_current_frames", lambda: {k: one for k, one in every().items() if k not in before})
 
 
