@@ -102,13 +102,13 @@ def server(folder: Path) -> Server[object]:
 
     async def call_tool(_context: object, request: CallToolRequestParams) -> CallToolResult:
         try:
-            found, wrong = answered(request.name, request.arguments or {}, folder), False
+            answer, wrong = answered(request.name, request.arguments or {}, folder), False
         except UserError as error:
-            found, wrong = {"error": str(error)}, True
-        text = json.dumps(found)
+            answer, wrong = {"error": str(error)}, True
+        text = json.dumps(answer)
         content = [TextContent(type="text", text=text)]
-        found = {"content": content, "structuredContent": json.loads(text), "isError": wrong}
-        return CallToolResult.model_validate(found)
+        result = {"content": content, "structuredContent": json.loads(text), "isError": wrong}
+        return CallToolResult.model_validate(result)
 
     return Server("windtunnel", version=windtunnel.__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 

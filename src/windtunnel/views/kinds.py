@@ -127,7 +127,7 @@ class Table:
     @property
     def is_on_side(self) -> bool:
         """Whether its columns are shown as rows."""
-        return len(self.rows) <= SIDE_ROWS and len(self.columns) > SIDE_COLUMNS and not self.links
+        return 0 < len(self.rows) <= SIDE_ROWS and len(self.columns) > SIDE_COLUMNS and not self.links
 
 
 @dataclass(frozen=True, slots=True)

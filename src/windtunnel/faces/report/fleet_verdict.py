@@ -45,9 +45,9 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
             alike = " and ".join((", ".join(str(one["policy"]) for one in others), str(best["policy"])))
             said = f"{alike} are alike: {text_of(number)} {name}"
         else:
-            ratio = worst / float(value) if less else float(value) / worst if worst else 1.0
+            smaller, larger = sorted((worst, float(value)))
             said = f"{best['policy']} is best of {len(others) + 1}: {text_of(number)} {name}, "
-            said += f"{loser['policy']} {text_of(worst, unit)}" + (f" ({ratio:.2f} x)" if ratio > 1.005 else "")
+            said += f"{loser['policy']} {text_of(worst, unit)}" + (f" ({larger / smaller:.2f} x)" if smaller else "")
     used = best.get("utilisation")
     tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
     then = next((one for one in rest if one["policy"] == HAPPENED), None)

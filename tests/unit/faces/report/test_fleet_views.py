@@ -89,3 +89,11 @@ def test_a_row_of_times_has_one_unit_and_the_best_policy_is_named() -> None:
     assert row.split() == ["mean", "JCT", "3.056", "h", "0.017", "h"]
     verdict = next(view for view in document.views if isinstance(view, Headline))
     assert verdict.verdict == "srtf is best of 2: 60.00 s mean JCT, fifo 3.056 h (183.33 x)."
+
+
+def test_a_mean_of_nothing_has_no_ratio() -> None:
+    figures = [{"policy": name, "jobs": 1, "jct_mean_s": value} for name, value in (("fifo", 60.0), ("srtf", 0.0))]
+    views = fleet_document(Fleet("jobs.csv", "h100:8", 8, figures)).views
+    verdict = next(view.verdict for view in views if isinstance(view, Headline))
+    assert verdict.startswith("srtf is best of 2")
+    assert " x)" not in verdict

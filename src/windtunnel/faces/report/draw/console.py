@@ -255,7 +255,7 @@ def _cells(view: Table) -> list[list[str]]:
 def table_cells(view: Table) -> tuple[Sequence[Column], list[list[str]]]:
     """Columns and the text of every cell, as they are shown: on its side where a few rows have many columns."""
     cells = _cells(view)
-    if not view.rows or not view.is_on_side:
+    if not view.is_on_side:
         return view.columns, cells
     turned = [list(row) for row in zip([one.name for one in view.columns], *cells, strict=True)]
     return [Column(name) for name in turned[0]], [row for row in turned[1:] if any(row[1:])]

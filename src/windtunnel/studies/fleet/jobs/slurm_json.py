@@ -33,7 +33,7 @@ def _accounted(job: Object) -> Row:
     array, het, time, tres, state = (_mapping(job.get(key)) for key in ("array", "het", "time", "tres", "state"))
     row = {
         **_common(job),
-        "JobID": _name(job, array.get("job_id"), array.get("task_id"), array.get("task"), het, "job_offset"),
+        "JobID": _name(job, array.get("job_id"), array.get("task_id"), array.get("task"), het),
         "User": _text(job.get("user")),
         "State": _word(state.get("current")),
         "Reason": _text(state.get("reason")),
@@ -49,12 +49,11 @@ def _accounted(job: Object) -> Row:
 def _queued(job: Object, now_s: int | None) -> Row:
     """A job of squeue or scontrol."""
     start = _number(job.get("start_time"))
-    het = {"job_id": job.get("het_job_id")}
     row = {
         **_common(job),
         "JobID": _name(
             job, job.get("array_job_id"), job.get("array_task_id"), job.get("array_task_string"),
-            het | {"job_offset": job.get("het_job_offset")}, "job_offset",
+            {"job_id": job.get("het_job_id"), "job_offset": job.get("het_job_offset")},
         ),
         "User": _text(job.get("user_name")),
         "State": _word(job.get("job_state")),
@@ -80,7 +79,7 @@ def _common(job: Object) -> Row:
     }  # fmt: skip
 
 
-def _name(job: Object, array: object, task: object, tasks: object, het: Object, offset: str) -> str:
+def _name(job: Object, array: object, task: object, tasks: object, het: Object) -> str:
     """The JobID as sacct writes it: 7, 7_3, 7_[4-9], 7+1."""
     plain, array_id, het_id = _number(job.get("job_id")), _number(array), _number(het.get("job_id"))
     if array_id:
@@ -90,7 +89,7 @@ def _name(job: Object, array: object, task: object, tasks: object, het: Object, 
         if isinstance(tasks, str) and tasks:
             return f"{array_id}_[{tasks.strip('[]')}]"
     if het_id:
-        return f"{het_id}+{_number(het.get(offset)) or 0}"
+        return f"{het_id}+{_number(het.get('job_offset')) or 0}"
     return _text(plain)
 
 

@@ -38,12 +38,19 @@ DEGREES = {
 }  # fmt: skip
 FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
 MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
-OPTIMIZERS = {"adamw": ("adam", None), "sgd": ("sgd", None), "muon": ("muon", None), "paged_adamw": ("adam", None)}
+OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon", "paged_adamw": "adam"}
 SHARDED = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
 TARGETS = {
     "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "gate_proj": "gate", "up_proj": "up",
     "down_proj": "down",
 }  # fmt: skip
+READ = (
+    "gradient_accumulation_steps", "gradient_checkpointing", "disable_gradient_checkpointing", "bf16", "fp16", "optim",
+    "optimizer", "lora_r", "lora_rank", "lora_target", "lora_target_modules", "lora_target_linear", "load_in_4bit",
+    "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
+    "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
+    "torch_compile", "r",
+)  # fmt: skip
 # Change no step's time or memory, or are read elsewhere.
 NO_EFFECT = (  # beginnings of names
     "adam", "adapter", "attn_implementation", "auto_resume", "beta", "bias", "cache", "chat", "columns", "comet",
@@ -144,15 +151,6 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
     return Native(str(fields["framework"]), fields, model or None, tuple(unknown), where)
 
 
-READ = (
-    "gradient_accumulation_steps", "gradient_checkpointing", "disable_gradient_checkpointing", "bf16", "fp16", "optim",
-    "optimizer", "lora_r", "lora_rank", "lora_target", "lora_target_modules", "lora_target_linear", "load_in_4bit",
-    "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
-    "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
-    "torch_compile", "r",
-)  # fmt: skip
-
-
 def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -> dict[str, object]:
     """Framework and ZeRO stage: of a DeepSpeed file, of FSDP's words, else plain replicas."""
     config, fsdp = settings.get("deepspeed", settings.get("deepspeed_config_file")), settings.get("fsdp")
@@ -166,13 +164,8 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
         stated = deepspeed.read(read_mapping(place, GIVE), n_gpus, str(place))
         unknown += [one for one in stated.unknown if '"auto"' not in one]
         own = (
-            "framework",
-            "zero_stage",
-            "overlap_grad_reduce",
-            "bucket_parameters",
-            "offload_optimizer",
-            "shard_group",
-        )
+            "framework", "zero_stage", "overlap_grad_reduce", "bucket_parameters", "offload_optimizer", "shard_group",
+        )  # fmt: skip
         return {name: stated.fields[name] for name in own if name in stated.fields}
     config = settings.get("fsdp_config")
     compiled: dict[str, object] = {"compile": True} if _on(settings.get("torch_compile")) else {}
@@ -224,7 +217,7 @@ def _strings(value: object) -> list[str]:
 
 def _optimizer(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
     name = str(settings.get("optim") or settings.get("optimizer") or "adamw").lower()
-    known = next((kind for word, (kind, _) in OPTIMIZERS.items() if name.startswith(word)), None)
+    known = next((kind for word, kind in OPTIMIZERS.items() if name.startswith(word)), None)
     if known is None:
         unknown.append(f"optim {name}")
     found: dict[str, object] = {"optimizer": known or "adam"}
