@@ -6,31 +6,51 @@ Workload's admission, else from the first pod that was scheduled, and its priori
 labels of Kueue. Pods of an owner that is not in the file are one job.
 
 GPUs of a pod: the larger of the sum of its containers and of each init container alone; init containers that stay
-(restartPolicy Always) count beside both. A deadline (`activeDeadlineSeconds`) is a limit and no run time.
+(restartPolicy Always) count beside both, and so do devices that it claims by a ResourceClaimTemplate of the file. A
+TrainJob takes what it does not say from its runtime, if the file holds that. A Job has no more pods at a time than it
+has completions. A deadline (`activeDeadlineSeconds`) is a limit and no run time.
 Sources: Kubernetes API v1 and batch/v1, Kueue v1beta1 and v1beta2, Kubeflow v1 and trainer, JobSet v1alpha2, Ray v1,
-MPIJob v2beta1, LeaderWorkerSet v1, Volcano v1alpha1.
+MPIJob v2beta1, LeaderWorkerSet v1, Volcano v1alpha1, AppWrapper v1beta2, resource.k8s.io v1; queues and fractions of
+KAI-Scheduler and YuniKorn by their labels.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 
-from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
+from windtunnel.studies.fleet.jobs.kubernetes_fields import (
+    GPU_RESOURCES,
+    Object,
+    count,
+    go_seconds,
+    items,
+    mapping,
+    text,
+    time_at,
+)
+from windtunnel.studies.fleet.jobs.kubernetes_quotas import cluster_queues
+from windtunnel.studies.fleet.jobs.trace import Notes
 
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu", "aws.amazon.com/neuron")
 SHARES = "nvidia.com/gpu.shared"  # a GPU in turns with others, or a share of one by MPS, under the name of its own
 SLICES = ("nvidia.com/mig-", "gpu.intel.com/")  # parts of a GPU, or GPUs by their driver
-QUEUE, PRIORITY, GROUP = (f"kueue.x-k8s.io/{key}" for key in ("queue-name", "priority-class", "pod-group-name"))
+PRIORITY, GROUP = (f"kueue.x-k8s.io/{key}" for key in ("priority-class", "pod-group-name"))
+QUEUES = (  # labels or annotations
+    *("kueue.x-k8s.io/queue-name", "kai.scheduler/queue", "runai/queue", "scheduling.volcano.sh/queue-name"),
+    *("yunikorn.apache.org/queue", "queue"),
+)
+DEVICE_CLASS = "deviceclass.resource.kubernetes.io/"  # a resource's name that asks for a device of a class
+FRACTIONS = ("gpu-fraction", "gpu-memory")  # annotations of KAI-Scheduler
+RUNTIMES, CLAIMS = ("TrainingRuntime", "ClusterTrainingRuntime"), "ResourceClaimTemplate"
 TOPOLOGY = {  # annotations of a pod's template
     f"kueue.x-k8s.io/podset-{word}-topology": word for word in ("required", "preferred", "unconstrained")
 } | {"kueue.x-k8s.io/podset-slice-required-topology": "slice"}
 DURATION = "windtunnel/duration-s"  # an annotation of ours
+TRAINER = "trainer.kubeflow.org/trainjob-ancestor-step"
+MARKS = ("labels", "annotations")
 NO_JOBS = (
     *("ClusterQueue", "LocalQueue", "Cohort", "ResourceFlavor", "WorkloadPriorityClass", "PriorityClass", "Topology"),
-    *("Node", "Queue", "PodGroup", "ResourceClaim", "ResourceClaimTemplate", "AdmissionCheck"),
+    *("Node", "Queue", "PodGroup", "ResourceClaim", CLAIMS, "AdmissionCheck", *RUNTIMES),
     *("ConfigMap", "CronJob", "Event", "Namespace", "PersistentVolumeClaim", "Secret", "Service", "ServiceAccount"),
 )
 SERVICES = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "LeaderWorkerSet", "RayService", "InferenceService")
@@ -43,16 +63,16 @@ STATES = {  # conditions that are true, phases and Ray's words
 }
 ORDER = (FAILED, COMPLETED, RUNNING, PENDING)  # of several conditions the first tells
 TIMES = ("submit_s", "start_s", "end_s")
-Object = Mapping[str, object]
 Pods = list[tuple[int, Object]]  # so many, and their spec
 
 
 def jobs_of_objects(objects: Sequence[Object], notes: Notes) -> list[dict[str, object]]:
     """A row for each job, times in seconds since the first submission."""
     parts: dict[str, list[Part]] = {}
-    uids = {_text(each, "metadata", "uid"): Part(each) for each in objects}
+    templates = {Part(each).label: each for each in objects if text(each, "kind") in (CLAIMS, *RUNTIMES)}
+    uids = {text(each, "metadata", "uid"): Part(each) for each in objects}
     for each in objects:
-        part = Part(each)
+        part = Part(each, templates)
         if part.kind in NO_JOBS:
             continue
         top = part.top(uids)
@@ -62,7 +82,7 @@ def jobs_of_objects(objects: Sequence[Object], notes: Notes) -> list[dict[str, o
         parts.setdefault(top or part.key, []).append(part)
     rows = [row for key, group in parts.items() if (row := _row(key, group, notes)) is not None]
     first = min((time for row in rows if isinstance(time := row["submit_s"], float)), default=0.0)
-    behind = _cluster_queues(objects)
+    behind = cluster_queues(objects)
     for row in rows:
         row["cluster_queue"] = behind.get(f"{row['user']}/{row['queue']}", "")
         row.update({key: time - first for key in TIMES if isinstance(time := row[key], float)})
@@ -74,49 +94,55 @@ class Part:
     """One object of the file."""
 
     item: Object
+    templates: Mapping[str, Object] = field(default_factory=dict)  # of claims and of runtimes, by their labels
 
     @property
     def kind(self) -> str:
         """Its kind."""
-        return _text(self.item, "kind")
+        return text(self.item, "kind")
 
     @property
     def name(self) -> str:
         """Namespace and name."""
-        name, space = _text(self.item, "metadata", "name"), _text(self.item, "metadata", "namespace")
+        name, space = text(self.item, "metadata", "name"), text(self.item, "metadata", "namespace")
         return f"{space}/{name}" if space else name
+
+    @property
+    def label(self) -> str:
+        """Its kind, namespace and name."""
+        return f"{self.kind} {self.name}"
 
     @property
     def key(self) -> str:
         """What tells it apart; a group of pods has one."""
-        group = _text(self.item, "metadata", "labels", GROUP)
-        space = _text(self.item, "metadata", "namespace")
-        return f"group {space}/{group}" if group else _text(self.item, "metadata", "uid") or f"{self.kind} {self.name}"
+        group = text(self.item, "metadata", "labels", GROUP)
+        space = text(self.item, "metadata", "namespace")
+        return f"group {space}/{group}" if group else text(self.item, "metadata", "uid") or self.label
 
     @property
     def created(self) -> float | None:
         """Seconds since 1970."""
-        return _time(self.item, "metadata", "creationTimestamp")
+        return time_at(self.item, "metadata", "creationTimestamp")
 
     @property
     def conditions(self) -> dict[str, float | None]:
         """Conditions that hold, and since when."""
         return {
-            _text(each, "type"): _time(each, "lastTransitionTime")
-            for each in _items(self.item, "status", "conditions")
-            if _text(each, "status") == "True"
+            text(each, "type"): time_at(each, "lastTransitionTime")
+            for each in items(self.item, "status", "conditions")
+            if text(each, "status") == "True"
         }
 
     def owner(self) -> Object | None:
         """The reference to its owner: the controller, else the first."""
-        owners = _items(self.item, "metadata", "ownerReferences")
+        owners = items(self.item, "metadata", "ownerReferences")
         return next((each for each in owners if each.get("controller") is True), owners[0] if owners else None)
 
     def top(self, uids: Mapping[str, Part]) -> str:
         """The key of the object at the top of its owners, in the file or not; empty for itself."""
         part, seen = self, set[str]()
         while (owner := part.owner()) is not None:
-            uid = _text(owner, "uid") or f"{_text(owner, 'kind')} {_text(owner, 'name')}"
+            uid = text(owner, "uid") or f"{text(owner, 'kind')} {text(owner, 'name')}"
             if uid in seen or uid not in uids:
                 return uid
             seen.add(uid)
@@ -125,13 +151,13 @@ class Part:
 
     def state(self) -> str:
         """What became of it; empty where it has no status."""
-        status = _mapping(self.item, "status")
-        words = [*self.conditions, _text(status, "phase"), _text(status, "state", "phase"), _text(status, "jobStatus")]
-        words += [_text(status, "terminalState"), _text(status, "jobDeploymentStatus")]
+        status = mapping(self.item, "status")
+        words = [*self.conditions, text(status, "phase"), text(status, "state", "phase"), text(status, "jobStatus")]
+        words += [text(status, "terminalState"), text(status, "jobDeploymentStatus")]
         if self.kind == "Pod":
-            words = [_text(status, "phase")]  # its conditions are of containers
+            words = [text(status, "phase")]  # its conditions are of containers
         if self.kind == "Workload" and "Finished" in self.conditions:
-            reason = next(_text(c, "reason") for c in _items(status, "conditions") if _text(c, "type") == "Finished")
+            reason = next(text(c, "reason") for c in items(status, "conditions") if text(c, "type") == "Finished")
             words = ["Failed" if "fail" in reason.lower() else "Finished"]
         known = {STATES[word.lower()] for word in words if word.lower() in STATES}
         if known:
@@ -140,160 +166,147 @@ class Part:
 
     def start(self) -> float | None:
         """When it started to run."""
-        status, conditions = _mapping(self.item, "status"), self.conditions
+        status, conditions = mapping(self.item, "status"), self.conditions
         if self.kind == "Pod":
             return conditions.get("PodScheduled")
         if self.kind == "Workload":
             return conditions.get("Admitted")
-        if _text(status, "state", "lastTransitionTime") and _text(status, "runningDuration"):  # Volcano
-            changed, ran = _time(status, "state", "lastTransitionTime"), _go_seconds(_text(status, "runningDuration"))
+        if text(status, "state", "lastTransitionTime") and text(status, "runningDuration"):  # Volcano
+            changed, ran = time_at(status, "state", "lastTransitionTime"), go_seconds(text(status, "runningDuration"))
             return None if changed is None or ran is None else changed - ran
-        return _time(status, "startTime") or conditions.get("StartupPolicyCompleted")
+        return time_at(status, "startTime") or conditions.get("StartupPolicyCompleted")
 
     def end(self) -> float | None:
         """When it ended."""
-        status = _mapping(self.item, "status")
+        status = mapping(self.item, "status")
         if self.kind == "Pod":
-            ends = [_time(each, "state", "terminated", "finishedAt") for each in _items(status, "containerStatuses")]
+            ends = [time_at(each, "state", "terminated", "finishedAt") for each in items(status, "containerStatuses")]
             return max((end for end in ends if end is not None), default=None) if None not in ends else None
-        said = _time(status, "completionTime") or _time(status, "endTime")
-        if said is None and _text(status, "state", "phase").lower() in STATES and self.state() in (COMPLETED, FAILED):
-            said = _time(status, "state", "lastTransitionTime")
+        said = time_at(status, "completionTime") or time_at(status, "endTime")
+        if said is None and text(status, "state", "phase").lower() in STATES and self.state() in (COMPLETED, FAILED):
+            said = time_at(status, "state", "lastTransitionTime")
         over = (time for word, time in self.conditions.items() if STATES.get(word.lower()) in (COMPLETED, FAILED))
         return said if said is not None else next(over, None)
 
     def pods(self) -> Pods:
         """Its pods at one time."""
-        spec = _mapping(self.item, "spec")
+        spec = mapping(self.item, "spec")
         if self.kind == "Pod":
             return [(1, spec)]
         if self.kind == "Workload":
-            return [(_count(each, "count"), _mapping(each, "template", "spec")) for each in _items(spec, "podSets")]
+            return [(count(each, "count"), mapping(each, "template", "spec")) for each in items(spec, "podSets")]
         if self.kind == "JobSet":
             return [
-                (
-                    _count(each, "replicas") * _count(each, "template", "spec", "parallelism"),
-                    _mapping(each, "template", "spec", "template", "spec"),
-                )
-                for each in _items(spec, "replicatedJobs")
+                (count(each, "replicas") * number, pod)
+                for each in items(spec, "replicatedJobs")
+                for number, pod in _pods_of_job(mapping(each, "template", "spec"))
             ]
+        if self.kind == "AppWrapper":
+            inner = [replace(self, item=mapping(each, "template")) for each in items(spec, "components")]
+            return [pods for part in inner for pods in part.pods()]
         if self.kind in ("RayJob", "RayCluster"):
-            cluster = _mapping(spec, "rayClusterSpec") or spec
-            workers = _items(cluster, "workerGroupSpecs")
-            each = [(_count(w, "replicas") * _count(w, "numOfHosts"), _mapping(w, "template", "spec")) for w in workers]
-            return [(1, _mapping(cluster, "headGroupSpec", "template", "spec")), *each]
+            cluster = mapping(spec, "rayClusterSpec") or spec
+            workers = items(cluster, "workerGroupSpecs")
+            each = [(count(w, "replicas") * count(w, "numOfHosts"), mapping(w, "template", "spec")) for w in workers]
+            return [(1, mapping(cluster, "headGroupSpec", "template", "spec")), *each]
         if self.kind == "TrainJob":
-            trainer = _mapping(spec, "trainer")
-            return [(_count(trainer, "numNodes"), {"containers": [{"resources": trainer.get("resourcesPerNode")}]})]
+            runtime = self._runtime()
+            trainer = mapping(spec, "trainer")
+            nodes = count(trainer, "numNodes", default=count(runtime, "mlPolicy", "numNodes"))
+            if mapping(trainer, "resourcesPerNode"):
+                return [(nodes, {"containers": [{"resources": trainer["resourcesPerNode"]}]})]
+            steps = items(runtime, "template", "spec", "replicatedJobs")
+            return [
+                (nodes, mapping(each, "template", "spec", "template", "spec"))
+                for each in steps
+                if text(each, "template", "metadata", "labels", TRAINER) == "trainer"
+            ]
         if self.kind == "LeaderWorkerSet":
-            template = _mapping(spec, "leaderWorkerTemplate")
-            worker = _mapping(template, "workerTemplate", "spec")
-            leader = _mapping(template, "leaderTemplate", "spec") or worker
-            sets = _count(spec, "replicas")
-            return [(sets, leader), (sets * max(_count(template, "size") - 1, 0), worker)]
+            template = mapping(spec, "leaderWorkerTemplate")
+            worker = mapping(template, "workerTemplate", "spec")
+            leader = mapping(template, "leaderTemplate", "spec") or worker
+            sets = count(spec, "replicas")
+            return [(sets, leader), (sets * max(count(template, "size") - 1, 0), worker)]
         roles = next((value for key, value in spec.items() if str(key).endswith("ReplicaSpecs")), None)
         if isinstance(roles, Mapping):  # of Kubeflow
-            return [(_count(role, "replicas"), _mapping(role, "template", "spec")) for role in roles.values()]
-        if _items(spec, "tasks"):  # of Volcano
-            return [(_count(task, "replicas"), _mapping(task, "template", "spec")) for task in _items(spec, "tasks")]
-        return [(_count(spec, "parallelism"), _mapping(spec, "template", "spec"))]
+            return [(count(role, "replicas"), mapping(role, "template", "spec")) for role in roles.values()]
+        if items(spec, "tasks"):  # of Volcano
+            return [(count(task, "replicas"), mapping(task, "template", "spec")) for task in items(spec, "tasks")]
+        return _pods_of_job(spec)
+
+    def _runtime(self) -> Object:
+        """The spec of the runtime that a TrainJob names, empty where the file does not hold it."""
+        name = text(self.item, "spec", "runtimeRef", "name")
+        space = text(self.item, "metadata", "namespace")
+        near = (f"{RUNTIMES[0]} {space}/{name}" if space else f"{RUNTIMES[0]} {name}", f"{RUNTIMES[1]} {name}")
+        return next((mapping(self.templates[label], "spec") for label in near if label in self.templates), {})
+
+    def gpus(self, notes: Notes, name: str = "") -> int:
+        """GPUs of its pods at one time."""
+        return sum(number * self._gpus_of_pod(pod, name or self.name, notes) for number, pod in self.pods())
+
+    def gpus_of_largest_pod(self) -> int:
+        """GPUs of its largest pod."""
+        return max((self._gpus_of_pod(pod, self.name, Notes()) for _, pod in self.pods()), default=0)
+
+    def _gpus_of_pod(self, pod: Object, name: str, notes: Notes) -> int:
+        inits = items(pod, "initContainers")
+        stay = [each for each in inits if text(each, "restartPolicy") == "Always"]
+        plain = sum(_gpus_of_container(each, name, notes) for each in items(pod, "containers"))
+        alone = max((_gpus_of_container(each, name, notes) for each in inits if each not in stay), default=0)
+        claimed = sum(self._gpus_of_claim(each, name, notes) for each in items(pod, "resourceClaims"))
+        return max(plain, alone) + sum(_gpus_of_container(each, name, notes) for each in stay) + claimed
+
+    def _gpus_of_claim(self, claim: Object, name: str, notes: Notes) -> int:
+        """GPUs that one claim of a pod gets, by the template that it names."""
+        space, template = text(self.item, "metadata", "namespace"), text(claim, "resourceClaimTemplateName")
+        found = self.templates.get(f"{CLAIMS} {space}/{template}" if space else f"{CLAIMS} {template}")
+        if found is None:
+            notes.add("claims devices (resourceClaims) by no template of the file: they do not count", name)
+            return 0
+        total = 0
+        for request in items(found, "spec", "spec", "devices", "requests"):
+            asked = mapping(request, "exactly") or next(iter(items(request, "firstAvailable")), request)
+            if text(asked, "allocationMode") == "All":
+                notes.add("claims all devices of a node: they do not count", name)
+            elif _is_gpu_class(text(asked, "deviceClassName")):
+                total += count(asked, "count")
+        return total
+
+    def word(self, names: Sequence[str]) -> str:
+        """The first of these labels or annotations that it has, else that its pods' template has."""
+        template = mapping(self.item, "spec", "template", "metadata")
+        places = [mapping(holder, key) for holder in (self.item.get("metadata"), template) for key in MARKS]
+        return next((word for name in names for place in places if (word := text(place, name))), "")
+
+    def priority(self) -> str:
+        """Its priority or its class, as Kueue looks for it: label, scheduling policy, own field, template of a pod."""
+        own = text(self.item, "spec", "priority") or text(self.item, "spec", "priorityClassName")
+        policy = text(self.item, "spec", "runPolicy", "schedulingPolicy", "priorityClass")
+        inner = (text(pod, "priorityClassName") for _, pod in self.pods())
+        return self.word((PRIORITY,)) or policy or own or next((word for word in inner if word), "")
+
+    def queue(self) -> str:
+        """The queue that it names."""
+        spec = mapping(self.item, "spec")
+        return text(spec, "queue") or text(spec, "runPolicy", "schedulingPolicy", "queue") or self.word(QUEUES)
 
     def topologies(self) -> list[str]:
         """What its pods ask of the topology, as `required LEVEL`; of slices `slice LEVEL`."""
-        spec, found = _mapping(self.item, "spec"), []
+        spec, found = mapping(self.item, "spec"), []
         if self.kind == "Workload":
-            for each in _items(spec, "podSets"):
-                asked = _mapping(each, "topologyRequest")
-                found += [f"{word} {_text(asked, word)}" for word in ("required", "preferred") if _text(asked, word)]
+            for each in items(spec, "podSets"):
+                asked = mapping(each, "topologyRequest")
+                found += [f"{word} {text(asked, word)}" for word in ("required", "preferred") if text(asked, word)]
                 found += ["unconstrained"] if asked.get("unconstrained") is True else []
-                found += ["slice"] if _text(asked, "podSetSliceRequiredTopology") else []
+                found += ["slice"] if text(asked, "podSetSliceRequiredTopology") else []
             return found
-        template = self.item if self.kind == "Pod" else _mapping(spec, "template")
-        for key, value in _mapping(template, "metadata", "annotations").items():
+        template = self.item if self.kind == "Pod" else mapping(spec, "template")
+        for key, value in mapping(template, "metadata", "annotations").items():
             word = TOPOLOGY.get(str(key))
             if word:
                 found.append(word if word == "unconstrained" else f"{word} {value}")
         return found
-
-
-def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, ...]:
-    """GPUs of each ClusterQueue, all kinds together, and of each LocalQueue by the ClusterQueue behind it."""
-    quotas = []
-    for each in objects:
-        if _text(each, "kind") != "ClusterQueue":
-            continue
-        spec, name, rows = _mapping(each, "spec"), _text(each, "metadata", "name"), _gpu_quotas(each)
-        if len(rows) > 1:
-            notes.add("has several flavors of GPU, which count together", name)
-        quotas.append(
-            Quota(
-                name,
-                sum(_count(row, "nominalQuota", default=0) for row in rows),
-                _text(spec, "cohort") or _text(spec, "cohortName"),
-                _limit(rows, "borrowingLimit"),
-                _limit(rows, "lendingLimit"),
-                _text(spec, "queueingStrategy") == "StrictFIFO",
-                _text(spec, "preemption", "withinClusterQueue") or "Never",
-                _text(spec, "preemption", "reclaimWithinCohort") or "Never",
-                _text(spec, "preemption", "borrowWithinCohort", "policy") or "Never",
-                _number(_text(spec, "preemption", "borrowWithinCohort", "maxPriorityThreshold")),
-                _weight(_text(spec, "fairSharing", "weight")),
-            )
-        )
-    return tuple(quotas)
-
-
-def cohorts_of_objects(objects: Sequence[Object]) -> tuple[Cohort, ...]:
-    """Cohorts that have quotas, limits or parents of their own; those that queues only name need none."""
-    return tuple(
-        Cohort(
-            _text(each, "metadata", "name"),
-            _text(each, "spec", "parentName") or _text(each, "spec", "parent"),
-            sum(_count(row, "nominalQuota", default=0) for row in rows),
-            _limit(rows, "borrowingLimit"),
-            _limit(rows, "lendingLimit"),
-            _weight(_text(each, "spec", "fairSharing", "weight")),
-        )
-        for each, rows in ((each, _gpu_quotas(each)) for each in objects if _text(each, "kind") == "Cohort")
-    )
-
-
-def _gpu_quotas(holder: Object) -> list[Object]:
-    """Quotas of GPUs of a ClusterQueue or a Cohort, of each flavor."""
-    return [
-        resource
-        for group in _items(holder, "spec", "resourceGroups")
-        for flavor in _items(group, "flavors")
-        for resource in _items(flavor, "resources")
-        if _text(resource, "name") in GPU_RESOURCES
-    ]
-
-
-def _number(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"-?\d+", text) else None
-
-
-def _weight(text: str) -> float:
-    """Of fair sharing: 1 where it is not said, and by thousandths as `500m`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", text)
-    return 1.0 if found is None else float(found.group(1)) / (1000 if found.group(2) else 1)
-
-
-def _limit(rows: Sequence[Object], key: str) -> int | None:
-    said = [_count(row, key, default=0) for row in rows if _text(row, key)]
-    return sum(said) if len(said) == len(rows) and rows else None
-
-
-def _cluster_queues(objects: Sequence[Object]) -> dict[str, str]:
-    """The ClusterQueue behind each local queue, as LocalQueues and admitted Workloads say it."""
-    behind = {}
-    for each in objects:
-        space = _text(each, "metadata", "namespace")
-        if _text(each, "kind") == "LocalQueue":
-            behind[f"{space}/{_text(each, 'metadata', 'name')}"] = _text(each, "spec", "clusterQueue")
-        elif _text(each, "kind") == "Workload" and _text(each, "status", "admission", "clusterQueue"):
-            behind[f"{space}/{_text(each, 'spec', 'queueName')}"] = _text(each, "status", "admission", "clusterQueue")
-    return behind
 
 
 def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
@@ -303,17 +316,20 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
     pods = [part for part in group if part.kind == "Pod"]
     head = top or workload or group[0]
     owner = None if top else head.owner()
-    space = _text(head.item, "metadata", "namespace")
-    name = f"{space}/{_text(owner, 'name')}".lstrip("/") if owner is not None else head.name
-    if head.kind in SERVICES or (owner is not None and _text(owner, "kind") in SERVICES):
-        notes.add(f"is a service ({_text(owner, 'kind') or head.kind}) and no job: left out", name)
+    space = text(head.item, "metadata", "namespace")
+    name = f"{space}/{text(owner, 'name')}".lstrip("/") if owner is not None else head.name
+    if head.kind in SERVICES or (owner is not None and text(owner, "kind") in SERVICES):
+        notes.add(f"is a service ({text(owner, 'kind') or head.kind}) and no job: left out", name)
         return None
     sources = [*([top] if top and top.kind != "Pod" else []), *([workload] if workload else [])]
-    gpus = next((said for part in sources if (said := _gpus_of(part.pods(), name, notes))), 0)
-    gpus = gpus or sum(_gpus_of(part.pods(), name, notes) for part in group if part.kind not in ("Pod", "Workload"))
-    gpus = gpus or sum(_gpus_of(part.pods(), name, notes) for part in pods)
+    if not any(pod for part in group for _, pod in part.pods()) and head.kind != "TrainJob":
+        notes.add(f"is a {head.kind}, which has no pods: left out", name)
+        return None
+    gpus = next((number for part in sources if (number := part.gpus(notes, name))), 0)
+    gpus = gpus or sum(part.gpus(notes, name) for part in group if part.kind not in ("Pod", "Workload"))
+    gpus = gpus or sum(part.gpus(notes, name) for part in pods)
     if not gpus and all(part.state() != RUNNING for part in group):
-        notes.add(f"is a {head.kind} that asks for no GPU that is told", name)
+        notes.add(f"is a {head.kind} that asks for no GPU as far as the file says", name)
     upper = [part for part in (top, workload) if part is not None]
     told = upper or pods
     state = next((word for part in told if (word := part.state())), "")
@@ -324,12 +340,12 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
     if end is None and state in (COMPLETED, FAILED):
         end = max((time for part in pods if (time := part.end()) is not None), default=None)
     _evictions(workload, name, notes)
-    if _text(head.item, "spec", "ttlSecondsAfterFinished"):
+    if text(head.item, "spec", "ttlSecondsAfterFinished"):
         notes.add("is deleted a while after its end: such a file holds those that are left", name)
-    limit = _text(head.item, "spec", "activeDeadlineSeconds") or _text(
+    limit = text(head.item, "spec", "activeDeadlineSeconds") or text(
         head.item, "spec", "runPolicy", "activeDeadlineSeconds"
     )
-    lasted: object = _text(head.item, "metadata", "annotations", DURATION) or None
+    lasted: object = text(head.item, "metadata", "annotations", DURATION) or None
     if lasted is None and start is not None and end is not None:
         lasted = end - start
     if lasted is None and not state and limit:
@@ -338,7 +354,8 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
     if state == RUNNING:
         notes.add("still runs: for how long is not told", name)
     topology, pod_gpus = _topology(sources or pods, name, notes)
-    labels = _mapping(head.item, "metadata", "labels")
+    if any(head.word((fraction,)) for fraction in FRACTIONS):
+        notes.add("asks for a fraction of a GPU by an annotation, which does not count", name)
     said_by = workload.item if workload else {}
     return {
         "job": name or key,
@@ -350,11 +367,8 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
         "user": space,
         "ended": {FAILED: "failed", RUNNING: "unfinished", PENDING: "unfinished"}.get(state, ""),
         "limit_s": limit or None,
-        "queue": _text(said_by, "spec", "queueName") or _text(labels, QUEUE) or _text(head.item, "spec", "queue"),
-        "priority": _text(said_by, "spec", "priority")
-        or _text(labels, PRIORITY)
-        or _text(head.item, "spec", "priority")
-        or _text(head.item, "spec", "priorityClassName"),
+        "queue": text(said_by, "spec", "queueName") or head.queue(),
+        "priority": text(said_by, "spec", "priority") or head.priority(),
         "log_state": state,
         "topology": topology,
         "pod_gpus": pod_gpus,
@@ -371,13 +385,12 @@ def _topology(parts: Sequence[Part], name: str, notes: Notes) -> tuple[str, int 
         return "", None
     if len(set(asked)) > 1:
         notes.add("asks for unlike places of its pods: the first stands for all", name)
-    sizes = {gpus for part in parts for _, spec in part.pods() if (gpus := _gpus_of_pod(spec, name, Notes()))}
-    return asked[0], max(sizes, default=0) or None
+    return asked[0], max((part.gpus_of_largest_pod() for part in parts), default=0) or None
 
 
 def _evictions(workload: Part | None, name: str, notes: Notes) -> None:
-    status = _mapping(workload.item, "status") if workload else {}
-    if _items(status, "schedulingStats", "evictions") or _count(status, "requeueState", "count", default=0):
+    status = mapping(workload.item, "status") if workload else {}
+    if items(status, "schedulingStats", "evictions") or count(status, "requeueState", "count", default=0):
         notes.add("was evicted: only its last start is told", name)
 
 
@@ -385,82 +398,28 @@ def _first(times: Iterable[float | None]) -> float | None:
     return next((time for time in times if time is not None), None)
 
 
-def _gpus_of(pods: Pods, name: str, notes: Notes) -> int:
-    return sum(count * _gpus_of_pod(spec, name, notes) for count, spec in pods)
+def _pods_of_job(spec: Object) -> Pods:
+    """Pods at one time of a Job: no more than are still to complete, as Kueue counts them."""
+    at_once = count(spec, "parallelism")
+    return [(min(at_once, count(spec, "completions", default=at_once)), mapping(spec, "template", "spec"))]
 
 
-def _gpus_of_pod(spec: Object, name: str, notes: Notes) -> int:
-    inits = _items(spec, "initContainers")
-    stay = [each for each in inits if _text(each, "restartPolicy") == "Always"]
-    plain = sum(_gpus_of_container(each, name, notes) for each in _items(spec, "containers"))
-    alone = max((_gpus_of_container(each, name, notes) for each in inits if each not in stay), default=0)
-    if _items(spec, "resourceClaims"):
-        notes.add("claims devices (resourceClaims), which do not count", name)
-    return max(plain, alone) + sum(_gpus_of_container(each, name, notes) for each in stay)
+def _is_gpu_class(name: str) -> bool:
+    """Whether a DeviceClass is of whole accelerators: gpu.nvidia.com, gpu.amd.com, tpu.google.com."""
+    return name.startswith(("gpu.", "tpu.", "neuron."))
 
 
 def _gpus_of_container(container: Object, name: str, notes: Notes) -> int:
-    resources = _mapping(container, "resources")
-    asked = {**_mapping(resources, "requests"), **_mapping(resources, "limits")}
+    resources = mapping(container, "resources")
+    asked = {**mapping(resources, "requests"), **mapping(resources, "limits")}
     total = 0
     for key in asked:
         if key in GPU_RESOURCES or str(key).startswith(SLICES):
-            total += _count(asked, key, default=0)
+            total += count(asked, key, default=0)
             if str(key).startswith(SLICES[0]):
                 notes.add("asks for MIG slices, which count as whole GPUs", name)
+        elif str(key).startswith(DEVICE_CLASS) and _is_gpu_class(str(key).removeprefix(DEVICE_CLASS)):
+            total += count(asked, str(key), default=0)
         elif key == SHARES:
             notes.add(f"asks for shares of GPUs ({SHARES}), which do not count", name)
     return total
-
-
-def _at(value: object, *keys: str) -> object:
-    """What stands under these keys; None where a level is no mapping or lacks it."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _mapping(value: object, *keys: str) -> Object:
-    found = _at(value, *keys)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _items(value: object, *keys: str) -> list[Object]:
-    found = _at(value, *keys)
-    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
-
-
-def _text(value: object, *keys: str) -> str:
-    found = _at(value, *keys)
-    return str(found) if isinstance(found, str | int | float) and not isinstance(found, bool) else ""
-
-
-def _count(value: object, *keys: str, default: int = 1) -> int:
-    found = _text(value, *keys)
-    return int(found) if found.isdecimal() and len(found) < 10 else default
-
-
-def _time(value: object, *keys: str) -> float | None:
-    """Seconds since 1970."""
-    found = _at(value, *keys)
-    if isinstance(found, str):
-        try:
-            found = datetime.fromisoformat(found.replace("Z", "+00:00"))
-        except ValueError:
-            return None
-    if not isinstance(found, datetime):
-        return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-
-
-def _go_seconds(words: str) -> float | None:
-    """Seconds of a duration as Go writes it: 1h2m3.5s."""
-    left, total = words, 0.0
-    for unit, seconds in (("h", 3600.0), ("m", 60.0), ("s", 1.0)):
-        number, mark, rest = left.partition(unit)
-        if mark:
-            try:
-                total, left = total + float(number) * seconds, rest
-            except ValueError:
-                return None
-    return None if left else total

@@ -11,7 +11,8 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 from windtunnel.files.document import read_documents
 from windtunnel.files.table import Table, table_of
-from windtunnel.studies.fleet.jobs.kubernetes import cohorts_of_objects, jobs_of_objects, quotas_of_objects
+from windtunnel.studies.fleet.jobs.kubernetes import jobs_of_objects
+from windtunnel.studies.fleet.jobs.kubernetes_quotas import cohorts_of_objects, quotas_of_objects
 from windtunnel.studies.fleet.jobs.slurm_json import is_slurm, rows_of
 from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota, Unread
 
