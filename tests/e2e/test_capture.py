@@ -332,6 +332,48 @@ def test_a_script_that_refuses_its_words_is_heard(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+ENDING = """
+import os, tempfile, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+opt = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+rank = dist.get_rank()
+for step in range(2):
+    for _ in range(2 if EARLY and rank else 1):
+        model(torch.ones(2, 8)).sum().backward()
+        dist.all_reduce(model.weight.grad)
+        opt.step()
+if rank == 0 or ALL:
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tempfile.mkdtemp())  # saved
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "said"),
+    [
+        ("EARLY, ALL = False, True", 2, "ended after 2 steps, and step 3"),
+        (
+            "EARLY, ALL = False, False",
+            4,
+            "rank 0 calls checkpoint.save at ending.py:13 where ranks 1, 2, 3 call nothing",
+        ),
+        (
+            "EARLY, ALL = True, True",
+            4,
+            "rank 0 calls checkpoint.save at ending.py:13 where ranks 1, 2, 3 call all_reduce",
+        ),
+    ],
+)
+def test_what_a_script_calls_after_its_last_step_is_compared(
+    settings: str, status: int, said: str, folder: Path
+) -> None:
+    """A script that is over before the step that was asked for: its ranks are run to the end and compared."""
+    (folder / "ending.py").write_text(f"{settings}\n{ENDING.lstrip()}")
+    done = capture(folder, "--device", "cpu", "--world-size", "4", "--steps", "3", "ending.py")
+    assert (done.returncode, said in done.stderr.strip().splitlines()[-1]) == (status, True), done.stderr
+    assert not left_over(folder)
+
+
 @pytest.mark.long
 def test_ranks_that_no_few_stand_for_are_not_folded(folder: Path) -> None:
     """Every third rank has more rows: random draws see it, and no interval of ranks explains it."""

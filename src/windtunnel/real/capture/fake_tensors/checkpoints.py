@@ -14,7 +14,7 @@ import itertools
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import os
 
     import torch
+    import torch.distributed as dist
     from torch.types import FileLike
 
 MARKER = b"windtunnel: saved during a capture, number "
@@ -32,11 +33,17 @@ NOTE = "checkpoints are not written: what the script saves is kept in memory, an
 
 
 @contextmanager
-def checkpoints_kept(note: Callable[[str], None], *, is_shared: bool = False) -> Iterator[None]:
+def checkpoints_kept(
+    note: Callable[[str], None],
+    *,
+    is_shared: bool = False,
+    together: Callable[[str, dist.ProcessGroup | None], None] | None = None,
+) -> Iterator[None]:
     """While this holds, `torch.save`, `torch.load` and `torch.distributed.checkpoint` touch no tensor's data.
 
     `note`: takes one line for the user, at the first save. `is_shared`: other ranks load what this one saves; they find
-    tensors of the same shapes.
+    tensors of the same shapes. `together`: takes what all ranks of a process group (None: all) must call,
+    and the group.
     """
     import torch
     import torch.distributed.checkpoint as dcp
@@ -88,8 +95,13 @@ def checkpoints_kept(note: Callable[[str], None], *, is_shared: bool = False) ->
             return objects.loads(rest)
         return load(f, *more, **keywords)
 
-    def save_all(*_: object, checkpoint_id: object = None, storage_writer: object = None, **__: object) -> None:
+    def met(kind: str, given: Mapping[str, object]) -> None:
+        if together is not None and not given.get("no_dist"):
+            together(f"checkpoint.{kind}", given.get("process_group"))
+
+    def save_all(*_: object, checkpoint_id: object = None, storage_writer: object = None, **more: object) -> None:
         note(NOTE)
+        met("save", more)
         folder = getattr(storage_writer, "path", None) if checkpoint_id is None else checkpoint_id
         if isinstance(folder, str | os.PathLike):
             os.makedirs(folder, exist_ok=True)
@@ -102,7 +114,8 @@ def checkpoints_kept(note: Callable[[str], None], *, is_shared: bool = False) ->
         done.set_result(None)
         return done
 
-    def load_all(*_: object, **__: object) -> None:
+    def load_all(*_: object, **more: object) -> None:
+        met("load", more)
         note("checkpoints are not read: the state stays as it was made")
 
     def save_file(tensors: Sequence[torch.Tensor], filename: object, metadata: object = None) -> None:

@@ -81,8 +81,10 @@ def play(task: Mapping[str, Any]) -> int:
         outcome = {"status": "error", **what, **_told(error), "line": place_in_script(error.__traceback__)}
         outcome["missing"] = _missing_package(error)
     outcome |= played.facts()
-    cut_short = outcome["status"] != "ok" and not outcome["ended"]  # what it would have called is not known
-    played.write_calls(folder / f"calls_{'own' if task.get('own') else rank}.json", is_partial=cut_short)
+    ended = bool(outcome.get("ended"))
+    cut_short = outcome["status"] != "ok" and not ended  # what it would have called is not known
+    calls = folder / f"calls_{'own' if task.get('own') else rank}.json"
+    played.write_calls(calls, is_partial=cut_short, is_over=ended)
     outcome["seconds"] = time.monotonic() - begun
     outcome["cpu_seconds"], outcome["peak_rss_bytes"] = resources_used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
@@ -103,11 +105,11 @@ class Played:
         self.steps: Steps | None = None
         self.is_over = False  # the script is: it calls nothing more
 
-    def write_calls(self, path: Path, *, is_partial: bool = False) -> None:
-        """Leave the log of its calls, in as many steps as all ranks run."""
+    def write_calls(self, path: Path, *, is_partial: bool = False, is_over: bool = False) -> None:
+        """Leave the log of its calls, in as many steps as all ranks run; or to the end of a script that is over."""
         if self.recorder is not None:
             steps = self.steps.kept if self.steps is not None else None
-            log = self.recorder.journal.log(is_partial=is_partial, steps=steps)
+            log = self.recorder.journal.log(is_partial=is_partial, is_over=is_over, steps=steps)
             write_whole(path, json.dumps(log.to_plain()).encode())
 
     def facts(self) -> dict[str, object]:
@@ -127,6 +129,7 @@ def _played(
     task: Mapping[str, Any], folder: Path, not_held: str, played: Played, *, copied: bool
 ) -> tuple[dict[str, RankProgram], dict[str, Any]]:
     import torch
+    import torch.distributed as dist
     from torch.multiprocessing import reductions
 
     from windtunnel.real.capture.fake_tensors.checkpoints import checkpoints_kept
@@ -160,6 +163,12 @@ def _played(
     def say_once(text: str) -> None:
         said[text] = None
 
+    def together(kind: str, process_group: dist.ProcessGroup | None) -> None:
+        if dist.is_initialized():
+            group = world.group_named((process_group or dist.group.WORLD).group_name)
+            if group is not None:
+                recorder.journal.note_together(kind, group)
+
     try:
         with (
             fake_tensors(device, gpus=local_world, local_rank=local, note=say_once, missing=task["stand_ins"]),
@@ -189,7 +198,7 @@ def _played(
             try:
                 with (
                     _files_of(rank, folder, files, copied=copied),
-                    checkpoints_kept(say_once, is_shared=rank == WRITER),
+                    checkpoints_kept(say_once, is_shared=rank == WRITER, together=together),
                 ):
                     run_script(launch)
             except SystemExit as error:  # an ordinary end for some scripts

@@ -206,6 +206,13 @@ class Workers:
         self.outcomes[rank] = before
         return after
 
+    def run_whatever_comes(self, ranks: Sequence[int], task: Mapping[str, object]) -> None:
+        """Play these ranks too, each by itself: for what they call, however they end."""
+        for rank in ranks:
+            with suppress(ScriptError):
+                self.run([rank], task, helpers_end=True)
+            self._end_helpers()
+
     def close(self) -> None:
         """End everything. An interrupt meanwhile waits until that is done."""
         process, self._process = self._process, None

@@ -143,7 +143,11 @@ class Steps:
 
         Who ran beside rank 0 may have been told to go on at a step that rank 0 has left out since.
         """
-        if not self._goes_on or self.done or not self.digests:
+        if not self._goes_on or self.done:
+            return
+        if not self.digests:
+            if not self._rank:  # whoever comes to the wanted step ends with it
+                self._box.post(_key(self._wanted), b"1")
             return
         if self._rank:
             self._keep(int(self._box.get(LAST, self._timeout_s)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from windtunnel.real.capture.fake_tensors.control_flow import call_site
 from windtunnel.real.capture.recorder.rows import Flight, Rows
+from windtunnel.real.capture.virtual_world.groups import Group
 from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, GroupEntry
 
@@ -46,6 +47,10 @@ class CallJournal:
         )
         self._append(entry)
 
+    def note_together(self, kind: str, group: Group) -> None:
+        """All of a group call what is not played, and costs nothing here: a distributed checkpoint."""
+        self.note_call(Communication(kind, group.name, group.members, group.position, 0, is_control=True), group)
+
     def note_set_up(self, kind: str, about: str) -> None:
         """All ranks make a group, or initialise."""
         self._append(CallEntry(0, -1, kind, line=call_site(3), about=about))
@@ -65,10 +70,10 @@ class CallJournal:
         """What ended so far were no steps."""
         self._bounds.clear()
 
-    def log(self, *, is_partial: bool = False, steps: int | None = None) -> CallLog:
-        """All calls of whole steps, or of the first `steps`; of a script that ended none, or that still runs, all."""
+    def log(self, *, is_partial: bool = False, is_over: bool = False, steps: int | None = None) -> CallLog:
+        """All calls of whole steps, or of the first `steps`; all of a script that is over, ended none or still runs."""
         bounds = self._bounds[:steps] if steps else self._bounds
-        last = bounds[-1] if bounds and not is_partial else None
+        last = bounds[-1] if bounds and not is_partial and not is_over else None
         entries = [
             entry._replace(step=bisect_right(self._bounds, op))
             for entry, op in zip(self._log.entries, self._ops, strict=True)

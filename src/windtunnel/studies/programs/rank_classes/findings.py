@@ -80,7 +80,7 @@ class CallEntry(NamedTuple):
         """What is called, for a person."""
         if self.kind in SET_UP:
             return f"{self.kind}({self.about})"
-        size = "" if self.kind == "barrier" else f" of {self.bytes:,} bytes"
+        size = "" if not self.bytes else f" of {self.bytes:,} bytes"
         reduction = f" ({self.reduce_op})" if self.reduce_op else ""
         return f"{self.kind}{reduction}{size}{' ' + self.dtype if self.dtype else ''}"
 
