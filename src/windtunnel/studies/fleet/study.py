@@ -37,7 +37,7 @@ from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
 from windtunnel.studies.fleet.when import When, when
 
 if TYPE_CHECKING:
-    from windtunnel.studies.fleet.capacity.changes import Changes
+    from windtunnel.studies.fleet.capacity import Changes
     from windtunnel.studies.fleet.flows.study import FlowsStudy
     from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.units import format_many, format_time, parse_bandwidth, parse_time
@@ -200,7 +200,7 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
     jobs, unfit = with_predictions(jobs, site)
     options = replace(_options(question), changes=_changes(question.capacity))
     if any(name.startswith("lyra") for name in names):
-        from windtunnel.studies.fleet.loans.promised import loans_of
+        from windtunnel.studies.fleet.loans.pool_file import loans_of
 
         elastic = ELASTIC if question.elastic is None else question.elastic
         serving = None if question.serving is None else Path(question.serving)
@@ -464,7 +464,7 @@ def _changes(capacity: Steady | Failing | ByFile) -> Changes | None:
     """What happens to nodes (`Changes`), or None. Raises SpecError."""
     if isinstance(capacity, Steady):
         return None
-    from windtunnel.studies.fleet.capacity.changes import Changes
+    from windtunnel.studies.fleet.capacity import Changes
 
     every = capacity.checkpoint_every
     checkpoint_s = float("inf") if every == "never" else parse_time(every, "--checkpoint-every")
