@@ -66,7 +66,7 @@ def show_fleet(
 def show_when(question: FleetWhen, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.fleet import when_answer_document
-    from windtunnel.studies.fleet.study import answer_when
+    from windtunnel.studies.fleet.when import answer_when
 
     with working("running"):
         found = answer_when(question)
@@ -78,7 +78,7 @@ def show_when(question: FleetWhen, outputs: Outputs) -> None:
 def show_pack(question: FleetPack, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.fleet import pack_document
-    from windtunnel.studies.fleet.study import answer_pack
+    from windtunnel.studies.fleet.packing.study import answer_pack
 
     if outputs.rows is not None:
         check_writable(outputs.rows)
@@ -95,7 +95,7 @@ def show_pack(question: FleetPack, outputs: Outputs) -> None:
 def show_lint(question: FleetLint, outputs: Outputs) -> int:
     """Answer, and print; 3 where something cannot be right."""
     from windtunnel.faces.report.fleet import lint_document
-    from windtunnel.studies.fleet.study import answer_lint
+    from windtunnel.studies.fleet.jobs.lint import answer_lint
 
     found = answer_lint(question)
     give(question, found, outputs, lint_document(found))
@@ -105,7 +105,7 @@ def show_lint(question: FleetLint, outputs: Outputs) -> int:
 def show_flows(question: FleetFlows, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.fleet import flows_document
-    from windtunnel.studies.fleet.study import answer_flows
+    from windtunnel.studies.fleet.flows.study import answer_flows
 
     with working("moving flows"):
         found = answer_flows(question)
@@ -120,7 +120,7 @@ def show_flows(question: FleetFlows, outputs: Outputs) -> None:
 
 def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("fleet-live")) -> None:
     """Answer, and print."""
-    from windtunnel.studies.fleet.study import answer_live
+    from windtunnel.studies.fleet.live.study import answer_live
 
     found = answer_live(question, out)
     from windtunnel.faces.report.fleet import live_document  # only now: jobs wait for a scheduler that starts again

@@ -12,8 +12,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.studies.fleet.jobs.trace import Jobs
-from windtunnel.studies.fleet.site import Site
+from windtunnel.questions.asked.fleet.lint import FleetLint
+from windtunnel.questions.header import Answer
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.jobs.trace import Jobs, Unread
+from windtunnel.studies.fleet.site import Site, parse_site
 
 LONG_S = 365 * 86_400.0  # above which a duration is probably in other units
 NAMED = 5
@@ -158,3 +161,29 @@ def _copies(jobs: Jobs) -> Sequence[Finding]:
             )
         ]
     return []
+
+
+@dataclass(frozen=True, eq=False)
+class LintAnswer(Answer):
+    """What is wrong with a trace."""
+
+    trace: str
+    findings: tuple[Finding, ...]
+    read: int = 0
+    not_understood: tuple[Unread, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return {
+            "trace": self.trace,
+            "read": self.read,
+            "not_understood": [asdict(each) for each in self.not_understood],
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+
+def answer_lint(question: FleetLint) -> LintAnswer:
+    """Look at a trace. Raises UserError for what cannot be read."""
+    site = parse_site(question.cluster) if question.cluster else None
+    jobs = read_jobs(question.trace, question.where)
+    return LintAnswer(question.trace, tuple(lint_jobs(jobs, site)), len(jobs), jobs.not_understood)
