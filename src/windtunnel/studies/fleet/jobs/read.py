@@ -23,7 +23,8 @@ from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.bytes import GZIP, path_of
 from windtunnel.files.document import read_documents
 from windtunnel.files.table import Table, read_table, table_of
-from windtunnel.studies.fleet.jobs.kubernetes import cohorts_of_objects, jobs_of_objects, quotas_of_objects
+from windtunnel.studies.fleet.jobs.kubernetes import jobs_of_objects
+from windtunnel.studies.fleet.jobs.kueue import cohorts_of_objects, quotas_of_objects
 from windtunnel.studies.fleet.jobs.slurm_json import is_slurm, rows_of
 from windtunnel.studies.fleet.jobs.slurm_records import is_records
 from windtunnel.studies.fleet.jobs.slurm_table import delimiter_of
