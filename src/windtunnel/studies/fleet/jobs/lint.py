@@ -7,7 +7,7 @@ warning    what makes results doubtful: load over capacity, units that look wron
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,6 @@ class Finding:
     text: str
     remedy: str
     jobs: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """The finding as JSON-able data."""
-        return asdict(self)
 
 
 def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
@@ -171,15 +167,6 @@ class LintAnswer(Answer):
     findings: tuple[Finding, ...]
     read: int = 0
     not_understood: tuple[Unread, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
-        return {
-            "trace": self.trace,
-            "read": self.read,
-            "not_understood": [asdict(each) for each in self.not_understood],
-            "findings": [finding.to_dict() for finding in self.findings],
-        }
 
 
 def answer_lint(question: FleetLint) -> LintAnswer:
