@@ -21,8 +21,8 @@ from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.physics.model import read_config
-from windtunnel.physics.model.config_fields import IRRELEVANT
-from windtunnel.physics.model.huggingface import readable
+from windtunnel.physics.model.reading.config_fields import IRRELEVANT
+from windtunnel.physics.model.reading.huggingface import readable
 
 UNTOUCHED = ("is_decoder", "is_encoder_decoder", "add_cross_attention")  # another class
 SPARSE = [*["full_attention"] * 3, *["minimax_m3_sparse"] * 5]

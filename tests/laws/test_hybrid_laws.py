@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.studies.fleet.capacity.profile import Profile
 from windtunnel.studies.fleet.hybrid.clouds import Cloud, Clouds, read_clouds
-from windtunnel.studies.fleet.hybrid.plan import NS, HybridJob, plan
+from windtunnel.studies.fleet.hybrid.plan import NS, HybridJob, Profile, plan
 from windtunnel.studies.fleet.hybrid.run import figures_of, roaming
 from windtunnel.studies.fleet.hybrid.spot import Ups, spot_run
 from windtunnel.studies.fleet.hybrid.starburst import starburst

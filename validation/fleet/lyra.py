@@ -17,7 +17,7 @@ from pathlib import Path
 
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.loans.frontier import frontier
-from windtunnel.studies.fleet.loans.promised import loans_of
+from windtunnel.studies.fleet.loans.pool_file import loans_of
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import aggregates
 from windtunnel.studies.fleet.policies.table import names_of

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import UserError
-from windtunnel.evidence.accuracy.rl.rows import RlRow, missing, question_of
+from windtunnel.evidence.accuracy.rl.run import RlRow, missing, question_of
 from windtunnel.files.table import read_table
 from windtunnel.studies.rl.clock import Times
 from windtunnel.studies.rl.job import batch_time_s, run_of, settled

@@ -19,6 +19,7 @@ from functools import lru_cache
 from importlib import metadata
 
 from windtunnel.notebook import Shown
+from windtunnel.questions.typed import plain_fields
 
 SCHEMA = "windtunnel.result/2"
 
@@ -39,8 +40,8 @@ class Answer(Shown):
         return None
 
     def to_dict(self) -> Mapping[str, object]:
-        """The study's own part of the document, ready for JSON."""
-        raise NotImplementedError
+        """The study's own part of the document, ready for JSON: its fields, but for those of `JSON_LEAVES_OUT`."""
+        return plain_fields(self)
 
 
 @lru_cache(maxsize=1)

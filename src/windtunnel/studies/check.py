@@ -16,7 +16,6 @@ from windtunnel.questions.asked.plan import Plan
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import plain_part
-from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.changes import PLAN
 from windtunnel.studies.planning.proposals import Proposal, as_change, launch_of
 from windtunnel.studies.predict import answer_at_first, of_launch_file
@@ -26,7 +25,7 @@ from windtunnel.studies.training.question import cluster_of, model_of
 from windtunnel.units import format_bytes, format_percent, format_time, parse_share, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    pass
 
 
 RULES = ("oom", "tight", "slower", "mfu", "memory", "step")
@@ -61,10 +60,6 @@ class Checked(Answer):
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
         """Of the prediction."""
         return self.result.warnings
-
-    def to_dict(self) -> Mapping[str, object]:
-        """The study's own part."""
-        return plain_fields(self)
 
 
 def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:

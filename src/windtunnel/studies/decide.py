@@ -26,7 +26,6 @@ from windtunnel.questions.asked.search import Search
 from windtunnel.questions.asked.survive import Survive
 from windtunnel.questions.header import Answer
 from windtunnel.questions.reading import plain_part
-from windtunnel.questions.typed import plain_fields
 from windtunnel.questions.words import command
 from windtunnel.studies.plan import plans
 from windtunnel.studies.planning.answer import Planned
@@ -100,10 +99,6 @@ class Decision(Answer):
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
         """What was assumed."""
         return self.notes
-
-    def to_dict(self) -> Mapping[str, object]:
-        """The study's own part."""
-        return plain_fields(self)
 
 
 def answer(question: Decide) -> Decision:

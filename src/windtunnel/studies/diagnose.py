@@ -16,7 +16,6 @@ from windtunnel.questions.asked.plan import Plan, open_plan
 from windtunnel.questions.asked.predict import Predict
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.reading import plain_part
-from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.measured_run import MeasuredRun, Steady, read_run, steady_of
 from windtunnel.studies.measured_run.against import ClassTime, classes_against, mean_classes, predicted_classes
 from windtunnel.studies.measured_run.causes import PAUSES, Cause, Evidence, causes_of, length_s
@@ -70,10 +69,6 @@ class Diagnosis(Answer):
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
         """Of the prediction, and of what was read."""
         return (*self.result.warnings, *self.notes)
-
-    def to_dict(self) -> Mapping[str, object]:
-        """The study's own part."""
-        return plain_fields(self)
 
     def anchor(self) -> str:
         """The run as an anchor file."""

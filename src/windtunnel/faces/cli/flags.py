@@ -66,11 +66,11 @@ class Given:
 Reader = Callable[[Given], Below]
 
 
-def plain_app(name: str) -> App:
-    """An application of the verbs below one word."""
+def plain_app(name: str, text: str = "") -> App:
+    """An application of the verbs below one word; `text`: its help, where that is not the word's own line."""
     return App(
         name=name,
-        help=help_of(name),
+        help=text or help_of(name),
         default_parameter=Parameter(show_default=False),
         help_format="plaintext",
         result_action="return_value",

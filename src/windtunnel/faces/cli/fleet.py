@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.answered import answered
+from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import give, note, noted, working, wrote
 from windtunnel.files.write import check_writable, write_atomically, writing
 from windtunnel.questions.asked.fleet.flows import FleetFlows
-from windtunnel.questions.asked.fleet.lint import FleetLint
 from windtunnel.questions.asked.fleet.live import FleetLive
 from windtunnel.questions.asked.fleet.pack import FleetPack
-from windtunnel.questions.asked.fleet.share import FleetShare
 from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.questions.asked.fleet.when import FleetWhen
+
+if TYPE_CHECKING:
+    from windtunnel.studies.fleet.jobs.lint import LintAnswer
 
 Executor = Annotated[str, Parameter(help="--seeds: serial, processes, ray or ray:ADDRESS (serial).")]
 Emitted = Annotated[Path, Parameter(help="--emit: the folder that gets the files (fleet-config).")]
@@ -66,7 +68,7 @@ def show_fleet(
 def show_when(question: FleetWhen, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.fleet import when_answer_document
-    from windtunnel.studies.fleet.study import answer_when
+    from windtunnel.studies.fleet.when import answer_when
 
     with working("running"):
         found = answer_when(question)
@@ -78,7 +80,7 @@ def show_when(question: FleetWhen, outputs: Outputs) -> None:
 def show_pack(question: FleetPack, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.fleet import pack_document
-    from windtunnel.studies.fleet.study import answer_pack
+    from windtunnel.studies.fleet.packing.study import answer_pack
 
     if outputs.rows is not None:
         check_writable(outputs.rows)
@@ -92,20 +94,10 @@ def show_pack(question: FleetPack, outputs: Outputs) -> None:
     give(question, found, outputs, pack_document(found))
 
 
-def show_lint(question: FleetLint, outputs: Outputs) -> int:
-    """Answer, and print; 3 where something cannot be right."""
-    from windtunnel.faces.report.fleet import lint_document
-    from windtunnel.studies.fleet.study import answer_lint
-
-    found = answer_lint(question)
-    give(question, found, outputs, lint_document(found))
-    return 3 if any(finding.severity == "error" for finding in found.findings) else 0
-
-
 def show_flows(question: FleetFlows, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.fleet import flows_document
-    from windtunnel.studies.fleet.study import answer_flows
+    from windtunnel.studies.fleet.flows.study import answer_flows
 
     with working("moving flows"):
         found = answer_flows(question)
@@ -120,7 +112,7 @@ def show_flows(question: FleetFlows, outputs: Outputs) -> None:
 
 def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("fleet-live")) -> None:
     """Answer, and print."""
-    from windtunnel.studies.fleet.study import answer_live
+    from windtunnel.studies.fleet.live.study import answer_live
 
     found = answer_live(question, out)
     from windtunnel.faces.report.fleet import live_document  # only now: jobs wait for a scheduler that starts again
@@ -128,28 +120,20 @@ def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("flee
     give(question, found, outputs, live_document(found))
 
 
-def show_share(question: FleetShare, outputs: Outputs) -> None:
-    """Answer, and print."""
-    from windtunnel.faces.report.fleet import sharing_document
-    from windtunnel.studies.fleet.sharing.study import answer
-
-    found = answer(question)
-    give(question, found, outputs, sharing_document(found))
+def _wrong(found: LintAnswer) -> int:
+    """3 where something cannot be right."""
+    return 3 if any(finding.severity == "error" for finding in found.findings) else 0
 
 
 def fleet_app(*, everything: bool = False) -> App:
     """The verb with its sub-commands. `everything`: rare flags are listed."""
-    app = App(
-        name="fleet",
-        help="Many jobs, one cluster: what each policy makes of a trace.",
-        default_parameter=Parameter(show_default=False),
-        help_format="plaintext",
-    )
+    app = plain_app("fleet", "Many jobs, one cluster: what each policy makes of a trace.")
     app.default(command("fleet", show_fleet, ("report", "rows", "json", "full"), everything=everything))
     app.command(command("fleet when", show_when, ("report", "json", "full"), everything=everything))
     app.command(command("fleet pack", show_pack, ("report", "rows", "json", "full"), everything=everything))
     app.command(command("fleet flows", show_flows, ("report", "rows", "json"), everything=everything))
-    app.command(command("fleet lint", show_lint, ("report", "json"), everything=everything))
-    app.command(command("fleet share", show_share, ("report", "json", "full"), everything=everything))
+    files = ("report", "json")
+    app.command(answered("fleet lint", "reading", files, status=_wrong, everything=everything))
+    app.command(answered("fleet share", "fitting", everything=everything))
     app.command(command("fleet live", show_live, everything=everything))
     return app

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import OUTPUT, Below, Given, Outputs, command
+from windtunnel.faces.cli.answered import answered
+from windtunnel.faces.cli.flags import OUTPUT, Below, Given, Outputs, command, plain_app
 from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_writable, write_atomically
 from windtunnel.questions.asked.serve.listen import ServeListen
 from windtunnel.questions.asked.serve.parts import Apart
 from windtunnel.questions.asked.serve.plan import ServePlan, Sought
-from windtunnel.questions.asked.serve.policies import ServePolicies
 from windtunnel.questions.asked.serve.pool import ServePool
-from windtunnel.questions.asked.serve.real import ServeReal
-from windtunnel.questions.asked.serve.scale import ServeScale
-from windtunnel.questions.asked.serve.spot import ServeSpot
 from windtunnel.questions.asked.serve.study import Serve
 
 if TYPE_CHECKING:
@@ -123,36 +120,6 @@ def _print_served(question: Serve | ServePlan, served: Served, outputs: Outputs)
     give(question, served, outputs, served_document(served))
 
 
-def show_policies(question: ServePolicies, outputs: Outputs) -> None:
-    """Answer, and print."""
-    from windtunnel.faces.report.serving.views import policies_document
-    from windtunnel.studies.serving.policies import answer
-
-    with working("serving"):
-        found = answer(question)
-    give(question, found, outputs, policies_document(found.to_dict()))
-
-
-def show_spot(question: ServeSpot, outputs: Outputs) -> None:
-    """Answer, and print."""
-    from windtunnel.faces.report.serving.views import spot_serving_document
-    from windtunnel.studies.serving.study import answer_spot
-
-    with working("serving"):
-        found = answer_spot(question)
-    give(question, found, outputs, spot_serving_document(found.to_dict()))
-
-
-def show_scale(question: ServeScale, outputs: Outputs) -> None:
-    """Answer, and print."""
-    from windtunnel.faces.report.serving.views import scaled_document
-    from windtunnel.studies.serving.stateful.study import answer
-
-    with working("serving"):
-        found = answer(question)
-    give(question, found, outputs, scaled_document(found.to_dict()))
-
-
 def show_pool(question: ServePool, outputs: Outputs) -> None:
     """Answer, and print."""
     from windtunnel.faces.report.serving.views import pool_document, weight_pool_document
@@ -165,16 +132,6 @@ def show_pool(question: ServePool, outputs: Outputs) -> None:
     grouped = isinstance(found, PoolResult)
     document = pool_document(drawn, question.pool.rpartition("/")[2]) if grouped else weight_pool_document(drawn)
     give(question, found, outputs, document)
-
-
-def show_real(question: ServeReal, outputs: Outputs) -> None:
-    """Answer, and print."""
-    from windtunnel.faces.report.serving.views import real_document
-    from windtunnel.real.serving.compare import answer
-
-    with working("serving for real"):
-        compared = answer(question)
-    give(question, compared, outputs, real_document(compared.to_dict()))
 
 
 def show_listen(question: ServeListen, outputs: Outputs) -> None:
@@ -192,19 +149,14 @@ def show_listen(question: ServeListen, outputs: Outputs) -> None:
 
 def serve_app(*, everything: bool = False) -> App:
     """The verb with its sub-commands. `everything`: rare flags are listed."""
-    app = App(
-        name="serve",
-        help="What a deployment of a model does to its users.",
-        default_parameter=Parameter(show_default=False),
-        help_format="plaintext",
-    )
+    app = plain_app("serve", "What a deployment of a model does to its users.")
     files = ("report", "trace", "rows", "json", "full")
     app.default(command("serve", show_serve, files, reader=_started, everything=everything))
     app.command(command("serve plan", show_plan, files, everything=everything))
-    app.command(command("serve policies", show_policies, ("report", "json", "full"), everything=everything))
-    app.command(command("serve spot", show_spot, ("report", "json", "full"), everything=everything))
-    app.command(command("serve scale", show_scale, ("report", "json", "full"), everything=everything))
+    app.command(answered("serve policies", "serving", everything=everything))
+    app.command(answered("serve spot", "serving", everything=everything))
+    app.command(answered("serve scale", "serving", everything=everything))
     app.command(command("serve pool", show_pool, ("report", "json", "full"), everything=everything))
-    app.command(command("serve real", show_real, ("report", "json", "full"), everything=everything))
+    app.command(answered("serve real", "serving for real", everything=everything))
     app.command(command("serve listen", show_listen, (), everything=everything))
     return app

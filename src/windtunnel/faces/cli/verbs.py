@@ -16,7 +16,7 @@ VERBS = (
     "run", "ui", "mcp", "ask", "schema", "model", "version",
 )  # fmt: skip
 LAUNCHERS = ("capture", "run")  # take a launch line: what follows the script is the script's
-HOME = {"schema": "ask"}  # of a verb whose module has another name
+HOME = {"schema": "ask"} | dict.fromkeys(("nic", "fabric", "rl", "compare", "explain", "decide"), "answered")
 GROUPS = {  # of verbs that are several: the line of help of them all
     "runs": "List saved runs, newest first; search, tag and delete them.",
     "calibrate": "Measure the device at hand, so that predictions rest on what it really does.",

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from windtunnel.faces.report.fleet_verdict import best_of, verdict_of
 from windtunnel.studies.fleet.flows.study import FlowsStudy
+from windtunnel.studies.fleet.jobs.lint import LintAnswer
 from windtunnel.studies.fleet.live.study import LiveRun
 from windtunnel.studies.fleet.outcome import Floats, Outcome
+from windtunnel.studies.fleet.packing.study import PackAnswer
 from windtunnel.studies.fleet.sharing.study import Shared, slower_of
-from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, LintAnswer, PackAnswer, WhenAnswer, left_out
-from windtunnel.studies.fleet.when import When
+from windtunnel.studies.fleet.study import FleetAnswer, FleetResult, left_out
+from windtunnel.studies.fleet.when import When, WhenAnswer
 from windtunnel.views import (
     Axis,
     Cell,

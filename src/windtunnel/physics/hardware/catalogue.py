@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.files.bytes import read_text
 from windtunnel.files.document import form_of, read_form
 from windtunnel.physics.hardware.cluster import Cluster, cluster_with
 from windtunnel.physics.hardware.gpu import Gpu
-from windtunnel.physics.hardware.listed import listed_gpus
 from windtunnel.questions.asked.parts import ClusterPart
 from windtunnel.questions.reading import plain_part
 from windtunnel.units import parse_count
@@ -34,6 +35,10 @@ _MIXED = "mixed GPU types are for predict and plan only, as NAME:COUNT+NAME:COUN
 SPEC_FILE = "give the path of a readable YAML file, `key: value` a line"
 SPEC_BYTES_MOST = 4 << 20  # a calibrated device lists thousands of points
 ADDED = ("nvidia", "amd", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e", "geforce", "tesla")
+LISTED = "give a cluster file in YAML, what nvidia-smi printed, or name:count"
+LISTED_BYTES_MOST = 1 << 20
+LINE = re.compile(r"^GPU \d+: (.+?) \(UUID", re.MULTILINE)
+ROW = re.compile(r"^\|\s+\d+\s+((?:NVIDIA|Tesla|Quadro)\b.*?)\s+(?:On|Off|N/A)\s*\|", re.MULTILINE)
 _LARGEST_CLUSTER = 2**24  # GPUs; far above what exists, and a typing error beyond
 
 
@@ -265,3 +270,32 @@ def cluster_of(part: ClusterPart) -> Cluster:
         return parse_cluster(data)
     cluster = parse_cluster(base)
     return with_settings(cluster, data) if data else cluster
+
+
+def listed_gpus(path: str) -> str:
+    """`NAME:COUNT` of the GPUs that a file lists; "" for a file that is not nvidia-smi's. Raises InputFileError."""
+    text = read_text(path, LISTED, LISTED_BYTES_MOST)
+    names = LINE.findall(text) or ROW.findall(text) or _column(text)
+    if not names:
+        return ""
+    counts = Counter(name.strip() for name in names)
+    if len(counts) > 1:
+        said = " and ".join(f"{count} x {name}" for name, count in counts.items())
+        raise InputFileError(path, f"lists {said}", "mixed GPUs are said as NAME:COUNT+NAME:COUNT")
+    ((name, count),) = counts.items()
+    return f"{name}:{count}"
+
+
+def _column(text: str) -> list[str]:
+    """Of `--query-gpu=name,... --format=csv`; a device that is listed each second counts once."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]  # it quotes nothing
+    if not rows or "name" not in rows[0]:
+        return []
+    at = rows[0].index("name")
+    ids = next(
+        (rows[0].index(one) for one in ("pci.bus_id", "gpu_bus_id", "uuid", "gpu_uuid", "index") if one in rows[0]),
+        None,
+    )
+    whole = [row for row in rows[1:] if len(row) == len(rows[0])]
+    seen = {row[ids]: row[at] for row in whole} if ids is not None else dict(enumerate(row[at] for row in whole))
+    return list(seen.values())

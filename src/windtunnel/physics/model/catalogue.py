@@ -11,9 +11,9 @@ from pathlib import Path
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.checkpoint import Stored, stored_formats
-from windtunnel.physics.model.config_file import config_of
-from windtunnel.physics.model.huggingface import read_config
 from windtunnel.physics.model.limits import showable
+from windtunnel.physics.model.reading.config_file import config_of
+from windtunnel.physics.model.reading.huggingface import read_config
 from windtunnel.questions.asked.parts import ModelPart
 from windtunnel.questions.reading import plain_part
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.files.document import read_json
-from windtunnel.physics.model.config_file import BYTES_MAX
 from windtunnel.physics.model.limits import showable
+from windtunnel.physics.model.reading.config_file import BYTES_MAX
 
 NVIDIA_FILE = "hf_quant_config.json"
 EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "experts_per_token")

@@ -1,7 +1,7 @@
 """The nouns of a layer's work on one rank: ops with local shapes, FLOPs and bytes, the transfers that they need, and
 how much of a layer the rank holds.
 
-Which ops a layer has is in `model/layer_operations.py`, and in `model/plain_operations.py` for plain PyTorch.
+Which ops a layer has is in `model/layers/layer.py`, and in `model/layers/plain.py` for plain PyTorch.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _busy_s(jobs: Jobs, site: Site) -> float:
 
 def _end_s(jobs: Jobs, site: Site) -> float:
     """When a run with failures is ended: a job that fails more often than it reaches a checkpoint never is."""
-    from windtunnel.studies.fleet.capacity.changes import LONGEST
+    from windtunnel.studies.fleet.capacity import LONGEST
 
     return float(jobs.submit_s.min() + LONGEST * max(_busy_s(jobs, site), 86_400.0))
 

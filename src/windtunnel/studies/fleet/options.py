@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from windtunnel.studies.fleet.capacity.changes import Changes
+    from windtunnel.studies.fleet.capacity import Changes
     from windtunnel.studies.fleet.decision import Policy
     from windtunnel.studies.fleet.jobs.trace import Cohort, Quota
     from windtunnel.studies.fleet.loans.pool import Loans

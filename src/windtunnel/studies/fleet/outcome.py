@@ -176,6 +176,12 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     return {**result, **(outcome.extra or {})}
 
 
+def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
+    """Figures by policy, and those of a single policy at the top too."""
+    only = figures[0] if len(figures) == 1 else {}
+    return {**only, "policies": {each["policy"]: each for each in figures}}
+
+
 def against_log(outcome: Outcome) -> dict[str, object]:
     """How far a policy's starts are from those of the log; empty where the log tells too few, or it is the log."""
     jobs = outcome.jobs

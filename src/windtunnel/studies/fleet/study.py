@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from windtunnel.errors import SpecError
 from windtunnel.notebook import Shown
 from windtunnel.questions import read
-from windtunnel.questions.asked.fleet.flows import FleetFlows
-from windtunnel.questions.asked.fleet.jobs import Scheduled, Simulated
-from windtunnel.questions.asked.fleet.lint import FleetLint
-from windtunnel.questions.asked.fleet.live import FleetLive
-from windtunnel.questions.asked.fleet.pack import FleetPack
-from windtunnel.questions.asked.fleet.study import ByFile, Failing, Fleet, Steady
-from windtunnel.questions.asked.fleet.when import FleetWhen
+from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import check
-from windtunnel.studies.fleet.changed import as_changed, changed_cluster
+from windtunnel.studies.fleet.asked import as_asked, changes_of, happened, is_file, options_of, policies_of
+from windtunnel.studies.fleet.changed import as_changed
 from windtunnel.studies.fleet.decision import Policy
-from windtunnel.studies.fleet.jobs.lint import Finding, lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.jobs.standing import as_it_stands
-from windtunnel.studies.fleet.jobs.trace import Jobs, Unread, held_at_once
+from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
-from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, write_jobs
-from windtunnel.studies.fleet.policies.own import policy_of_text, title
+from windtunnel.studies.fleet.outcome import Outcome, against_log, aggregates, by_policy, write_jobs
+from windtunnel.studies.fleet.policies.own import policy_of_text
 from windtunnel.studies.fleet.policies.table import POLICIES, plain_name
-from windtunnel.studies.fleet.predicted import predicted_speeds, with_predictions
+from windtunnel.studies.fleet.predicted import with_predictions
 from windtunnel.studies.fleet.run import simulate
-from windtunnel.studies.fleet.site import USUAL_NODE, Site, parse_site
+from windtunnel.studies.fleet.site import Site, parse_site
 from windtunnel.studies.fleet.tables import Runtime, Tables, speeds_by
-from windtunnel.studies.fleet.when import When, when
-
-if TYPE_CHECKING:
-    from windtunnel.studies.fleet.capacity.changes import Changes
-    from windtunnel.studies.fleet.flows.study import FlowsStudy
-    from windtunnel.studies.fleet.live.study import LiveRun
-from windtunnel.units import format_many, format_time, parse_bandwidth, parse_time
+from windtunnel.units import format_many, format_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
 CHANGED = "changed"  # what an answer calls policies after --change
@@ -154,12 +141,6 @@ class FleetAnswer(Answer):
         return {"jobs": self.named["trace"]}
 
 
-def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
-    """Figures by policy, and those of a single policy at the top too."""
-    only = figures[0] if len(figures) == 1 else {}
-    return {**only, "policies": {each["policy"]: each for each in figures}}
-
-
 def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False) -> FleetAnswer:
     """Run a trace under each policy, or with `seeds` so often on an executor; with changes, before and after them.
 
@@ -169,7 +150,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
         return answer_as_it_is(question, executor, frontier=frontier)
     before = answer_as_it_is(replace(question, change=()), executor, frontier=frontier)
     asked = as_changed(question)
-    names = [name for name in _policies(asked.policy) if _is_file(name) or not _happened(name)]
+    names = [name for name in policies_of(asked.policy) if is_file(name) or not happened(name)]
     if not names:
         raise SpecError("--change", ", ".join(question.change), "what happened does not change: give a policy too")
     after = answer_as_it_is(replace(asked, policy=",".join(names)), executor, frontier=frontier)
@@ -185,7 +166,7 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
 
 def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool = False) -> FleetAnswer:
     """Run a trace under each policy on the cluster as it is changed. Raises UserError."""
-    names, jobs, site, notes = _asked(question)
+    names, jobs, site, notes = as_asked(question)
     about: RunOf = {"trace": question.trace, "where": question.where, "cluster": site.text, "gpus": site.gpus}
     files = {}
     if question.emit is not None:
@@ -198,9 +179,9 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
         banded = tuple(run_seeds(question, names, question.seeds, executor))
         return FleetAnswer(about, banded, notes=notes, files=files)
     jobs, unfit = with_predictions(jobs, site)
-    options = replace(_options(question), changes=_changes(question.capacity))
+    options = replace(options_of(question), changes=changes_of(question.capacity))
     if any(name.startswith("lyra") for name in names):
-        from windtunnel.studies.fleet.loans.promised import loans_of
+        from windtunnel.studies.fleet.loans.pool_file import loans_of
 
         elastic = ELASTIC if question.elastic is None else question.elastic
         serving = None if question.serving is None else Path(question.serving)
@@ -237,7 +218,7 @@ def one_seed(*, question: Mapping[str, object]) -> dict[str, object]:
 
 def _unheeded(jobs: Jobs, names: Sequence[str], *, placed: bool) -> list[str]:
     """Quotas, priorities and places of the log that policies pay no heed to; `placed`: the cluster has a topology."""
-    plain = [plain_name(name) for name in names if not _is_file(name)]
+    plain = [plain_name(name) for name in names if not is_file(name)]
     deaf = {
         "quotas of queues": [each for each in plain if "quota" not in POLICIES[each].needs] if jobs.quotas else [],
         "priorities": [each for each in plain if not POLICIES[each].priorities]
@@ -265,218 +246,3 @@ def left_out(outcome: Outcome) -> list[str]:
             lines.append(f"{format_many(len(why), 'job')} left out in all; `windtunnel fleet lint` names them")
             break
     return lines
-
-
-@dataclass(frozen=True, eq=False)
-class WhenAnswer(Answer):
-    """When a job starts and ends, by policy."""
-
-    trace: str
-    cluster: str
-    when: tuple[When, ...]
-    notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
-        return {"trace": self.trace, "cluster": self.cluster, "when": {one.policy: one.to_dict() for one in self.when}}
-
-
-def answer_when(question: FleetWhen) -> WhenAnswer:
-    """When one job starts and ends under each policy, and why it waits. Raises UserError."""
-    question = as_changed(question)
-    names, jobs, site, notes = _asked(question)
-    _refuse_files(names)
-    jobs, standing = as_it_stands(jobs, question.job)
-    jobs, unfit = with_predictions(jobs, site)
-    options = _options(question)
-    answers = tuple(
-        when(jobs, site, name, options, question.job, draws=question.seeds, spread=question.spread) for name in names
-    )
-    return WhenAnswer(jobs.source, site.text, answers, (*notes, *standing, *unfit))
-
-
-@dataclass(frozen=True, eq=False)
-class PackAnswer(Answer):
-    """Packings of pods by policy."""
-
-    jobs: Jobs
-    cluster: str
-    packings: tuple[dict[str, object], ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def figures(self) -> list[dict[str, Any]]:
-        """What is said of each policy."""
-        return [{key: value for key, value in each.items() if key != "runs"} for each in self.packings]
-
-    @property
-    def provenance(self) -> dict[str, object]:
-        """Whose pods they are."""
-        return {"jobs": self.jobs.source}
-
-    def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
-        return by_policy(self.figures) | {"trace": self.jobs.source, "cluster": self.cluster}
-
-    def write_rows(self, path: Path) -> None:
-        """The first seed's placements."""
-        from windtunnel.studies.fleet.packing.study import write_placements
-
-        write_placements(self.jobs, list(self.packings), path)
-
-
-def answer_pack(question: FleetPack) -> PackAnswer:
-    """Pack the pods of a trace on unlike nodes under each policy. Raises UserError."""
-    from windtunnel.studies.fleet.packing.study import packing_figures, read_nodes, unknown_models
-
-    names = _policies(question.policy)
-    jobs = read_jobs(question.trace, question.where)
-    nodes = read_nodes(Path(question.cluster))
-    unknown = unknown_models(jobs, nodes[2])
-    warnings = (f"gpu_models: no node of {question.cluster} has {', '.join(unknown)}",) if unknown else ()
-    packings = tuple(packing_figures(jobs, nodes, name, question.seed, question.seeds) for name in names)
-    return PackAnswer(jobs, question.cluster, packings, warnings)
-
-
-@dataclass(frozen=True, eq=False)
-class LintAnswer(Answer):
-    """What is wrong with a trace."""
-
-    trace: str
-    findings: tuple[Finding, ...]
-    read: int = 0
-    not_understood: tuple[Unread, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
-        return {
-            "trace": self.trace,
-            "read": self.read,
-            "not_understood": [asdict(each) for each in self.not_understood],
-            "findings": [finding.to_dict() for finding in self.findings],
-        }
-
-
-def answer_lint(question: FleetLint) -> LintAnswer:
-    """Look at a trace. Raises UserError for what cannot be read."""
-    site = parse_site(question.cluster) if question.cluster else None
-    jobs = read_jobs(question.trace, question.where)
-    return LintAnswer(question.trace, tuple(lint_jobs(jobs, site)), len(jobs), jobs.not_understood)
-
-
-def answer_flows(question: FleetFlows) -> FlowsStudy:
-    """Coflows under each policy (`FlowsStudy`). Raises UserError."""
-    from windtunnel.studies.fleet.flows import policy_named, read_trace, run_flows
-    from windtunnel.studies.fleet.flows.study import PORT_BYTES_PER_S, FlowsStudy
-
-    port = question.port
-    names = [policy_named(word.strip()) for word in question.policy.split(",")]
-    if len(set(names)) < len(names):
-        raise SpecError("--policy", question.policy, "name each policy once")
-    if port.replace(".", "").strip().isdigit():  # as likely meant in Gb/s as in bytes per second
-        raise SpecError("--port", port, f"say the unit: {port.strip()}Gb/s or {port.strip()}MB/s")
-    rate = parse_bandwidth(port, "--port") if port else PORT_BYTES_PER_S
-    read = read_trace(Path(question.trace))
-    answers = tuple(run_flows(read, name, rate) for name in names)
-    none = answers[0].ignored
-    warnings = (f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}",) if none else ()
-    return FlowsStudy(question.trace, read.n_ports, answers, warnings)
-
-
-def answer_live(question: FleetLive, folder: Path) -> LiveRun:
-    """The commands of a trace run here (`LiveRun`); their journal is in `folder`. Raises UserError."""
-    from windtunnel.studies.fleet.live.study import run_live
-
-    if not question.cluster:
-        raise SpecError("--cluster", None, "say on what the jobs run, such as gpu:1x4")
-    names, jobs, site, _ = _asked(question)
-    _refuse_files(names)
-    return run_live(jobs, site, names, folder, question.restart or 0.0, question.host)
-
-
-def _asked(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]:
-    """The policies, the jobs and the site of a question as changed, and what was assumed. Raises UserError."""
-    names, jobs, site, notes = _as_told(question)
-    if isinstance(question, Simulated) and question.change:
-        jobs, site = changed_cluster(question.change, jobs, site)
-    return names, jobs, site, notes
-
-
-def _as_told(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...]]:
-    names = _policies(question.policy)
-    jobs = read_jobs(question.trace, question.where)
-    most = held_at_once(jobs)
-    unread = sum(each.count for each in jobs.not_understood)
-    notes: tuple[str, ...] = ()
-    if unread:
-        what = f"{format_many(unread, 'job')} of the log not taken as they stand"
-        notes = (f"{what}; `windtunnel fleet lint` says which and why",)
-    if question.cluster:
-        site = parse_site(question.cluster, question.gpus_per_node)
-        if most > site.gpus:
-            held = f"jobs of the log held {format_many(most, 'GPU')} at once, and {site.text} has {site.gpus:,}"
-            notes += (f"{held}: the cluster is not the log's, or the log's GPUs are no whole GPUs",)
-        return names, jobs, site, notes
-    if not most:
-        raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
-    cluster = f"gpu:{-(-most // USUAL_NODE) * USUAL_NODE if most > USUAL_NODE else most}"
-    assumed = f"--cluster is not given: {cluster}, since the trace's jobs held {format_many(most, 'GPU')} at once"
-    return names, jobs, parse_site(cluster, question.gpus_per_node), (*notes, assumed)
-
-
-def _policies(text: str) -> list[str]:
-    """Names of policies, and files of them. Raises SpecError."""
-    words = [each.strip() for each in text.split(",") if each.strip()]
-    names = [name if _is_file(name) else name.lower() for name in words]
-    if not names:
-        raise SpecError("--policy", text, "give one, such as fifo")
-    if len({title(name) for name in names}) < len(names):  # figures are told apart by it
-        raise SpecError("--policy", text, "name each policy once; a YAML file's name: is what it is called")
-    return names
-
-
-def _happened(policy: str) -> bool:
-    traits = POLICIES.get(plain_name(policy))
-    return traits is not None and traits.loop == "log"
-
-
-def _is_file(policy: str) -> bool:
-    return policy.lower().endswith((".yaml", ".yml"))
-
-
-def _refuse_files(names: Sequence[str]) -> None:
-    file = next(filter(_is_file, names), None)
-    if file is not None:
-        raise SpecError("--policy", file, "give a policy's name here")
-
-
-def _options(question: Simulated) -> Options:
-    return Options(
-        tables=None if question.tables is None else Tables(Path(question.tables)),
-        seed=question.seed,
-        pool=question.placement == "pool",
-        restart_s=question.restart,
-        speeds=predicted_speeds(),
-    )
-
-
-def _changes(capacity: Steady | Failing | ByFile) -> Changes | None:
-    """What happens to nodes (`Changes`), or None. Raises SpecError."""
-    if isinstance(capacity, Steady):
-        return None
-    from windtunnel.studies.fleet.capacity.changes import Changes
-
-    every = capacity.checkpoint_every
-    checkpoint_s = float("inf") if every == "never" else parse_time(every, "--checkpoint-every")
-    if isinstance(capacity, ByFile):
-        return Changes(None, checkpoint_s=checkpoint_s, trace=Path(capacity.capacity))
-    mtbf = capacity.mtbf_node.strip()
-    if mtbf[-1:].isdigit():
-        raise SpecError("--mtbf-node", mtbf, f"say the unit: {mtbf}d, {mtbf}h or {mtbf}s")
-    return Changes(
-        parse_time(mtbf, "--mtbf-node"),
-        parse_time(capacity.repair, "--repair"),
-        capacity.repair_spread,
-        capacity.frailty,
-        checkpoint_s,
-    )

@@ -25,11 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.questions.asked.fleet.when import FleetWhen
+from windtunnel.questions.header import Answer
+from windtunnel.studies.fleet.asked import as_asked, options_of, refuse_files
+from windtunnel.studies.fleet.changed import as_changed
 from windtunnel.studies.fleet.clock import Clock
+from windtunnel.studies.fleet.jobs.standing import as_it_stands
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import COMPLETED, STATES, Outcome
 from windtunnel.studies.fleet.policies.table import POLICIES, names_of, on_clock, plain_name
+from windtunnel.studies.fleet.predicted import with_predictions
 from windtunnel.studies.fleet.run import simulate
 from windtunnel.studies.fleet.running import NS
 from windtunnel.studies.fleet.site import Site
@@ -279,3 +285,31 @@ def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, site: Si
     if run.state[at] != STATES.index(COMPLETED) and math.isnan(run.start_s[at]):
         return f"{free} GPUs are free and it asks {asked}, but {run.policy} never starts it"
     return f"{free} GPUs are free and it asks {asked}: {run.policy} gives them at a later decision, or to others"
+
+
+@dataclass(frozen=True, eq=False)
+class WhenAnswer(Answer):
+    """When a job starts and ends, by policy."""
+
+    trace: str
+    cluster: str
+    when: tuple[When, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return {"trace": self.trace, "cluster": self.cluster, "when": {one.policy: one.to_dict() for one in self.when}}
+
+
+def answer_when(question: FleetWhen) -> WhenAnswer:
+    """When one job starts and ends under each policy, and why it waits. Raises UserError."""
+    question = as_changed(question)
+    names, jobs, site, notes = as_asked(question)
+    refuse_files(names)
+    jobs, standing = as_it_stands(jobs, question.job)
+    jobs, unfit = with_predictions(jobs, site)
+    options = options_of(question)
+    answers = tuple(
+        when(jobs, site, name, options, question.job, draws=question.seeds, spread=question.spread) for name in names
+    )
+    return WhenAnswer(jobs.source, site.text, answers, (*notes, *standing, *unfit))

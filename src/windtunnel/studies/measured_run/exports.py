@@ -14,6 +14,7 @@ from typing import TypeGuard
 
 from windtunnel.errors import InputFileError
 from windtunnel.files.bytes import MIB, read_bytes
+from windtunnel.files.protobuf import DamagedError, Value, fields_of
 from windtunnel.files.table import number_of, read_table
 from windtunnel.studies.measured_run.run import MeasuredRun, Step
 
@@ -131,14 +132,14 @@ def _scalars(path: Path) -> Iterator[tuple[int, float, str, float]]:
             return  # cut off while it was written
         try:
             yield from _event(content[at + 12 : at + 12 + length])
-        except (IndexError, struct.error, UnicodeDecodeError):
+        except (DamagedError, struct.error, UnicodeDecodeError):
             raise InputFileError(path, f"is damaged at byte {at:,}", "give the file that its writer made") from None
         at += 16 + length
 
 
 def _event(data: bytes) -> Iterator[tuple[int, float, str, float]]:
     wall, step, summaries = 0.0, 0, []
-    for key, value in _message(data):
+    for key, _, value in fields_of(data):
         if key == 1 and isinstance(value, bytes):
             (wall,) = struct.unpack("<d", value)
         elif key == 2 and isinstance(value, int):
@@ -146,45 +147,16 @@ def _event(data: bytes) -> Iterator[tuple[int, float, str, float]]:
         elif key == 5 and isinstance(value, bytes):
             summaries.append(value)
     for summary in summaries:
-        for key, value in _message(summary):
+        for key, _, value in fields_of(summary):
             if key == 1 and isinstance(value, bytes):
-                inner = dict(_message(value))
+                inner = _by_number(value)
                 tag, number = inner.get(1), inner.get(2)
                 tensor = inner.get(8)
                 if number is None and isinstance(tensor, bytes):
-                    number = dict(_message(tensor)).get(5)  # its float_val, packed
+                    number = _by_number(tensor).get(5)  # its float_val, packed
                 if isinstance(tag, bytes) and isinstance(number, bytes) and len(number) == 4:
                     yield step, wall, tag.decode(), struct.unpack("<f", number)[0]
 
 
-def _message(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Fields of a protobuf message by number: integers as such, everything else as its bytes."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            number, at = _varint(data, at)
-            yield key >> 3, number
-            continue
-        if kind == 2:
-            size, at = _varint(data, at)
-        else:
-            size = {1: 8, 5: 4}.get(kind, len(data))
-        if at + size > len(data):
-            raise IndexError(at)
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise IndexError(at)
+def _by_number(message: bytes) -> dict[int, Value]:
+    return {key: value for key, _, value in fields_of(message)}

@@ -14,9 +14,9 @@ from measured_rows import LLAMA_8B, always, outcome, result, row, write_table
 from windtunnel.errors import InputFileError, LayoutError, SpecError
 from windtunnel.evidence.accuracy.anchor import anchored
 from windtunnel.evidence.accuracy.constants import fitted_constants
-from windtunnel.evidence.accuracy.guess import with_guesses
 from windtunnel.evidence.accuracy.outcome import Outcome, outcome_of
 from windtunnel.evidence.accuracy.ranking import rankings
+from windtunnel.evidence.accuracy.report import with_guesses
 from windtunnel.evidence.accuracy.run import run_validation
 from windtunnel.evidence.accuracy.score import _ranks, feasibility, memory_scores, ordering, score
 from windtunnel.faces.report.accuracy.views import accuracy_document

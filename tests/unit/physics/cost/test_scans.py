@@ -10,7 +10,7 @@ from windtunnel.physics.cost.price import Source
 from windtunnel.physics.cost.scans import mixer_s, scan_price, scan_s
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.physics.model.layer_operations import layer_operations
+from windtunnel.physics.model.layers.layer import layer_operations
 from windtunnel.physics.model.mixers import Recurrent
 from windtunnel.physics.model.operations import Shard
 

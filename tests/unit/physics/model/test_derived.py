@@ -9,9 +9,10 @@ import pytest
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.model import facts_of
-from windtunnel.physics.model import derived, huggingface, read_config
-from windtunnel.physics.model.layer_operations import layer_operations
+from windtunnel.physics.model import read_config
+from windtunnel.physics.model.layers.layer import layer_operations
 from windtunnel.physics.model.operations import Shard
+from windtunnel.physics.model.reading import derived, huggingface
 
 H, F, V, E = 64, 160, 1000, 4
 DENSE = {"mixer": 4 * H * H + 128, "mixer_rest": 16, "block": 3 * H * F, "shared": 0, "rest": 2 * H, "experts": 0,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.physics.model import Model, catalogue_names, load_model, read_config
 from windtunnel.physics.model.catalogue import FOLDER
-from windtunnel.physics.model.huggingface import readable
+from windtunnel.physics.model.reading.huggingface import readable
 
 CONFIGS = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in catalogue_names()}
 
@@ -195,6 +195,12 @@ def test_mpt_positions_and_biases() -> None:
     single = read_config({**base, "attn_config": {"attn_type": "multiquery_attention"}})
     assert single.layers[0].attention.kv_heads == 1
     assert read_config({**base, "norm_type": "rmsnorm", "no_bias": False}).norm_bias is False
+    stated = [(True, False, True), (False, True, True), (False, False, True), (False, False, False)]
+    made = [
+        read_config({**base, "attn_config": {"alibi": alibi, "rope": rope}, "learned_pos_emb": learned})
+        for alibi, rope, learned in stated
+    ]
+    assert [one.layers[0].attention.position for one in made] == ["alibi", "rope", "learned", "none"]
 
 
 def test_biases_of_llama() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.physics.model import grammar, read_config
+from windtunnel.physics.model import read_config
+from windtunnel.physics.model.reading import grammar
 
 DERIVED = Path(__file__).parent / "derived_by_transformers.json"
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"

@@ -9,8 +9,8 @@ import pytest
 
 from windtunnel.physics.model import Model, load_model, transformer
 from windtunnel.physics.model.adapters import with_adapters
-from windtunnel.physics.model.expert_operations import ranks_per_token
-from windtunnel.physics.model.layer_operations import (
+from windtunnel.physics.model.layers.experts import ranks_per_token
+from windtunnel.physics.model.layers.layer import (
     OWN_LOSS,
     embedding_operations,
     head_operations,

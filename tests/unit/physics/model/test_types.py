@@ -12,10 +12,10 @@ from windtunnel.errors import SpecError
 from windtunnel.physics.model import read_config
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.cache import kv_bytes_per_token, sequence_bytes, state_bytes_per_sequence
-from windtunnel.physics.model.grammar import type_names
-from windtunnel.physics.model.layer_operations import head_operations, layer_operations
+from windtunnel.physics.model.layers.layer import head_operations, layer_operations
 from windtunnel.physics.model.mixers import ExtendedBlock, Indexed, Recurrent
 from windtunnel.physics.model.operations import Shard
+from windtunnel.physics.model.reading.grammar import type_names
 
 # Made by `validation/derive_models.py` with transformers on the meta device.
 DERIVED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "derived_by_transformers.json").read_text())

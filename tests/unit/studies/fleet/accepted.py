@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import UserError
-from windtunnel.studies.fleet.capacity.changes import Changes
+from windtunnel.studies.fleet.capacity import Changes
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.outcome import STATES

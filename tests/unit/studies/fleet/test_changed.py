@@ -15,7 +15,7 @@ from windtunnel.questions import plain, read
 from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.studies.fleet.changed import as_changed, changed_cluster
 from windtunnel.studies.fleet.emit import emitted, slurm_files
-from windtunnel.studies.fleet.jobs.kubernetes_quotas import cohorts_of_objects, quotas_of_objects
+from windtunnel.studies.fleet.jobs.kueue import cohorts_of_objects, quotas_of_objects
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
 from windtunnel.studies.fleet.policies.slurm.cluster import Association, Cluster, Qos

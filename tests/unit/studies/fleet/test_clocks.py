@@ -9,7 +9,7 @@ from oracles.elasticflow import edf, elasticflow, gandiva, tiresias
 from oracles.elasticflow.state import EfJob, aligned, overhead_s
 
 from windtunnel.studies.fleet.measured.application import Application, Validation, smallest_rotation
-from windtunnel.studies.fleet.measured.work import FixedBatch
+from windtunnel.studies.fleet.measured.jobs import FixedBatch
 from windtunnel.studies.fleet.packing.pack import Nodes, Pods, demand_of, pack, typical_kinds
 from windtunnel.studies.fleet.policies.gittins import index
 from windtunnel.studies.fleet.policies.optimus import Optimus

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.faces.cli.app import main
-from windtunnel.studies.fleet.capacity.changes import Changes
+from windtunnel.studies.fleet.capacity import Changes
 from windtunnel.studies.fleet.clock import Clock, NodeChange
 from windtunnel.studies.fleet.options import Options
 from windtunnel.studies.fleet.policies.queues import NAMES, run_queue

@@ -11,7 +11,7 @@ import pytest
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.faces.cli.app import main
 from windtunnel.studies.fleet.jobs.read import read_jobs
-from windtunnel.studies.fleet.loans import promised
+from windtunnel.studies.fleet.loans import pool_file
 from windtunnel.studies.fleet.loans.frontier import frontier
 from windtunnel.studies.fleet.loans.pool import Loans, ServingPool
 from windtunnel.studies.fleet.loans.pool_file import read_pool
@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 def test_the_command_line_lends_servers_and_says_who_was_late(folder, monkeypatch, capsys):
-    monkeypatch.setattr(promised, "REQUESTS", 500)
+    monkeypatch.setattr(pool_file, "PROBED", 500)
     question = ["fleet", str(folder / "jobs.csv"), "--cluster", "a100:2x4", "--policy", "lyra-none,lyra", "--json"]
     assert main([*question, "--serving", str(folder / "pool.yaml"), "--report", str(folder / "page.html")]) == 0
     figures = json.loads(capsys.readouterr().out)["policies"]

@@ -16,7 +16,7 @@ from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
 from windtunnel.studies.fleet.policies.slurm.files import read_conf
 from windtunnel.studies.fleet.site import parse_site
-from windtunnel.studies.fleet.study import answer_when
+from windtunnel.studies.fleet.when import answer_when
 
 HEAD = "JobID|JobName|User|Submit|Start|End|Elapsed|State|Timelimit|AllocTRES"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windtunnel.evidence.accuracy.serving.recipes import recipes_of
 from windtunnel.evidence.accuracy.serving.rows import ServingRow
-from windtunnel.evidence.accuracy.serving.runs import drafting_told
+from windtunnel.evidence.accuracy.serving.run import drafting_told
 
 SIDES = {f"{side}_{name}": value for side in ("prefill", "decode") for name, value in (("tp", "8"), ("moe_ep", "8"))}
 DAY = {

@@ -25,7 +25,7 @@ from windtunnel.studies.techniques.megascale.features import MegaScalePlan, with
 from windtunnel.studies.techniques.named import TECHNIQUES, list_techniques, parse_technique
 from windtunnel.studies.techniques.offload.parameters import OffloadPlan
 from windtunnel.studies.techniques.offload.window import LayerTimes, by_formula, timeline
-from windtunnel.studies.techniques.prioritised_all_to_all.packing import choose_packing, estimate, place
+from windtunnel.studies.techniques.prioritised_all_to_all.price import choose_packing, estimate, place
 from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
 from windtunnel.studies.training import read_plan
 

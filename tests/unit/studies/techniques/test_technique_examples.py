@@ -19,7 +19,7 @@ from windtunnel.studies.techniques.offload.parameters import OffloadPlan
 from windtunnel.studies.techniques.offload.price import chosen, layer_times, price_offload, sizes_of
 from windtunnel.studies.techniques.offload.window import STEPS, LayerTimes, by_formula, timeline
 from windtunnel.studies.techniques.priced import Priced
-from windtunnel.studies.techniques.prioritised_all_to_all.packing import estimate, place
+from windtunnel.studies.techniques.prioritised_all_to_all.price import estimate, place
 from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
 from windtunnel.studies.techniques.sparse_gradients.price import sparse
 from windtunnel.studies.training import predict, read_plan

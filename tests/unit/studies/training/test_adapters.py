@@ -9,7 +9,7 @@ from windtunnel.errors import LayoutError, SpecError
 from windtunnel.physics.cost.training import training_costs
 from windtunnel.physics.model import load_model
 from windtunnel.physics.model.adapters import ADAPTER, learning, with_adapters
-from windtunnel.physics.model.layer_operations import layer_operations
+from windtunnel.physics.model.layers.layer import layer_operations
 from windtunnel.physics.model.operations import Shard
 from windtunnel.studies.planning.plan import plan as find
 

@@ -16,7 +16,7 @@ from windtunnel.physics.graph import GraphBuilder, OpKind
 from windtunnel.physics.hardware import cluster_with, parse_cluster
 from windtunnel.physics.hardware.gpu import GENERATIONS
 from windtunnel.physics.model import load_model
-from windtunnel.physics.model.expert_operations import ranks_per_token
+from windtunnel.physics.model.layers.experts import ranks_per_token
 from windtunnel.physics.model.operations import Transfer
 from windtunnel.physics.step.result import Result
 from windtunnel.studies.training import Plan, predict

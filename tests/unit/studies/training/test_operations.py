@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from windtunnel.physics.model import load_model
 from windtunnel.physics.model.families import transformer
-from windtunnel.physics.model.layer_operations import embedding_operations, head_operations, layer_operations
+from windtunnel.physics.model.layers.layer import embedding_operations, head_operations, layer_operations
 from windtunnel.physics.model.operations import Operation, Shard
 
 LLAMA = load_model("llama-3-8b")

@@ -10,7 +10,7 @@ import pytest
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.physics.hardware import parse_cluster
 from windtunnel.physics.model import load_model, transformer
-from windtunnel.physics.model.layer_operations import layer_operations
+from windtunnel.physics.model.layers.layer import layer_operations
 from windtunnel.physics.model.operations import Shard
 from windtunnel.studies.training import predict, read_plan
 from windtunnel.studies.training.layout import resolve

@@ -11,7 +11,7 @@ import pytest
 from windtunnel.physics.graph import OpKind
 from windtunnel.physics.hardware import cluster_with, parse_cluster
 from windtunnel.physics.model import load_model
-from windtunnel.physics.model.layer_operations import head_operations
+from windtunnel.physics.model.layers.layer import head_operations
 from windtunnel.studies.training import read_plan
 from windtunnel.studies.training.layout import resolve
 from windtunnel.studies.training.lowering.model_chunks import pieces_of, shard_of

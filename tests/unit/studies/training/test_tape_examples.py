@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from windtunnel.physics.model import read_config, transformer
-from windtunnel.physics.model.layer_operations import head_operations, layer_operations
+from windtunnel.physics.model.layers.layer import head_operations, layer_operations
 from windtunnel.physics.model.operations import KEPT_BYTES, Operation, Shard
 from windtunnel.studies.training.memory.forward_trace import Tape, write
 from windtunnel.studies.training.memory.saved_tensors import Keeping

@@ -1,20 +1,120 @@
-"""The study: every row of a table of RL steps predicted, and how far off that is by source, in all and by phase."""
+"""The study: every row of a table of RL steps predicted, and how far off that is by source, in all and by phase.
+
+A row is asked about where it names a model, a GPU, a batch and how long its samples are. What it leaves open follows
+the framework's habits: recomputation only where it does not fit without, a layout that is the fastest.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.evidence.accuracy.in_order import in_order
-from windtunnel.evidence.accuracy.rl.rows import NEEDED, PHASES, RlRow, missing, question_of
 from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
 from windtunnel.notebook import Shown
+from windtunnel.questions.asked.rl import Rl
+from windtunnel.questions.reading import read_part
 from windtunnel.studies.rl.job import settled
 from windtunnel.studies.rl.study import answered
+
+NEEDED = ("id", "framework", "model", "gpu", "n_gpus", "rollouts_per_step", "total_step_s")
+PHASES = ("generation_s", "training_s", "logprob_s", "ref_logprob_s", "weight_sync_s")
+PROMPT = 150  # tokens, where a row does not say: DAPO-Math-17k 155, GSM8K 111
+TRAINERS = {"fsdp2": "fsdp", "fsdp": "fsdp", "megatron-core": "megatron", "megatron": "megatron"}
+
+
+@dataclass(frozen=True, slots=True)
+class RlRow:
+    """One line of the table."""
+
+    fields: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        """The row's name."""
+        return self.fields["id"]
+
+    def text(self, name: str) -> str:
+        """A column; empty where it is missing."""
+        return (self.fields.get(name) or "").strip()
+
+    def number(self, name: str) -> float | None:
+        """A column as a number; None where it is none."""
+        try:
+            found = float(self.text(name).replace(",", ""))
+        except ValueError:
+            return None
+        return found if isfinite(found) else None
+
+    def whole(self, name: str) -> int | None:
+        """A column as a whole number of at least one."""
+        found = self.number(name)
+        return None if found is None or found < 1 else round(found)
+
+    @property
+    def framework(self) -> str:
+        """Name and release as habits are named: what stands in brackets is the trainer."""
+        words = self.text("framework").partition("(")[0].split()
+        release = self.text("framework_version") or (words[-1] if words and words[-1][0].isdigit() else "")
+        name = "-".join(word for word in words if not word[0].isdigit()).lower()
+        return f"{name}-{release}" if release else name
+
+
+def missing(row: RlRow) -> str:
+    """What a row lacks to be asked about; empty where it lacks nothing."""
+    lacking = [name for name in ("model", "gpu", "n_gpus", "rollouts_per_step") if not row.text(name)]
+    if row.text("model").startswith("not ") or row.text("gpu").startswith("not "):
+        lacking.append("model")
+    if row.number("mean_total_len") is None and row.number("mean_output_len") is None:
+        lacking.append("lengths of samples")
+    return f"the row has no {', '.join(dict.fromkeys(lacking))}" if lacking else ""
+
+
+def question_of(row: RlRow) -> Rl:
+    """The question of a row that lacks nothing. Raises UserError."""
+    rollouts = row.whole("rollouts_per_step") or 1
+    prompts = row.whole("prompts_per_step") or (rollouts // 16 if rollouts % 16 == 0 else rollouts)
+    samples = max(1, rollouts // prompts)
+    prompt = row.whole("mean_prompt_len") or PROMPT
+    mean = row.number("mean_output_len") or max(1.0, (row.number("mean_total_len") or 0.0) - prompt)
+    cap = row.whole("max_response_len") or max(1, (row.whole("max_seq_len") or round(8 * mean)) - prompt)
+    fp8_rollout, fp8 = "fp8" in row.text("gen_precision"), "fp8" in row.text("train_precision")
+    data: dict[str, object] = {
+        "model": row.text("model"),
+        "cluster": f"{row.text('gpu').lower()}:{row.whole('n_gpus')}",
+        "framework": row.framework,
+        "prompts": prompts,
+        "samples": samples,
+        "lengths": f"mean={min(mean, cap):g},cap={cap}",
+        "prompt_tokens": prompt,
+        "rollout": {
+            "gen_tp": row.whole("gen_tp"),
+            "gen_pp": row.whole("gen_pp") or 1,
+            "weights": "fp8" if fp8_rollout else "bf16",
+        },
+        "learner": {
+            "trainer": TRAINERS.get(row.text("train_backend").lower()),
+            "train_batch": row.whole("train_global_batch"),
+            "precision": "fp8" if fp8 else "bf16",
+            "recompute": row.text("recompute") or None,
+            **{name: row.whole(f"train_{name}") for name in ("tp", "cp", "ep", "pp")},
+        },
+    }
+    apart = row.text("colocated") == "0" and row.whole("gen_gpus") and row.whole("train_gpus")
+    if apart:
+        data |= {"generate": row.whole("gen_gpus"), "train": row.whole("train_gpus")}
+        data["async_steps"] = row.number("max_lag_steps") or 0.0
+    return read_part(Rl, _stated(data))
+
+
+def _stated(data: Mapping[str, object]) -> dict[str, object]:
+    inner = {key: _stated(value) if isinstance(value, dict) else value for key, value in data.items()}
+    return {key: value for key, value in inner.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

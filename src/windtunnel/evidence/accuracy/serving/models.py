@@ -19,7 +19,7 @@ from typing import Any
 from windtunnel.errors import UnknownNameError, UserError
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
 from windtunnel.physics.model.catalogue import catalogue_names, load_model
-from windtunnel.physics.model.huggingface import read_config
+from windtunnel.physics.model.reading.huggingface import read_config
 
 SUFFIX = re.compile(
     r"-(instruct|chat|it|hf|base|thinking|exp|fp8|nvfp4|fp4|mxfp4|bf16|awq|gptq|int4|w4a16|static|pertensor|dynamic|quantized"

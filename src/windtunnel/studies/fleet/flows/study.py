@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import UnknownNameError
+from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.write import write_csv
 from windtunnel.physics.engine.coflows import MIB, Coflows, Finish, Queues, replay_coflows
+from windtunnel.questions.asked.fleet.flows import FleetFlows
 from windtunnel.questions.header import Answer
-from windtunnel.studies.fleet.flows.trace import Trace, of_trace
+from windtunnel.studies.fleet.flows.trace import Trace, of_trace, read_trace
+from windtunnel.units import parse_bandwidth
 
 PORT_BYTES_PER_S = 128 * MIB  # CoflowSim's port, 1,024 Mib/s
 POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "pfp", "d-clas", "fai")
@@ -144,3 +146,19 @@ def static_key(coflows: Coflows, policy: str) -> NDArray[np.float64]:
         sides = [np.bincount(pairs[pairs % 2 == side] // width, minlength=n) for side in (0, 1)]
         key = np.minimum(*sides).astype(float)
     return key
+
+
+def answer_flows(question: FleetFlows) -> FlowsStudy:
+    """Coflows under each policy (`FlowsStudy`). Raises UserError."""
+    port = question.port
+    names = [policy_named(word.strip()) for word in question.policy.split(",")]
+    if len(set(names)) < len(names):
+        raise SpecError("--policy", question.policy, "name each policy once")
+    if port.replace(".", "").strip().isdigit():  # as likely meant in Gb/s as in bytes per second
+        raise SpecError("--port", port, f"say the unit: {port.strip()}Gb/s or {port.strip()}MB/s")
+    rate = parse_bandwidth(port, "--port") if port else PORT_BYTES_PER_S
+    read = read_trace(Path(question.trace))
+    answers = tuple(run_flows(read, name, rate) for name in names)
+    none = answers[0].ignored
+    warnings = (f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}",) if none else ()
+    return FlowsStudy(question.trace, read.n_ports, answers, warnings)

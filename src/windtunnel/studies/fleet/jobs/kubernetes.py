@@ -19,17 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from windtunnel.studies.fleet.jobs.kubernetes_fields import (
+from windtunnel.studies.fleet.jobs.kueue import cluster_queues
+from windtunnel.studies.fleet.jobs.objects import (
     GPU_RESOURCES,
     Object,
-    count,
-    go_seconds,
-    items,
-    mapping,
-    text,
+    count_at,
+    items_at,
+    mapping_at,
+    text_at,
     time_at,
 )
-from windtunnel.studies.fleet.jobs.kubernetes_quotas import cluster_queues
 from windtunnel.studies.fleet.jobs.trace import Notes
 
 SHARES = "nvidia.com/gpu.shared"  # a GPU in turns with others, or a share of one by MPS, under the name of its own
@@ -69,8 +68,8 @@ Pods = list[tuple[int, Object]]  # so many, and their spec
 def jobs_of_objects(objects: Sequence[Object], notes: Notes) -> list[dict[str, object]]:
     """A row for each job, times in seconds since the first submission."""
     parts: dict[str, list[Part]] = {}
-    templates = {Part(each).label: each for each in objects if text(each, "kind") in (CLAIMS, *RUNTIMES)}
-    uids = {text(each, "metadata", "uid"): Part(each) for each in objects}
+    templates = {Part(each).label: each for each in objects if text_at(each, "kind") in (CLAIMS, *RUNTIMES)}
+    uids = {text_at(each, "metadata", "uid"): Part(each) for each in objects}
     for each in objects:
         part = Part(each, templates)
         if part.kind in NO_JOBS:
@@ -99,12 +98,12 @@ class Part:
     @property
     def kind(self) -> str:
         """Its kind."""
-        return text(self.item, "kind")
+        return text_at(self.item, "kind")
 
     @property
     def name(self) -> str:
         """Namespace and name."""
-        name, space = text(self.item, "metadata", "name"), text(self.item, "metadata", "namespace")
+        name, space = text_at(self.item, "metadata", "name"), text_at(self.item, "metadata", "namespace")
         return f"{space}/{name}" if space else name
 
     @property
@@ -115,9 +114,9 @@ class Part:
     @property
     def key(self) -> str:
         """What tells it apart; a group of pods has one."""
-        group = text(self.item, "metadata", "labels", GROUP)
-        space = text(self.item, "metadata", "namespace")
-        return f"group {space}/{group}" if group else text(self.item, "metadata", "uid") or self.label
+        group = text_at(self.item, "metadata", "labels", GROUP)
+        space = text_at(self.item, "metadata", "namespace")
+        return f"group {space}/{group}" if group else text_at(self.item, "metadata", "uid") or self.label
 
     @property
     def created(self) -> float | None:
@@ -128,21 +127,21 @@ class Part:
     def conditions(self) -> dict[str, float | None]:
         """Conditions that hold, and since when."""
         return {
-            text(each, "type"): time_at(each, "lastTransitionTime")
-            for each in items(self.item, "status", "conditions")
-            if text(each, "status") == "True"
+            text_at(each, "type"): time_at(each, "lastTransitionTime")
+            for each in items_at(self.item, "status", "conditions")
+            if text_at(each, "status") == "True"
         }
 
     def owner(self) -> Object | None:
         """The reference to its owner: the controller, else the first."""
-        owners = items(self.item, "metadata", "ownerReferences")
+        owners = items_at(self.item, "metadata", "ownerReferences")
         return next((each for each in owners if each.get("controller") is True), owners[0] if owners else None)
 
     def top(self, uids: Mapping[str, Part]) -> str:
         """The key of the object at the top of its owners, in the file or not; empty for itself."""
         part, seen = self, set[str]()
         while (owner := part.owner()) is not None:
-            uid = text(owner, "uid") or f"{text(owner, 'kind')} {text(owner, 'name')}"
+            uid = text_at(owner, "uid") or f"{text_at(owner, 'kind')} {text_at(owner, 'name')}"
             if uid in seen or uid not in uids:
                 return uid
             seen.add(uid)
@@ -151,13 +150,20 @@ class Part:
 
     def state(self) -> str:
         """What became of it; empty where it has no status."""
-        status = mapping(self.item, "status")
-        words = [*self.conditions, text(status, "phase"), text(status, "state", "phase"), text(status, "jobStatus")]
-        words += [text(status, "terminalState"), text(status, "jobDeploymentStatus")]
+        status = mapping_at(self.item, "status")
+        words = [
+            *self.conditions,
+            text_at(status, "phase"),
+            text_at(status, "state", "phase"),
+            text_at(status, "jobStatus"),
+        ]
+        words += [text_at(status, "terminalState"), text_at(status, "jobDeploymentStatus")]
         if self.kind == "Pod":
-            words = [text(status, "phase")]  # its conditions are of containers
+            words = [text_at(status, "phase")]  # its conditions are of containers
         if self.kind == "Workload" and "Finished" in self.conditions:
-            reason = next(text(c, "reason") for c in items(status, "conditions") if text(c, "type") == "Finished")
+            reason = next(
+                text_at(c, "reason") for c in items_at(status, "conditions") if text_at(c, "type") == "Finished"
+            )
             words = ["Failed" if "fail" in reason.lower() else "Finished"]
         known = {STATES[word.lower()] for word in words if word.lower() in STATES}
         if known:
@@ -166,80 +172,92 @@ class Part:
 
     def start(self) -> float | None:
         """When it started to run."""
-        status, conditions = mapping(self.item, "status"), self.conditions
+        status, conditions = mapping_at(self.item, "status"), self.conditions
         if self.kind == "Pod":
             return conditions.get("PodScheduled")
         if self.kind == "Workload":
             return conditions.get("Admitted")
-        if text(status, "state", "lastTransitionTime") and text(status, "runningDuration"):  # Volcano
-            changed, ran = time_at(status, "state", "lastTransitionTime"), go_seconds(text(status, "runningDuration"))
+        if text_at(status, "state", "lastTransitionTime") and text_at(status, "runningDuration"):  # Volcano
+            changed, ran = (
+                time_at(status, "state", "lastTransitionTime"),
+                _go_seconds(text_at(status, "runningDuration")),
+            )
             return None if changed is None or ran is None else changed - ran
         return time_at(status, "startTime") or conditions.get("StartupPolicyCompleted")
 
     def end(self) -> float | None:
         """When it ended."""
-        status = mapping(self.item, "status")
+        status = mapping_at(self.item, "status")
         if self.kind == "Pod":
-            ends = [time_at(each, "state", "terminated", "finishedAt") for each in items(status, "containerStatuses")]
+            ends = [
+                time_at(each, "state", "terminated", "finishedAt") for each in items_at(status, "containerStatuses")
+            ]
             return max((end for end in ends if end is not None), default=None) if None not in ends else None
         said = time_at(status, "completionTime") or time_at(status, "endTime")
-        if said is None and text(status, "state", "phase").lower() in STATES and self.state() in (COMPLETED, FAILED):
+        if said is None and text_at(status, "state", "phase").lower() in STATES and self.state() in (COMPLETED, FAILED):
             said = time_at(status, "state", "lastTransitionTime")
         over = (time for word, time in self.conditions.items() if STATES.get(word.lower()) in (COMPLETED, FAILED))
         return said if said is not None else next(over, None)
 
     def pods(self) -> Pods:
         """Its pods at one time."""
-        spec = mapping(self.item, "spec")
+        spec = mapping_at(self.item, "spec")
         if self.kind == "Pod":
             return [(1, spec)]
         if self.kind == "Workload":
-            return [(count(each, "count"), mapping(each, "template", "spec")) for each in items(spec, "podSets")]
+            return [
+                (count_at(each, "count"), mapping_at(each, "template", "spec")) for each in items_at(spec, "podSets")
+            ]
         if self.kind == "JobSet":
             return [
-                (count(each, "replicas") * number, pod)
-                for each in items(spec, "replicatedJobs")
-                for number, pod in _pods_of_job(mapping(each, "template", "spec"))
+                (count_at(each, "replicas") * number, pod)
+                for each in items_at(spec, "replicatedJobs")
+                for number, pod in _pods_of_job(mapping_at(each, "template", "spec"))
             ]
         if self.kind == "AppWrapper":
-            inner = [replace(self, item=mapping(each, "template")) for each in items(spec, "components")]
+            inner = [replace(self, item=mapping_at(each, "template")) for each in items_at(spec, "components")]
             return [pods for part in inner for pods in part.pods()]
         if self.kind in ("RayJob", "RayCluster"):
-            cluster = mapping(spec, "rayClusterSpec") or spec
-            workers = items(cluster, "workerGroupSpecs")
-            each = [(count(w, "replicas") * count(w, "numOfHosts"), mapping(w, "template", "spec")) for w in workers]
-            return [(1, mapping(cluster, "headGroupSpec", "template", "spec")), *each]
+            cluster = mapping_at(spec, "rayClusterSpec") or spec
+            workers = items_at(cluster, "workerGroupSpecs")
+            each = [
+                (count_at(w, "replicas") * count_at(w, "numOfHosts"), mapping_at(w, "template", "spec"))
+                for w in workers
+            ]
+            return [(1, mapping_at(cluster, "headGroupSpec", "template", "spec")), *each]
         if self.kind == "TrainJob":
             runtime = self._runtime()
-            trainer = mapping(spec, "trainer")
-            nodes = count(trainer, "numNodes", default=count(runtime, "mlPolicy", "numNodes"))
-            if mapping(trainer, "resourcesPerNode"):
+            trainer = mapping_at(spec, "trainer")
+            nodes = count_at(trainer, "numNodes", default=count_at(runtime, "mlPolicy", "numNodes"))
+            if mapping_at(trainer, "resourcesPerNode"):
                 return [(nodes, {"containers": [{"resources": trainer["resourcesPerNode"]}]})]
-            steps = items(runtime, "template", "spec", "replicatedJobs")
+            steps = items_at(runtime, "template", "spec", "replicatedJobs")
             return [
-                (nodes, mapping(each, "template", "spec", "template", "spec"))
+                (nodes, mapping_at(each, "template", "spec", "template", "spec"))
                 for each in steps
-                if text(each, "template", "metadata", "labels", TRAINER) == "trainer"
+                if text_at(each, "template", "metadata", "labels", TRAINER) == "trainer"
             ]
         if self.kind == "LeaderWorkerSet":
-            template = mapping(spec, "leaderWorkerTemplate")
-            worker = mapping(template, "workerTemplate", "spec")
-            leader = mapping(template, "leaderTemplate", "spec") or worker
-            sets = count(spec, "replicas")
-            return [(sets, leader), (sets * max(count(template, "size") - 1, 0), worker)]
+            template = mapping_at(spec, "leaderWorkerTemplate")
+            worker = mapping_at(template, "workerTemplate", "spec")
+            leader = mapping_at(template, "leaderTemplate", "spec") or worker
+            sets = count_at(spec, "replicas")
+            return [(sets, leader), (sets * max(count_at(template, "size") - 1, 0), worker)]
         roles = next((value for key, value in spec.items() if str(key).endswith("ReplicaSpecs")), None)
         if isinstance(roles, Mapping):  # of Kubeflow
-            return [(count(role, "replicas"), mapping(role, "template", "spec")) for role in roles.values()]
-        if items(spec, "tasks"):  # of Volcano
-            return [(count(task, "replicas"), mapping(task, "template", "spec")) for task in items(spec, "tasks")]
+            return [(count_at(role, "replicas"), mapping_at(role, "template", "spec")) for role in roles.values()]
+        if items_at(spec, "tasks"):  # of Volcano
+            return [
+                (count_at(task, "replicas"), mapping_at(task, "template", "spec")) for task in items_at(spec, "tasks")
+            ]
         return _pods_of_job(spec)
 
     def _runtime(self) -> Object:
         """The spec of the runtime that a TrainJob names, empty where the file does not hold it."""
-        name = text(self.item, "spec", "runtimeRef", "name")
-        space = text(self.item, "metadata", "namespace")
+        name = text_at(self.item, "spec", "runtimeRef", "name")
+        space = text_at(self.item, "metadata", "namespace")
         near = (f"{RUNTIMES[0]} {space}/{name}" if space else f"{RUNTIMES[0]} {name}", f"{RUNTIMES[1]} {name}")
-        return next((mapping(self.templates[label], "spec") for label in near if label in self.templates), {})
+        return next((mapping_at(self.templates[label], "spec") for label in near if label in self.templates), {})
 
     def gpus(self, notes: Notes, name: str = "") -> int:
         """GPUs of its pods at one time."""
@@ -250,59 +268,61 @@ class Part:
         return max((self._gpus_of_pod(pod, self.name, Notes()) for _, pod in self.pods()), default=0)
 
     def _gpus_of_pod(self, pod: Object, name: str, notes: Notes) -> int:
-        inits = items(pod, "initContainers")
-        stay = [each for each in inits if text(each, "restartPolicy") == "Always"]
-        plain = sum(_gpus_of_container(each, name, notes) for each in items(pod, "containers"))
+        inits = items_at(pod, "initContainers")
+        stay = [each for each in inits if text_at(each, "restartPolicy") == "Always"]
+        plain = sum(_gpus_of_container(each, name, notes) for each in items_at(pod, "containers"))
         alone = max((_gpus_of_container(each, name, notes) for each in inits if each not in stay), default=0)
-        claimed = sum(self._gpus_of_claim(each, name, notes) for each in items(pod, "resourceClaims"))
+        claimed = sum(self._gpus_of_claim(each, name, notes) for each in items_at(pod, "resourceClaims"))
         return max(plain, alone) + sum(_gpus_of_container(each, name, notes) for each in stay) + claimed
 
     def _gpus_of_claim(self, claim: Object, name: str, notes: Notes) -> int:
         """GPUs that one claim of a pod gets, by the template that it names."""
-        space, template = text(self.item, "metadata", "namespace"), text(claim, "resourceClaimTemplateName")
+        space, template = text_at(self.item, "metadata", "namespace"), text_at(claim, "resourceClaimTemplateName")
         found = self.templates.get(f"{CLAIMS} {space}/{template}" if space else f"{CLAIMS} {template}")
         if found is None:
             notes.add("claims devices (resourceClaims) by no template of the file: they do not count", name)
             return 0
         total = 0
-        for request in items(found, "spec", "spec", "devices", "requests"):
-            asked = mapping(request, "exactly") or next(iter(items(request, "firstAvailable")), request)
-            if text(asked, "allocationMode") == "All":
+        for request in items_at(found, "spec", "spec", "devices", "requests"):
+            asked = mapping_at(request, "exactly") or next(iter(items_at(request, "firstAvailable")), request)
+            if text_at(asked, "allocationMode") == "All":
                 notes.add("claims all devices of a node: they do not count", name)
-            elif _is_gpu_class(text(asked, "deviceClassName")):
-                total += count(asked, "count")
+            elif _is_gpu_class(text_at(asked, "deviceClassName")):
+                total += count_at(asked, "count")
         return total
 
     def word(self, names: Sequence[str]) -> str:
         """The first of these labels or annotations that it has, else that its pods' template has."""
-        template = mapping(self.item, "spec", "template", "metadata")
-        places = [mapping(holder, key) for holder in (self.item.get("metadata"), template) for key in MARKS]
-        return next((word for name in names for place in places if (word := text(place, name))), "")
+        template = mapping_at(self.item, "spec", "template", "metadata")
+        places = [mapping_at(holder, key) for holder in (self.item.get("metadata"), template) for key in MARKS]
+        return next((word for name in names for place in places if (word := text_at(place, name))), "")
 
     def priority(self) -> str:
         """Its priority or its class, as Kueue looks for it: label, scheduling policy, own field, template of a pod."""
-        own = text(self.item, "spec", "priority") or text(self.item, "spec", "priorityClassName")
-        policy = text(self.item, "spec", "runPolicy", "schedulingPolicy", "priorityClass")
-        inner = (text(pod, "priorityClassName") for _, pod in self.pods())
+        own = text_at(self.item, "spec", "priority") or text_at(self.item, "spec", "priorityClassName")
+        policy = text_at(self.item, "spec", "runPolicy", "schedulingPolicy", "priorityClass")
+        inner = (text_at(pod, "priorityClassName") for _, pod in self.pods())
         return self.word((PRIORITY,)) or policy or own or next((word for word in inner if word), "")
 
     def queue(self) -> str:
         """The queue that it names."""
-        spec = mapping(self.item, "spec")
-        return text(spec, "queue") or text(spec, "runPolicy", "schedulingPolicy", "queue") or self.word(QUEUES)
+        spec = mapping_at(self.item, "spec")
+        return text_at(spec, "queue") or text_at(spec, "runPolicy", "schedulingPolicy", "queue") or self.word(QUEUES)
 
     def topologies(self) -> list[str]:
         """What its pods ask of the topology, as `required LEVEL`; of slices `slice LEVEL`."""
-        spec, found = mapping(self.item, "spec"), []
+        spec, found = mapping_at(self.item, "spec"), []
         if self.kind == "Workload":
-            for each in items(spec, "podSets"):
-                asked = mapping(each, "topologyRequest")
-                found += [f"{word} {text(asked, word)}" for word in ("required", "preferred") if text(asked, word)]
+            for each in items_at(spec, "podSets"):
+                asked = mapping_at(each, "topologyRequest")
+                found += [
+                    f"{word} {text_at(asked, word)}" for word in ("required", "preferred") if text_at(asked, word)
+                ]
                 found += ["unconstrained"] if asked.get("unconstrained") is True else []
-                found += ["slice"] if text(asked, "podSetSliceRequiredTopology") else []
+                found += ["slice"] if text_at(asked, "podSetSliceRequiredTopology") else []
             return found
-        template = self.item if self.kind == "Pod" else mapping(spec, "template")
-        for key, value in mapping(template, "metadata", "annotations").items():
+        template = self.item if self.kind == "Pod" else mapping_at(spec, "template")
+        for key, value in mapping_at(template, "metadata", "annotations").items():
             word = TOPOLOGY.get(str(key))
             if word:
                 found.append(word if word == "unconstrained" else f"{word} {value}")
@@ -316,10 +336,10 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
     pods = [part for part in group if part.kind == "Pod"]
     head = top or workload or group[0]
     owner = None if top else head.owner()
-    space = text(head.item, "metadata", "namespace")
-    name = f"{space}/{text(owner, 'name')}".lstrip("/") if owner is not None else head.name
-    if head.kind in SERVICES or (owner is not None and text(owner, "kind") in SERVICES):
-        notes.add(f"is a service ({text(owner, 'kind') or head.kind}) and no job: left out", name)
+    space = text_at(head.item, "metadata", "namespace")
+    name = f"{space}/{text_at(owner, 'name')}".lstrip("/") if owner is not None else head.name
+    if head.kind in SERVICES or (owner is not None and text_at(owner, "kind") in SERVICES):
+        notes.add(f"is a service ({text_at(owner, 'kind') or head.kind}) and no job: left out", name)
         return None
     sources = [*([top] if top and top.kind != "Pod" else []), *([workload] if workload else [])]
     if not any(pod for part in group for _, pod in part.pods()) and head.kind != "TrainJob":
@@ -340,12 +360,12 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
     if end is None and state in (COMPLETED, FAILED):
         end = max((time for part in pods if (time := part.end()) is not None), default=None)
     _evictions(workload, name, notes)
-    if text(head.item, "spec", "ttlSecondsAfterFinished"):
+    if text_at(head.item, "spec", "ttlSecondsAfterFinished"):
         notes.add("is deleted a while after its end: such a file holds those that are left", name)
-    limit = text(head.item, "spec", "activeDeadlineSeconds") or text(
+    limit = text_at(head.item, "spec", "activeDeadlineSeconds") or text_at(
         head.item, "spec", "runPolicy", "activeDeadlineSeconds"
     )
-    lasted: object = text(head.item, "metadata", "annotations", DURATION) or None
+    lasted: object = text_at(head.item, "metadata", "annotations", DURATION) or None
     if lasted is None and start is not None and end is not None:
         lasted = end - start
     if lasted is None and not state and limit:
@@ -367,8 +387,8 @@ def _row(key: str, group: list[Part], notes: Notes) -> dict[str, object] | None:
         "user": space,
         "ended": {FAILED: "failed", RUNNING: "unfinished", PENDING: "unfinished"}.get(state, ""),
         "limit_s": limit or None,
-        "queue": text(said_by, "spec", "queueName") or head.queue(),
-        "priority": text(said_by, "spec", "priority") or head.priority(),
+        "queue": text_at(said_by, "spec", "queueName") or head.queue(),
+        "priority": text_at(said_by, "spec", "priority") or head.priority(),
         "log_state": state,
         "topology": topology,
         "pod_gpus": pod_gpus,
@@ -389,8 +409,8 @@ def _topology(parts: Sequence[Part], name: str, notes: Notes) -> tuple[str, int 
 
 
 def _evictions(workload: Part | None, name: str, notes: Notes) -> None:
-    status = mapping(workload.item, "status") if workload else {}
-    if items(status, "schedulingStats", "evictions") or count(status, "requeueState", "count", default=0):
+    status = mapping_at(workload.item, "status") if workload else {}
+    if items_at(status, "schedulingStats", "evictions") or count_at(status, "requeueState", "count", default=0):
         notes.add("was evicted: only its last start is told", name)
 
 
@@ -400,8 +420,8 @@ def _first(times: Iterable[float | None]) -> float | None:
 
 def _pods_of_job(spec: Object) -> Pods:
     """Pods at one time of a Job: no more than are still to complete, as Kueue counts them."""
-    at_once = count(spec, "parallelism")
-    return [(min(at_once, count(spec, "completions", default=at_once)), mapping(spec, "template", "spec"))]
+    at_once = count_at(spec, "parallelism")
+    return [(min(at_once, count_at(spec, "completions", default=at_once)), mapping_at(spec, "template", "spec"))]
 
 
 def _is_gpu_class(name: str) -> bool:
@@ -410,16 +430,29 @@ def _is_gpu_class(name: str) -> bool:
 
 
 def _gpus_of_container(container: Object, name: str, notes: Notes) -> int:
-    resources = mapping(container, "resources")
-    asked = {**mapping(resources, "requests"), **mapping(resources, "limits")}
+    resources = mapping_at(container, "resources")
+    asked = {**mapping_at(resources, "requests"), **mapping_at(resources, "limits")}
     total = 0
     for key in asked:
         if key in GPU_RESOURCES or str(key).startswith(SLICES):
-            total += count(asked, key, default=0)
+            total += count_at(asked, key, default=0)
             if str(key).startswith(SLICES[0]):
                 notes.add("asks for MIG slices, which count as whole GPUs", name)
         elif str(key).startswith(DEVICE_CLASS) and _is_gpu_class(str(key).removeprefix(DEVICE_CLASS)):
-            total += count(asked, str(key), default=0)
+            total += count_at(asked, str(key), default=0)
         elif key == SHARES:
             notes.add(f"asks for shares of GPUs ({SHARES}), which do not count", name)
     return total
+
+
+def _go_seconds(words: str) -> float | None:
+    """Seconds of a duration as Go writes it: 1h2m3.5s."""
+    left, total = words, 0.0
+    for unit, seconds in (("h", 3600.0), ("m", 60.0), ("s", 1.0)):
+        number, mark, rest = left.partition(unit)
+        if mark:
+            try:
+                total, left = total + float(number) * seconds, rest
+            except ValueError:
+                return None
+    return None if left else total

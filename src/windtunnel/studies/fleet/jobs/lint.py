@@ -7,13 +7,16 @@ warning    what makes results doubtful: load over capacity, units that look wron
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.studies.fleet.jobs.trace import Jobs
-from windtunnel.studies.fleet.site import Site
+from windtunnel.questions.asked.fleet.lint import FleetLint
+from windtunnel.questions.header import Answer
+from windtunnel.studies.fleet.jobs.read import read_jobs
+from windtunnel.studies.fleet.jobs.trace import Jobs, Unread
+from windtunnel.studies.fleet.site import Site, parse_site
 
 LONG_S = 365 * 86_400.0  # above which a duration is probably in other units
 NAMED = 5
@@ -28,10 +31,6 @@ class Finding:
     text: str
     remedy: str
     jobs: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """The finding as JSON-able data."""
-        return asdict(self)
 
 
 def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
@@ -158,3 +157,20 @@ def _copies(jobs: Jobs) -> Sequence[Finding]:
             )
         ]
     return []
+
+
+@dataclass(frozen=True, eq=False)
+class LintAnswer(Answer):
+    """What is wrong with a trace."""
+
+    trace: str
+    findings: tuple[Finding, ...]
+    read: int = 0
+    not_understood: tuple[Unread, ...] = ()
+
+
+def answer_lint(question: FleetLint) -> LintAnswer:
+    """Look at a trace. Raises UserError for what cannot be read."""
+    site = parse_site(question.cluster) if question.cluster else None
+    jobs = read_jobs(question.trace, question.where)
+    return LintAnswer(question.trace, tuple(lint_jobs(jobs, site)), len(jobs), jobs.not_understood)

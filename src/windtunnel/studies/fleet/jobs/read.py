@@ -4,12 +4,16 @@ One reader for all tables: columns are known by several names, e.g. `application
 of submission. `sacct` text, YAML of ours and Kubernetes manifests become such tables first. Our own layout, CSV,
 Parquet or YAML: job, submit_s, gpus, and as far as known duration_s (on these GPUs), model, batch_size, iterations,
 deadline_s, user.
+
+In YAML or JSON: a list of mappings with the columns of our layout, or that list under `jobs`; Kubernetes objects
+(`kubernetes.py`); or what Slurm's `--json` prints.
 """
 
 from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +21,15 @@ import numpy as np
 
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.files.bytes import GZIP, path_of
-from windtunnel.files.table import Table, read_table
+from windtunnel.files.document import read_documents
+from windtunnel.files.table import Table, read_table, table_of
+from windtunnel.studies.fleet.jobs.kubernetes import jobs_of_objects
+from windtunnel.studies.fleet.jobs.kueue import cohorts_of_objects, quotas_of_objects
+from windtunnel.studies.fleet.jobs.slurm_json import is_slurm, rows_of
 from windtunnel.studies.fleet.jobs.slurm_records import is_records
 from windtunnel.studies.fleet.jobs.slurm_table import delimiter_of
 from windtunnel.studies.fleet.jobs.table import check_one_selection, matching
-from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Quota, Unread
+from windtunnel.studies.fleet.jobs.trace import Cohort, Jobs, Notes, Quota, Unread
 
 ALIASES = {
     "job": ("job", "pod", "job_id", "id", "name"),
@@ -60,8 +68,6 @@ def read_jobs(path: str | Path, where: str = "") -> Jobs:
 
 def _table(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...], tuple[Cohort, ...]]:
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
-        from windtunnel.studies.fleet.jobs.manifests import read_manifests
-
         return read_manifests(path)
     if path.is_file() and path.suffix.lower() not in (".parquet", ".pq", ".jsonl"):
         first = _first_line(path)
@@ -156,3 +162,36 @@ def _check_names(name: list[str], table: Table) -> None:
                 f"{table.source}: {lines} both name job {text!r}; names tell jobs apart, so make them differ"
             )
         first[text] = at
+
+
+def read_manifests(path: Path) -> tuple[Table, tuple[Unread, ...], tuple[Quota, ...], tuple[Cohort, ...]]:
+    """The table of jobs, what was not understood, the quotas of queues and their cohorts. Raises InputFileError."""
+    items: list[object] = []
+    looked: object = None
+    for document in read_documents(path, "give a trace that can be read"):
+        inner = (
+            next((document[key] for key in ("jobs", "items") if isinstance(document.get(key), list)), None)
+            if (isinstance(document, Mapping))
+            else document
+        )
+        looked = document.get("last_update") if isinstance(document, Mapping) else None
+        items.extend(inner if isinstance(inner, list) else [document])
+    if is_slurm(items):
+        from windtunnel.studies.fleet.jobs.slurm import read_rows
+
+        return *read_rows(path, rows_of(items, looked)), (), ()
+    notes, ours, objects = Notes(), [], []
+    for number, item in enumerate(items, 1):
+        if not isinstance(item, Mapping):
+            raise InputFileError(path, f"job {number} is no mapping", "give job, submit_s, gpus, ... for each")
+        if "kind" in item:
+            objects.append(item)
+        else:
+            ours.append({str(key): item[key] for key in item})
+    rows = [*ours, *jobs_of_objects(objects, notes)]
+    if objects and not rows:
+        unread = notes.rows()
+        problem = f"{unread[0].examples[0] or 'an object'} {unread[0].reason}" if unread else "holds no job"
+        raise InputFileError(path, problem, "write it with `kubectl get -o yaml`")
+    quotas = quotas_of_objects(objects, notes)
+    return table_of(path, rows), notes.rows(), quotas, cohorts_of_objects(objects)

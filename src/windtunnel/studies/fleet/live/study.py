@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import SpecError
+from windtunnel.questions.asked.fleet.live import FleetLive
 from windtunnel.questions.header import Answer
+from windtunnel.studies.fleet.asked import as_asked, refuse_files
 from windtunnel.studies.fleet.clock import Clock
 from windtunnel.studies.fleet.decision import Policy
 from windtunnel.studies.fleet.jobs.trace import Jobs
@@ -119,3 +121,12 @@ def run_live(
 def _mean(rows: Sequence[Row], name: str) -> float | None:
     values = [value for row in rows if isinstance(value := row[name], int | float)]
     return round(sum(values) / len(values), 3) if values else None
+
+
+def answer_live(question: FleetLive, folder: Path) -> LiveRun:
+    """The commands of a trace run here (`LiveRun`); their journal is in `folder`. Raises UserError."""
+    if not question.cluster:
+        raise SpecError("--cluster", None, "say on what the jobs run, such as gpu:1x4")
+    names, jobs, site, _ = as_asked(question)
+    refuse_files(names)
+    return run_live(jobs, site, names, folder, question.restart or 0.0, question.host)

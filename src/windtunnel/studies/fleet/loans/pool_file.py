@@ -15,7 +15,8 @@
     attain: 0.99                   share of requests that the limits are promised to
     lend: {headroom: 0.1, interval: 5 min, lookback: 15 min, load: 60 s}
 
-A stream begins with the trace of jobs, and starts again when it ends.
+A stream begins with the trace of jobs, and starts again when it ends. How the pool keeps its promises at each rate is
+the serving study's, handed to the fleet (`loans_of`).
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ import numpy as np
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.document import read_mapping
 from windtunnel.files.table import read_table
+from windtunnel.physics.hardware.catalogue import parse_cluster
+from windtunnel.physics.model.catalogue import load_model
 from windtunnel.studies.fleet.fields import known_keys, number
-from windtunnel.studies.fleet.loans.pool import Attainment, ServingPool
+from windtunnel.studies.fleet.loans.pool import Attainment, Loans, ServingPool
+from windtunnel.studies.serving import Deployment, ServingResult, Workload, engine_of, serve_with
+from windtunnel.studies.serving.attainment import attained
+from windtunnel.studies.serving.workload.lengths import arrivals, lengths
 from windtunnel.units import parse_time
 
 DEPLOYMENT = ("engine", "tp", "pp", "attn_dp", "weights", "kv", "max_num_seqs", "max_num_batched_tokens")
 KEYS = {"model", "gpu", "servers", "replicas", "gpus_per_server", "requests", "slo", "attain", "lend", *DEPLOYMENT}
 REQUESTS = {"prompt", "output", "rate", "stream", "length_ratio", "cv"}
+PROBED = 4000  # that each rate is measured on: attainment to a quarter of a per mille
 LEND = {"headroom", "interval", "lookback", "load"}
 
 
@@ -182,3 +189,20 @@ def _positive(data: Mapping[str, object], name: str, where: str, default: float)
     if value < 1.0:
         raise SpecError(name, data.get(name), "give at least 1 s", where)
     return value
+
+
+def loans_of(serving: Path | None, elastic: float, seed: int) -> Loans:
+    """How the site lends and scales. Raises UserError."""
+    if serving is None:
+        return Loans(elastic=elastic)
+    asked = read_pool(serving)
+    machine = parse_cluster(f"{asked.gpu}:{asked.gpus_per_server}")
+    engine = engine_of(load_model(asked.model), machine, Deployment(**asked.deployment))
+    prompts, outputs = lengths(PROBED, asked.prompt, asked.output, asked.length_ratio, seed)
+    load = Workload(prompts, outputs, arrivals(PROBED, 1.0, asked.cv, seed))
+
+    def run(workload: Workload) -> ServingResult:
+        return serve_with(engine, workload, slo=asked.slo_s)
+
+    found = attained(run, load, asked.promise)
+    return Loans(lambda begin_s, end_s: asked.pool(found.goodput_per_s, found.at, begin_s, end_s), elastic)

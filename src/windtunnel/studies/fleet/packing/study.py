@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,12 @@ import numpy as np
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
+from windtunnel.questions.asked.fleet.pack import FleetPack
+from windtunnel.questions.header import Answer
+from windtunnel.studies.fleet.asked import policies_of
+from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs
+from windtunnel.studies.fleet.outcome import by_policy
 from windtunnel.studies.fleet.packing.pack import POLICIES, Nodes, Packing, Pods, pack
 
 if TYPE_CHECKING:
@@ -131,3 +138,42 @@ def write_placements(jobs: Jobs, figures: Sequence[Mapping[str, Any]], path: Pat
             place = names[node] if node >= 0 else ""
             rows.append((each["policy"], arrival, jobs.name[order[pod]], place, "placed" if node >= 0 else "failed"))
     write_csv(path, ("policy", "arrival", "job", "node", "state"), rows)
+
+
+@dataclass(frozen=True, eq=False)
+class PackAnswer(Answer):
+    """Packings of pods by policy."""
+
+    jobs: Jobs
+    cluster: str
+    packings: tuple[dict[str, object], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def figures(self) -> list[dict[str, Any]]:
+        """What is said of each policy."""
+        return [{key: value for key, value in each.items() if key != "runs"} for each in self.packings]
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        """Whose pods they are."""
+        return {"jobs": self.jobs.source}
+
+    def to_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return by_policy(self.figures) | {"trace": self.jobs.source, "cluster": self.cluster}
+
+    def write_rows(self, path: Path) -> None:
+        """The first seed's placements."""
+        write_placements(self.jobs, list(self.packings), path)
+
+
+def answer_pack(question: FleetPack) -> PackAnswer:
+    """Pack the pods of a trace on unlike nodes under each policy. Raises UserError."""
+    names = policies_of(question.policy)
+    jobs = read_jobs(question.trace, question.where)
+    nodes = read_nodes(Path(question.cluster))
+    unknown = unknown_models(jobs, nodes[2])
+    warnings = (f"gpu_models: no node of {question.cluster} has {', '.join(unknown)}",) if unknown else ()
+    packings = tuple(packing_figures(jobs, nodes, name, question.seed, question.seeds) for name in names)
+    return PackAnswer(jobs, question.cluster, packings, warnings)

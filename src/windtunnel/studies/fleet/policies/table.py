@@ -12,7 +12,6 @@ from windtunnel.studies.fleet.policies import (
     gavel,
     gittins,
     hybrid,
-    log,
     lyra,
     optimus,
     oversubscribe,
@@ -27,6 +26,8 @@ from windtunnel.studies.fleet.policies.kueue import policy as kueue
 from windtunnel.studies.fleet.policies.slurm import policy as slurm
 from windtunnel.studies.fleet.traits import Traits
 
+# What happened, by the trace's own account.
+CURRENT = Traits(name="current", asks="log", loop="log", needs=frozenset({"start"}), restarts=False)
 POLICIES: Mapping[str, Traits] = {
     traits.name: traits
     for traits in (
@@ -42,7 +43,7 @@ POLICIES: Mapping[str, Traits] = {
         auction.POLICY,
         gavel.POLICY,
         sia.POLICY,
-        log.POLICY,
+        CURRENT,
         edf.POLICY,
         elasticflow.POLICY,
         gandiva.POLICY,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from windtunnel.physics.model import Model
-from windtunnel.physics.model.layer_operations import embedding_operations, head_operations, layer_operations
+from windtunnel.physics.model.layers.layer import embedding_operations, head_operations, layer_operations
 from windtunnel.studies.training.layout import Layout, resolve
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.lowering.model_chunks import (

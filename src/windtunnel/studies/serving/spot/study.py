@@ -24,7 +24,7 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions.header import Answer
-from windtunnel.questions.typed import Plain, check, check_figures, plain, texts
+from windtunnel.questions.typed import check, check_figures, texts
 from windtunnel.studies.resilience.spot.trace import read_steps
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import QUANTILES
@@ -141,15 +141,12 @@ class SpotServing(Answer):
     sources: tuple[str, ...]
     warnings: tuple[str, ...]
     trace: str = ""  # the file of machines
+    JSON_LEAVES_OUT = ("sources", "warnings", "trace")
 
     @property
     def provenance(self) -> dict[str, object]:
         """Whose machines they are, and what prices steps."""
         return {"machines": self.trace, "step times": list(self.sources)}
-
-    def to_dict(self) -> dict[str, Plain]:
-        """Ready for JSON."""
-        return {"spec": plain(self.spec), "policies": plain(self.policies)}
 
 
 def _served(played: Played, span_s: float, output: int, gpu_seconds: float, gpu_hour: float | None) -> SpotServed:

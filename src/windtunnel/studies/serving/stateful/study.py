@@ -37,15 +37,12 @@ class Scaled(Answer):
     policies: Mapping[str, Mapping[str, float | int]]
     sources: tuple[str, ...]
     warnings: tuple[str, ...]
+    JSON_LEAVES_OUT = ("sources", "warnings")
 
     @property
     def provenance(self) -> dict[str, object]:
         """What prices steps."""
         return {"step times": list(self.sources)}
-
-    def to_dict(self) -> dict[str, object]:
-        """Ready for JSON."""
-        return {"spec": dict(self.spec), "policies": {name: dict(one) for name, one in self.policies.items()}}
 
 
 def answer(question: ServeScale) -> Scaled:

@@ -26,7 +26,7 @@ from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions.header import Answer
-from windtunnel.questions.typed import Plain, check_figures, plain_fields
+from windtunnel.questions.typed import check_figures
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.measures import Distribution, distribution
@@ -192,10 +192,6 @@ class WeightPoolResult(Answer):
     def provenance(self) -> dict[str, list[str]]:
         """What prices steps."""
         return {"step times": list(self.sources)}
-
-    def to_dict(self) -> dict[str, Plain]:
-        """Ready for JSON."""
-        return plain_fields(self)
 
 
 def run_weight_pool(pool: WeightPool) -> WeightPoolResult:

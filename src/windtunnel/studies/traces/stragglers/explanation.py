@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from windtunnel.notebook import Shown
+from windtunnel.questions.header import Answer
 from windtunnel.studies.traces.by_class import StepTime
 
 
@@ -42,7 +42,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Explanation(Shown):
+class Explanation(Answer):
     """Times are means over the steps, in nanoseconds."""
 
     source: str
@@ -69,6 +69,16 @@ class Explanation(Shown):
     asked: Asked | None = None
     rank_steps: tuple[StepTime, ...] = ()  # each step of each rank by class of op, where the format tells
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def provenance(self) -> Mapping[str, object]:
+        """The trace."""
+        return {"trace": self.source}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the trace lacks."""
+        return self.notes
 
     def to_dict(self) -> dict[str, object]:
         """The own part of `explain --json`."""

@@ -10,15 +10,15 @@ from windtunnel.physics.cost.device_memory import memory_document
 from windtunnel.physics.cost.training import software, training_document
 from windtunnel.physics.model import Layer
 from windtunnel.physics.model.adapters import learning, with_adapters
-from windtunnel.physics.model.layer_operations import embedding_operations, head_operations, layer_operations
-from windtunnel.physics.model.layer_parts import linear
-from windtunnel.physics.model.mixers import streams_of
-from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
-from windtunnel.physics.model.plain_operations import (
+from windtunnel.physics.model.layers.layer import embedding_operations, head_operations, layer_operations
+from windtunnel.physics.model.layers.parts import linear
+from windtunnel.physics.model.layers.plain import (
     plain_embedding_operations,
     plain_head_operations,
     plain_layer_operations,
 )
+from windtunnel.physics.model.mixers import streams_of
+from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.memory.allocations import Passes

@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 from windtunnel.errors import SpecError
 from windtunnel.physics.model.architecture import Model, checked
-from windtunnel.physics.model.config_fields import Fields
-from windtunnel.physics.model.config_file import config_of
-from windtunnel.physics.model.derived import ADD_A_MODEL, INSTALL, derivable, derived
-from windtunnel.physics.model.grammar import read_type, type_names
 from windtunnel.physics.model.limits import showable
-from windtunnel.physics.model.mpt import mpt
+from windtunnel.physics.model.reading.config_fields import Fields
+from windtunnel.physics.model.reading.config_file import config_of
+from windtunnel.physics.model.reading.derived import ADD_A_MODEL, INSTALL, derivable, derived
+from windtunnel.physics.model.reading.grammar import read_type, type_names
+from windtunnel.physics.model.reading.mpt import mpt
 
 READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType({"mpt": mpt})
 

@@ -6,8 +6,8 @@ Sources: the reference implementations in Hugging Face transformers and llm-foun
 from __future__ import annotations
 
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model, Norm, Position
-from windtunnel.physics.model.config_fields import Fields
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, TOKENS_MAX
+from windtunnel.physics.model.reading.config_fields import Fields
 
 NORMS: dict[str, Norm] = {
     "low_precision_layernorm": "layernorm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.physics.model.architecture import Attention, Model
-from windtunnel.physics.model.layer_parts import linear, transferred
+from windtunnel.physics.model.layers.parts import linear, transferred
 from windtunnel.physics.model.mixers import Compressed, Extended, Indexed, Recurrent
 from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
 

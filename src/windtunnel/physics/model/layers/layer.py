@@ -1,6 +1,6 @@
 """What one transformer layer computes on one rank for one micro-batch, and the embedding and the head: ops in order.
 
-The single ops are in `model/layer_parts.py`, attention and experts in files of their own.
+The single ops are in `model/layers/parts.py`, attention and experts in files of their own.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.physics.model.architecture import FeedForward, Layer, Model
-from windtunnel.physics.model.attention_operations import attention_operations
-from windtunnel.physics.model.expert_operations import expert_operations
-from windtunnel.physics.model.layer_parts import activate, linear, norm_layer, residual_add
+from windtunnel.physics.model.layers.attention import attention_operations
+from windtunnel.physics.model.layers.experts import expert_operations
+from windtunnel.physics.model.layers.parts import activate, linear, norm_layer, residual_add
 from windtunnel.physics.model.mixers import Streamed, streams_of
 from windtunnel.physics.model.operations import Operation, Shard, Timed, Transfer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.physics.model.architecture import FeedForward, Model
-from windtunnel.physics.model.layer_parts import activate, linear, transferred
+from windtunnel.physics.model.layers.parts import activate, linear, transferred
 from windtunnel.physics.model.mixers import ExtendedBlock
 from windtunnel.physics.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed, Transfer
 

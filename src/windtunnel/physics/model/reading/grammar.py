@@ -37,11 +37,11 @@ from typing import Any
 
 from windtunnel.files.document import own_document
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
-from windtunnel.physics.model.config_fields import Fields
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOKENS_MAX, counted, showable
 from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
+from windtunnel.physics.model.reading.config_fields import Fields
 
-FOLDER = Path(__file__).parent / "types"
+FOLDER = Path(__file__).parents[1] / "types"
 WORDS = ("kind", "form", "qk_norm", "position", "norm", "activation", "family")
 MAY_BE_ZERO = ("shared_size", "more_parameters", "more_weights", "index_heads", "mtp_layers", "learned_positions",
                "expert_groups", "groups_per_token", "latent", "size", "rope_head_dim", "conv_channels", "conv_width",

@@ -1,6 +1,6 @@
 """The ops of a layer as plain PyTorch runs them: one GEMM per projection, experts in a Python loop, nothing fused.
 
-As `model/layer_operations.py`, but every op also says whose outputs it reads, because what autograd keeps and when it
+As `model/layers/layer.py`, but every op also says whose outputs it reads, because what autograd keeps and when it
 adds gradients follows from that. A tensor with several readers gets a gradient from each; adding them up is an op of
 its own that only the backward pass runs (`Operation.backward_only`).
 
@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from windtunnel.errors import LayoutError
 from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
-from windtunnel.physics.model.attention_operations import attention_operations
-from windtunnel.physics.model.layer_operations import head_operations
-from windtunnel.physics.model.layer_parts import activate, linear, norm_layer, residual_add
+from windtunnel.physics.model.layers.attention import attention_operations
+from windtunnel.physics.model.layers.layer import head_operations
+from windtunnel.physics.model.layers.parts import activate, linear, norm_layer, residual_add
 from windtunnel.physics.model.mixers import Compressed, Indexed, Recurrent
 from windtunnel.physics.model.operations import Operation, Shard, Timed
 

@@ -1,0 +1,1 @@
+"""From a config.json, or what transformers builds of it, to a model."""

@@ -1,0 +1,91 @@
+"""Kueue's queues among Kubernetes objects: quotas of ClusterQueues, their Cohorts, and where LocalQueues lead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from windtunnel.studies.fleet.jobs.objects import GPU_RESOURCES, Object, count_at, items_at, mapping_at, text_at
+from windtunnel.studies.fleet.jobs.trace import Cohort, Notes, Quota
+
+
+def quotas_of_objects(objects: Sequence[Object], notes: Notes) -> tuple[Quota, ...]:
+    """GPUs of each ClusterQueue, all kinds together, and of each LocalQueue by the ClusterQueue behind it."""
+    quotas = []
+    for each in objects:
+        if text_at(each, "kind") != "ClusterQueue":
+            continue
+        spec, name, rows = mapping_at(each, "spec"), text_at(each, "metadata", "name"), _gpu_quotas(each)
+        if len(rows) > 1:
+            notes.add("has several flavors of GPU, which count together", name)
+        quotas.append(
+            Quota(
+                name,
+                sum(count_at(row, "nominalQuota", default=0) for row in rows),
+                text_at(spec, "cohort") or text_at(spec, "cohortName"),
+                _limit(rows, "borrowingLimit"),
+                _limit(rows, "lendingLimit"),
+                text_at(spec, "queueingStrategy") == "StrictFIFO",
+                text_at(spec, "preemption", "withinClusterQueue") or "Never",
+                text_at(spec, "preemption", "reclaimWithinCohort") or "Never",
+                text_at(spec, "preemption", "borrowWithinCohort", "policy") or "Never",
+                _number(text_at(spec, "preemption", "borrowWithinCohort", "maxPriorityThreshold")),
+                _weight(text_at(spec, "fairSharing", "weight")),
+            )
+        )
+    return tuple(quotas)
+
+
+def cohorts_of_objects(objects: Sequence[Object]) -> tuple[Cohort, ...]:
+    """Cohorts that have quotas, limits or parents of their own; those that queues only name need none."""
+    return tuple(
+        Cohort(
+            text_at(each, "metadata", "name"),
+            text_at(each, "spec", "parentName") or text_at(each, "spec", "parent"),
+            sum(count_at(row, "nominalQuota", default=0) for row in rows),
+            _limit(rows, "borrowingLimit"),
+            _limit(rows, "lendingLimit"),
+            _weight(text_at(each, "spec", "fairSharing", "weight")),
+        )
+        for each, rows in ((each, _gpu_quotas(each)) for each in objects if text_at(each, "kind") == "Cohort")
+    )
+
+
+def _gpu_quotas(holder: Object) -> list[Object]:
+    """Quotas of GPUs of a ClusterQueue or a Cohort, of each flavor."""
+    return [
+        resource
+        for group in items_at(holder, "spec", "resourceGroups")
+        for flavor in items_at(group, "flavors")
+        for resource in items_at(flavor, "resources")
+        if text_at(resource, "name") in GPU_RESOURCES
+    ]
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"-?\d+", text) else None
+
+
+def _weight(text: str) -> float:
+    """Of fair sharing: 1 where it is not said, and by thousandths as `500m`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", text)
+    return 1.0 if found is None else float(found.group(1)) / (1000 if found.group(2) else 1)
+
+
+def _limit(rows: Sequence[Object], key: str) -> int | None:
+    said = [count_at(row, key, default=0) for row in rows if text_at(row, key)]
+    return sum(said) if len(said) == len(rows) and rows else None
+
+
+def cluster_queues(objects: Sequence[Object]) -> dict[str, str]:
+    """The ClusterQueue behind each local queue, as LocalQueues and admitted Workloads say it."""
+    behind = {}
+    for each in objects:
+        space = text_at(each, "metadata", "namespace")
+        if text_at(each, "kind") == "LocalQueue":
+            behind[f"{space}/{text_at(each, 'metadata', 'name')}"] = text_at(each, "spec", "clusterQueue")
+        elif text_at(each, "kind") == "Workload" and text_at(each, "status", "admission", "clusterQueue"):
+            behind[f"{space}/{text_at(each, 'spec', 'queueName')}"] = text_at(
+                each, "status", "admission", "clusterQueue"
+            )
+    return behind
