@@ -25,6 +25,15 @@ from windtunnel.real.capture.virtual_world.refusals import (  # noqa: E402
 )
 
 
+@pytest.mark.skipif(not hasattr(dist, "gather_into_tensor"), reason="PyTorch 2.14 has it first")
+def test_one_tensor_gathered_says_what_is_asked() -> None:
+    for rank in (0, 1):
+        with opened(rank, 4) as world:
+            world.calls = []
+            dist.gather_into_tensor(torch.ones(2), torch.empty(8) if rank == 0 else None, dst=0)
+            assert [(c.kind, c.bytes, c.peer) for c in world.calls] == [("gather", 32, 0)]
+
+
 def test_calls_say_what_is_asked() -> None:
     with opened(1, 4) as world:
         world.calls = []
