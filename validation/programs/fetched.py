@@ -90,15 +90,17 @@ def _wikitext(folder: Path, inputs: Path) -> None:
 
 
 def _nanotron(folder: Path, inputs: Path) -> None:
-    """Its tiny model, made tiny."""
-    text = (folder / "examples" / "config_tiny_llama.yaml").read_text()
-    for name, old, new in (
-        *(("hidden_size", 2048, 256), ("intermediate_size", 11008, 512), ("max_position_embeddings", 128256, 4096)),
-        *(("num_hidden_layers", 28, 4), ("vocab_size", 128256, 4096), ("sequence_length", 4096, 512)),
-        *(("dp", 4, 2), ("pp", 1, 2), ("checkpoints_path", "checkpoints", inputs / "out")),
-    ):
-        text = text.replace(f"  {name}: {old}\n", f"  {name}: {new}\n")
-    (inputs / "nanotron.yaml").write_text(text)
+    """Its tiny model, made tiny: for 8 ranks, and for 1,024."""
+    known = (folder / "examples" / "config_tiny_llama.yaml").read_text()
+    for ranks in (8, 1024):
+        text = known
+        for name, old, new in (
+            *(("hidden_size", 2048, 256), ("intermediate_size", 11008, 512), ("max_position_embeddings", 128256, 4096)),
+            *(("num_hidden_layers", 28, 4), ("vocab_size", 128256, 4096), ("sequence_length", 4096, 512)),
+            *(("dp", 4, ranks // 4), ("pp", 1, 2), ("checkpoints_path", "checkpoints", inputs / "out")),
+        ):
+            text = text.replace(f"  {name}: {old}\n", f"  {name}: {new}\n")
+        (inputs / f"nanotron_{ranks}.yaml").write_text(text)
 
 
 def _picotron(folder: Path, inputs: Path) -> None:
@@ -366,10 +368,10 @@ PROGRAMS = (
         "nanotron, TP 2, PP 2",
         "https://github.com/huggingface/nanotron",
         "2411b022",
-        ("run_train.py", "--config-file", "{inputs}/nanotron.yaml"),
+        ("run_train.py", "--config-file", "{inputs}/nanotron_{ranks}.yaml"),
         _nanotron,
+        (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),),
         path="src",
-        ranks=8,
     ),
     Fetched(
         "OLMo-core",

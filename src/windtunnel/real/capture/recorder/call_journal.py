@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 
@@ -12,6 +13,12 @@ from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry
 
 MOST_ENTRIES = 1 << 20
 MOST_RACES = 8
+
+
+def is_aside() -> bool:
+    """Whether a thread of the script's calls, beside its main one; PyTorch's own for backward passes are none."""
+    thread = threading.current_thread()
+    return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
 
 
 class CallJournal:
@@ -26,6 +33,7 @@ class CallJournal:
         self._bounds: list[int] = []  # op with which each step ends
         self._races: dict[tuple[str, str], Finding] = {}
         self.line = ""  # of the last call
+        self.is_loose = False  # threads beside the main one still had something to call at the end
 
     # ---- calls
 
@@ -43,6 +51,7 @@ class CallJournal:
         entry = CallEntry(
             *(0, number, call.kind, call.bytes, call.dtype, call.reduce_op, place, call.tag),
             *(call.sent_bytes, call.received_bytes, call.is_control, self._is_guessed(), self.line, module),
+            is_aside=is_aside(),
         )
         self._append(entry)
 
@@ -72,10 +81,10 @@ class CallJournal:
         entries = [
             entry._replace(step=bisect_right(self._bounds, op))
             for entry, op in zip(self._log.entries, self._ops, strict=True)
-            if last is None or op < last
+            if last is None or op < last or entry.is_aside  # whenever a thread comes to it
         ]
         cut = 0 if is_partial or len(bounds) == len(self._bounds) else len(bounds)
-        return CallLog(self._log.rank, self._log.groups, entries, is_partial, cut)
+        return CallLog(self._log.rank, self._log.groups, entries, is_partial, cut, self.is_loose or cut > 0)
 
     # ---- races
 
