@@ -139,9 +139,11 @@ def swappable_fakes() -> Replacements:
                 other  # as `module.to(...)` does with real ones: somebody of the script's refers weakly to this one
             )
             return
-        attributes = vars(one)
+        attributes, kind = vars(one), type(one)
         old(one, other)
         if isinstance(one, fake_tensor) and not torch.__future__.get_swap_module_params_on_conversion():
+            if issubclass(kind, fake_tensor):
+                one.__class__ = kind
             vars(one).update({name: value for name, value in attributes.items() if name not in vars(one)})
 
     return Replacements((torch.utils, "swap_tensors", swap_tensors))

@@ -205,12 +205,20 @@ def _flash_attn(launch: Launch) -> dict[str, Content]:
             return rms_norm_fn(x, self.weight, None, residual=residual, eps=self.eps, prenorm=prenorm)
 
     class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, **_: object):
+        def __init__(
+            self,
+            dim: int,
+            base: float = 10000.0,
+            interleaved: bool = False,
+            scale_base: float | None = None,
+            pos_idx_in_fp32: bool = True,
+            device: torch.device = None,
+        ):
             super().__init__()
             self.dim, self.base, self.interleaved = dim, float(base), interleaved
-            self.scale_base = self.scale = None
+            self.scale_base, self.scale, self.pos_idx_in_fp32 = scale_base, None, pos_idx_in_fp32
             self._seq_len_cached, self._cos_cached, self._sin_cached = 0, None, None
-            self.register_buffer("inv_freq", self._compute_inv_freq(), persistent=False)
+            self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
 
         def _compute_inv_freq(self, device: torch.device = None) -> torch.Tensor:
             return self.base ** -(torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
