@@ -232,7 +232,7 @@ def parts_of_storages() -> Replacements:
     def set_(self: torch.Tensor, source: object = None, *place: object, **named: object) -> torch.Tensor:
         whole = getattr(source, "whole", source)
         device = getattr(whole, "fake_device", None)
-        if device is None or not isinstance(self, FakeTensor) or not isinstance(source, torch.UntypedStorage):
+        if device is None or (whole is source and device == self.fake_device):  # torch's own way, as its internals go
             return set_to(self, *(() if source is None else (source,)), *place, **named)
         offset, size, stride = ((*place, *(None,) * 3)[at] for at in range(3))
         offset, size = named.get("storage_offset", offset) or 0, named.get("size", size)
