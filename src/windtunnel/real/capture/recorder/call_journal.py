@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections.abc import Callable
 
 from windtunnel.real.capture.fake_tensors.control_flow import call_site
-from windtunnel.real.capture.recorder.rows import Flight, Rows
+from windtunnel.real.capture.recorder.rows import Flight, Rows, is_aside
 from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, GroupEntry
 
 MOST_ENTRIES = 1 << 20
 MOST_RACES = 8
-
-
-def is_aside() -> bool:
-    """Whether a thread of the script's calls, beside its main one; PyTorch's own for backward passes are none."""
-    thread = threading.current_thread()
-    return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
 
 
 class CallJournal:
@@ -47,11 +40,12 @@ class CallJournal:
             name = str(getattr(group, "title", "") or "")
             self._log.groups.append(GroupEntry(name, call.members, getattr(group, "ordinal", 0)))
         place = call.members.index(call.peer) if call.peer in call.members else -1
-        module = self._rows.where.place_of(()).module
+        aside = is_aside()
+        module = "" if aside else self._rows.where.place_of(()).module
         entry = CallEntry(
             *(0, number, call.kind, call.bytes, call.dtype, call.reduce_op, place, call.tag),
             *(call.sent_bytes, call.received_bytes, call.is_control, self._is_guessed(), self.line, module),
-            is_aside=is_aside(),
+            is_aside=aside,
         )
         self._append(entry)
 

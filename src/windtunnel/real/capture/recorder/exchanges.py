@@ -11,12 +11,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from windtunnel.real.capture.recorder.call_journal import is_aside
 from windtunnel.real.capture.recorder.call_tensors import leaf_tensors, written_tensors
 from windtunnel.real.capture.recorder.modules import Place
 from windtunnel.real.capture.recorder.op_table import OpFacts
 from windtunnel.real.capture.recorder.protocol import Recording
-from windtunnel.real.capture.recorder.rows import PLACE, Flight, extent_of
+from windtunnel.real.capture.recorder.rows import PLACE, Flight, extent_of, is_aside
 from windtunnel.real.capture.torch_private import compile as compiler
 from windtunnel.real.capture.virtual_world.messages import CONTROL_ELEMENTS
 from windtunnel.studies.programs.communication import Communication
