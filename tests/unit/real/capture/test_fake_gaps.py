@@ -202,9 +202,17 @@ class Shard(torch.nn.Parameter):  # type: ignore[misc]
         made.of = getattr(data, "of", "nobody")
         return made
 
+    def __init__(self, _data: Any, requires_grad: bool = True) -> None:
+        super().__init__()
+        self.asked = requires_grad
+
     def mark(self, of: str) -> Any:
         self.of = of
         return self
+
+
+class Slotted(torch.nn.Parameter):  # type: ignore[misc]
+    __slots__ = ("at",)
 
 
 def test_a_class_of_parameters_stays_one() -> None:
@@ -217,8 +225,13 @@ def test_a_class_of_parameters_stays_one() -> None:
         for one in (model, other.to(torch.bfloat16)):
             (held,) = one.parameters()
             assert (type(held).__name__, isinstance(held, Shard), held.device.type) == ("Shard", True, "cuda")
-        assert (model.weight.grad.shape, model.weight.of) == ((4, 4), "me")
+        assert (model.weight.grad.shape, model.weight.of, model.weight.asked) == ((4, 4), "me", True)
         assert type(model.weight * 2) is type(torch.ones(1))
+        part = model.weight[:2].as_subclass(Slotted)
+        part.at = 3
+        assert (type(part).__name__, isinstance(part, Slotted), part.at, part.shape) == ("Slotted", True, 3, (2, 4))
+        part.sum().backward()
+        assert model.weight.grad.shape == (4, 4)
     assert type(Shard(torch.ones(1))) is Shard
 
 

@@ -17,7 +17,7 @@
   that way.
 - `f"{loss:.3f}"` asks plain tensors only for their value.
 - A class of parameters (`class Shard(nn.Parameter)`) that is given a tensor of another class than torch's own gives
-  that tensor back, without the class and its methods.
+  that tensor back, without the class and its methods; `as_subclass` is refused.
 - Shapes are found in Python, which makes its tensors by `torch.empty` and its like: a script may have put its own there
   (nanotron's makes all on the GPU), which no kernel of a real run would call.
 - `storage[a:b]` is refused, as what `meta` storages hold cannot be read: flat buffers are cut so (nanotron). A tensor
@@ -229,17 +229,23 @@ def parts_of_storages() -> Replacements:
         made.whole, made.begin = getattr(self, "whole", self), getattr(self, "begin", 0) + begin
         return made
 
-    def set_(self: torch.Tensor, source: object = None, *place: object, **named: object) -> torch.Tensor:
+    def set_(
+        self: torch.Tensor,
+        source: torch.UntypedStorage | None = None,
+        storage_offset: int = 0,
+        size: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+    ) -> torch.Tensor:
         whole = getattr(source, "whole", source)
         device = getattr(whole, "fake_device", None)
-        if device is None or (whole is source and device == self.fake_device):  # torch's own way, as its internals go
-            return set_to(self, *(() if source is None else (source,)), *place, **named)
-        offset, size, stride = ((*place, *(None,) * 3)[at] for at in range(3))
-        offset, size = named.get("storage_offset", offset) or 0, named.get("size", size)
-        size = (source.nbytes() // self.itemsize,) if size is None else size
-        stride = named.get("stride", stride) or torch.empty(tuple(size), device="meta").stride()
+        if source is None or device is None or (whole is source and device == self.fake_device):
+            place = () if size is None else (storage_offset, size) if stride is None else (storage_offset, size, stride)
+            return set_to(self, *(() if source is None else (source,)), *place)  # torch's own way, as its internals go
+        size = (source.nbytes() // self.itemsize,) if size is None else tuple(size)
+        stride = torch.empty(size, device="meta").stride() if stride is None else tuple(stride)
+        begin = getattr(source, "begin", 0) // self.itemsize + storage_offset
         made = torch.empty(0, dtype=self.dtype, device=device)
-        set_to(made, whole, getattr(source, "begin", 0) // self.itemsize + offset, tuple(size), tuple(stride))
+        set_to(made, whole, begin, size, stride)
         torch._C._swap_tensor_impl(self, made)
         vars(self).update(vars(made))
         return self
@@ -266,7 +272,7 @@ def factories_of_kernels() -> Replacements:
 
 
 def parameters_of_other_classes() -> Replacements:
-    """What a class derived from `nn.Parameter` makes of a fake tensor is of that class, and fake."""
+    """What a class derived from `nn.Parameter` makes of a fake tensor is of that class, and fake; any `as_subclass`."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -277,15 +283,34 @@ def parameters_of_other_classes() -> Replacements:
         def new(_: type, *args: object, **kwargs: object) -> object:
             return of.__new__(of, *args, **kwargs)
 
-        return type(of)(of.__name__, (FakeTensor, of), {"__new__": new, "__module__": of.__module__})
+        begin = next(vars(one)["__init__"] for one in of.__mro__ if "__init__" in vars(one))
+        content = {"__new__": new, "__init__": begin}  # that of a fake tensor passes nothing on
+        return type(of)(of.__name__, (FakeTensor, of), content | {"__module__": of.__module__})
+
+    def of_class(made: torch.Tensor, of: type) -> torch.Tensor:
+        """The same tensor, of another class, whose objects may lie otherwise (`__slots__`)."""
+        with outside_modes():
+            held = torch.Tensor._make_subclass(fake_of(of), torch.empty(0, device="meta"))
+        torch._C._swap_tensor_impl(held, made)
+        vars(held).update(vars(made))
+        return held
 
     def parameter(of: type, data: torch.Tensor | None = None, requires_grad: bool = True) -> torch.Tensor:
+        if isinstance(data, FakeTensor) and type(data) is not FakeTensor:
+            data = data.detach()  # `module.to(...)` makes one of each fake parameter; of a real one it sets the data
         made = make(of, data, requires_grad)
-        if of is not torch.nn.Parameter and type(made) is FakeTensor:
-            made.__class__ = fake_of(of)
-        return made
+        return of_class(made, of) if of is not torch.nn.Parameter and type(made) is FakeTensor else made
 
-    return Replacements((torch.nn.Parameter, "__new__", staticmethod(parameter)))
+    as_subclass = torch.Tensor.as_subclass
+
+    def fake_as_subclass(self: torch.Tensor, of: type) -> torch.Tensor:
+        if issubclass(type(self), of):
+            return as_subclass(self, of)
+        return of_class(torch.ops.aten.alias.default(self), of)
+
+    return Replacements(
+        (torch.nn.Parameter, "__new__", staticmethod(parameter)), (FakeTensor, "as_subclass", fake_as_subclass)
+    )
 
 
 def pickles_of_fakes() -> Replacements:

@@ -134,16 +134,13 @@ def swappable_fakes() -> Replacements:
                 for key in [getattr(reference, "key", None) for reference in weakref.getweakrefs(tensor)]:
                     if key is not None and memo.get(key) is tensor:
                         del memo[key]
-        if isinstance(one, fake_tensor) and isinstance(other, fake_tensor) and weakref.getweakrefs(one):
-            one.data = (
-                other  # as `module.to(...)` does with real ones: somebody of the script's refers weakly to this one
-            )
+        as_data = type(one) is not fake_tensor or weakref.getweakrefs(one)  # the script made its class, or refers to it
+        if isinstance(one, fake_tensor) and isinstance(other, fake_tensor) and as_data:
+            one.data = other  # as `module.to(...)` does with real ones
             return
-        attributes, kind = vars(one), type(one)
+        attributes = vars(one)
         old(one, other)
         if isinstance(one, fake_tensor) and not torch.__future__.get_swap_module_params_on_conversion():
-            if issubclass(kind, fake_tensor):
-                one.__class__ = kind
             vars(one).update({name: value for name, value in attributes.items() if name not in vars(one)})
 
     return Replacements((torch.utils, "swap_tensors", swap_tensors))
