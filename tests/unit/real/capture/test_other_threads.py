@@ -63,6 +63,15 @@ def test_who_waits_for_another_rank_is_waited_for_until_let_go(tmp_path: Path) -
     thread.join()
 
 
+def test_who_watches_the_store_is_not_waited_for(tmp_path: Path) -> None:
+    box = FileMailbox(tmp_path, 0)
+    thread = threading.Thread(target=box.get, args=("store/default/abort", 60.0), daemon=True)
+    thread.start()
+    assert come_to_rest(2.0, lambda: False)
+    box.post("store/default/abort", b"")
+    thread.join()
+
+
 def test_who_may_be_let_go_is_not_waited_for(tmp_path: Path) -> None:
     box = FileMailbox(tmp_path, 0)
 

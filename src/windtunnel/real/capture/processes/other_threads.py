@@ -42,15 +42,16 @@ def come_to_rest(patience_s: float = PATIENCE_S, is_let_go: Callable[[], bool] =
         others = [one for one in threading.enumerate() if one.ident in frames and one.ident != own]
         runnable = any(_wants_a_core(one) for one in others)
         places = [frames[one.ident] for one in others if one.ident is not None]
-        waiting = [frame for frame in places if _waits_for_a_rank(frame)]
+        asked = [_asked_for(frame) for frame in places]
+        waiting = any(key and not key.startswith(file_mailbox.STORE) for key in asked)  # a store is watched for ever
         if runnable:
             spent_s, looks = spent_s + time.process_time() - cpu_s, 0
-        elif not all(_is_at_rest(frame) or frame in waiting for frame in places):
+        elif not all(key or _is_at_rest(frame) for key, frame in zip(asked, places, strict=True)):
             spent_s, looks = spent_s + _LOOK_S, 0
         elif waiting and not is_let_go():
             looks = 0
         else:
-            looks, has_left = looks + 1, bool(waiting)
+            looks, has_left = looks + 1, waiting
     return not has_left
 
 
@@ -58,12 +59,13 @@ def _is_at_rest(frame: FrameType) -> bool:
     return frame.f_code.co_filename in _RESTS
 
 
-def _waits_for_a_rank(frame: FrameType | None) -> bool:
+def _asked_for(frame: FrameType | None) -> str:
+    """The key of the message that a thread waits for; "": it waits for none."""
     while frame is not None:
         if frame.f_code is file_mailbox.FileMailbox.get.__code__:
-            return True
+            return str(frame.f_locals["key"])
         frame = frame.f_back
-    return False
+    return ""
 
 
 def _wants_a_core(thread: threading.Thread) -> bool:
