@@ -194,6 +194,8 @@ def test_factories_that_a_script_replaces_are_not_those_of_kernels(monkeypatch: 
         assert torch.linspace(0, 1, 5).dtype == torch.float32
         weight = torch.empty(2, 2)
         assert (weight.device.type, weight.dtype) == ("cuda", torch.bfloat16)
+        part = torch.tensor(0.0).set_(Shard(weight).untyped_storage()[:4])
+        assert (part.shape, part.dtype, part.device.type) == ((1,), torch.float32, "cuda")
 
 
 class Shard(torch.nn.Parameter):  # type: ignore[misc]

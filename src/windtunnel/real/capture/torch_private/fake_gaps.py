@@ -207,6 +207,8 @@ def parts_of_storages() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
+    from windtunnel.real.capture.torch_private import factories as plain
+
     storage_of, item, set_to = torch.Tensor.untyped_storage, torch.UntypedStorage.__getitem__, torch.Tensor.set_
 
     class Part(torch.UntypedStorage):  # type: ignore[misc]
@@ -242,9 +244,9 @@ def parts_of_storages() -> Replacements:
             place = () if size is None else (storage_offset, size) if stride is None else (storage_offset, size, stride)
             return set_to(self, *(() if source is None else (source,)), *place)  # torch's own way, as its internals go
         size = (source.nbytes() // self.itemsize,) if size is None else tuple(size)
-        stride = torch.empty(size, device="meta").stride() if stride is None else tuple(stride)
+        stride = plain.empty(size, device="meta").stride() if stride is None else tuple(stride)
         begin = getattr(source, "begin", 0) // self.itemsize + storage_offset
-        made = torch.empty(0, dtype=self.dtype, device=device)
+        made = plain.empty(0, dtype=self.dtype, device=device)
         set_to(made, whole, begin, size, stride)
         torch._C._swap_tensor_impl(self, made)
         vars(self).update(vars(made))
@@ -276,6 +278,8 @@ def parameters_of_other_classes() -> Replacements:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
+    from windtunnel.real.capture.torch_private import factories as plain
+
     make = torch.nn.Parameter.__new__
 
     @functools.cache
@@ -290,7 +294,7 @@ def parameters_of_other_classes() -> Replacements:
     def of_class(made: torch.Tensor, of: type) -> torch.Tensor:
         """The same tensor, of another class, whose objects may lie otherwise (`__slots__`)."""
         with outside_modes():
-            held = torch.Tensor._make_subclass(fake_of(of), torch.empty(0, device="meta"))
+            held = torch.Tensor._make_subclass(fake_of(of), plain.empty(0, device="meta"))
         torch._C._swap_tensor_impl(held, made)
         vars(held).update(vars(made))
         return held
