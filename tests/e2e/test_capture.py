@@ -400,6 +400,43 @@ def test_data_loader_workers_work_and_die_with_their_rank(folder: Path) -> None:
     assert not left_over(folder)
 
 
+CHECKING = """
+import torch, torch.distributed as dist
+from concurrent.futures import ThreadPoolExecutor
+
+dist.init_process_group("cpu:gloo,cuda:nccl")
+aside, pool = dist.new_group(), ThreadPoolExecutor(1)
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+def is_to_end():
+    ends = torch.tensor([-1, -1]).max()
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=aside)
+    return ends.item() >= 0
+
+model = torch.nn.Linear(8, 4).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.randn(8, 8, device=device)).square().mean().backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+    checks = pool.submit(is_to_end)
+pool.shutdown()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_thread_that_asks_all_ranks_whether_to_end_is_no_hang(device: str, folder: Path) -> None:
+    """The first ranks are at their last step while their threads still wait for what the last rank says first."""
+    (folder / "checking.py").write_text(CHECKING)
+    ran = capture(folder, "--world-size", "8", "--device", device, "--out", "job", "--json", "checking.py")
+    assert ran.returncode == 0, ran.stderr
+    if device == "cuda":  # on a CPU what the thread makes is in the step's memory
+        assert len(json.loads(ran.stdout)["classes"]) == 1
+    assert not left_over(folder)
+
+
 def test_an_earlier_capture_is_replaced_whole(folder: Path) -> None:
     assert capture(folder, "--world-size", "4", "--ranks", "0-3", "train.py").returncode == 0
     assert capture(folder, "--world-size", "4", "--ranks", "1", "train.py").returncode == 0

@@ -90,15 +90,22 @@ def _wikitext(folder: Path, inputs: Path) -> None:
 
 
 def _nanotron(folder: Path, inputs: Path) -> None:
-    """Its tiny model, made tiny."""
-    text = (folder / "examples" / "config_tiny_llama.yaml").read_text()
-    for name, old, new in (
-        *(("hidden_size", 2048, 256), ("intermediate_size", 11008, 512), ("max_position_embeddings", 128256, 4096)),
-        *(("num_hidden_layers", 28, 4), ("vocab_size", 128256, 4096), ("sequence_length", 4096, 512)),
-        *(("dp", 4, 2), ("pp", 1, 2), ("checkpoints_path", "checkpoints", inputs / "out")),
-    ):
-        text = text.replace(f"  {name}: {old}\n", f"  {name}: {new}\n")
-    (inputs / "nanotron.yaml").write_text(text)
+    """Its Qwen example, made tiny: for 8 ranks, and for 1,024.
+
+    At this commit its Llama reads `config.model.model`, and its Qwen a pointer's `numel` on a second stage: both end.
+    """
+    import yaml
+
+    known = yaml.safe_load((folder / "examples" / "config_qwen.yaml").read_text())
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 4096}
+    known["model"]["model_config"] |= sizes
+    known["data_stages"][0]["data"]["dataset"] = None  # tokens drawn at random
+    known["checkpoints"]["checkpoints_path"] = str(inputs / "out")
+    known["tokens"] |= {"sequence_length": 512, "micro_batch_size": 2, "batch_accumulation_per_replica": 2}
+    known["tokenizer"]["tokenizer_name_or_path"] = str(inputs / "llama")
+    for ranks in (8, 1024):
+        known["parallelism"] |= {"tp": 2, "pp": 1, "dp": ranks // 2}
+        (inputs / f"nanotron_{ranks}.yaml").write_text(yaml.safe_dump(known))
 
 
 def _picotron(folder: Path, inputs: Path) -> None:
@@ -363,13 +370,13 @@ PROGRAMS = (
         _picotron,
     ),
     Fetched(
-        "nanotron, TP 2, PP 2",
+        "nanotron, TP 2",
         "https://github.com/huggingface/nanotron",
         "2411b022",
-        ("run_train.py", "--config-file", "{inputs}/nanotron.yaml"),
+        ("run_train.py", "--config-file", "{inputs}/nanotron_{ranks}.yaml"),
         _nanotron,
+        (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),),
         path="src",
-        ranks=8,
     ),
     Fetched(
         "OLMo-core",

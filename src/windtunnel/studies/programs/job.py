@@ -96,8 +96,17 @@ def moved_families(
     """Families of ranks that were not captured: each representative's groups, moved to every rank of its class.
 
     `members_for(rank, members)`: the group that `rank` has where its representative has `members`. `name_of(members)`:
-    what such a group is called. Groups of equal members are told apart by the order in which ranks first use them.
+    what such a group is called. Groups of equal members are told apart by the order in which ranks first use them, and
+    those of one name are the same for all (a thread may come to one before the other, or not in this step).
     """
+    turns: dict[tuple[int, ...], dict[str, int]] = {}
+    used_by: dict[int, dict[tuple[str, tuple[int, ...]], None]] = {}
+    for captured, program in programs.items():
+        calls = (op.communication for op in program.ops if op.communication is not None)
+        used_by[captured] = dict.fromkeys((call.group, call.members) for call in calls)
+        for name, members in used_by[captured]:
+            named = turns.setdefault(members, {})
+            named.setdefault(name, len(named))
     instances: dict[tuple[tuple[int, ...], int], int] = {}
     parent: list[int] = []  # of instances that one class is in: the same family
 
@@ -107,16 +116,10 @@ def moved_families(
         return number
 
     torch_name: dict[int, str] = {}
-    for captured, program in programs.items():
-        used: dict[tuple[str, tuple[int, ...]], None] = {}
-        for op in program.ops:
-            if op.communication is not None:
-                used.setdefault((op.communication.group, op.communication.members), None)
-        of_members: dict[tuple[int, ...], int] = {}
+    for captured, used in used_by.items():
         ranks = np.flatnonzero(runs == captured)
         for name, members in used:
-            turn = of_members[members] = of_members.get(members, -1) + 1
-            found = []
+            turn, found = turns[members][name], []
             open_ranks = np.zeros(len(runs), np.bool_)
             open_ranks[ranks] = True
             for rank in ranks.tolist():

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from windtunnel.process import state_of
 from windtunnel.real.capture.processes.file_mailbox import FileMailbox, write_whole
+from windtunnel.real.capture.processes.other_threads import come_to_rest
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -21,6 +23,11 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def answer(box: FileMailbox, rank: int, other: str) -> None:
+    box.get(f"group/{other}>{rank}/0", 30.0)
+    box.post(f"group/{rank}>{other}/0", str(rank).encode())
 
 
 def play(task: dict[str, Any]) -> int:
@@ -35,6 +42,10 @@ def play(task: dict[str, Any]) -> int:
             box.post(f"group/{rank}>{about}/0", str(rank).encode())
         elif what == "wait":
             outcome["heard"] = box.get(f"group/{about}>{rank}/0", 30.0).decode()
+        elif what == "aside":  # a thread that answers, while this rank goes on
+            threading.Thread(target=answer, args=(box, rank, about), daemon=True).start()
+        elif what == "over":
+            outcome["rested"] = come_to_rest(is_let_go=box.is_let_go)
         elif what == "barrier":
             box.get(f"barrier/{about}>{about}/world/0", 30.0)
         elif what == "sleep":

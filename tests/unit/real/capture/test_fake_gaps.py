@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import sys
 import time
@@ -177,6 +178,83 @@ def test_copies_have_storages_values_and_gradients_of_their_own() -> None:
         assert twin.count.item() == 7
         with pytest.raises(RuntimeError, match="created explicitly"):
             copy.deepcopy(layer(torch.randn(4, 3)))
+
+
+def test_factories_that_a_script_replaces_are_not_those_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nanotron builds its model with every `torch.empty` on the GPU in bfloat16."""
+    with fake_tensors("cuda", gpus=1), monkeypatch.context() as replaced:
+        everywhere = {"device": "cuda", "dtype": torch.bfloat16}
+        for name in ("empty", "zeros", "ones", "full"):
+            make = functools.partial(
+                lambda make, *args, **named: make(*args, **named | everywhere), getattr(torch, name)
+            )
+            replaced.setattr(torch, name, make)
+        counts = torch.arange(0, 8, 2, dtype=torch.int64, device="cuda")
+        assert (counts.dtype, counts.shape, torch.arange(3.0, device="cpu").device.type) == (torch.int64, (4,), "cpu")
+        assert torch.linspace(0, 1, 5).dtype == torch.float32
+        weight = torch.empty(2, 2)
+        assert (weight.device.type, weight.dtype) == ("cuda", torch.bfloat16)
+        part = torch.tensor(0.0).set_(Shard(weight).untyped_storage()[:4])
+        assert (part.shape, part.dtype, part.device.type) == ((1,), torch.float32, "cuda")
+
+
+class Shard(torch.nn.Parameter):  # type: ignore[misc]
+    def __new__(cls, data: Any, requires_grad: bool = True) -> Any:
+        made = super().__new__(cls, data, requires_grad)
+        made.of = getattr(data, "of", "nobody")
+        return made
+
+    def __init__(self, _data: Any, requires_grad: bool = True) -> None:
+        super().__init__()
+        self.asked = requires_grad
+
+    def mark(self, of: str) -> Any:
+        self.of = of
+        return self
+
+
+class Slotted(torch.nn.Parameter):  # type: ignore[misc]
+    __slots__ = ("at",)
+
+
+def test_a_class_of_parameters_stays_one() -> None:
+    with fake_tensors("cuda", gpus=1):
+        model = torch.nn.Linear(4, 4, bias=False, device="cuda")
+        model.weight = Shard(model.weight).mark("me")
+        other = copy.deepcopy(model)
+        model(torch.ones(2, 4, device="cuda")).sum().backward()
+        torch.optim.AdamW(model.parameters()).step()
+        for one in (model, other.to(torch.bfloat16)):
+            (held,) = one.parameters()
+            assert (type(held).__name__, isinstance(held, Shard), held.device.type) == ("Shard", True, "cuda")
+        assert (model.weight.grad.shape, model.weight.of, model.weight.asked) == ((4, 4), "me", True)
+        assert type(model.weight * 2) is type(torch.ones(1))
+        part = model.weight[:2].as_subclass(Slotted)
+        part.at = 3
+        assert (type(part).__name__, isinstance(part, Slotted), part.at, part.shape) == ("Slotted", True, 3, (2, 4))
+        part.sum().backward()
+        assert model.weight.grad.shape == (4, 4)
+    assert type(Shard(torch.ones(1))) is Shard
+
+
+def test_a_part_of_a_storage_is_a_view_on_its_device() -> None:
+    with fake_tensors("cuda", gpus=1):
+        whole = torch.zeros(12, device="cuda")
+        storage = whole.untyped_storage()
+        for source, shape, offset in ((storage[16:48][0:16], (4,), 4), (storage, (12,), 0)):
+            tensor = torch.empty([], dtype=torch.float, device=storage.device)
+            tensor.set_(source=source)
+            assert (tensor.device, tensor.shape, tensor.storage_offset()) == (whole.device, shape, offset)
+            assert tensor.untyped_storage()._cdata == storage._cdata
+            assert (tensor.view(2, -1) + whole[:1]).device.type == "cuda"
+        tensor.set_(storage, 2, (2, 3))
+        assert (tensor.shape, tensor.stride(), tensor.storage_offset()) == ((2, 3), (3, 1), 2)
+        with pytest.raises(RuntimeError, match="step"):
+            storage[::2]
+    whole = torch.zeros(6)
+    parts = [torch.empty(0).set_(whole.untyped_storage(), at, (2,)) for at in (2, 0)]  # no views of it
+    with fake_tensors("cpu"):
+        assert [(part + 1).shape for part in parts] == [(2,), (2,)]  # torch sets the second's storage to the first's
 
 
 def test_addresses_tell_storages_and_places_in_them_apart() -> None:

@@ -33,6 +33,7 @@ def raised(text: str) -> BaseException:
         ("import flash_attn_interface", "flash_attn_interface"),
         ("raise ImportError('FlashAttention2 was asked for: install flash_attn')", "flash_attn"),
         ("try:\n import flash_attn\nexcept ImportError as e:\n raise RuntimeError('no') from e", "flash_attn"),
+        ("try:\n import grouped_gemm.ops\nexcept ImportError:\n raise RuntimeError('install it')", "grouped_gemm"),
         ("import surely_not_there", ""),
         ("raise ValueError('flash_attn')", ""),
     ],
@@ -49,6 +50,7 @@ def test_nothing_is_in_place_unless_it_is_missing_nor_afterwards() -> None:
 
         assert __version__ == VERSIONS["flash_attn"]
         assert importlib.util.find_spec("flash_attn.layers.rotary") is not None
+        exec("from flash_attn.modules.mha import flash_attn_varlen_kvpacked_func", {})
         with pytest.raises(ImportError):
             exec("from flash_attn import something_else", {})
     assert not [name for name in sys.modules if name.startswith("flash_attn")]
@@ -98,3 +100,30 @@ def test_other_kernels_are_one_op_that_writes_what_the_kernel_writes() -> None:
         names = ops_of(lambda: rms_norm_fn(apply_rotary_emb(x, cos, cos), weight, None).sum().backward())
         assert (x.grad.shape, weight.grad.shape) == (x.shape, weight.shape)
     assert names.count("windtunnel::triton_kernel") == 4
+
+
+def test_experts_products_are_one_grouped_product_each_way() -> None:
+    with fake_tensors("cuda", gpus=1, missing=("grouped_gemm",)):
+        import grouped_gemm.ops as ops  # type: ignore[import-not-found]
+
+        tokens = torch.randn(64, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        experts = torch.randn(4, 32, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        chosen = torch.zeros(64, 2, device="cuda", dtype=torch.int32)
+        weights = torch.ones(64, 2, device="cuda", requires_grad=True)
+        sizes = torch.tensor([32, 32, 32, 32])
+
+        def mixed() -> None:
+            rows, where = ops.permute(tokens, chosen)
+            assert (rows.shape, where.shape) == ((128, 32), (128,))
+            out = ops.gmm(rows, experts, sizes)
+            back = ops.gmm(out, experts, sizes, trans_b=True)
+            assert (out.shape, back.shape) == ((128, 16), (128, 32))
+            mean = ops.unpermute(back, where, weights)
+            assert mean.shape == tokens.shape
+            mean.sum().backward()
+
+        names = ops_of(mixed)
+        assert (tokens.grad.shape, experts.grad.shape) == (tokens.shape, experts.shape)
+        assert weights.grad.shape == weights.shape
+    assert names.count("aten::_grouped_mm") == 6
+    assert names.count("windtunnel::triton_kernel") == 5  # rows sorted; copied and put back, each way

@@ -55,6 +55,17 @@ def test_whoever_is_waited_for_is_played_too_even_one_at_a_time() -> None:
     assert outcomes[5]["heard"] == "4"
 
 
+def test_what_a_thread_beside_the_main_one_has_to_answer_is_answered_before_its_rank_ends() -> None:
+    outcomes = run({"0": "aside:1 over", "1": "begun:0 sleep:0.3 send:0 wait:0"}, [0, 1], cores=2)
+    assert (outcomes[0]["rested"], outcomes[1]["heard"]) == (True, "0")
+
+
+def test_a_thread_that_waits_for_a_rank_that_has_ended_keeps_no_rank_from_its_end() -> None:
+    assert run({"0": "aside:1 over", "1": ""}, [0, 1])[0]["rested"] is False
+    outcomes = run({"0": "aside:1 over", "1": "aside:0 over"}, [0, 1])  # each for the other
+    assert [outcomes[rank]["rested"] for rank in (0, 1)] == [False, False]
+
+
 def test_messages_both_ways_between_ranks_do_not_lock(players: Path) -> None:
     does = {"0": "send:1 wait:1", "1": "wait:0 send:0"}
     assert sorted(run(does, [0, 1], cores=1)) == [0, 1]

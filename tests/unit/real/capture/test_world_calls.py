@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 import weakref
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,6 +25,22 @@ from windtunnel.real.capture.virtual_world.refusals import (  # noqa: E402
     UnsupportedCommunicationError,
     WorldError,
 )
+
+
+@pytest.mark.skipif(not hasattr(dist, "gather_into_tensor"), reason="PyTorch 2.14 has it first")
+def test_one_tensor_gathered_says_what_is_asked() -> None:
+    for rank in (0, 1):
+        with opened(rank, 4) as world:
+            world.calls = []
+            dist.gather_into_tensor(torch.ones(2), torch.empty(8) if rank == 0 else None, dst=0)
+            assert [(c.kind, c.bytes, c.peer) for c in world.calls] == [("gather", 32, 0)]
+
+
+def test_ranks_of_a_group_may_come_from_an_array() -> None:
+    with opened(1, 4) as world:
+        world.calls = []
+        dist.all_reduce(torch.ones(3), group=dist.new_group(list(np.arange(4)[1::2])))
+    assert json.dumps(world.calls[0].members) == "[1, 3]"
 
 
 def test_calls_say_what_is_asked() -> None:

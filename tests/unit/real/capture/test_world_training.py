@@ -208,6 +208,16 @@ def test_calls_without_data_give_works_and_futures() -> None:
     assert [call.bytes for call in ears.begun] == [16, 1024, 768, 768, 32, 0]
 
 
+def test_a_reduction_is_named_alike_however_it_is_given() -> None:
+    given = ["AVG"]
+    if str(torch.ops._c10d_functional.all_reduce.default._schema.arguments[1].type) == "Any":  # since 2.15
+        given += [dist.ReduceOp.AVG, dist.ReduceOp(dist.ReduceOp.AVG)]
+    with without_data(1, 8) as (_, ears):
+        for one in given:
+            functional.all_reduce(torch.ones(4), one, dist.group.WORLD)
+    assert {call.reduce_op for call in ears.begun} == {"avg"}
+
+
 def test_known_numbers_stay_known() -> None:
     with without_data(1, 8):
         votes = torch.tensor(3)

@@ -56,16 +56,19 @@ def fake_tensors(
             *(gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes, gaps.storages_read),
             *(
                 gaps.copies_of_fakes,
+                gaps.parameters_of_other_classes,
                 gaps.pickles_of_fakes,
                 gaps.texts_of_fakes,
                 gaps.one_cpu,
                 gaps.addresses_looked_at,
+                gaps.parts_of_storages,
                 gaps.random_dtensors,
                 gaps.random_states,
             ),
         ):
             stack.enter_context(prepared())
         stack.enter_context(flex_attention_in_one_op(note))
+        stack.enter_context(gaps.factories_of_kernels())
         launch = stack.enter_context(kernel_op())
         stack.enter_context(triton_kernels_in_one_op(launch, note))
         stack.enter_context(stand_ins(missing, launch, note))

@@ -3,7 +3,7 @@
 Pipelines exchange shapes and metadata as pickled objects; these must be real. A message is a file that appears under
 its key's name by one rename, and stays: a rank that starts later finds what was sent before. Who waits says so in a
 file of its own, `waiting/<rank>.json`, which is how the launcher learns which ranks must be played too, and that ranks
-wait for each other in a circle.
+wait for each other in a circle. `over/<rank>` is there once a rank's main thread has come to its end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-MESSAGES, WAITING = "messages", "waiting"
+MESSAGES, WAITING, OVER = "messages", "waiting", "over"
 STORE = "store/"  # what keys of the job's key-value store begin with
 BARRIER = "barrier/"  # of what tells that rank 0 has come to one
 STEPS = "steps/"  # of what a rank asks rank 0 when it has come to the end of a step: is there another
@@ -29,7 +29,7 @@ class FileMailbox:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank = folder, rank
-        for name in (MESSAGES, WAITING):
+        for name in (MESSAGES, WAITING, OVER):
             (folder / name).mkdir(exist_ok=True)
         self._waiting = folder / WAITING / f"{rank}.json"
 
@@ -42,14 +42,14 @@ class FileMailbox:
         place = _place(self.folder, key)
         until = time.monotonic() + timeout_s
         pause = _FIRST_LOOK_S
-        said = False
+        said = False  # another thread's word may have taken the place of it, and be gone
         try:
             while True:
                 with suppress(FileNotFoundError):
                     return place.read_bytes()
                 if time.monotonic() > until:
                     raise TimeoutError(f"no message {key} within {timeout_s:.0f} s")
-                if not said and pause > 4 * _FIRST_LOOK_S:
+                if pause > 4 * _FIRST_LOOK_S and not (said and self._waiting.exists()):
                     write_whole(self._waiting, json.dumps({"key": key, "message": place.name}).encode())
                     said = True
                 time.sleep(pause)
@@ -57,6 +57,11 @@ class FileMailbox:
         finally:
             if said:
                 self._waiting.unlink(missing_ok=True)
+
+    def is_let_go(self) -> bool:
+        """Say that the script's main thread is at its end here; whether what its others wait for will never come."""
+        (self.folder / OVER / f"{self.rank}").touch()
+        return (self.folder / OVER / f"{self.rank}.let_go").exists()
 
     def runs(self, rank: int) -> bool:
         """Whether another rank was started and has not ended."""
@@ -87,6 +92,13 @@ def waits(folder: Path, rank: int) -> str | None:
         if not (folder / MESSAGES / said["message"]).exists():
             return str(said["key"])
     return None
+
+
+def let_go(folder: Path, rank: int) -> bool:
+    """Have a rank end whose main thread is at its end, though another thread waits; whether it is."""
+    if is_over := (folder / OVER / f"{rank}").exists():
+        (folder / OVER / f"{rank}.let_go").touch()
+    return is_over
 
 
 def sender_of(key: str) -> int | None:

@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from windtunnel.real.capture.processes import file_mailbox
@@ -19,29 +21,57 @@ _RESTS = tuple(  # who stands in one of these files waits for work, or for anoth
 )
 
 
-def come_to_rest(patience_s: float = PATIENCE_S) -> bool:
-    """Wait until no other thread has work, or stands where only another rank lets it go on; whether it came to that.
+def come_to_rest(patience_s: float = PATIENCE_S, is_let_go: Callable[[], bool] = lambda: True) -> bool:
+    """Wait until no other thread has work, nor waits for another rank; whether it came to that.
 
     A pool that checks between steps whether the job is to end calls a collective from a thread: it is late by as much
-    as the machine is busy, and the ranks that came to it would be told that this one never does.
+    as the machine is busy, or as other ranks are, and those that come to it would be told that this one never does.
+
+    Args:
+        patience_s: for threads that work: seconds of theirs, not those in which they want a core and have none.
+        is_let_go: whether what a thread waits for from another rank will never come.
     """
-    until = time.monotonic() + patience_s
-    looks = 0
+    spent_s, looks, has_left = 0.0, 0, False
     while len(threading.enumerate()) > 1 and looks < _LOOKS:
-        if time.monotonic() > until:
+        if spent_s > patience_s:
             return False
+        cpu_s = time.process_time()
         time.sleep(_LOOK_S)
         own = threading.get_ident()
-        others = (frame for thread, frame in sys._current_frames().items() if thread != own)
-        looks = looks + 1 if all(map(_is_at_rest, others)) else 0
-    return True
+        frames = sys._current_frames()
+        others = [one for one in threading.enumerate() if one.ident in frames and one.ident != own]
+        runnable = any(_wants_a_core(one) for one in others)
+        places = [frames[one.ident] for one in others if one.ident is not None]
+        asked = [_asked_for(frame) for frame in places]
+        waiting = any(key and not key.startswith(file_mailbox.STORE) for key in asked)  # a store is watched for ever
+        if runnable:
+            spent_s, looks = spent_s + time.process_time() - cpu_s, 0
+        elif not all(key or _is_at_rest(frame) for key, frame in zip(asked, places, strict=True)):
+            spent_s, looks = spent_s + _LOOK_S, 0
+        elif waiting and not is_let_go():
+            looks = 0
+        else:
+            looks, has_left = looks + 1, waiting
+    return not has_left
 
 
-def _is_at_rest(frame: FrameType | None) -> bool:
-    if frame is not None and frame.f_code.co_filename in _RESTS:
-        return True
+def _is_at_rest(frame: FrameType) -> bool:
+    return frame.f_code.co_filename in _RESTS
+
+
+def _asked_for(frame: FrameType | None) -> str:
+    """The key of the message that a thread waits for; "": it waits for none."""
     while frame is not None:
         if frame.f_code is file_mailbox.FileMailbox.get.__code__:
-            return True
+            return str(frame.f_locals["key"])
         frame = frame.f_back
-    return False
+    return ""
+
+
+def _wants_a_core(thread: threading.Thread) -> bool:
+    """Whether it runs, or would: one that was given work and has not come to it stands where it stood at rest."""
+    try:
+        text = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    except OSError:  # it ended, or this is no Linux
+        return False
+    return text.rpartition(")")[2].split()[0] == "R"

@@ -152,7 +152,7 @@ def _played(
 
     def stepped(program: RankProgram) -> None:
         if not steps.done and steps.take(replace(program, **_meshes(compat, world))):
-            come_to_rest()
+            recorder.journal.is_loose = not come_to_rest(is_let_go=box.is_let_go)
             raise StepTaken
 
     local_world = min(launch.local_world_size, launch.world_size)

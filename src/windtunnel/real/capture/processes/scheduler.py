@@ -320,7 +320,7 @@ class Workers:
             return 0
         if sender in self.outcomes:
             # It ended, so its messages are all there; is this one among them?
-            if self._wait_of(rank) == key and not self._let_pass([key]):
+            if self._wait_of(rank) == key and not self._let_pass([key]) and not self._let_go([rank]):
                 self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
             return 0
         self._steps.setdefault(sender, sender - rank)
@@ -340,6 +340,11 @@ class Workers:
             assert self.folder is not None
             file_mailbox.post(self.folder, key, b"")
         return bool(barriers)
+
+    def _let_go(self, ranks: Iterable[int]) -> bool:
+        """Have those end that only a thread beside their main one keeps from it; whether there are any."""
+        assert self.folder is not None
+        return sum(file_mailbox.let_go(self.folder, rank) for rank in ranks) > 0
 
     def _take(self, rank: int, status: int) -> None:
         assert self.folder is not None
@@ -368,7 +373,7 @@ class Workers:
         elif self._blocked_since is None:
             self._blocked_since = now
         elif now - self._blocked_since > STUCK_S and all(self._wait_of(rank) for rank in waiting):
-            if self._let_pass(waiting.values()):
+            if self._let_pass(waiting.values()) or self._let_go(waiting):
                 self._blocked_since = None
                 return
             over = {rank for rank, key in waiting.items() if key.startswith(file_mailbox.STEPS)}

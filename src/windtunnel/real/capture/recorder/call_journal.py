@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from windtunnel.real.capture.fake_tensors.control_flow import call_site
-from windtunnel.real.capture.recorder.rows import Flight, Rows
+from windtunnel.real.capture.recorder.rows import Flight, Rows, is_aside
 from windtunnel.real.capture.virtual_world.groups import Group
 from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.rank_classes.findings import CORRUPT, CallEntry, CallLog, Finding, GroupEntry
@@ -27,6 +27,7 @@ class CallJournal:
         self._bounds: list[int] = []  # op with which each step ends
         self._races: dict[tuple[str, str], Finding] = {}
         self.line = ""  # of the last call
+        self.is_loose = False  # threads beside the main one still had something to call at the end
 
     # ---- calls
 
@@ -40,10 +41,12 @@ class CallJournal:
             name = str(getattr(group, "title", "") or "")
             self._log.groups.append(GroupEntry(name, call.members, getattr(group, "ordinal", 0)))
         place = call.members.index(call.peer) if call.peer in call.members else -1
-        module = self._rows.where.place_of(()).module
+        aside = is_aside()
+        module = "" if aside else self._rows.where.place_of(()).module
         entry = CallEntry(
             *(0, number, call.kind, call.bytes, call.dtype, call.reduce_op, place, call.tag),
             *(call.sent_bytes, call.received_bytes, call.is_control, self._is_guessed(), self.line, module),
+            is_aside=aside,
         )
         self._append(entry)
 
@@ -77,10 +80,10 @@ class CallJournal:
         entries = [
             entry._replace(step=bisect_right(self._bounds, op))
             for entry, op in zip(self._log.entries, self._ops, strict=True)
-            if last is None or op < last
+            if last is None or op < last or entry.is_aside  # whenever a thread comes to it
         ]
         cut = 0 if is_partial or len(bounds) == len(self._bounds) else len(bounds)
-        return CallLog(self._log.rank, self._log.groups, entries, is_partial, cut)
+        return CallLog(self._log.rank, self._log.groups, entries, is_partial, cut, self.is_loose or cut > 0)
 
     # ---- races
 

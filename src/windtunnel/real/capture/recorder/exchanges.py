@@ -2,19 +2,22 @@
 
 A dispatcher op (of `c10d`, or a functional collective) is answered by the world while the recorder holds it: the
 calls that the world begins meanwhile are that op's. Exchanges of Python objects reach no dispatcher, and become ops
-of their own. Waiting is heard from the work that the script waits on.
+of their own. Waiting is heard from the work that the script waits on. Few numbers that another thread of the script
+exchanges (is the job to end?) are in the journal of calls alone: it comes to them in any step.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.recorder.call_tensors import leaf_tensors, written_tensors
 from windtunnel.real.capture.recorder.modules import Place
 from windtunnel.real.capture.recorder.op_table import OpFacts
 from windtunnel.real.capture.recorder.protocol import Recording
-from windtunnel.real.capture.recorder.rows import PLACE, Flight, extent_of
+from windtunnel.real.capture.recorder.rows import PLACE, Flight, extent_of, is_aside
 from windtunnel.real.capture.torch_private import compile as compiler
+from windtunnel.real.capture.virtual_world.messages import CONTROL_ELEMENTS
 from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:
@@ -30,6 +33,19 @@ _MOVES = ("all_gather", "gather", "scatter", "all_to_all")  # what they bring is
 _GIVES_NOTHING = ("send", "barrier", "monitored_barrier_")
 
 
+class _InHand(threading.local):
+    """The ops that a thread is in."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.begun: list[Communication] = []  # what they asked for
+
+
+def _is_beside(call: Communication) -> bool:
+    """Whether it is no part of the step: few numbers that another thread exchanges, whenever it comes to it."""
+    return is_aside() and (call.is_control or call.bytes <= 8 * CONTROL_ELEMENTS)
+
+
 class Exchanges:
     """Of one recorder. Also the world's listener; hands on to whoever listened before."""
 
@@ -37,10 +53,9 @@ class Exchanges:
         self._recorder = recorder
         self.before: Listener | None = None  # who listened before
         recorder.rows.on_race = self._raced
-        self._begun: list[Communication] = []  # by the op in hand
+        self._hand = _InHand()
         self._issued: dict[int, tuple[Communication, int]] = {}  # by identity, until waited for: the op
         self._of_storage: dict[int, int] = {}  # storage -> the functional communication that fills it
-        self._inside = 0  # depth of ops in hand
         self.symmetric: set[str] = set()  # groups that the script itself asked for fused exchanges in
 
     # ---- what the world tells
@@ -48,9 +63,9 @@ class Exchanges:
     def begin(self, call: Communication) -> Due:
         """The world answers one."""
         self._recorder.journal.note_call(call, self._group(call))
-        if self._inside:
-            self._begun.append(call)
-        else:
+        if self._hand.depth:
+            self._hand.begun.append(call)
+        elif not _is_beside(call):
             index = self._recorder.rows.note(f"object.{call.kind}", "communication", set(), communication=call)
             self._issued[id(call)] = (call, index)
             self._recorder.rows.lines[index] = self._recorder.journal.line
@@ -115,14 +130,17 @@ class Exchanges:
         if facts.wait:
             return self._wait_tensor(func, args, kwargs)
         recorder = self._recorder
-        before = len(self._begun)
-        self._inside += 1
+        hand = self._hand
+        before = len(hand.begun)
+        hand.depth += 1
         try:
             out = self._answered(func, args, kwargs, inputs)
         finally:
-            self._inside -= 1
-        begun: list[Communication | None] = [*self._begun[before:]]
-        del self._begun[before:]
+            hand.depth -= 1
+        begun: list[Communication | None] = [*hand.begun[before:]]
+        del hand.begun[before:]
+        if begun and all(call is not None and _is_beside(call) for call in begun):
+            return out
         outputs = leaf_tensors(out)
         ledger, writer = recorder.ledger, recorder.ledger.writer
         numbers = [ledger.number(t) for t in inputs]
@@ -181,13 +199,13 @@ class Exchanges:
 
     def _wait_tensor(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> object:
         recorder = self._recorder
-        number = recorder.ledger.number(args[0])
+        numbers = [recorder.ledger.number(tensor) for tensor in leaf_tensors(args[0])]
         count = recorder.rows.count()
         own = recorder.reader.fake and recorder.world is not None
         out = recorder.world.answer(func, args, kwargs) if own else func(*args, **kwargs)
-        issued = self._of_storage.pop(number, None)
-        if recorder.rows.count() == count and issued is not None:  # otherwise the work's own wait was heard
-            recorder.rows.note("wait", "wait", {issued})
+        issued = {at for number in numbers if (at := self._of_storage.pop(number, None)) is not None}
+        if recorder.rows.count() == count and issued:  # otherwise the work's own wait was heard
+            recorder.rows.note("wait", "wait", issued)
         for tensor in leaf_tensors(out):
             recorder.ledger.number(tensor)
         return out

@@ -101,7 +101,7 @@ def facts_of(func: OpOverload) -> OpFacts:
         view=view,
         communication=communication,
         wraps=wraps,
-        wait=short == "wait_tensor",
+        wait=short in ("wait_tensor", "wait_tensors"),
         fused_exchange=fused_exchange,
         reads=reads,
         composite=composite,

@@ -11,6 +11,7 @@ bytes read, bytes written, after, stream, place, communication, scalars, reads, 
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +53,12 @@ def _plain(values: Iterable[object]) -> Iterator[object]:
             yield from _plain(value)
         elif not isinstance(value, torch.Tensor):
             yield value if isinstance(value, _TOLD) else type(value).__name__
+
+
+def is_aside() -> bool:
+    """Whether a thread of the script's calls, beside its main one; PyTorch's own for backward passes are none."""
+    thread = threading.current_thread()
+    return thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread)
 
 
 @dataclass(slots=True, eq=False)
@@ -204,6 +211,8 @@ class Rows:
         besides: int,
     ) -> None:
         writer, index = self.ledger.writer, self._count
+        if self.ledger.device_type != "cpu" and is_aside() and all(one.device == "host" for one in (*specs, *given)):
+            return  # what the host does in another thread, while the GPU has its step
         if self.in_flight:
             self._look_for_races(inputs, numbers)
         after: Iterable[int] = {writer[n] for n in numbers if n in writer}

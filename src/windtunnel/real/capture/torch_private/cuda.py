@@ -5,8 +5,8 @@ Public names of `torch.cuda` and `torch.accelerator` are replaced because they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ def _both(patches: Replacements, modules: tuple[object, ...], name: str, value: 
 def _index(device: torch.device, state: PretendedCuda) -> int:
     if device is None:
         return state.device
+    device = getattr(device, "idx", device)  # of a `torch.cuda.device`, which `set_device` takes too
     if isinstance(device, int):
         return device if device >= 0 else state.device
     index = torch.device(device).index
@@ -90,14 +91,24 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
     def set_device(device: torch.device) -> None:
         state.set_device(_index(device, state))
 
-    @contextmanager
-    def on_device(device: torch.device) -> Iterator[None]:
-        before = state.device
-        set_device(device if not isinstance(device, torch.Tensor) else device.device)
-        try:
-            yield
-        finally:
-            state.set_device(before)
+    class Device:
+        """`torch.cuda.device`: the device is another one inside."""
+
+        def __init__(self, device: torch.device) -> None:
+            self.idx, self.prev_idx = _index(device, state), -1
+
+        def __enter__(self) -> None:
+            self.prev_idx = state.device
+            state.set_device(self.idx)
+
+        def __exit__(self, *_: object) -> None:
+            state.set_device(self.prev_idx)
+
+    class DeviceOf(Device):
+        """`torch.cuda.device_of`: that of a tensor."""
+
+        def __init__(self, held: torch.Tensor) -> None:
+            super().__init__(held.device if held.is_cuda else state.device)
 
     answers: dict[str, object] = {
         "is_available": lambda: True,
@@ -111,8 +122,8 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
         "_device_count_nvml": lambda: state.count,
         "current_device": lambda: state.device,
         "set_device": set_device,
-        "device": on_device,
-        "device_of": on_device,
+        "device": Device,
+        "device_of": DeviceOf,
         "get_device_properties": lambda device=None: properties,
         "get_device_name": lambda device=None: gpu.name,
         "get_device_capability": lambda device=None: gpu.capability,

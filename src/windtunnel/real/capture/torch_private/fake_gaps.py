@@ -16,14 +16,22 @@
 - `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices
   that way.
 - `f"{loss:.3f}"` asks plain tensors only for their value.
+- A class of parameters (`class Shard(nn.Parameter)`) that is given a tensor of another class than torch's own gives
+  that tensor back, without the class and its methods; `as_subclass` is refused.
+- Shapes are found in Python, which makes its tensors by `torch.empty` and its like: a script may have put its own there
+  (nanotron's makes all on the GPU), which no kernel of a real run would call.
+- `storage[a:b]` is refused, as what `meta` storages hold cannot be read: flat buffers are cut so (nanotron). A tensor
+  that is set to the part is one on `meta`, on which alone a fake tensor's storage lies.
 - Memory of the CPU is one, whatever its number: `cpu:0` is `cpu` to an allocator, and another device to fake tensors.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from windtunnel.real.capture.replacements import Replacements
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
 
     from windtunnel.real.operator_call import Arguments, Keywords
 
+_KERNELS = ("torch._prims", "torch._refs", "torch._decomp", "torch._meta_registrations", "torch._subclasses")
 FEW = 4096  # elements that are read one by one: each may have a value that is known
 
 
@@ -177,7 +186,8 @@ def copies_of_fakes() -> Replacements:
         with torch.no_grad():
             made = self.clone()
         if isinstance(self, torch.nn.Parameter):
-            made = torch.nn.Parameter(made, requires_grad=self.requires_grad)
+            of = torch.nn.Parameter if type(self) is FakeTensor else type(self)
+            made = of(made, requires_grad=self.requires_grad)
         elif self.requires_grad:
             made.requires_grad_()
         if self.constant is not None and made.constant is None:
@@ -190,6 +200,121 @@ def copies_of_fakes() -> Replacements:
         return made
 
     return Replacements((FakeTensor, "__deepcopy__", deepcopy))
+
+
+def parts_of_storages() -> Replacements:
+    """A part of a storage shares it, and a tensor that is set to a storage is where the storage's tensors are."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from windtunnel.real.capture.torch_private import factories as plain
+
+    storage_of, item, set_to = torch.Tensor.untyped_storage, torch.UntypedStorage.__getitem__, torch.Tensor.set_
+
+    class Part(torch.UntypedStorage):  # type: ignore[misc]
+        whole: torch.UntypedStorage
+        begin: int  # byte
+
+    def untyped_storage(self: torch.Tensor) -> torch.UntypedStorage:
+        storage = storage_of(self)
+        storage.fake_device = self.fake_device
+        return storage
+
+    def part(self: torch.UntypedStorage, where: slice | int) -> object:
+        if self.device.type != "meta" or not isinstance(where, slice):
+            return item(self, where)
+        begin, end, step = where.indices(self.nbytes())
+        if step != 1:
+            raise RuntimeError(f"Trying to slice with a step of {step}, but only a step of 1 is supported")
+        with outside_modes():
+            made = Part(max(0, end - begin), device="meta")
+        made.whole, made.begin = getattr(self, "whole", self), getattr(self, "begin", 0) + begin
+        return made
+
+    def set_(
+        self: torch.Tensor,
+        source: torch.UntypedStorage | None = None,
+        storage_offset: int = 0,
+        size: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        whole = getattr(source, "whole", source)
+        device = getattr(whole, "fake_device", None)
+        if source is None or device is None or (whole is source and device == self.fake_device):
+            place = () if size is None else (storage_offset, size) if stride is None else (storage_offset, size, stride)
+            return set_to(self, *(() if source is None else (source,)), *place)  # torch's own way, as its internals go
+        size = (source.nbytes() // self.itemsize,) if size is None else tuple(size)
+        stride = plain.empty(size, device="meta").stride() if stride is None else tuple(stride)
+        begin = getattr(source, "begin", 0) // self.itemsize + storage_offset
+        made = plain.empty(0, dtype=self.dtype, device=device)
+        set_to(made, whole, begin, size, stride)
+        torch._C._swap_tensor_impl(self, made)
+        vars(self).update(vars(made))
+        return self
+
+    return Replacements(
+        (FakeTensor, "untyped_storage", untyped_storage),
+        (torch.UntypedStorage, "__getitem__", part),
+        (FakeTensor, "set_", set_),
+    )
+
+
+def factories_of_kernels() -> Replacements:
+    """PyTorch's kernels in Python know `torch` as it is now, whatever a script puts into it later."""
+    import torch
+
+    class AsItIs(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            return getattr(torch, name)
+
+    own = AsItIs("torch")
+    vars(own).update(vars(torch))
+    held = [one for name, one in sys.modules.items() if name.startswith(_KERNELS) and vars(one).get("torch") is torch]
+    return Replacements(*((module, "torch", own) for module in held))
+
+
+def parameters_of_other_classes() -> Replacements:
+    """What a class derived from `nn.Parameter` makes of a fake tensor is of that class, and fake; any `as_subclass`."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from windtunnel.real.capture.torch_private import factories as plain
+
+    make = torch.nn.Parameter.__new__
+
+    @functools.cache
+    def fake_of(of: type) -> type:
+        def new(_: type, *args: object, **kwargs: object) -> object:
+            return of.__new__(of, *args, **kwargs)
+
+        begin = next(vars(one)["__init__"] for one in of.__mro__ if "__init__" in vars(one))
+        content = {"__new__": new, "__init__": begin}  # that of a fake tensor passes nothing on
+        return type(of)(of.__name__, (FakeTensor, of), content | {"__module__": of.__module__})
+
+    def of_class(made: torch.Tensor, of: type) -> torch.Tensor:
+        """The same tensor, of another class, whose objects may lie otherwise (`__slots__`)."""
+        with outside_modes():
+            held = torch.Tensor._make_subclass(fake_of(of), plain.empty(0, device="meta"))
+        torch._C._swap_tensor_impl(held, made)
+        vars(held).update(vars(made))
+        return held
+
+    def parameter(of: type, data: torch.Tensor | None = None, requires_grad: bool = True) -> torch.Tensor:
+        if isinstance(data, FakeTensor) and type(data) is not FakeTensor:
+            data = data.detach()  # `module.to(...)` makes one of each fake parameter; of a real one it sets the data
+        made = make(of, data, requires_grad)
+        return of_class(made, of) if of is not torch.nn.Parameter and type(made) is FakeTensor else made
+
+    as_subclass = torch.Tensor.as_subclass
+
+    def fake_as_subclass(self: torch.Tensor, of: type) -> torch.Tensor:
+        if issubclass(type(self), of):
+            return as_subclass(self, of)
+        return of_class(torch.ops.aten.alias.default(self), of)
+
+    return Replacements(
+        (torch.nn.Parameter, "__new__", staticmethod(parameter)), (FakeTensor, "as_subclass", fake_as_subclass)
+    )
 
 
 def pickles_of_fakes() -> Replacements:

@@ -134,10 +134,9 @@ def swappable_fakes() -> Replacements:
                 for key in [getattr(reference, "key", None) for reference in weakref.getweakrefs(tensor)]:
                     if key is not None and memo.get(key) is tensor:
                         del memo[key]
-        if isinstance(one, fake_tensor) and isinstance(other, fake_tensor) and weakref.getweakrefs(one):
-            one.data = (
-                other  # as `module.to(...)` does with real ones: somebody of the script's refers weakly to this one
-            )
+        as_data = type(one) is not fake_tensor or weakref.getweakrefs(one)  # the script made its class, or refers to it
+        if isinstance(one, fake_tensor) and isinstance(other, fake_tensor) and as_data:
+            one.data = other  # as `module.to(...)` does with real ones
             return
         attributes = vars(one)
         old(one, other)

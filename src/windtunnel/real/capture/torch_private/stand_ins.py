@@ -6,7 +6,8 @@ loss is one op that reads and writes the tensors that the package's kernel does,
 named here is missing, as before.
 
 Public names of flash-attn 2.8 and 3, and the private ones that ring attention calls (`_flash_attn_forward` and its
-likes); `kernels.get_kernel`, which downloads the same.
+likes); `kernels.get_kernel`, which downloads the same; those of grouped_gemm 1.1 that mixtures of experts call, its
+product being PyTorch's own grouped one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from windtunnel.real.capture.torch_private.flash_attention import attention_func
 if TYPE_CHECKING:
     import torch
 
-VERSIONS = {"flash_attn": "2.8.3", "flash_attn_interface": "3.0.0", "kernels": "0.10.0"}
+VERSIONS = {"flash_attn": "2.8.3", "flash_attn_interface": "3.0.0", "kernels": "0.10.0", "grouped_gemm": "1.1.4"}
 _ASKED_FOR = re.compile(r"flash[ _-]?attn|flash[ _-]?attention", re.IGNORECASE)
 Launch = Callable[[str, "Sequence[torch.Tensor]"], None]
 Content = Mapping[str, object]  # of a module
@@ -58,11 +59,13 @@ def stand_ins(names: Sequence[str], launch: Launch, note: Callable[[str], None])
         yield
         return
     made: dict[str, Content] = {}
+    makers = {"flash_attn": _flash_attn, "flash_attn_interface": _flash_attn_3, "kernels": _kernels}
+    makers["grouped_gemm"] = _grouped_gemm
     for name in names:
-        made |= {"flash_attn": _flash_attn, "flash_attn_interface": _flash_attn_3, "kernels": _kernels}[name](launch)
+        made |= makers[name](launch)
         note(
-            f"{name} is not installed here: its attention is recorded as PyTorch's own flash attention, its other"
-            " kernels as one op of their tensors each"
+            f"{name} is not installed here: its {'products are' if name == 'grouped_gemm' else 'attention is'} recorded"
+            " as PyTorch's own, the same kernel; its other kernels as one op of their tensors each"
         )
     before = {name: sys.modules.get(name) for name in made}
     for name in names:
@@ -202,12 +205,20 @@ def _flash_attn(launch: Launch) -> dict[str, Content]:
             return rms_norm_fn(x, self.weight, None, residual=residual, eps=self.eps, prenorm=prenorm)
 
     class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self, dim: int, base: float = 10000.0, interleaved: bool = False, **_: object):
+        def __init__(
+            self,
+            dim: int,
+            base: float = 10000.0,
+            interleaved: bool = False,
+            scale_base: float | None = None,
+            pos_idx_in_fp32: bool = True,
+            device: torch.device = None,
+        ):
             super().__init__()
             self.dim, self.base, self.interleaved = dim, float(base), interleaved
-            self.scale_base = self.scale = None
+            self.scale_base, self.scale, self.pos_idx_in_fp32 = scale_base, None, pos_idx_in_fp32
             self._seq_len_cached, self._cos_cached, self._sin_cached = 0, None, None
-            self.register_buffer("inv_freq", self._compute_inv_freq(), persistent=False)
+            self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
 
         def _compute_inv_freq(self, device: torch.device = None) -> torch.Tensor:
             return self.base ** -(torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
@@ -274,6 +285,8 @@ def _flash_attn(launch: Launch) -> dict[str, Content]:
         },
         "flash_attn.layers": {},
         "flash_attn.layers.rotary": {"apply_rotary_emb": apply_rotary_emb, "RotaryEmbedding": RotaryEmbedding},
+        "flash_attn.modules": {},
+        "flash_attn.modules.mha": attention,
         "flash_attn.losses": {},
         "flash_attn.losses.cross_entropy": {"CrossEntropyLoss": CrossEntropyLoss},
         "flash_attn.ops": {},
@@ -305,6 +318,37 @@ def _flash_attn_3(launch: Launch) -> dict[str, Content]:
         "flash_attn_varlen_func": without_dropout("flash_attn_varlen_func", 7),
     }
     return {"flash_attn_interface": functions}
+
+
+def _grouped_gemm(launch: Launch) -> dict[str, Content]:
+    import torch
+
+    kernel = _one_kernel(launch)
+
+    def gmm(
+        a: torch.Tensor, b: torch.Tensor, batch_sizes: torch.Tensor, trans_a: bool = False, trans_b: bool = False
+    ) -> torch.Tensor:
+        """Rows of `a` that belong to an expert times its matrix; `trans_a`: a matrix for each expert, of its rows."""
+        ends = batch_sizes.cumsum(0).to(device=a.device, dtype=torch.int32)
+        return torch._grouped_mm(a.t() if trans_a else a, b.transpose(-2, -1) if trans_b else b, offs=ends)
+
+    def permute(
+        input_act: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None, max_token_num: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens in the order of their experts, one copy for each expert of a token, and where each went."""
+        where = torch.empty(indices.numel(), dtype=torch.int32, device=input_act.device)
+        launch("sort_rows", [indices, where])
+        rows = input_act.new_empty((num_out_tokens or indices.numel(), input_act.shape[-1]))
+        return kernel("permute", rows, input_act), where
+
+    def unpermute(input_act: torch.Tensor, row_id_map: torch.Tensor, probs: torch.Tensor | None = None) -> torch.Tensor:
+        """Back, with the copies of a token added up."""
+        experts = 1 if probs is None else probs.shape[-1]
+        like = input_act.new_empty((row_id_map.numel() // experts, input_act.shape[-1]))
+        return kernel("unpermute", like, input_act, row_id_map, probs)
+
+    functions = {"gmm": gmm, "permute": permute, "unpermute": unpermute}
+    return {"grouped_gemm": {"__version__": VERSIONS["grouped_gemm"]}, "grouped_gemm.ops": functions}
 
 
 def _kernels(launch: Launch) -> dict[str, Content]:

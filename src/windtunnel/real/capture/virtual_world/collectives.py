@@ -50,14 +50,8 @@ class Answers:
 
     def kernels(self) -> dict[str, Callable[..., object]]:
         """By name of the op; those that we do not know are refused when they are called."""
-        known = {
-            name: getattr(self, name) for name in dir(type(self)) if name.endswith("_") and not name.startswith("__")
-        }
-        known |= {"send": self.send, "barrier": self.barrier}
-        for name in compat.dispatcher_ops("c10d"):
-            if name not in known and name not in NO_COMMUNICATION:
-                known[name] = _refusal(name)
-        return known
+        names = [name for name in compat.dispatcher_ops("c10d") if name not in NO_COMMUNICATION]
+        return {name: getattr(self, name, None) or _refusal(name) for name in names}
 
     # ------------------------------------------------------------------------------------------------- the common part
 
@@ -275,6 +269,20 @@ class Answers:
         flat = self._one_each(group, "gather", outputs)
         total = bytes_of(flat) or bytes_of(inputs) * self._world.group_of(group).size
         return self._do(group, "gather", total, inputs, flat, position=root, is_async=is_async)
+
+    def gather_into_tensor_(
+        self,
+        output: torch.Tensor,
+        own: torch.Tensor,
+        group: dist.ProcessGroup | None,
+        root: int,
+        is_async: bool = True,
+        *_: object,
+    ) -> object:
+        """Gather to the root, into one tensor (since 2.14)."""
+        outputs = [output] if output.numel() else []  # of others it is empty
+        total = bytes_of([own]) * self._world.group_of(group).size
+        return output, self._do(group, "gather", total, [own], outputs, position=root, is_async=is_async)
 
     def scatter_(
         self,

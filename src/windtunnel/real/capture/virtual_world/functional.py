@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.torch_private import distributed as compat
-from windtunnel.real.capture.virtual_world.collectives import Answers, bytes_of, uneven_rows
+from windtunnel.real.capture.virtual_world.collectives import REDUCE_OPS, Answers, bytes_of, uneven_rows
 from windtunnel.real.capture.virtual_world.groups import Group
 from windtunnel.real.capture.virtual_world.peer_data import Exchange
 from windtunnel.real.capture.virtual_world.protocol import AnsweringWorld
@@ -51,6 +51,10 @@ class Functional:
         if name == "wait_tensor":
             self._wait(inputs[0])
             return inputs[0]
+        if name == "wait_tensors":  # since 2.15
+            for one in inputs:
+                self._wait(one)
+            return inputs
         if name.endswith("_") or name == "irecv":
             output = given.get("input", given.get("inputs", given.get("tensor")))
         else:
@@ -77,7 +81,12 @@ class Functional:
         rows_in: list[int] = []
         rows_out: list[int] = []
         if "reduce_op" in given:
-            more["reduce_op"] = str(given["reduce_op"]).lower()
+            reduction = given["reduce_op"]  # since 2.15 it may be a ReduceOp
+            more["reduce_op"] = (
+                reduction.lower()
+                if isinstance(reduction, str)
+                else REDUCE_OPS[int(getattr(reduction, "op", reduction))]
+            )
         if kind == "all_to_all":
             rows_in, rows_out = (list(given[f"{side}_split_sizes"] or ()) for side in ("input", "output"))
             more |= uneven_rows(inputs[0], outputs[0], rows_in, rows_out, group.size)

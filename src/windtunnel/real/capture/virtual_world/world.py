@@ -206,7 +206,7 @@ class World:
         """A group that this rank is in; no members: all ranks."""
         import torch
 
-        members = members or tuple(range(self.size))
+        members = tuple(map(int, members)) or tuple(range(self.size))  # they may come from an array
         position = members.index(self.rank)
         ordinal = self._made.get(members, 0)
         self._made[members] = ordinal + 1

@@ -75,6 +75,7 @@ class CallEntry(NamedTuple):
     line: str = ""
     module: str = ""
     about: str = ""  # of a call of SET_UP: ranks of the group, or backend
+    is_aside: bool = False  # by a thread beside the main one: in no step for certain
 
     def words(self) -> str:
         """What is called, for a person."""
@@ -99,12 +100,14 @@ class CallLog:
     entries: list[CallEntry] = field(default_factory=list)
     is_partial: bool = False  # the rank was still running: what comes after is not known
     cut: int = 0  # steps after which the rest was left out; 0: nothing was
+    is_loose: bool = False  # calls of other threads are from steps that were left out too, or were not waited for
 
     def to_plain(self) -> dict[str, object]:
         """As JSON takes it."""
         groups = [[one.name, runs_of(one.members), one.ordinal] for one in self.groups]
         entries = [list(entry) for entry in self.entries]
-        return {"rank": self.rank, "groups": groups, "entries": entries, "is_partial": self.is_partial, "cut": self.cut}
+        known = {"rank": self.rank, "is_partial": self.is_partial, "cut": self.cut, "is_loose": self.is_loose}
+        return {**known, "groups": groups, "entries": entries}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> CallLog:
@@ -112,11 +115,11 @@ class CallLog:
         groups = [GroupEntry(name, numbers_of(runs), ordinal) for name, runs, ordinal in data["groups"]]
         at = (CallEntry._fields.index("sent"), CallEntry._fields.index("received"))
         entries = [CallEntry._make(tuple(v) if i in at else v for i, v in enumerate(row)) for row in data["entries"]]
-        return cls(data["rank"], groups, entries, data["is_partial"], data["cut"])
+        return cls(data["rank"], groups, entries, data["is_partial"], data["cut"], data["is_loose"])
 
     def up_to(self, step: int) -> CallLog:
         """The calls of so many steps."""
-        return replace(self, entries=[entry for entry in self.entries if entry.step < step])
+        return replace(self, entries=[entry for entry in self.entries if entry.step < step or entry.is_aside])
 
 
 def compare(logs: Mapping[int, CallLog], world: int) -> list[Finding]:
@@ -261,9 +264,10 @@ def _first_difference(
     ranks = sorted(calls)
     for number in range(max(len(of) for of in calls.values())):
         parties: list[list[int]] = []
-        for rank in ranks:
-            own = _entry(calls, (rank,), number)
-            if own is None and logs[rank].is_partial:
+        entries = [_entry(calls, (rank,), number) for rank in ranks]
+        aside = None in entries and all(one.is_aside for one in entries if one is not None)
+        for rank, own in zip(ranks, entries, strict=True):
+            if (own is None and logs[rank].is_partial) or (aside and logs[rank].is_loose):
                 continue
             for party in parties:
                 other = _entry(calls, (party[0],), number)
