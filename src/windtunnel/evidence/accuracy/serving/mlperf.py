@@ -1,8 +1,8 @@
 """Rows of MLPerf Inference: their lengths are the data sets', their load the scenario's.
 
     Offline               as many requests in flight as the batch holds, on each of the replicas that fill the machine
-    Server, Interactive   an open loop at the rate that was submitted, its share of each replica; on a machine as fast as
-                          it takes to hold the limits just there, since the highest rate that holds them is submitted
+    Server, Interactive   an open loop at the rate that was submitted, its share of each replica; on a machine as fast
+                          as it takes to hold the limits just there: the highest rate that holds them is submitted
 
 Mean lengths: outputs as published results of v6.0 have them; inputs of OpenOrca (Llama 2), CNN-DailyMail (8B) and the
 rules' set for 405B. gpt-oss summarises articles of PubMed (3,016 words on average: Cohan et al. 2018); NVIDIA's
@@ -62,7 +62,10 @@ def is_mlperf(row: ServingRow) -> bool:
 
 
 def laid_out(row: ServingRow, model: Model, deployment: Deployment, cluster: Cluster) -> Deployment:
-    """The submission's layout; where none is listed or stated, the fewest GPUs that leave a third of their memory."""
+    """The submission's layout; where none is listed or stated, the fewest GPUs that leave a third of their memory.
+
+    And as many sequences as that holds: no limit of the rules is on them.
+    """
     listed = submitted(row, deployment)
     if listed is not None:
         return listed
@@ -74,7 +77,8 @@ def laid_out(row: ServingRow, model: Model, deployment: Deployment, cluster: Clu
             break
         engine = engine_of(model, cluster, one, profile=load_engine(deployment.engine))
         if engine.fits and engine.memory.kv > cluster.gpu.usable_memory_bytes / 3:
-            return one
+            held = engine.memory.tokens // sum(means_of(row))
+            return replace(one, max_num_seqs=_number(row, "max_num_seqs") or max(1, held))
     return replace(deployment, tp=min(SIZES[-1], cluster.n_gpus), moe_tp=None, moe_ep=None)
 
 
@@ -86,11 +90,16 @@ def _budget(row: ServingRow) -> int | None:
     return _number(row, "max_num_batched_tokens")
 
 
-def mlperf_workload(row: ServingRow, replicas: int, batch: int) -> Workload:
-    """The requests of one replica, which holds `batch` sequences: of a data set that is not known as the row says."""
+def means_of(row: ServingRow) -> tuple[int, int]:
+    """Mean tokens in and out of the row's data set, where that is not known as the row says."""
     name = row.text("model").lower()
     said = row.whole_number("isl", Lengths.usual), row.whole_number("osl", Lengths.usual)
-    means = next((both for word, both in MEANS.items() if word in name), said)
+    return next((both for word, both in MEANS.items() if word in name), said)
+
+
+def mlperf_workload(row: ServingRow, replicas: int, batch: int) -> Workload:
+    """The requests of one replica, which holds `batch` sequences."""
+    means = means_of(row)
     longest = [round(2.0 * mean / (1.0 + LEAST)) for mean in means]
     rate = row.number("request_rate_target")
     if rate is None:
@@ -102,7 +111,9 @@ def mlperf_workload(row: ServingRow, replicas: int, batch: int) -> Workload:
     return Workload(prompts, outputs, arrivals(count, rate, 1.0, 0), name="MLPerf server")
 
 
-def at_its_rate(row: ServingRow, load: Workload, run: Callable[[Workload], ServingResult]) -> tuple[ServingResult, float]:
+def at_its_rate(
+    row: ServingRow, load: Workload, run: Callable[[Workload], ServingResult]
+) -> tuple[ServingResult, float]:
     """A run, and what its times are to be multiplied by: 1 where the load has no rate or no limits are known.
 
     A machine whose times are `f` times the priced ones does at a rate what the priced one does at `f` times that rate,

@@ -283,7 +283,7 @@ def _pools(
     recipes: list[Recipe],
 ) -> list[ServingResult]:
     """One result where the row says what ran; one for each reading where it leaves the workers open."""
-    sides = [deployment_of(row, f"{side}_") for side in SIDES]
+    sides = [_in_ranks(row, model, side, deployment_of(row, f"{side}_")) for side in SIDES]
     counts = [row.whole_number(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     found = []
@@ -305,6 +305,15 @@ def _pools(
         first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
         found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
     return found
+
+
+def _in_ranks(row: ServingRow, model: Model, side: str, one: Deployment) -> Deployment:
+    """A worker whose attention nobody says how to split: repeated where a split leaves each GPU the whole cache."""
+    whole = all(layer.attention.cache_width(2) == layer.attention.cache_width(1) for layer in model.layers)
+    stated = row.text(f"{side}_attn_dp") or row.text(f"{side}_moe_ep")
+    if stated or one.tp == 1 or not whole:
+        return one
+    return replace(one, tp=1, attn_dp=one.tp, moe_tp=1, moe_ep=one.tp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from windtunnel.studies.serving.placement.answer import Placed
 from windtunnel.studies.serving.placement.distserve import Candidate, Placement
+from windtunnel.studies.serving.placement.fewest import Plan
 from windtunnel.studies.serving.placement.plan import ServingPlans
+from windtunnel.studies.serving.placement.spares import Spares
 from windtunnel.units import format_many
 from windtunnel.views import (
     Axis,
@@ -105,10 +105,12 @@ def plans_document(plans: ServingPlans) -> Document:
         if of_kind
     ]
     spared = [(one["gpus"] + one["spares"]["gpus"], one["spares"]["held"]) if plans.spares else () for one in tried]
-    lines = _spared(best) if plans.spares else []
+    lines: list[str] = []
     whole = best["gpus"]
     if plans.spares:
-        whole, verdict = whole + best["spares"]["gpus"], lines.pop(0)
+        first = plans.found.plans[0].plan
+        verdict, *lines = _spared(first, plans.spares[first])
+        whole += plans.spares[first].gpus
         figures[0] = Figure("GPUs", Number(float(whole), "count"), f"{whole - best['gpus']} of them spare")
     ruled_out = f"{answer['runs']} plans run; fewer than {answer['ruled_out_below_gpus']} GPUs are ruled out"
     views: list[View] = [
@@ -128,17 +130,17 @@ def plans_document(plans: ServingPlans) -> Document:
     return Document("plans", title, views, picture if len(timed) > 1 else [])
 
 
-def _spared(best: dict[str, Any]) -> list[str]:
+def _spared(plan: Plan, spares: Spares) -> list[str]:
     """The verdict on a plan with spares, and what else is said of them."""
-    spares = best["spares"]
-    both = [("prefill worker", spares["prefill"])] if spares["prefill"] or "prefill" in best["layout"] else []
-    both += [("decode worker" if both else "replica", spares["replicas"])]
+    both = [("replica", spares.replicas)]
+    if plan.prefill is not None:
+        both = [("prefill worker", spares.prefill), ("decode worker", spares.replicas)]
     words = " and ".join(format_many(count, f"spare {name}") for name, count in both)
-    whole = format_many(best["gpus"] + spares["gpus"], "GPU")
+    whole = format_many(plan.gpus + spares.gpus, "GPU")
     return [
-        f"{whole}: {best['layout']} and {words} hold the limits for {spares['held']:.4%} of the time.",
-        f"without spares for {spares['without']:.4%}; where a failed GPU alone is replaced, it takes"
-        f" {format_many(spares['loose_gpus'], 'spare GPU')}; failures are taken for independent",
+        f"{whole}: {plan.words} and {words} hold the limits for {spares.held:.4%} of the time.",
+        f"without spares for {spares.without:.4%}; where a failed GPU alone is replaced, it takes"
+        f" {format_many(spares.loose_gpus, 'spare GPU')}; failures are taken for independent",
     ]
 
 
