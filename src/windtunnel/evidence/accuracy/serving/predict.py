@@ -58,8 +58,6 @@ DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's draft
 ALONE_ACCEPTED = 0.85  # of one token drafted: DeepSeek's report on V3, section 5.4.3
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
-# Layouts are assumed, and TPOT at the highest valid rate is on the steep part of its curve: `serving/bands.py`.
-MLPERF_BAND = 0.82
 REGIMES = ("stable", "near saturation", "over")
 
 
@@ -124,7 +122,7 @@ def predicted(
     if 0 < held < osl - 1:
         ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
     tpot *= seen
-    wider = math.exp(MLPERF_BAND if is_mlperf(row) else SESSIONS_BAND if is_replay(row) else 0.0)
+    wider = math.exp(SESSIONS_BAND if is_replay(row) else 0.0)
     seen *= slower
     low, high = seen * min(one[0] for one in bands) / wider, seen * max(one[1] for one in bands) * wider
     regime = max((one.regime for one in results), key=REGIMES.index)
