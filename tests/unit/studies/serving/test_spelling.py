@@ -129,6 +129,12 @@ def test_sizes_of_experts_that_a_dense_model_has_not_are_left_out() -> None:
     assert listed == plain
 
 
+def test_a_hybrid_model_that_seems_to_have_no_room_had_some() -> None:
+    one = predicted(_read(model="Qwen/Qwen3.5-397B-A17B", model_family="", tp="4", engine_version="0.22.0"))
+    assert "room for two requests" in one.reason
+    assert one.tpot_s > 0
+
+
 def _mlperf(rate: str) -> ServingRow:
     return _read(kind="mlperf_server", gpus="1", request_rate_target=rate, max_num_seqs="256", isl="", osl="")
 

@@ -416,7 +416,7 @@ def _engine(model: Model, cluster: Cluster, deployment: Deployment, profile: Pro
 def _roomy(engine: Engine, load: Workload, assumed: list[str]) -> Engine:
     """An engine that really ran has had room: what memory leaves at most, and for a few requests in any case."""
     longest = int(load.input_tokens.max() + load.output_tokens.max())
-    least = -(-2 * longest // engine.rules.block_size) * engine.deployment.attn_dp
+    least = 2 * (-(-longest // engine.rules.block_size) + engine.rules.beside_blocks) * engine.deployment.attn_dp
     if engine.blocks >= least:
         return engine
     if engine.deployment.gpu_memory_utilization is None:
