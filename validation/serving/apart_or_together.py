@@ -1,6 +1,6 @@
 """Published deployments with prompts and answers apart: does `serve plan` find what is best, together or apart?
 
-    python validation/serving/apart_or_together.py TABLE... [--count 20] [--runs 400] [--others 40]
+    python validation/serving/apart_or_together.py TABLE... [--count 20] [--skip 0] [--runs 400] [--others 40]
 
 Of rows that state their workers (`silicon_tune.csv`, `serving_2026_tune.csv`) as many configurations as asked for, no
 more than three of one GPU and engine. Each is run first as published, in a closed loop of its concurrency; nine tenths
@@ -115,11 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--skip", type=int, default=0, help="configurations of those that are left out")
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--others", type=int, default=40)
     asked = parser.parse_args()
     worse = []
-    for row in chosen(asked.tables, asked.count):
+    for row in chosen(asked.tables, asked.count)[asked.skip :]:
         began = time.process_time()
         told = f"{row.text('model_family')} {row.text('gpu')} {engine_named(row)} {row.text('isl')}/{row.text('osl')}"
         try:

@@ -2,7 +2,6 @@
 
     python validation/serving/bands.py TABLE... [--rows 4]
 
-    MLPERF_BAND      MLPerf Inference's rows: layouts are assumed
     NEW_MODEL_BAND   families of models that no constant was fitted on
     EXPERTS_BAND     routed experts where constants were fitted on dense models alone
     APART_BAND       pools on GPUs whose constants were fitted on replicas that serve both phases
@@ -33,7 +32,7 @@ from windtunnel.studies.serving.disaggregated import pools
 HELD = 0.9
 Cell = tuple[str, ...]
 Needs = dict[str, dict[Cell, list[float]]]  # band -> cell -> what its rows need of it
-ORDER = ("MLPERF_BAND", "APART_BAND", "NEW_MODEL_BAND", "EXPERTS_BAND")
+ORDER = ("APART_BAND", "NEW_MODEL_BAND", "EXPERTS_BAND")
 
 
 def watched() -> set[str]:
@@ -66,16 +65,15 @@ def few(rows: list[ServingRow], most: int) -> Iterator[ServingRow]:
     """So many rows of each cell and source, evenly spread; each row once."""
     alike: dict[Cell, list[ServingRow]] = defaultdict(list)
     for row in {row.id: row for row in rows}.values():
-        if row.number("tpot_ms") and not row.text("duplicate_of") and row.text("spec") in ("none", ""):
+        measured = row.number("tpot_ms") and not row.text("duplicate_of") and row.text("spec") in ("none", "")
+        if measured and not is_mlperf(row):  # at the limits that all submissions hold
             alike[*cell_of(row), row.text("source")[:20]].append(row)
     for group in alike.values():
         yield from group[:: -(-len(group) // most)]
 
 
 def needed(name: str, off: float, band: float) -> float:
-    """What a row needs of a band: MLPerf's is added to the rest, the others are independent of it."""
-    if name == "MLPERF_BAND":
-        return max(0.0, off - (band - predict.MLPERF_BAND))
+    """What a row needs of a band that is independent of the rest."""
     width = getattr(pools if name == "APART_BAND" else run, name)
     return math.sqrt(max(0.0, off**2 - max(0.0, band**2 - width**2)))
 
@@ -91,7 +89,6 @@ def main() -> None:
     for row in few(read_rows(asked.tables), asked.rows):
         used.clear()
         answer, measured_s = predict.predicted(row), (row.number("tpot_ms") or 0.0) / 1e3
-        used.update(["MLPERF_BAND"] * is_mlperf(row))
         if answer.status == "refused" or not used:
             continue
         off, band = math.log(measured_s / answer.tpot_s), 0.5 * math.log(answer.tpot_p95_s / answer.tpot_p5_s)
@@ -102,7 +99,7 @@ def main() -> None:
         weighed = sorted((need, 1.0 / len(own)) for own in of.values() for need in own)
         shares = np.cumsum([weight for _, weight in weighed]) / len(of)
         need = weighed[int(np.searchsorted(shares, HELD))][0]
-        now = getattr({"MLPERF_BAND": predict, "APART_BAND": pools}.get(name, run), name)
+        now = getattr(pools if name == "APART_BAND" else run, name)
         print(f"{name}: {len(weighed)} rows of {len(of)} cells need {need:.2f}; it is {now:.2f}")
 
 

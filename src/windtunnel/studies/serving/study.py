@@ -24,7 +24,7 @@ from windtunnel.questions.asked.serve.parts import (
     Together,
     Trace,
 )
-from windtunnel.questions.asked.serve.plan import ServePlan, Sought
+from windtunnel.questions.asked.serve.plan import Failing, ServePlan, Sought
 from windtunnel.questions.asked.serve.pool import ServePool
 from windtunnel.questions.asked.serve.spot import ServeSpot
 from windtunnel.questions.asked.serve.study import Serve
@@ -89,12 +89,17 @@ def answer(question: Serve, *, curve: bool = False, timeline: bool = False) -> S
 def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = False) -> Served | Placed | ServingPlans:
     """The highest rate that keeps the limits (`Served`), or the best placement. Raises UserError."""
     load = question.load
-    if isinstance(question.replicas, Sought) and question.replicas.method != "fewest":
+    fewest = isinstance(question.replicas, Sought) and question.replicas.method == "fewest"
+    fewest = fewest or (question.replicas == Together() and isinstance(load, Open))
+    if isinstance(question.gpus, Failing) and not fewest:
+        remedy = "spares are of the fewest GPUs for a rate: give --rate, and no layout"
+        raise SpecError("mtbf_gpu", f"{question.gpus.mtbf_gpu:g} s", remedy)
+    if isinstance(question.replicas, Sought) and not fewest:
         return _placed(question, question.replicas.method)
     if not isinstance(question.requests, Trace) and isinstance(load, AsRecorded):
         load = Open(rate=1.0)  # the search scales it
     workload = workload_of(question.requests, load, question.seed)
-    if isinstance(question.replicas, Sought) or (question.replicas == Together() and isinstance(question.load, Open)):
+    if fewest:
         return _fewest(question, workload)
     if not question.limits.seconds():
         raise UserError("goodput needs limits: add --ttft 1s, --tpot 50ms or both")
@@ -106,6 +111,7 @@ def answer_plan(question: ServePlan, *, curve: bool = False, timeline: bool = Fa
 def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
     """Plans with the fewest GPUs (`ServingPlans`)."""
     from windtunnel.studies.serving.placement import plan
+    from windtunnel.studies.serving.placement.spares import Failures
 
     model = load_model(question.model)
     found = plan.plan_for(
@@ -120,7 +126,10 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
             question.replicas.runs if isinstance(question.replicas, Sought) else RUNS,
         )
     )
-    return replace(found, warnings=(*_assumed(question, workload), *found.warnings))
+    found = replace(found, warnings=(*_assumed(question, workload), *found.warnings))
+    if not isinstance(question.gpus, Failing):
+        return found
+    return found.with_spares(Failures(question.gpus.mtbf_gpu, question.gpus.repair, question.gpus.available))
 
 
 def _assumed(question: Serve | ServePlan, workload: Workload) -> list[str]:

@@ -47,10 +47,24 @@ def test_a_release_newer_than_all_that_were_calibrated_says_so_and_has_a_wider_b
 
 def test_constants_of_other_gpus_widen_the_band_and_of_several_defaults_the_first_counts() -> None:
     profile = load_engine("sglang-0.5.12")
-    fitted, other = (profile.on(parse_cluster(f"{gpu}:1").gpu) for gpu in ("mi300x", "gb200"))
+    fitted, other = (profile.on(parse_cluster(f"{gpu}:1").gpu) for gpu in ("mi300x", "a100-80gb-sxm"))
     assert fitted.decode_factor != 1.0 == other.decode_factor
     assert other.band > profile.band
     assert profile.on(parse_cluster("h200-sxm:1").gpu).max_num_batched_tokens == 8192  # by memory, beside its constants
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sibling"),
+    [("gb200", "b200-sxm"), ("gb300", "b300-sxm"), ("h100-sxm", ""), ("rtx-pro-6000", ""), ("l40s", "")],
+)
+def test_constants_that_were_fitted_on_a_sibling_hold_with_a_wider_band(gpu: str, sibling: str) -> None:
+    profile = load_engine("sglang-0.5.12")
+    one = profile.on(parse_cluster(f"{gpu}:1").gpu)
+    like = profile.on(parse_cluster(f"{sibling}:1").gpu) if sibling else profile
+    for name in ("decode_factor", "expert_factor", "prefill_factor", "prefill_attention_factor", "layer_gap_s"):
+        assert getattr(one, name) == getattr(like, name)
+    assert one.first_token_s == profile.first_token_s  # of hosts, not of kernels
+    assert one.band > max(like.band, profile.band)
 
 
 @pytest.mark.parametrize(

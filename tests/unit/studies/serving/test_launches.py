@@ -15,6 +15,7 @@ from windtunnel.evidence.accuracy.serving.launches import (
 )
 from windtunnel.evidence.accuracy.serving.mlperf import laid_out
 from windtunnel.evidence.accuracy.serving.models import model_named
+from windtunnel.evidence.accuracy.serving.predict import _in_ranks
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
 from windtunnel.evidence.accuracy.serving.sessions import in_steady_state, replayed
 from windtunnel.studies.serving.build import Engine, engine_of, kv_format
@@ -228,9 +229,19 @@ def test_mlperf_is_laid_out_as_its_submission_says_not_by_the_first_factor_of_a_
     assert (one.tp, one.attn_dp, one.kv) == (1, 1, kv)
 
 
-def test_a_row_whose_recipe_is_published_has_its_layout_and_drafts() -> None:
-    said = {"source": "results/dsv4_sglang_4p_8d_batch3x/conc4.json", "spec": "none", "decode_num_workers": "2"}
-    row = as_its_recipe(ServingRow({**DEEPSEEK, **said, "decode_tp": "4"}))
-    assert (row.text("spec"), row.text("decode_num_workers"), row.text("decode_attn_dp")) == ("mtp", "1", "8")
-    other = ServingRow(DEEPSEEK)
-    assert as_its_recipe(other) is other
+def test_a_row_whose_recipe_is_published_has_its_drafts() -> None:
+    said = {"source": "Prathmesh234/mutliturn-inferenceX@21cc5b9 results/x/conc4.json", "spec": "none"}
+    said |= {"model_family": "deepseek-v4", "engine": "sglang"}
+    assert as_its_recipe(ServingRow({**DEEPSEEK, **said, "mode": "disagg"})).text("spec") == "mtp"
+    for other in (DEEPSEEK, {**DEEPSEEK, **said}, {**DEEPSEEK, **said, "mode": "disagg", "engine": "vllm"}):
+        row = ServingRow(other)
+        assert as_its_recipe(row) is row
+
+
+@pytest.mark.parametrize(("model", "ranks"), [("deepseek-v3", 4), ("kimi-k2", 4), ("minimax-m2.5", 1)])
+def test_attention_that_nobody_splits_is_repeated_where_a_split_saves_no_cache(model: str, ranks: int) -> None:
+    row = ServingRow({**DEEPSEEK, "prefill_tp": "4"})
+    one = _in_ranks(row, model_named(model, ""), "prefill", deployment_of(row, "prefill_"))
+    assert (one.gpus, one.attn_dp) == (4, ranks)
+    told = ServingRow({**row.fields, "prefill_attn_dp": "1"})
+    assert _in_ranks(told, model_named(model, ""), "prefill", deployment_of(told, "prefill_")).attn_dp == 1

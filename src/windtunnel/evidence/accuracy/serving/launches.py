@@ -101,7 +101,8 @@ def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
 
 def as_its_recipe(row: ServingRow) -> ServingRow:
     """A row with the columns of its published recipe, where that says otherwise."""
-    columns = _first(_published()["recipes"], row).get("columns")
+    known = {"engine": row.text("engine"), "apart": row.disaggregated}
+    columns = _first(_published()["recipes"], row, **known).get("columns")
     return row if columns is None else ServingRow({**row.fields, **{name: str(one) for name, one in columns.items()}})
 
 

@@ -31,6 +31,7 @@ LIKE = {
     "deepseek-r1": "deepseek-v3",
     "deepseek-v3.1": "deepseek-v3",
     "llama-3.3-70b": "llama-3.1-70b",
+    "minimax-m2": "minimax-m2.5",
 }
 LINEAR_WINDOW = 128
 
@@ -54,6 +55,11 @@ def model_named(name: str, family: str = "") -> Model:
     if family:
         try:
             return load_model(LIKE.get(family, family))
+        except UserError:
+            pass
+    if "-" in tried[-1]:  # amd/DeepSeek-R1-0528-MXFP4-Preview: what is known of its words
+        try:
+            return model_named(tried[-1].rpartition("-")[0])
         except UserError:
             pass
     raise UnknownNameError("model", name, catalogue_names(), "Its shapes are not known.")

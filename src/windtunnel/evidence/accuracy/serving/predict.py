@@ -26,13 +26,14 @@ from windtunnel.evidence.accuracy.serving.launches import (
     sent_again,
     taken_to_draft,
 )
-from windtunnel.evidence.accuracy.serving.mlperf import is_mlperf, laid_out, mlperf_workload, replicas_of
+from windtunnel.evidence.accuracy.serving.mlperf import at_its_rate, is_mlperf, laid_out, mlperf_workload, replicas_of
 from windtunnel.evidence.accuracy.serving.models import model_named
 from windtunnel.evidence.accuracy.serving.recipes import DRAFTING, Recipe, layout_of, recipes_of
 from windtunnel.evidence.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
 from windtunnel.evidence.accuracy.serving.sessions import SESSIONS_BAND, in_steady_state, is_replay, replayed, token_s
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
+from windtunnel.questions.asked.serve.parts import Lengths
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.pools import Pools, run_pools
@@ -57,8 +58,6 @@ DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's draft
 ALONE_ACCEPTED = 0.85  # of one token drafted: DeepSeek's report on V3, section 5.4.3
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 LARGE_BATCH = 16384  # tokens from which the first batch compiles
-# Layouts are assumed, and TPOT at the highest valid rate is on the steep part of its curve: `serving/bands.py`.
-MLPERF_BAND = 0.82
 REGIMES = ("stable", "near saturation", "over")
 
 
@@ -88,21 +87,27 @@ def predicted(
     `profiles`: instead of the shipped ones. `taken`: published recipes that other rows of the table say they are.
     `drafted`: whether the row drafted, where its table tells.
     """
-    row = as_its_recipe(row)
+    row, said = _with_lengths(as_its_recipe(row))
     try:
-        results, assumed = _run(row, profiles or {}, taken, drafted)
+        slower = 1.0
+        if is_mlperf(row):
+            results, slower, assumed = _mlperf(row, profiles or {})
+        else:
+            results, assumed = _run(row, profiles or {}, taken, drafted)
     except UserError as error:
         return Predicted(row.id, *(math.nan,) * 5, "", "refused", str(error))
+    assumed += said
     for result in results:
-        if result.ttft is None or result.tpot is None:
-            reason = result.reason or "no request got an answer of two tokens"
-            return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
+        if result.ttft is None:
+            return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", result.reason)
     median = row.text("statistic") == "median"
     ttft = _middle([one.ttft.p50 if median else one.ttft.mean for one in results if one.ttft is not None])
     ttft += 0.0 if median else _cold_s(row, assumed)
-    tpot = _middle([one.tpot.p50 if median else one.tpot.mean for one in results if one.tpot is not None])
+    tpots = [one.tpot.p50 if median else one.tpot.mean for one in results if one.tpot is not None]
+    tpot = _middle(tpots) if tpots else math.nan  # answers of one token have none
     if is_replay(row):
         tpot = _middle([token_s(one) for one in results])
+    ttft, tpot = slower * ttft, slower * tpot
     concurrency, osl = row.whole_number("concurrency", ASSUMED_CONCURRENCY), row.whole_number("osl", 1)
     if is_mlperf(row):
         rate = _middle([mlperf_rate(row, one) for one in results])
@@ -111,17 +116,26 @@ def predicted(
     elif row.number("tokens_per_s_per_gpu") or (is_replay(row) and not in_steady_state(row)):
         rate, held = _middle([one.output_tokens_per_s for one in results]), held_back(row)
     else:
-        rate, held = concurrency * osl / (ttft + (osl - 1) * tpot), held_back(row)
+        rate, held = concurrency * osl / (ttft + ((osl - 1) * tpot if tpots else 0.0)), held_back(row)
     bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
     seen = 1.0  # share of the time between first and last token that a client sees
     if 0 < held < osl - 1:
         ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
     tpot *= seen
-    wider = math.exp(MLPERF_BAND if is_mlperf(row) else SESSIONS_BAND if is_replay(row) else 0.0)
+    wider = math.exp(SESSIONS_BAND if is_replay(row) else 0.0)
+    seen *= slower
     low, high = seen * min(one[0] for one in bands) / wider, seen * max(one[1] for one in bands) * wider
     regime = max((one.regime for one in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
     return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
+
+
+def _with_lengths(row: ServingRow) -> tuple[ServingRow, list[str]]:
+    """A row whose lengths are as every verb takes those that nobody gives, and what is said of it."""
+    lacking = {name: str(Lengths.usual) for name in ("isl", "osl") if not row.text(name)}
+    if not lacking or is_mlperf(row):
+        return row, []
+    return ServingRow({**row.fields, **lacking}), [f"{Lengths.usual:,} tokens for {' and '.join(lacking)}"]
 
 
 def _cold_s(row: ServingRow, assumed: list[str]) -> float:
@@ -171,8 +185,6 @@ def _run(
 ) -> tuple[list[ServingResult], list[str]]:
     assumed: list[str] = []
     model = model_named(row.text("model"), row.text("model_family"))
-    if is_mlperf(row):
-        return [_mlperf(row, model, profiles, assumed)], assumed
     load = workload_of(row, assumed)
     if row.disaggregated:
         return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
@@ -200,8 +212,10 @@ def _run(
     return [serve_with(engine, load) for engine in engines], assumed
 
 
-def _mlperf(row: ServingRow, model: Model, profiles: dict[str, Profile], assumed: list[str]) -> ServingResult:
-    assumed.append("lengths: means of MLPerf's data set")
+def _mlperf(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[ServingResult], float, list[str]]:
+    """A row of MLPerf, and what its times are to be multiplied by."""
+    assumed = ["lengths: means of MLPerf's data set"]
+    model = model_named(row.text("model"), row.text("model_family"))
     deployment = deployment_of(row)
     gpus = row.whole_number("gpus", deployment.gpus)
     if deployment.kv is None and deployment.weights != "bf16":  # all rows that name both have 8 bits for it
@@ -215,7 +229,11 @@ def _mlperf(row: ServingRow, model: Model, profiles: dict[str, Profile], assumed
     rules = replace(engine.rules, prefix_caching=False)
     engine = replace(engine, rules=rules)
     load = mlperf_workload(row, replicas_of(row, deployment.gpus), rules.max_num_seqs)
-    return serve_with(_roomy(engine, load, assumed), load)
+    engine = _roomy(engine, load, assumed)
+    result, slower = at_its_rate(row, load, lambda one: serve_with(engine, one))
+    if slower != 1.0:
+        assumed.append(f"times x {slower:.2f}: those that hold the limits at this rate and no higher one")
+    return [result], slower, assumed
 
 
 def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
@@ -223,9 +241,10 @@ def mlperf_rate(row: ServingRow, result: ServingResult) -> float:
     drains: from its first batch of answers to the last but one.
     """
     load, gpus = result.spec.workload, result.gpus
-    if load.rate_per_s is not None:
-        per_s = load.rate_per_s * load.output_tokens_mean
-        return (min(per_s, result.output_tokens_per_s) if result.regime == "over" else per_s) * replicas_of(row, gpus)
+    rate = row.number("request_rate_target")
+    if rate is not None:
+        per_s = rate * load.output_tokens_mean
+        return min(per_s, result.output_tokens_per_s * replicas_of(row, gpus)) if result.regime == "over" else per_s
     assert result.stamps is not None
     batch, ends = load.concurrency or 1, np.sort(result.stamps.last)
     seconds = float(ends[-1 - batch] - ends[batch - 1])
@@ -262,7 +281,7 @@ def _pools(
     recipes: list[Recipe],
 ) -> list[ServingResult]:
     """One result where the row says what ran; one for each reading where it leaves the workers open."""
-    sides = [deployment_of(row, f"{side}_") for side in SIDES]
+    sides = [_in_ranks(row, model, side, deployment_of(row, f"{side}_")) for side in SIDES]
     counts = [row.whole_number(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
     found = []
@@ -284,6 +303,15 @@ def _pools(
         first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
         found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
     return found
+
+
+def _in_ranks(row: ServingRow, model: Model, side: str, one: Deployment) -> Deployment:
+    """A worker whose attention nobody says how to split: repeated where a split leaves each GPU the whole cache."""
+    whole = all(layer.attention.cache_width(2) == layer.attention.cache_width(1) for layer in model.layers)
+    stated = row.text(f"{side}_attn_dp") or row.text(f"{side}_moe_ep")
+    if stated or one.tp == 1 or not whole:
+        return one
+    return replace(one, tp=1, attn_dp=one.tp, moe_tp=1, moe_ep=one.tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,13 +408,15 @@ def prefill_workers(prefill: Engine, decode: Engine, isl: int, osl: int, concurr
 
 @lru_cache(maxsize=512)
 def _engine(model: Model, cluster: Cluster, deployment: Deployment, profile: Profile | None) -> Engine:
+    if all(layer.feed_forward.kind == "dense" for layer in model.layers):  # tables list sizes of experts for them, too
+        deployment = replace(deployment, moe_tp=None, moe_ep=None)
     return engine_of(model, cluster, deployment, profile=profile or load_engine(deployment.engine))
 
 
 def _roomy(engine: Engine, load: Workload, assumed: list[str]) -> Engine:
     """An engine that really ran has had room: what memory leaves at most, and for a few requests in any case."""
     longest = int(load.input_tokens.max() + load.output_tokens.max())
-    least = -(-2 * longest // engine.rules.block_size) * engine.deployment.attn_dp
+    least = 2 * (-(-longest // engine.rules.block_size) + engine.rules.beside_blocks) * engine.deployment.attn_dp
     if engine.blocks >= least:
         return engine
     if engine.deployment.gpu_memory_utilization is None:

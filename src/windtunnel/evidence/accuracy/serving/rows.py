@@ -14,16 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.evidence.accuracy.serving.spelling import as_spelled
 from windtunnel.files.table import read_table
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.hardware.cluster import Cluster
+from windtunnel.physics.model.catalogue import stored_as
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.engines.names import DYNAMO
 from windtunnel.studies.serving.engines.profile import release_on
 
 NEEDED = ("id", "model", "gpu", "engine", "isl", "osl", "concurrency")
 DAY = re.compile(r"(?:nightly-?)?(20\d\d)-?(\d\d)-?(\d\d)$")
+FORM = re.compile(r"-(sxm\d?|pcie|oam|\d+gb|nvl\d*|hbm\d\w?|blackwell)$")  # of a GPU's name: what is no other GPU
 NUMBERS = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "d_output_tokens_per_s")
 QUANTISED = {
     "fp8": "fp8",
@@ -86,7 +89,7 @@ def read_rows(tables: Sequence[Path]) -> list[ServingRow]:
     found = []
     for path in tables:
         for line, fields in read_table(path, "give a readable CSV", needs=NEEDED).rows():
-            found.append(ServingRow(fields))
+            found.append(ServingRow(as_spelled(fields)))
             _check_numbers(found[-1], path, line)
     return found
 
@@ -110,9 +113,19 @@ def gpu_of(name: str, count: int) -> Cluster:
     """A cluster of that GPU that holds `count`. Raises UserError."""
     plain = name.lower().replace("_", "-").replace("-server", "")
     plain = {"rtxpro6000": "rtx-pro-6000", "a100-sxm": "a100-80gb-sxm"}.get(plain, plain)
+    shorter = FORM.sub("", plain)
+    while shorter != plain and not _known(plain):
+        plain, shorter = shorter, FORM.sub("", shorter)
     per_node = parse_cluster(f"{plain}:1").gpus_per_node
     whole = count if count <= per_node else -(-count // per_node) * per_node
     return parse_cluster(f"{plain}:{whole}")
+
+
+def _known(gpu: str) -> bool:
+    try:
+        return parse_cluster(f"{gpu}:1").n_gpus > 0
+    except UserError:
+        return False
 
 
 def engine_named(row: ServingRow) -> str:
@@ -135,6 +148,8 @@ def weights_of(row: ServingRow) -> tuple[str, str]:
     """(dense, routed) number formats. Raises SpecError for one that is not known."""
     whole = row.text("precision").lower()
     dense, routed = row.text("gemm_quant").lower() or whole, row.text("moe_quant").lower() or whole
+    if not dense and not routed:
+        return _checkpoint(row.text("model"))
     if "gpt-oss" in row.text("model").lower():
         dense, routed = row.text("gemm_quant").lower() or "bf16", row.text("moe_quant").lower() or "mxfp4"
     elif "deepseek-v4" in row.text("model").lower() and whole == "fp8":  # its own checkpoint
@@ -145,6 +160,15 @@ def weights_of(row: ServingRow) -> tuple[str, str]:
             raise SpecError("gemm_quant", name, f"is not known; known: {', '.join(QUANTISED)}")
         formats.append(QUANTISED[name])
     return formats[0], formats[1]
+
+
+def _checkpoint(model: str) -> tuple[str, str]:
+    """Formats of a model's own checkpoint, 16 bits where it is not known."""
+    try:
+        stored = stored_as(model)
+    except UserError:
+        return "bf16", "bf16"
+    return stored.weights, stored.expert_weights or stored.weights
 
 
 def layout(row: ServingRow, prefix: str = "") -> dict[str, Any]:

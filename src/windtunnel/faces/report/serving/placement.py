@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from windtunnel.studies.serving.placement.answer import Placed
 from windtunnel.studies.serving.placement.distserve import Candidate, Placement
+from windtunnel.studies.serving.placement.fewest import Plan
 from windtunnel.studies.serving.placement.plan import ServingPlans
+from windtunnel.studies.serving.placement.spares import Spares
 from windtunnel.units import format_many
 from windtunnel.views import (
     Axis,
@@ -74,6 +76,7 @@ def plans_document(plans: ServingPlans) -> Document:
         *(Column("GPUs", "count"), Column("layout"), Column("in time", "share"), Column("p99 TTFT", "s")),
         *(Column("p99 TPOT", "s"), Column("output tokens/s", "")),
         *([Column("$ a million tokens", "")] if cost else []),
+        *([Column("with spares", "count"), Column("rate held", "share")] if plans.spares else []),
     )
     keys = ["layout", "attainment", "ttft_p99_s", "tpot_p99_s", "output_tokens_per_s"]
     keys += ["cost_per_million_tokens"] if cost else []
@@ -101,18 +104,44 @@ def plans_document(plans: ServingPlans) -> Document:
         )
         if of_kind
     ]
+    spared = [(one["gpus"] + one["spares"]["gpus"], one["spares"]["held"]) if plans.spares else () for one in tried]
+    lines: list[str] = []
+    whole = best["gpus"]
+    if plans.spares:
+        first = plans.found.plans[0].plan
+        verdict, *lines = _spared(first, plans.spares[first])
+        whole += plans.spares[first].gpus
+        figures[0] = Figure("GPUs", Number(float(whole), "count"), f"{whole - best['gpus']} of them spare")
     ruled_out = f"{answer['runs']} plans run; fewer than {answer['ruled_out_below_gpus']} GPUs are ruled out"
     views: list[View] = [
-        Headline(verdict, "GPUs", Number(float(best["gpus"]), "count"), "good" if answer["proved"] else "calm"),
+        Headline(verdict, "GPUs", Number(float(whole), "count"), "good" if answer["proved"] else "calm"),
         Figures(figures),
-        Table("Plans", columns, [(one["gpus"], *(one[key] for key in keys)) for one in tried]),
-        Notes("", [ruled_out, LAYOUTS]),
+        Table(
+            "Plans",
+            columns,
+            [(one["gpus"], *(one[key] for key in keys), *more) for one, more in zip(tried, spared, strict=True)],
+        ),
+        Notes("", [*lines, ruled_out, LAYOUTS]),
     ]
     picture = [Curve("Latencies of the plans", Axis("p99 TPOT", "s"), Axis("p99 TTFT", "s"), points)]
     title = (
         f"Plans to serve {plans.asked.model.name} on {plans.asked.cluster.n_gpus:,} × {plans.asked.cluster.gpu.name}"
     )
     return Document("plans", title, views, picture if len(timed) > 1 else [])
+
+
+def _spared(plan: Plan, spares: Spares) -> list[str]:
+    """The verdict on a plan with spares, and what else is said of them."""
+    both = [("replica", spares.replicas)]
+    if plan.prefill is not None:
+        both = [("prefill worker", spares.prefill), ("decode worker", spares.replicas)]
+    words = " and ".join(format_many(count, f"spare {name}") for name, count in both)
+    whole = format_many(plan.gpus + spares.gpus, "GPU")
+    return [
+        f"{whole}: {plan.words} and {words} hold the limits for {spares.held:.4%} of the time.",
+        f"without spares for {spares.without:.4%}; where a failed GPU alone is replaced, it takes"
+        f" {format_many(spares.loose_gpus, 'spare GPU')}; failures are taken for independent",
+    ]
 
 
 def _layouts(candidate: Candidate) -> str:

@@ -41,6 +41,50 @@ class Sought:
     runs: Annotated[int, About("Plans that may be run (400).", LAYOUT, least=1, most=100_000, rare=True)] = 400
 
 
+FAILURES = "Failures"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lasting:
+    """GPUs that do not fail."""
+
+    __pydantic_config__: ClassVar = STRICT
+    kind: ClassVar[str] = "lasting"
+    phrase: ClassVar[str] = "GPUs that do not fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """GPUs that fail and are repaired: a plan has spare replicas then."""
+
+    __pydantic_config__: ClassVar = STRICT
+    kind: ClassVar[str] = "failing"
+    phrase: ClassVar[str] = "GPUs that fail (--mtbf-gpu)"
+    mtbf_gpu: Annotated[
+        float,
+        About(
+            "GPUs fail, each after so long on average (50000h): how many spare replicas hold the rate.",
+            FAILURES,
+            least=1.0,
+            unit="time",
+        ),
+    ]
+    repair: Annotated[
+        float, About("Until a failed GPU's replica is back (4h).", FAILURES, least=0, unit="time", rare=True)
+    ] = 14400.0
+    available: Annotated[
+        float,
+        About(
+            "Share of the time for which the rate is held (0.999).",
+            FAILURES,
+            least=0,
+            most=0.9999999,
+            unit="share",
+            rare=True,
+        ),
+    ] = 0.999
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
     """Without `method` the highest rate of a deployment, with it the best placement for a rate."""
@@ -61,6 +105,7 @@ class ServePlan:
     requests: Annotated[Lengths | Trace, OneOf(), About("", inside=True)] = field(default_factory=Lengths)
     load: Annotated[Open | AsRecorded, OneOf(), About("", inside=True)] = field(default_factory=AsRecorded)
     limits: Annotated[Limits, About("", inside=True)] = field(default_factory=Limits)
+    gpus: Annotated[Lasting | Failing, OneOf(), About("", inside=True)] = field(default_factory=Lasting)
     attain: Annotated[
         float | None,
         About(

@@ -19,6 +19,7 @@ from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.questions.header import Answer
+from windtunnel.questions.typed import plain
 from windtunnel.studies.serving.build import Engine, candidate
 from windtunnel.studies.serving.deployment import Deployment
 from windtunnel.studies.serving.disaggregated.pools import Pools, pools_of, run_pools
@@ -26,6 +27,7 @@ from windtunnel.studies.serving.engines.profile import load_engine
 from windtunnel.studies.serving.manifests import Side
 from windtunnel.studies.serving.placement.bounds import bounds_of
 from windtunnel.studies.serving.placement.fewest import Found, Plan, Ran, Shape, fewest
+from windtunnel.studies.serving.placement.spares import Failures, Spares, spares_of
 from windtunnel.studies.serving.result import ServingResult
 from windtunnel.studies.serving.run import serve_with
 from windtunnel.studies.serving.workload.requests import Workload
@@ -58,6 +60,19 @@ class ServingPlans(Answer):
     found: Found[ServingResult]
     deployments: Mapping[str, Deployment]  # by the name of a shape
     warnings: tuple[str, ...]
+    spares: Mapping[Plan, Spares] | None = None  # of each, where GPUs fail
+
+    def with_spares(self, failures: Failures) -> ServingPlans:
+        """The same plans, those first that have the fewest GPUs with their spares. Raises UserError."""
+        spares = {one.plan: spares_of(one.plan, failures) for one in self.found.plans}
+        order = sorted(self.found.plans, key=lambda one: one.plan.gpus + spares[one.plan].gpus)
+        said = list(self.warnings)
+        whole = order[0].plan.gpus + spares[order[0].plan].gpus
+        if whole > self.asked.cluster.n_gpus:
+            said.append(
+                f"with its spares the plan takes {whole:,} GPUs, and the cluster has {self.asked.cluster.n_gpus:,}"
+            )
+        return replace(self, found=replace(self.found, plans=tuple(order)), warnings=tuple(said), spares=spares)
 
     @property
     def provenance(self) -> dict[str, object]:
@@ -82,7 +97,8 @@ class ServingPlans(Answer):
         }
 
     def _told(self, one: Ran[ServingResult]) -> dict[str, object]:
-        best, result = self.found.plans[0].plan.gpus, one.outcome
+        best, result = min(every.plan.gpus for every in self.found.plans), one.outcome
+        spares = {} if self.spares is None else {"spares": plain(self.spares[one.plan])}
         return {
             "gpus": one.plan.gpus,
             "layout": one.plan.words,
@@ -94,6 +110,7 @@ class ServingPlans(Answer):
             "gap": self.found.gap
             if one.plan.gpus == best
             else (one.plan.gpus - self.found.ruled_out_below) / one.plan.gpus,
+            **spares,
         }
 
 
