@@ -50,7 +50,7 @@ def predicted(row: dict[str, str]) -> windtunnel.Result:
         "gradient_dtype": "bf16",
         "attention_impl": "flash2",
         "compile": bool(row["compile"]),
-        "loss": row["loss"],
+        **({"loss": row["loss"]} if row["loss"] else {}),
     }
     return windtunnel.predict(model, row["cluster"], plan)
 
