@@ -76,8 +76,8 @@ def main() -> None:
         inside += low <= measured <= high
         table.append({**row, "predicted_ms": f"{found:.1f}", "p5_ms": f"{low:.1f}", "p95_ms": f"{high:.1f}"})
         print(f"{row['id']:32} {found:8.1f} {measured:8.1f} {100 * errors[-1]:+7.1f} %")
-    print(f"{len(errors)} rows, mean error {100 * fmean(map(abs, errors)):.1f} %, bias {100 * fmean(errors):+.1f} %", end="")
-    print(f"; the band holds {inside}")
+    print(f"{len(errors)} rows, mean error {100 * fmean(map(abs, errors)):.1f} %", end=", ")
+    print(f"bias {100 * fmean(errors):+.1f} %; the band holds {inside}")
     if asked.out:
         with asked.out.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
