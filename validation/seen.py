@@ -152,7 +152,8 @@ def entry_of(rows: list[tuple[Row, Case, float, float]]) -> str:
         f"{{gpus: {max(case.cluster.n_gpus for case in cases)}, "
         f"precisions: [{', '.join(sorted({case.plan.precision for case in cases}))}], "
         f"mixtures: {str(any(case.plan.ep > 1 for case in cases)).lower()}, "
-        f"adapters: {str(any(case.plan.lora_rank for case in cases)).lower()}, projects: {projects}, error: {off:.3f}{own}}}"
+        f"adapters: {str(any(case.plan.lora_rank for case in cases)).lower()}, "
+        f"projects: {projects}, error: {off:.3f}{own}}}"
     )
 
 
