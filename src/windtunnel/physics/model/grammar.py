@@ -267,7 +267,11 @@ def read_type(name: str, fields: Fields) -> Model:
     field = rules.get("inside")
     if field is None or (not fields.has(field) and ("mixers" in rules or rules.get("flat"))):
         name = name if "mixers" in rules else rules["text"]
-        return _read(fields, name, _type(name), ())
+        if not any(fields.has(tower) for tower in TOWERS):
+            return _read(fields, name, _type(name), ())
+        beside = (key for key in fields.names() if key.startswith(OF_TOWERS))
+        fields.ignore(*TOWERS, *rules.get("outside", ()), *beside)
+        return _with_tower(_read(fields, name, _type(name), (TOWERS_NOTE,)), fields, outer)
     text = fields.inner(field, required=True)
     fields.ignore(*rules.get("outside", ()), *(key for key in fields.names() if key.startswith(OF_TOWERS)))
     if "mixers" not in rules:
@@ -282,6 +286,11 @@ def read_type(name: str, fields: Fields) -> Model:
         rules = {**rules, "model": {**rules["model"], "tied_embeddings": tied}}
         text.ignore("tie_word_embeddings")
     read = _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())
+    return _with_tower(read, fields, outer)
+
+
+def _with_tower(read: Model, fields: Fields, outer: str) -> Model:
+    """A text model with what its config says of a vision tower beside it."""
     vision = _vision(fields, _type(outer).get("tower", {}), read.hidden_size)
     return replace(read, tower=_tower(fields.raw("vision_config")), vision=vision)
 

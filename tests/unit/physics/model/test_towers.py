@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+import windtunnel
 from windtunnel.physics.model import load_model, read_config
 from windtunnel.physics.model.operations import Shard
 from windtunnel.physics.model.tower_operations import patch_operations, projector_operations, tower_shard
 
 HERE = Path(__file__).parent
+CATALOGUE = Path(windtunnel.__file__).parent / "physics" / "model" / "catalogue"
 ROWS: dict[str, dict[str, Any]] = json.loads((HERE / "towers_by_transformers.json").read_text())
 TEXT: dict[str, dict[str, Any]] = json.loads((HERE / "derived_by_transformers.json").read_text())
 
@@ -54,3 +56,17 @@ def test_a_tower_whose_heads_do_not_divide_is_whole_on_each_rank() -> None:
     assert tower is not None
     assert tower_shard(tower, Shard(batch=1, seq_len=4096, tp=8, sequence_parallel=True), 1, 1024).tp == 8
     assert tower_shard(tower, Shard(batch=1, seq_len=4096, tp=3), 1, 1024).tp == 1
+
+
+def test_a_checkpoint_of_transformers_4_has_its_published_parameters() -> None:
+    # Qwen2.5-VL-7B-Instruct as its config.json stands on the hub: the text model's fields beside the tower's.
+    text = json.loads((CATALOGUE / "qwen2.5-7b.json").read_text())
+    tower = {
+        **{"depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
+        **{"in_chans": 3, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        **{"spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+    }
+    beside = {"vision_config": tower, "image_token_id": 151655, "vision_start_token_id": 151652}
+    model = read_config({**{k: v for k, v in text.items() if k != "_source"}, "model_type": "qwen2_5_vl", **beside})
+    assert model.vision is not None
+    assert model.parameters + model.vision.parameters == 8_292_166_656
