@@ -8,7 +8,8 @@ Writes `cost/calibration/seen.yaml`: by framework, by framework and name of rele
 GPUs of a run, formats, whether there were mixtures over several ranks and adapters, how many projects, and `error`:
 four of five rows, each source counting once, have |ln(predicted / measured)| below 1.282 times it with their source
 left out of whatever it informed. Where all runs are one table's or one family's, whose own constants hold for the next
-run of it, `error` is a quarter more than over its own rows. And `left_out_rows.csv`: each row's error left out, and as
+run of it, `error` is a quarter more than over its own rows. `mixture_error`: the same of mixtures of experts, where
+those are further off than all. And `left_out_rows.csv`: each row's error left out, and as
 it is. No figure of a run is in either.
 
 Constants of `fit.py` are fitted again without the source, one round; those of `recent.py`, which the tables that are
@@ -124,22 +125,35 @@ def projects_of(sources: set[str]) -> int:
     return len({next((name for name in (*TOGETHER, "prime-rl") if name in source), source) for source in sources})
 
 
+FEWEST = 6  # rows of mixtures that say what theirs are off by
+
+
+def _deviation(rows: list[tuple[Row, Case, float, float]], alone: bool) -> float:
+    """Standard deviation by the 80 % quantile, each source counting once; `alone`: as it is, and a quarter more."""
+    count = Counter(row.source for row, *_ in rows)
+    errors = sorted((abs(own if alone else out), 1.0 / count[row.source]) for row, _, out, own in rows)
+    whole = np.cumsum([weight for _, weight in errors])
+    quantile = errors[int(np.searchsorted(whole, 0.8 * whole[-1]))][0]
+    return float(quantile / 1.282 * (1.25 if alone else 1.0))
+
+
 def entry_of(rows: list[tuple[Row, Case, float, float]]) -> str:
     """What was measured, as a line of YAML."""
     count = Counter(row.source for row, *_ in rows)
     projects = projects_of(set(count))
     # Of one project, and nothing of it was predicted without its other runs or with them: as it is.
     alone = projects == 1 and (len(count) == 1 or any(family in source for family in TOGETHER for source in count))
-    errors = sorted((abs(own if alone else out), 1.0 / count[row.source]) for row, _, out, own in rows)
-    whole = np.cumsum([weight for _, weight in errors])
-    quantile = errors[int(np.searchsorted(whole, 0.8 * whole[-1]))][0]
-    off = quantile / 1.282 * (1.25 if alone else 1.0)
+    off = _deviation(rows, alone)
     cases = [case for _, case, *_ in rows]
+    mixtures = [one for one in rows if one[0].moe]
+    wider = _deviation(mixtures, alone) if len(mixtures) >= FEWEST else 0.0
+    own = f", mixture_error: {wider:.3f}" if wider > off else ""
     return (
         f"{{gpus: {max(case.cluster.n_gpus for case in cases)}, "
         f"precisions: [{', '.join(sorted({case.plan.precision for case in cases}))}], "
         f"mixtures: {str(any(case.plan.ep > 1 for case in cases)).lower()}, "
-        f"adapters: {str(any(case.plan.lora_rank for case in cases)).lower()}, projects: {projects}, error: {off:.3f}}}"
+        f"adapters: {str(any(case.plan.lora_rank for case in cases)).lower()}, "
+        f"projects: {projects}, error: {off:.3f}{own}}}"
     )
 
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from windtunnel.physics.hardware.catalogue import parse_cluster
 from windtunnel.physics.model.catalogue import load_model
+from windtunnel.questions.reading import read
+from windtunnel.studies.rl import job
 from windtunnel.studies.rl.clock import Rules, Run, Times
 from windtunnel.studies.rl.generators import Generator
 from windtunnel.studies.rl.learner import Passes
@@ -169,3 +171,42 @@ def test_a_pause_moves_what_is_under_way_by_its_length() -> None:
 
     assert end_ns(10**9, False) == end_ns(0, False) + 10**9
     assert end_ns(10**9, True) > end_ns(10**9, False)  # its cache is computed again
+
+
+@pytest.mark.parametrize("framework", ["nemo-rl", "verl", "slime"])
+@pytest.mark.parametrize("lengths", ["mean=3000,cap=16384", "mean=500,cap=600"])
+def test_no_batch_ends_before_its_bound(framework: str, lengths: str) -> None:
+    question = read(
+        {
+            "question": "rl",
+            "model": "qwen3-8b",
+            "cluster": "h100-sxm:8",
+            "framework": framework,
+            "prompts": 16,
+            "samples": 8,
+            "lengths": lengths,
+        },
+        verb="rl",
+    )
+    draft = job.drafted(question)
+    times = []
+    for tp in (1, 2, 4, 8):
+        engine = job.generator_engine(draft, draft.engine.cluster, job.deployment(draft, tp))
+        took = job.batch_time_s(draft, engine, 8 // tp)
+        assert 0.5 * took < job.least_batch_s(draft, engine, 8 // tp) <= took
+        times.append(took)
+    # What was left out for its bound is none that ends first.
+    assert job.batch_time_s(draft, draft.engine, draft.replicas) == min(times)
+
+
+def test_a_later_turn_computes_what_is_new_and_not_its_context() -> None:
+    def took(turns: int) -> float:
+        batch = np.full(64, 4096, np.int64)
+        learner = Passes(0.0, 0.0, 0.0)
+        generators = [Generator(engine()) for _ in range(2)]
+        found = Run(Rules(8, 8, turns=turns), Times(0.1), lambda _: batch, lambda _: learner, generators)
+        found.until(1)
+        return found.steps[0].complete_s
+
+    # Of 32 turns each computes the 128 tokens of the last one again, and what is no whole name: not 2,000 on average.
+    assert took(1) < took(32) < 1.15 * took(1)

@@ -226,7 +226,41 @@ def _numeric() -> Iterable[tuple[str, int, bool]]:
     yield from ((name, 0, False) for name in NUMBERS)
 
 
+NOT_SAID = frozenset(("-", "n/a", "na", "none", "null", "unknown", "?", "tbd"))
+YES, NO = frozenset(("yes", "true", "on")), frozenset(("no", "false", "off"))
+# Words for what a column counts; `experts`: none is a dense model.
+WORDS = {
+    "zero_stage": {
+        "fsdp": "3",
+        "fsdp2": "3",
+        "fsdp1": "3",
+        "distributed optimizer": "1",
+        "distributed": "1",
+        "ddp": "0",
+    },
+    "gated_mlp": {"swiglu": "1", "geglu": "1", "silu": "1", "gelu": "0", "relu": "0", "relu2": "0"},
+    "experts": {"0": ""},
+}
+
+
+def _plain_number(name: str, text: str) -> str:
+    """A cell as a number is written here: `1,024`, `8k` tokens, `yes`, `ZeRO-3`; empty for `-` and `n/a`."""
+    word = text.strip().lower()
+    if word in NOT_SAID:
+        return ""
+    if name in NUMBERS_FROM_ZERO and word in YES | NO:
+        return str(int(word in YES))
+    if word in WORDS.get(name, {}):
+        return WORDS[name][word]
+    if name == "zero_stage" and (stage := re.fullmatch(r"(?:zero|stage)[ _-]?(\d)", word)):
+        return stage[1]
+    if name == "seq_len" and (thousands := re.fullmatch(r"(\d+)k", word)):
+        return str(1024 * int(thousands[1]))
+    return text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", word) else text
+
+
 def _number(path: str | Path, line: int, name: str, text: str, least: int, whole: bool) -> int | float | None:
+    text = _plain_number(name, text)
     if not text:
         return None
     value = number_of(text)

@@ -20,14 +20,14 @@ FRAMEWORKS: tuple[tuple[str, str], ...] = (
     *((word, "maxtext") for word in ("jax", "maxtext", "levanter", "marin", "easydel", "tunix")),  # PaxML as well
     # FSDP2, with parallel layers as torchtitan has them
     *((word, "torchtitan") for word in ("prime-rl", "torchtitan", "olmo-core", "veomni", "vescale")),
-    ("megatron-deepspeed", "megatron-deepspeed"),
+    *((word, "megatron-deepspeed") for word in ("megatron-deepspeed", "gpt-neox")),
     ("deepspeed", "deepspeed"),
     ("internevo", "internevo"),
     ("colossal", "colossalai"),
     ("nanotron", "nanotron"),
     ("automodel", "fsdp"),
     ("dtensor", "fsdp"),  # NeMo RL's and AutoModel's other half
-    *((word, "megatron") for word in ("megatron", "mindspeed", "flagscale")),
+    *((word, "megatron") for word in ("megatron", "mindspeed", "flagscale", "primus", "nemo", "slime")),
     ("openrlhf", "deepspeed"),
     *((word, "fsdp") for word in ("transformers", "accelerate", "composer", "fsdp", "skyrl", "verl", "torchtune")),
     *((word, "fsdp") for word in ("llm-foundry", "axolotl", "unsloth", "llama-factory", "llamafactory", "trl", "peft")),

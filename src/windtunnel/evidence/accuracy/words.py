@@ -35,7 +35,7 @@ FORMATS: tuple[tuple[str, str], ...] = (
     (r"fp-?8|float-?8|e4m3", "plain fp8"),
     (r"nf4|qlora|4-?bit|int4", "nf4"),
     (r"int8|8-?bit", "int8"),
-    (r"fp16|float16|half", "fp16"),
+    (r"fp16|(?<!b)float16|half", "fp16"),
     (r"bf-?16|bfloat|mixed|amp$", "bf16"),
     (r"tf32", "tf32"),
     (r"fp32|float32|single", "fp32"),
@@ -134,7 +134,7 @@ def recompute(word: str, layers: int | None, operators: bool) -> tuple[str | Non
     if text == "selective":
         return ("selective:ops" if operators else "selective:core_attention"), ""
     named = re.fullmatch(r"selective\W+(.+?)\)?", text)
-    if not named and (text in SWITCHED_ON or re.search(r"^full|checkpoint|uniform|^all\b", text)):
+    if not named and (text in SWITCHED_ON or re.search(r"^full|\bfull$|checkpoint|uniform|^all\b", text)):
         return "full", ""
     parts = [part.strip(" ()") for part in re.split(r"[+,]", named[1] if named else text)]
     known = list(dict.fromkeys(one for part in parts if (one := first_match(RECOMPUTED, part))))

@@ -234,7 +234,20 @@ def _canonical(kind: str, name: str) -> str | None:
     if normal in _stems(kind):
         return normal
     bare = "-".join(word for word in normal.split("-") if word not in ADDED)  # without its maker and kind of memory
-    return _aliases(kind).get(normal) or (bare if bare in _stems(kind) else _aliases(kind).get(bare))
+    found = _aliases(kind).get(normal) or (bare if bare in _stems(kind) else _aliases(kind).get(bare))
+    return found or _by_words(kind).get(_words(normal))
+
+
+def _words(name: str) -> frozenset[str]:
+    """A name as its words in any order: `H100 SXM5 80G` is `h100-80gb-sxm`."""
+    words = (word for word in name.split("-") if word not in ADDED)
+    return frozenset(re.sub(r"^(\d+)g$", r"\1gb", re.sub(r"^sxm\d$", "sxm", word)) for word in words)
+
+
+@cache
+def _by_words(kind: str) -> dict[frozenset[str], str]:
+    names = {**_aliases(kind), **{stem: stem for stem in _stems(kind)}}
+    return {_words(name): stem for name, stem in names.items()}
 
 
 @cache

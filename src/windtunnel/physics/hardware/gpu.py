@@ -15,7 +15,7 @@ from windtunnel.errors import SpecError
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4", "mxfp4", "int8")
 GENERATIONS = (
-    *("volta", "ampere", "ada", "hopper", "blackwell", "blackwell-ultra"),  # NVIDIA
+    *("volta", "ampere", "ada", "hopper", "blackwell", "blackwell-ultra", "blackwell-rtx"),  # NVIDIA
     *("cdna3", "cdna4", "tpu-v5", "tpu-v6", "gaudi2", "cpu", "other"),
 )
 

@@ -57,6 +57,11 @@ def with_adapters(
     return tuple(found)
 
 
+def frozen_operations(operations: Sequence[Operation], shard: Shard) -> tuple[Operation, ...]:
+    """The ops of one block with its weights frozen and nothing beside them."""
+    return tuple(_frozen(op, shard) for op in operations)
+
+
 def _parts(op: Operation, targets: str, query_share: float) -> Iterator[tuple[str, float]]:
     """Adapters beside a layer: each one's name, and its part of the output."""
     if targets in TARGETS:

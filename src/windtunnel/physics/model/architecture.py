@@ -211,7 +211,8 @@ class Model:
     the layers that every token is multiplied with, `more_parameters`: whatever else is learned there; both count with
     the embedding. `derived`: read from what transformers built, not from a file of this package. `step_tokens`: of a
     diffusion model, what every step works on anew, `step_passes` times; its answer is its steps. `tower`: layers and
-    width of the vision tower that is left out, as engines read them off the config; None for a model of text.
+    width of the vision tower, as engines read them off the config; None for a model of text. `vision`: that tower,
+    where its type is read; no count of the model has its parameters.
     """
 
     name: str
@@ -235,6 +236,7 @@ class Model:
     step_tokens: int = 0
     step_passes: int = 1
     tower: tuple[int, int] | None = None
+    vision: Tower | None = None
 
     def __post_init__(self) -> None:
         """Equal layers become one object, which is all that whoever works layer by layer looks at."""
@@ -335,7 +337,7 @@ class Model:
 
     def to_dict(self) -> dict[str, object]:
         """JSON-able form; runs of equal layers are one entry `{"repeat": n, ...}`."""
-        whole = {name: getattr(self, name) for name in self.__slots__ if name not in ("layers", "notes")}
+        whole = {name: getattr(self, name) for name in self.__slots__ if name not in ("layers", "notes", "vision")}
         whole = {name: value for name, value in whole.items() if value or name not in SELDOM}
         found: list[tuple[int, Layer]] = []
         for layer in self.layers:
@@ -382,6 +384,40 @@ class Model:
     @property
     def _outside_layers(self) -> int:
         return self.embedding_parameters + self.head_parameters + self.norm_parameters * self.final_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """An encoder of images beside a text model, and what makes tokens of its patches.
+
+    `encoder`: its layers; `more_weights` are the product that takes a patch in. `patches`: of an image at the config's
+    size, 0 where images come in any; `registers`: rows that the encoder adds to an image's own. `merge`: patches that
+    become one token. `projector`: inputs and outputs of each product over such a token, `projector_more`: what else is
+    learned there.
+    """
+
+    encoder: Model
+    patches: int
+    registers: int
+    merge: int
+    projector: tuple[tuple[int, int], ...]
+    projector_more: int
+
+    @property
+    def projector_parameters(self) -> int:
+        """Parameters of what makes tokens of patches."""
+        return sum(k * n for k, n in self.projector) + self.projector_more
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the tower."""
+        return self.encoder.parameters + self.projector_parameters
+
+    def forward_flops(self, patches: int) -> tuple[float, float]:
+        """Model FLOPs of one image's forward pass: of the encoder, and of the projector."""
+        rows = patches + self.registers
+        joined = 2.0 * patches / self.merge * sum(k * n for k, n in self.projector)
+        return rows * self.encoder.forward_flops_per_token(rows, "full"), joined
 
 
 def checked(model: Model, where: str | None = None) -> Model:

@@ -71,6 +71,8 @@ ALIASES = {
     "nemotron-3-nano-30b-a3b": "nemotron-3-nano",
     "nemotron-3-super-120b-a12b": "nemotron-3-super",
     "nemotron-3-ultra-550b-a55b": "nemotron-3-ultra",
+    "nemotron-3-nano-omni-30b-a3b-reasoning": "nemotron-3-nano-omni",
+    "nemotron-3-nano-omni-30b-a3b-reasoning-bf16": "nemotron-3-nano-omni",
     "nvidia-nemotron-3-nano-30b-a3b": "nemotron-3-nano",
     "nvidia-nemotron-3-nano-30b-a3b-bf16": "nemotron-3-nano",
     "nvidia-nemotron-3-super-120b-a12b-fp8": "nemotron-3-super",

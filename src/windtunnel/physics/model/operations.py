@@ -69,6 +69,7 @@ class Operation:
     new_shapes: int = 0  # products of a shape that no earlier one had: rows that routing decides, anew in each step
     index_shape: tuple[float, ...] = ()  # of attention behind an indexer: batch, queries, mean keys, heads x size
     repeats: int = 0  # runs once per expert, in a loop of so many rounds; sizes are of all rounds together
+    begins: bool = False  # nothing before it learns: no gradient of its input
     product: Operation | None = None  # of a transfer: whose kernel does it, tile by tile
 
     @property

@@ -99,6 +99,20 @@ class Plan:
     global_batch: Annotated[int, About("Sequences per optimizer step; required.", BATCH, least=1, most=MOST)]
     micro_batch: Annotated[int, About("Sequences per forward pass and replica (1).", BATCH, least=1, most=MOST)] = 1
     seq_len: Annotated[int, About("Tokens per sequence; required.", BATCH, least=1, most=2**27, names=("seq",))]
+    images: Annotated[
+        int,
+        About(
+            "Images (frames of a video) in a sequence, whose tokens are among its own; 0 prices text alone (0).",
+            BATCH,
+            least=0,
+            most=MOST,
+            rare=True,
+        ),
+    ] = 0
+    image_patches: Annotated[
+        int | None,
+        About("Patches of an image (as the vision tower's config has them).", BATCH, least=1, most=MOST, rare=True),
+    ] = None
     precision: Annotated[Precision, About("Format of the linear layers' GEMMs (bf16).", NUMBERS)] = "bf16"
     fp8_activation_input: Annotated[
         bool, About("Keep the input of the activation function in fp8.", SAVINGS, rare=True)
@@ -145,6 +159,15 @@ class Plan:
             rare=True,
         ),
     ] = 0
+    frozen: Annotated[
+        Literal["none", "tower", "text", "both"] | None,
+        About(
+            "Which part of a model with a vision tower learns nothing; of both, what joins them still does (none; with"
+            " adapters the tower).",
+            NUMBERS,
+            rare=True,
+        ),
+    ] = None
     frozen_dtype: Annotated[
         Literal["bf16", "int8", "nf4"], About("Format of frozen weights; nf4 is QLoRA (bf16).", NUMBERS, rare=True)
     ] = "bf16"
@@ -224,6 +247,16 @@ class Plan:
         if kind != "full":
             return 0
         return int(count) if count else None
+
+    @property
+    def freezes_tower(self) -> bool:
+        """Whether an encoder of images runs forward only."""
+        return self.frozen in ("tower", "both") or (self.frozen is None and self.lora_rank > 0)
+
+    @property
+    def freezes_text(self) -> bool:
+        """Whether the text model's own weights learn nothing, with adapters beside them or without."""
+        return self.lora_rank > 0 or self.frozen in ("text", "both")
 
     def with_fields(self, changes: Mapping[str, object]) -> Plan:
         """The plan with some fields replaced, which are not checked. Four times as fast as `dataclasses.replace`."""

@@ -27,7 +27,10 @@ _CACHE_CAP_BYTES = 256 << 20  # a ring larger than this takes memory and time an
 _CPU_RING_BYTES, _BUSY_SHARE = 1 << 30, 0.10
 BUSY = "the machine was busy"
 _CPU_TDP_W = 150.0  # nobody says; energy of a CPU is not what the file is for
-_GENERATIONS = {(8, 0): "ampere", (8, 6): "ampere", (8, 9): "ada", (9, 0): "hopper", (10, 0): "blackwell"}
+_GENERATIONS = {
+    **{(8, 0): "ampere", (8, 6): "ampere", (8, 9): "ada", (9, 0): "hopper"},
+    **{(10, 0): "blackwell", (12, 0): "blackwell-rtx"},
+}
 _BLACKWELL_ULTRA = (10, 3)
 NOT_RUN = "the CUDA path of calibrate is written against the documentation and not yet run on a GPU: check its numbers"
 _ASSUMED_TDP_W = 700.0

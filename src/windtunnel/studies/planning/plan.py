@@ -107,8 +107,9 @@ def plan(
     """
     check(locals(), pareto=bool)
     given = _given(plan, fields)
-    if given.get("lora_rank"):
-        raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
+    for name in ("lora_rank", "frozen"):
+        if given.get(name):
+            raise SpecError(name, given[name], "plans are searched for training of all weights: leave it out")
     if given.get("task", "train") != "train":
         raise SpecError("task", given["task"], "plans are searched for plain training: leave it out")
     words, slow = named or _named(model, cluster), texts("slow", slow)

@@ -33,6 +33,7 @@ from windtunnel.studies.serving.loop import Loop, Server
 from windtunnel.studies.serving.replica.sequence import NEVER, Sequence
 
 NS = 1e9
+SPAN = 16  # blocks of a name where answers have turns: one by one they are as many as tokens are long
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class Run:
         self._drawn: dict[int, NDArray[np.int64]] = {}
         self._samples: dict[int, tuple[_Group, int]] = {}  # index -> its group, its answer's tokens
         self._turn: dict[int, int] = {}
+        self._home: dict[int, int] = {}  # of samples with turns: the generator of the last one
         self._open: dict[int, _Group] = {}  # begun and not trained, in order
         self._in_flight = 0  # groups
         self._training = False
@@ -210,10 +212,18 @@ class Run:
         turn, turns = self._turn[index], min(rules.turns, tokens)
         before, until = tokens * turn // turns, tokens * (turn + 1) // turns
         prompt = rules.prompt_tokens + before + turn * rules.tool_tokens
-        size = self._all[0].block_size
+        span = 1 if rules.turns == 1 else SPAN
+        size = self._all[0].block_size * span
         names = tuple(range(group.number << 20, (group.number << 20) + rules.prompt_tokens // size))
-        place = self._place(index)
-        self._all[place].submit(Sequence(index, prompt, until - before, now_ns, names), now_ns)
+        if turn:  # what the turns before have left in the cache
+            own = (index + 1) << 40
+            names += tuple(range(own + len(names), own + prompt // size))
+        place = self._home.get(index, -1) if turn else -1  # where its cache is (verl's sticky sessions)
+        if not 0 <= place < (len(self.generators) if self._guests_away else len(self._all)):
+            place = self._place(index)
+        if rules.turns > 1:
+            self._home[index] = place
+        self._all[place].submit(Sequence(index, prompt, until - before, now_ns, names, span), now_ns)
         self._loop.watch(place)
 
     def _place(self, index: int) -> int:
@@ -272,6 +282,7 @@ class Run:
         """A sample is there; perhaps its group is."""
         group, _ = self._samples[index]
         del self._turn[index]
+        self._home.pop(index, None)
         group.left -= 1
         if group.left:
             return

@@ -25,6 +25,7 @@ from windtunnel.studies.rl.configs.question import Imported, read_config
 from windtunnel.studies.rl.generators import Generator
 from windtunnel.studies.rl.habits import Habits, load_habits
 from windtunnel.studies.rl.learner import Passes, Trainer, best_trainer, fitting, fullest
+from windtunnel.studies.rl.least import least_of, parts_of
 from windtunnel.studies.rl.lengths import Answers, answers_of
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
@@ -240,6 +241,8 @@ def generators_of(job: Job, machine: Cluster, gpus: int, known: dict[Deployment,
             continue
         if len(sizes) == 1:
             return engine, replicas
+        if best is not None and least_batch_s(job, engine, replicas) >= best[0]:
+            continue
         seconds = batch_time_s(job, engine, replicas, best[0] if best else math.inf)
         if best is None or seconds < best[0]:
             best = (seconds, engine, replicas)
@@ -308,6 +311,18 @@ def batch_time_s(job: Job, engine: Engine, replicas: int, most_s: float = math.i
     rules = replace(job.rules, async_steps=0)
     steps = run_of(job, engine, replicas, rules, Times(0.0), 1, idle=True, most_s=most_s).steps
     return steps[0].complete_s if steps else math.inf
+
+
+def least_batch_s(job: Job, engine: Engine, replicas: int) -> float:
+    """Seconds that such a batch takes at the least; 0 where answers have several turns or are thrown away."""
+    rules = job.rules
+    if rules.turns > 1 or rules.useful < 1.0:
+        return 0.0
+    steps = np.maximum(0, job.lengths(0) - 1)
+    parts = parts_of(steps, replicas, rules.chunks)
+    most = max(len(part) for part in parts) + 1
+    least = least_of(engine, rules.prompt_tokens, rules.prompt_tokens + job.answers.cap, most)
+    return job.habits.generation_factor / TICKS_PER_S * max(least.together(part) for part in parts)
 
 
 def alone_s(job: Job, tokens: int) -> float:

@@ -108,8 +108,10 @@ def explained(
     """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
     chosen = [parse_technique(text) for text in techniques]
     legal([one for one, _ in chosen])
-    if plan.lora_rank:
-        raise SpecError("lora_rank", plan.lora_rank, "techniques rewrite training of all weights: leave it out")
+    for name in ("lora_rank", "images"):
+        if getattr(plan, name):
+            remedy = "techniques rewrite training of all of a text model's weights: leave it out"
+            raise SpecError(name, getattr(plan, name), remedy)
     order = {one.name: number for number, one in enumerate(TECHNIQUES)}
     chosen.sort(key=lambda pair: order[pair[0].name])
     names = [one.name for one, _ in chosen]

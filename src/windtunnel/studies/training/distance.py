@@ -54,7 +54,8 @@ def _distances(layout: Layout) -> Iterator[Distance]:
         what = f"{layout.habits.title} on {gpu.generation}" if any_run else f"GPUs of generation {gpu.generation}"
         yield Distance(f"no run of {what} was measured", rules["unseen"])
     else:
-        off = seen["error"]
+        experts = any(layer.feed_forward.kind == "moe" for layer, _ in layout.model.distinct_layers())
+        off = seen.get("mixture_error", seen["error"]) if experts else seen["error"]
         words = f"runs like it that informed nothing were off by {off:.0%}" if off >= WORTH_SAYING else ""
         yield Distance(words, off, True)
         if plan.precision not in seen["precisions"]:

@@ -18,6 +18,7 @@ from windtunnel.physics.model import Model
 from windtunnel.studies.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.studies.training.layout_checks import (
     check_adapters,
+    check_images,
     check_model,
     check_precision,
     check_schedule,
@@ -100,7 +101,7 @@ class Layout:
     @property
     def sums_norms(self) -> bool:
         """Whether tensor-parallel ranks have gradients of norms, each from its own tokens, to sum up."""
-        return bool(self.plan.sequence_parallel) and self.plan.tp > 1 and not self.plan.lora_rank
+        return bool(self.plan.sequence_parallel) and self.plan.tp > 1 and not self.plan.freezes_text
 
     @property
     def shares_once(self) -> bool:
@@ -127,7 +128,7 @@ class Layout:
     @property
     def predicts_ahead(self) -> int:
         """Layers of multi-token prediction that are trained: Megatron-Core has them, adapters learn without."""
-        return self.model.mtp_layers if self.plan.framework == "megatron" and not self.plan.lora_rank else 0
+        return self.model.mtp_layers if self.plan.framework == "megatron" and not self.plan.freezes_text else 0
 
     @property
     def deduplicates(self) -> bool:
@@ -243,6 +244,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     check_model(plan, model, etp, dp, experts)
     check_precision(plan, cluster)
     check_adapters(plan)
+    check_images(plan, model)
     if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
         plan = plan.with_fields({"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
         changes = {name: value for name, value in changes.items() if name not in _SHARED}

@@ -11,6 +11,7 @@ from typing import get_args
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
+from windtunnel.physics.model.architecture import Tower
 from windtunnel.studies.training.plan import PEAK_DTYPE, Plan, Precision
 from windtunnel.studies.training.schedules import NAMES
 
@@ -164,3 +165,32 @@ def check_adapters(plan: Plan) -> None:
             f"offload_activations {plan.offload_activations} with lora_rank {plan.lora_rank}",
             "use one of the two: inputs of frozen layers are not kept",
         )
+
+
+def image_patches(plan: Plan, tower: Tower) -> int:
+    """Patches of one image of a plan."""
+    return plan.image_patches or tower.patches
+
+
+def check_images(plan: Plan, model: Model) -> None:
+    """Whether a plan's images go into the model's tower and its sequences. Raises SpecError or LayoutError."""
+    if not plan.images:
+        if plan.frozen not in (None, "none"):
+            raise SpecError("frozen", plan.frozen, "nothing but text is trained here: give images, or leave it out")
+        return
+    tower = model.vision
+    if tower is None:
+        known = "no vision tower" if model.tower is None else "a vision tower that cannot be read"
+        raise SpecError("images", plan.images, f"{model.name} has {known}: leave it out to price the text model alone")
+    patches = image_patches(plan, tower)
+    if not patches:
+        raise SpecError("image_patches", None, f"{model.name} takes images of any size: say how many patches one has")
+    tokens = plan.images * (patches // tower.merge)
+    if tokens > plan.seq_len:
+        raise SpecError(
+            "images",
+            plan.images,
+            f"{tokens:,} tokens of images are in no sequence of {plan.seq_len:,}: fewer, or longer",
+        )
+    if plan.framework == "pytorch":
+        raise LayoutError("images with framework pytorch: towers are not laid out in plain PyTorch", "use fsdp")

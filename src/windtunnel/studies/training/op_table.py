@@ -111,10 +111,11 @@ def _pass_rows(
         if number not in known:
             known[number] = _of_pass(layout, pricer, blocks, Kind(kind))
         layers = iter(layout.virtual_layers[stage])
-        of_block = [None if block.is_end else next(layers) for block in blocks]
+        of_block = [None if block.is_end or block.tower else next(layers) for block in blocks]
         for place, row in known[number]:
             block = blocks[place]
-            name = ("embedding" if place == 0 else "head") if block.is_end else "layer"
+            end = "embedding" if block.operations[-1].name == "embedding" else "head"
+            name = "tower" if block.tower else end if block.is_end else "layer"
             where = {"rank_class": rank, "ranks": ranks, "layer": of_block[place], "block": name}
             yield where | {"pass": Kind(kind).words, "count": count} | row
 

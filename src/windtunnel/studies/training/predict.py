@@ -44,6 +44,7 @@ from windtunnel.studies.training.disturbances.planned import disturb
 from windtunnel.studies.training.excerpt import excerpt_of
 from windtunnel.studies.training.forward_only import BEFORE, with_forward_passes
 from windtunnel.studies.training.layout import Layout, resolve
+from windtunnel.studies.training.layout_checks import image_patches
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.lowering.pass_builder import owned
 from windtunnel.studies.training.lowering.passes import known_pieces
@@ -314,9 +315,10 @@ def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
     # Attention stays inside documents where sequences are packed from them, and only that is work.
     document = pricer.document_length or plan.seq_len
     forward = layout.model.forward_flops_per_token(document, "full")
-    linear = layout.model.forward_flops_per_token(1, "full") if plan.lora_rank else 0.0
+    linear = layout.model.forward_flops_per_token(1, "full") if plan.freezes_text else 0.0
     flops = tokens * (3.0 * forward - linear)  # frozen weights have no gradient
     flops = tokens * forward if plan.task == "forward" else flops + BEFORE[plan.task] * tokens * forward
+    flops += _tower_flops(layout)
     inside = "" if document == plan.seq_len else f" inside documents (s = {document:,})"
     return Work(
         tokens=tokens,
@@ -328,11 +330,24 @@ def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
     )
 
 
+def _tower_flops(layout: Layout) -> float:
+    """Of a step's images: an encoder that is frozen has a forward pass alone."""
+    plan, tower = layout.plan, layout.model.vision
+    if not plan.images or tower is None:
+        return 0.0
+    encoder, projector = tower.forward_flops(image_patches(plan, tower))
+    once = plan.task == "forward"
+    passes = 1.0 if once or plan.freezes_tower else 3.0
+    joined = 1.0 if once or (plan.freezes_tower and plan.frozen is None) else 3.0
+    whole = passes * encoder + joined * projector + BEFORE[plan.task] * (not once) * (encoder + projector)
+    return plan.global_batch * plan.images * whole
+
+
 def _per_token(plan: Plan) -> str:
     more = BEFORE[plan.task]
     if plan.task == "forward":
         return "2 N + 4 L a d s"
-    return f"{4 + 2 * more if plan.lora_rank else 6 + 2 * more} N + {12 + 4 * more} L a d s"
+    return f"{4 + 2 * more if plan.freezes_text else 6 + 2 * more} N + {12 + 4 * more} L a d s"
 
 
 def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[ClassTime]:

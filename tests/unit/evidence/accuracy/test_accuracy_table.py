@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from measured_rows import LLAMA_8B, row, text_of, write_table
 
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.evidence.accuracy import Case, case_of
 from windtunnel.evidence.accuracy.table import COLUMNS, REQUIRED, Row, read_table, read_tables
 
 
@@ -70,6 +71,50 @@ def test_a_bad_cell_is_named_with_its_place(tmp_path: Path, column: str, cell: s
     path = write_table(tmp_path / "t.csv", [LLAMA_8B, {**LLAMA_8B, "id": "run-2", column: cell}])
     message = refused(path)
     assert f"line 3, column {column}: {words}" in message
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "value"),
+    [
+        ("n_gpus", "1,024", 1024),
+        ("tokens_per_s_per_gpu", "12,345.5", 12345.5),
+        ("seq_len", "8k", 8192),
+        ("cp", "-", None),
+        ("micro_batch", "n/a", None),
+        ("sp", "yes", 1),
+        ("overlap_tp", "False", 0),
+        ("zero_stage", "ZeRO-3", 3),
+        ("zero_stage", "FSDP2", 3),
+        ("zero_stage", "distributed optimizer", 1),
+        ("gated_mlp", "SwiGLU", 1),
+        ("experts", "0", None),
+    ],
+)
+def test_a_number_in_other_peoples_words(tmp_path: Path, column: str, cell: str, value: float | None) -> None:
+    path = write_table(tmp_path / "t.csv", [{**LLAMA_8B, column: cell}])
+    assert getattr(read_table(path)[0], column) == value
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "name"),
+    [
+        ("precision", "bfloat16", "bf16"),
+        ("precision", "float16", "fp16"),
+        ("recompute", "AC full", "full"),
+        ("gpu", "H100 SXM5 80GB", "h100-sxm"),
+        ("gpu", "NVIDIA-H100-SXM5-80GB", "h100-sxm"),
+        ("gpu", "A100 80GB SXM4", "a100-80gb-sxm"),
+        ("gpu", "A100-80G", "a100-80gb-sxm"),
+        ("gpu", "B200-SXM6-180GB", "b200-sxm"),
+        ("gpu", "A800", "a800-80gb-sxm"),
+        ("framework", "NeMo 26.04", "megatron"),
+    ],
+)
+def test_words_of_other_tables_are_what_they_say(tmp_path: Path, column: str, cell: str, name: str) -> None:
+    case = case_of(read_table(write_table(tmp_path / "t.csv", [{**LLAMA_8B, column: cell}]))[0])
+    assert isinstance(case, Case)
+    read = {"gpu": case.cluster.gpu.name, "framework": case.plan.framework}
+    assert read.get(column, getattr(case.plan, column, None)) == name
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:

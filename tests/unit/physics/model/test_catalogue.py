@@ -102,6 +102,7 @@ ROUNDED = {
     "gemma-4-31b": (31e9, 0.5e9),
     "minimax-m2.5": (229e9, 1e9),
     "nemotron-3-nano": (31.6e9, 0.05e9),
+    "nemotron-3-nano-omni": (31.6e9, 0.05e9),
     "nemotron-3-super": (120.6e9, 0.1e9),
     "nemotron-3-ultra": (550e9, 1e9),
     "mimo-v2-flash": (309e9, 0.5e9),

@@ -13,7 +13,9 @@ from math import isfinite
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.evidence.accuracy import words
 from windtunnel.evidence.accuracy.in_order import in_order
+from windtunnel.evidence.accuracy.wording import FRAMEWORKS
 from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
 from windtunnel.notebook import Shown
@@ -25,7 +27,7 @@ from windtunnel.studies.rl.study import answered
 NEEDED = ("id", "framework", "model", "gpu", "n_gpus", "rollouts_per_step", "total_step_s")
 PHASES = ("generation_s", "training_s", "logprob_s", "ref_logprob_s", "weight_sync_s")
 PROMPT = 150  # tokens, where a row does not say: DAPO-Math-17k 155, GSM8K 111
-TRAINERS = {"fsdp2": "fsdp", "fsdp": "fsdp", "megatron-core": "megatron", "megatron": "megatron"}
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt": "trtllm", "trt-llm": "trtllm"}  # by a word in the cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,15 @@ def missing(row: RlRow) -> str:
 def question_of(row: RlRow) -> Rl:
     """The question of a row that lacks nothing. Raises UserError."""
     rollouts = row.whole("rollouts_per_step") or 1
-    prompts = row.whole("prompts_per_step") or (rollouts // 16 if rollouts % 16 == 0 else rollouts)
+    each = row.whole("generations_per_prompt") or (16 if rollouts % 16 == 0 else 1)
+    prompts = row.whole("prompts_per_step") or max(1, rollouts // each)
     samples = max(1, rollouts // prompts)
     prompt = row.whole("mean_prompt_len") or PROMPT
     mean = row.number("mean_output_len") or max(1.0, (row.number("mean_total_len") or 0.0) - prompt)
     cap = row.whole("max_response_len") or max(1, (row.whole("max_seq_len") or round(8 * mean)) - prompt)
-    fp8_rollout, fp8 = "fp8" in row.text("gen_precision"), "fp8" in row.text("train_precision")
+    fp8_rollout, fp8 = ("fp8" in words.plain(row.text(f"{side}_precision")) for side in ("gen", "train"))
+    trainer = row.text("train_backend").lower()
+    engine = row.text("gen_engine").lower()
     data: dict[str, object] = {
         "model": row.text("model"),
         "cluster": f"{row.text('gpu').lower()}:{row.whole('n_gpus')}",
@@ -96,19 +101,22 @@ def question_of(row: RlRow) -> Rl:
             "gen_tp": row.whole("gen_tp"),
             "gen_pp": row.whole("gen_pp") or 1,
             "weights": "fp8" if fp8_rollout else "bf16",
+            "engine": next((name for word, name in ENGINES.items() if word in engine), None),
         },
         "learner": {
-            "trainer": TRAINERS.get(row.text("train_backend").lower()),
+            "trainer": next((name for word, name in FRAMEWORKS if word in trainer), None),
             "train_batch": row.whole("train_global_batch"),
             "precision": "fp8" if fp8 else "bf16",
-            "recompute": row.text("recompute") or None,
+            "recompute": words.recompute(row.text("recompute"), None, False)[0] if row.text("recompute") else None,
             **{name: row.whole(f"train_{name}") for name in ("tp", "cp", "ep", "pp")},
         },
     }
-    apart = row.text("colocated") == "0" and row.whole("gen_gpus") and row.whole("train_gpus")
+    apart = row.text("colocated").lower() in words.NOTHING - {""} and row.whole("gen_gpus") and row.whole("train_gpus")
     if apart:
         data |= {"generate": row.whole("gen_gpus"), "train": row.whole("train_gpus")}
-        data["async_steps"] = row.number("max_lag_steps") or 0.0
+        lag = row.number("max_lag_steps")
+        behind = any(word in row.text("mode").lower() for word in ("async", "off")) and lag is None
+        data["async_steps"] = 1.0 if behind else lag or 0.0
     return read_part(Rl, _stated(data))
 
 

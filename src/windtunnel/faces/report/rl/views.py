@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from windtunnel.evidence.accuracy.rl.run import RlReport, Score
 from windtunnel.studies.rl.plan import RlPlanned
 from windtunnel.studies.rl.result import RlResult
 from windtunnel.views import (
@@ -25,6 +25,9 @@ from windtunnel.views import (
     View,
 )
 from windtunnel.views.text import plain, scale_of, text_of
+
+if TYPE_CHECKING:  # what validates is loaded where it is asked
+    from windtunnel.evidence.accuracy.rl.run import RlReport, Score
 
 PHASES = (  # field, name, colour; all but generation add up to the step
     ("exposed_generation_s", "waiting for samples", "line-4"),

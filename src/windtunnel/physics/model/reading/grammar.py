@@ -16,6 +16,9 @@
     blocks      for each kind, entries of `FeedForward`
     mixer, block   which of them layer `i` has
     layer       entries of `Layer`, and `count`: how many layers
+    tower       of a type with a vision tower: the tower's own `type` (`types/towers`) where its config names none, and
+                entries that differ from what that file says; there: `patches` of an image, `merge` of them to a token,
+                `registers`, and `projector`, inputs and outputs of each product; with `text_width` and outer fields
     parts       instead of both: the names of what layer `i` has in a row, mixers and blocks; a mixer and the block
                 behind it are one layer here, and a mixer with none behind it has an empty one (Nemotron-H)
 
@@ -35,8 +38,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from windtunnel.errors import SpecError
 from windtunnel.files.document import own_document
-from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model
+from windtunnel.physics.model.architecture import Attention, FeedForward, Layer, Model, Tower
 from windtunnel.physics.model.limits import HEADS_MAX, LAYERS_MAX, SIZE_MAX, TOKENS_MAX, counted, showable
 from windtunnel.physics.model.mixers import Compressed, Extended, ExtendedBlock, Indexed, Recurrent, Streamed
 from windtunnel.physics.model.reading.config_fields import Fields
@@ -96,6 +100,7 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
     "int": int,
     "bool": bool,
     "of_layer": _of_layer,
+    "repeated": lambda parts, times: parts * min(times, LAYERS_MAX),
 }
 
 
@@ -229,7 +234,7 @@ class _Reading:
                 raise self.fields.refuse(str(entries[key]).lstrip("= "), showable(value), known)
             if isinstance(value, float):
                 raise self.fields.refuse(str(entries[key]), value, "give a whole number")
-            if type(value) is int and not key.startswith("more_"):
+            if type(value) is int and isinstance(entries[key], str) and not key.startswith("more_"):
                 least = 0 if key in MAY_BE_ZERO else 1
                 text = str(entries[key])
                 field = text if text.isidentifier() else f"{name} {key} ({text})"
@@ -258,11 +263,15 @@ class _Reading:
 
 def read_type(name: str, fields: Fields) -> Model:
     """The model of a config whose `model_type` is `name`. Raises SpecError."""
-    rules = _type(name)
+    rules, outer = _type(name), name
     field = rules.get("inside")
     if field is None or (not fields.has(field) and ("mixers" in rules or rules.get("flat"))):
         name = name if "mixers" in rules else rules["text"]
-        return _read(fields, name, _type(name), ())
+        if not any(fields.has(tower) for tower in TOWERS):
+            return _read(fields, name, _type(name), ())
+        beside = (key for key in fields.names() if key.startswith(OF_TOWERS))
+        fields.ignore(*TOWERS, *rules.get("outside", ()), *beside)
+        return _with_tower(_read(fields, name, _type(name), (TOWERS_NOTE,)), fields, outer)
     text = fields.inner(field, required=True)
     fields.ignore(*rules.get("outside", ()), *(key for key in fields.names() if key.startswith(OF_TOWERS)))
     if "mixers" not in rules:
@@ -277,7 +286,35 @@ def read_type(name: str, fields: Fields) -> Model:
         rules = {**rules, "model": {**rules["model"], "tied_embeddings": tied}}
         text.ignore("tie_word_embeddings")
     read = _read(text, name, rules, (TOWERS_NOTE,) if any(fields.has(tower) for tower in TOWERS) else ())
-    return replace(read, tower=_tower(fields.raw("vision_config")))
+    return _with_tower(read, fields, outer)
+
+
+def _with_tower(read: Model, fields: Fields, outer: str) -> Model:
+    """A text model with what its config says of a vision tower beside it."""
+    vision = _vision(fields, _type(outer).get("tower", {}), read.hidden_size)
+    return replace(read, tower=_tower(fields.raw("vision_config")), vision=vision)
+
+
+def _vision(fields: Fields, own: Mapping[str, object], text_width: int) -> Tower | None:
+    """The vision tower beside a text model of so many numbers a token; None where its type has no file."""
+    config = fields.raw("vision_config")
+    if not isinstance(config, dict):
+        return None
+    name = f"towers/{own.get('type') or config.get('model_type')}"
+    if not re.fullmatch(r"towers/\w+", name) or not (FOLDER / f"{name}.yaml").exists():
+        return None
+    rules = _type(name)
+    beside = {key: fields.raw(key) for key in fields.names() if key not in ("text_config", "vision_config")}
+    whole = Fields({**beside, **config, "text_width": text_width}, fields.where)
+    reading = _Reading(whole, rules)
+    try:
+        encoder = replace(_read(whole, name, rules, ()), name=name.removeprefix("towers/"))
+        entries = {key: reading.value(text) for key, text in {**rules["tower"], **own}.items() if key != "type"}
+        products = tuple((int(k), int(n)) for k, n in entries.pop("projector"))
+        numbers = {key: int(value) for key, value in entries.items()}
+    except (SpecError, TypeError, ValueError):
+        return None  # another kind of tower under a name that is known: the text model is read as ever
+    return Tower(encoder=encoder, projector=products, **numbers)
 
 
 def _tower(config: object) -> tuple[int, int] | None:

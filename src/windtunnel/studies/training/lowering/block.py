@@ -17,13 +17,21 @@ class Block:
     recompute: bool = False  # in full
     offload: bool = False
     adapters: float | None = None  # parameters of its adapters, where all others are frozen
+    tower: bool = False  # of an encoder of images, in front of the embedding
+    forward_only: bool = False  # nothing in it and nothing before it learns
 
     @property
     def learning(self) -> tuple[float, float]:
         """Dense and expert parameters that learn."""
         if self.adapters is not None:
             return self.adapters, 0.0
-        return self.dense_parameters, self.expert_parameters
+        return (0.0, 0.0) if self.forward_only else (self.dense_parameters, self.expert_parameters)
+
+    @property
+    def frozen(self) -> tuple[float, float]:
+        """Dense and expert parameters that do not."""
+        whole = self.dense_parameters, self.expert_parameters
+        return whole if self.forward_only or self.adapters is not None else (0.0, 0.0)
 
     @property
     def norms(self) -> int:

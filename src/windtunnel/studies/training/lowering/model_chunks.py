@@ -9,7 +9,7 @@ from typing import Literal
 from windtunnel.physics.cost.device_memory import memory_document
 from windtunnel.physics.cost.training import software, training_document
 from windtunnel.physics.model import Layer
-from windtunnel.physics.model.adapters import learning, with_adapters
+from windtunnel.physics.model.adapters import frozen_operations, learning, with_adapters
 from windtunnel.physics.model.layers.layer import embedding_operations, head_operations, layer_operations
 from windtunnel.physics.model.layers.parts import linear
 from windtunnel.physics.model.layers.plain import (
@@ -21,6 +21,7 @@ from windtunnel.physics.model.mixers import streams_of
 from windtunnel.physics.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.studies.training.layout import Layout
 from windtunnel.studies.training.lowering.block import Block
+from windtunnel.studies.training.lowering.towers import tower_blocks, tower_tape
 from windtunnel.studies.training.memory.allocations import Passes
 from windtunnel.studies.training.memory.eager.autograd import Style
 from windtunnel.studies.training.memory.eager.trace import write_plain
@@ -45,7 +46,8 @@ class Piece:
     n_layers: int
     dense_parameters: float
     expert_parameters: float
-    adapters: float | None  # parameters that learn, where all others are frozen
+    learning: tuple[float, float]  # dense and expert parameters that learn
+    frozen: tuple[float, float]  # those that do not
     passes: Passes  # what its forward and backward pass allocate and free
     root_bytes: float  # parameters that are gathered all through a pass
     whole_bytes: float  # gathered parameters, where they stay for longer than a pass
@@ -53,13 +55,6 @@ class Piece:
     buffer_bytes: float  # of one tensor that it is sent or sends, where there is a buffer for every micro-batch
     unmerged_bytes: float  # weight gradients that a split backward leaves until the next micro-batch adds them up
     key: tuple[object, ...]  # pieces with the same key have the same passes
-
-    @property
-    def learning(self) -> tuple[float, float]:
-        """Dense and expert parameters that learn."""
-        if self.adapters is not None:
-            return self.adapters, 0.0
-        return self.dense_parameters, self.expert_parameters
 
 
 def shard_of(layout: Layout) -> Shard:
@@ -121,7 +116,7 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
     With an uneven router a pass is that of each layer's hottest expert rank, since all wait for it layer by layer, and
     memory that of the rank whose layers together are given most (`training/workload/router_load.py`).
     """
-    shard, model, rank = shard_of(layout), layout.model, layout.plan.lora_rank
+    shard, model, frozen = shard_of(layout), layout.model, layout.plan.freezes_text
     built: dict[tuple[int, float], tuple[Operation, ...]] = {}  # by identity: equal layers are one object
     known: dict[tuple[object, ...], Piece] = {}
     tapes: dict[tuple[object, ...], Tape] = {}
@@ -136,7 +131,7 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
         if (id(layer), load) not in built:
             of_layer = layer_operations if shard.fused_projections else plain_layer_operations
             ops = of_layer(layer, model, shard, load)
-            built[id(layer), load] = ops if not rank else _with_adapters(ops, shard, layout.plan, layer)
+            built[id(layer), load] = ops if not frozen else _with_adapters(ops, shard, layout.plan, layer)
         return built[id(layer), load]
 
     for stage, numbers in enumerate(layout.virtual_layers):
@@ -178,6 +173,9 @@ def _piece(
     model, plan = layout.model, layout.plan
     blocks: list[Block] = []
     vocabulary = layout.vocab_padded * model.hidden_size / plan.tp
+    if first and plan.images:
+        assert model.vision is not None, model.name
+        blocks += tower_blocks(plan, model.vision, shard)
     if first:
         positions = model.learned_positions * model.hidden_size
         norm = model.norm_parameters * model.embedding_norm + model.more_weights + model.more_parameters
@@ -200,8 +198,8 @@ def _piece(
         )
         bias = model.output_bias * layout.vocab_padded / plan.tp
         blocks.append(Block(head, table + bias + model.norm_parameters * model.final_norm))
-    if plan.lora_rank:
-        blocks = [_adapted(block, shard, plan) for block in blocks]
+    if plan.freezes_text:
+        blocks = [block if block.tower else _adapted(block, shard) for block in blocks]
     keep = keeping(plan.framework, plan.release)
     if keep.loss["logits_kept"] == "pipelined":
         keep = replace(keep, loss={**keep.loss, "logits_kept": plan.pp > 1})
@@ -209,13 +207,13 @@ def _piece(
         keep = replace(keep, adapter_outputs=True)
     if plan.loss:
         keep = replace(keep, loss=memory_document()["losses"][plan.loss])
-    ends = [number for number in (0, len(blocks) - 1) if blocks[number].is_end] if blocks else []
+    ends = [number for number, block in enumerate(blocks) if block.is_end]
     root = 0.0
     if keep.root_gathered and layout.gathers_in_passes:
         root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
     stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes * streams_of(model)
     own = iter(kept)
-    held = [block if block.is_end else _with_operations(block, next(own)) for block in blocks]
+    held = [block if block.is_end or block.tower else _with_operations(block, next(own)) for block in blocks]
     received = 0 if first else int(stream)
     how = _stringing(layout, keep, first)
     if shard.fused_projections:
@@ -224,15 +222,16 @@ def _piece(
         units, later = (_plain_units(layout, shard, held, keep, tapes, later=which) for which in (False, True))
         passes = string_together(units, received, how, later)
     parameters = sum(block.dense_parameters + block.expert_parameters for block in blocks)
-    adapters = sum(block.learning[0] for block in blocks) if plan.lora_rank else None
-    trained = parameters if adapters is None else adapters
-    summed = trained + (vocabulary * (_table_parts(layout) - 1) if first and adapters is None else 0.0)
+    learning = (sum(block.learning[0] for block in blocks), sum(block.learning[1] for block in blocks))
+    trained = sum(block.learning[0] + block.learning[1] for block in blocks)
+    summed = trained + (vocabulary * (_table_parts(layout) - 1) if first and not plan.freezes_text else 0.0)
     return Piece(
         blocks=tuple(blocks),
         n_layers=len(layers),
         dense_parameters=sum(block.dense_parameters for block in blocks),
         expert_parameters=sum(block.expert_parameters for block in blocks),
-        adapters=adapters,
+        learning=learning,
+        frozen=(sum(block.frozen[0] for block in blocks), sum(block.frozen[1] for block in blocks)),
         passes=passes,
         root_bytes=root,
         whole_bytes=parameters * _gathered_width(layout, shard) if layout.shares_once and plan.zero_stage == 3 else 0.0,
@@ -252,14 +251,15 @@ def _with_adapters(
 ) -> tuple[Operation, ...]:  # fmt: skip
     heads, pairs = layer.attention.heads, 2 * layer.attention.kv_heads
     share = heads / (heads + pairs)
+    if not plan.lora_rank:
+        return frozen_operations(operations, shard)
     return with_adapters(operations, shard, plan.lora_rank, plan.lora_targets, plan.lora_adapters, share)
 
 
-def _adapted(block: Block, shard: Shard, plan: Plan) -> Block:
+def _adapted(block: Block, shard: Shard) -> Block:
     """A block whose own weights are frozen; layers have their adapters already, embedding and head have none."""
     if block.is_end:
-        frozen = with_adapters(block.operations, shard, plan.lora_rank, "all")
-        return replace(block, operations=frozen, adapters=0.0)
+        return replace(block, operations=frozen_operations(block.operations, shard), adapters=0.0)
     return replace(block, adapters=learning(block.operations))
 
 
@@ -322,7 +322,9 @@ def _units(
         embeds = block.operations[0].name == "embedding"
         table = block.dense_parameters * _table_parts(layout) * shard.activation_bytes if embeds else 0.0
         key = (id(block.operations), block.recompute, block.offload, whole, table)
-        if key not in tapes:
+        if key not in tapes and block.tower:
+            tapes[key] = tower_tape(block, keep if whole else bare, plan, shard.fused)
+        elif key not in tapes:
             tapes[key] = write(
                 block.operations, 0.0 if table else stream, keep if whole else bare, parts=plan.recompute_parts,
                 recompute=block.recompute, offload=block.offload, precision=plan.precision, tp=plan.tp,

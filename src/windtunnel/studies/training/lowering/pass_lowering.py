@@ -71,8 +71,9 @@ def build_pass(
 ) -> PassBuilder:
     """The same pass, lowered and priced, but not replayed."""
     build = PassBuilder(pricer, noted=noted)
-    order = list(blocks) if phase is Kind.FORWARD else list(reversed(blocks))
-    gathers = Gathers(build, order, phase)
+    learning = [block for block in blocks if not block.forward_only]  # others come first, and have no backward
+    order = list(blocks) if phase is Kind.FORWARD else learning[::-1]
+    gathers = Gathers(build, order, phase, len(blocks) - len(order))
     fetched: dict[int, int] = {}
     number = 0
     while number < len(order):
@@ -138,6 +139,7 @@ def _equal(this: Block, *others: Block) -> bool:
         and other.dense_parameters == this.dense_parameters
         and other.expert_parameters == this.expert_parameters
         and other.adapters == this.adapters
+        and other.tower == this.tower
         for other in others
     )
 
@@ -364,17 +366,18 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
         if not beside:
             build.pending += regathered
     overlap = bool(plan.overlap_tp) and op.before_backward is not None
-    _with_transfers(
-        build,
-        f"{name} input",
-        pricer.input_gradient(op),
-        "gemm",
-        op.flops,
-        op.kernels,
-        op.before_backward,
-        None,
-        overlap=overlap,
-    )
+    if not op.begins:
+        _with_transfers(
+            build,
+            f"{name} input",
+            pricer.input_gradient(op),
+            "gemm",
+            op.flops,
+            op.kernels,
+            op.before_backward,
+            None,
+            overlap=overlap,
+        )
     scattered: list[int] = []
     if op.after_backward is not None:
         label = f"{name} {op.after_backward.kind}"

@@ -74,7 +74,7 @@ def _tie_embeddings(build: StepBuilder, ends: list[int]) -> None:
     """Where first and last stage hold a copy each of the same table, its gradients are summed."""
     layout = build.layout
     first, last = build.schedule.holders(0), build.schedule.holders(len(build.pieces) - 1)
-    if not layout.model.tied_embeddings or first == last or layout.plan.lora_rank:
+    if not layout.model.tied_embeddings or first == last or layout.plan.freezes_text:
         return
     vocabulary = layout.vocab_padded * layout.model.hidden_size / build.plan.tp
     for rank in sorted({*first, *last}):

@@ -36,12 +36,18 @@ class State:
 REFERENCE_BYTES = 2.0  # of a reference policy's parameter, loaded in 16 bits
 
 
-def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | None = None) -> State:
+def state_bytes(
+    layout: Layout, dense: float, expert: float, adapters: float | None = None, frozen: float = 0.0
+) -> State:
     """State of a rank that holds so many dense and expert parameters before sharding.
 
     `adapters`: those that learn beside them, where all others are frozen; without them these are the reference policy.
+    `frozen`: a tower's that do not learn beside others that do.
     """
     task = layout.plan.task
+    if frozen:
+        state = state_bytes(layout, dense, expert, adapters)
+        return replace(state, parameters=state.parameters + _frozen_bytes(layout, frozen, 0.0))
     if task == "forward":
         return State(_frozen_bytes(layout, dense, expert) + 2.0 * (adapters or 0.0), 0.0, 0.0)
     state = _learning_bytes(layout, dense, expert, adapters)

@@ -221,10 +221,11 @@ class _Ranks:
         return replace(state, gradients=0.0) if self.layout.shares_once else state
 
     def _held_state(self, held: list[Piece]) -> State:
-        adapters = sum(piece.adapters or 0.0 for piece in held) if self.layout.plan.lora_rank else None
-        return state_bytes(
-            self.layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held), adapters
-        )
+        dense, experts = (sum(piece.learning[kind] for piece in held) for kind in (0, 1))
+        frozen, frozen_experts = (sum(piece.frozen[kind] for piece in held) for kind in (0, 1))
+        if self.layout.plan.freezes_text:
+            return state_bytes(self.layout, frozen, frozen_experts, dense)
+        return state_bytes(self.layout, dense, experts, frozen=frozen)
 
     def _loads(self) -> NDArray[np.int64]:
         """int64[first or later, kinds, virtual stages, fields of `Load`]."""

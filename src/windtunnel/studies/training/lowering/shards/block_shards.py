@@ -19,9 +19,10 @@ class Gathers:
     begins, stays until the backward pass has ended, and is reduced then.
     """
 
-    def __init__(self, build: PassBuilder, order: list[Block], phase: Kind) -> None:
+    def __init__(self, build: PassBuilder, order: list[Block], phase: Kind, left_out: int = 0) -> None:
         plan, layout = build.pricer.layout.plan, build.pricer.layout
         self._build, self._order = build, order
+        self._left_out = left_out  # blocks of the forward pass before the first that learns
         self._gather = layout.gathers_in_passes and phase is not Kind.BACKWARD_WEIGHT
         self._reduce = layout.reduces_in_passes and phase in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
         self._parameter_bytes = parameter_bytes(plan)
@@ -63,7 +64,7 @@ class Gathers:
 
     def index(self, number: int) -> int:
         """Place of the block in a forward pass."""
-        return number if self._forward else len(self._order) - 1 - number
+        return number if self._forward else self._left_out + len(self._order) - 1 - number
 
     def before(self, number: int) -> None:
         """Make the block's parameters present; issue the next block's gather."""

@@ -1,0 +1,72 @@
+"""Vision towers against what transformers 5.24 builds, and one by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import windtunnel
+from windtunnel.physics.model import load_model, read_config
+from windtunnel.physics.model.layers.tower import patch_operations, projector_operations, tower_shard
+from windtunnel.physics.model.operations import Shard
+
+HERE = Path(__file__).parent
+CATALOGUE = Path(windtunnel.__file__).parent / "physics" / "model" / "catalogue"
+ROWS: dict[str, dict[str, Any]] = json.loads((HERE / "towers_by_transformers.json").read_text())
+TEXT: dict[str, dict[str, Any]] = json.loads((HERE / "derived_by_transformers.json").read_text())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_parameters_are_those_that_transformers_builds(name: str) -> None:
+    row = ROWS[name]
+    model = read_config({**TEXT[name]["config"], **row["beside"], "vision_config": row["vision_config"]})
+    assert model.vision is not None
+    assert model.vision.parameters == row["parameters"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_text_model_is_the_same_beside_its_tower(name: str) -> None:
+    row = ROWS[name]
+    beside = read_config({**TEXT[name]["config"], **row["beside"], "vision_config": row["vision_config"]})
+    assert beside.parameters == read_config(TEXT[name]["config"]).parameters
+
+
+def test_an_image_of_qwen3_vl_by_hand() -> None:
+    # 1,024 patches of 16 x 16 x 3 numbers in two frames, width 1,152, 27 layers of 4,304; four patches to a token of
+    # 4,096; three layers more have a way of their own into the text model.
+    tower = load_model("qwen3-vl-8b").vision
+    assert tower is not None
+    layer = 4 * 1152 * 1152 + 2 * 1152 * 4304
+    encoder = 1024 * (2 * 27 * layer + 2 * 1536 * 1152 + 27 * 4 * 1152 * 1024)
+    joined = 256 * 4 * 2 * (4608 * 4608 + 4608 * 4096)
+    assert tower.forward_flops(1024) == (encoder, joined)
+    shard = tower_shard(tower, Shard(batch=1, seq_len=8192), images=3, patches=1024)
+    assert shard.tokens == 3072
+    ops = [*patch_operations(tower, shard), *projector_operations(tower, shard, 3, 1024, begins=False)]
+    products = [op for op in ops if op.kind == "gemm"]
+    assert sum(op.flops for op in products) == 3 * (joined + 1024 * 2 * 1536 * 1152)
+    assert len(products) == 1 + 8
+
+
+def test_a_tower_whose_heads_do_not_divide_is_whole_on_each_rank() -> None:
+    tower = load_model("qwen3-vl-8b").vision
+    assert tower is not None
+    assert tower_shard(tower, Shard(batch=1, seq_len=4096, tp=8, sequence_parallel=True), 1, 1024).tp == 8
+    assert tower_shard(tower, Shard(batch=1, seq_len=4096, tp=3), 1, 1024).tp == 1
+
+
+def test_a_checkpoint_of_transformers_4_has_its_published_parameters() -> None:
+    # Qwen2.5-VL-7B-Instruct as its config.json stands on the hub: the text model's fields beside the tower's.
+    text = json.loads((CATALOGUE / "qwen2.5-7b.json").read_text())
+    tower = {
+        **{"depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
+        **{"in_chans": 3, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        **{"spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+    }
+    beside = {"vision_config": tower, "image_token_id": 151655, "vision_start_token_id": 151652}
+    model = read_config({**{k: v for k, v in text.items() if k != "_source"}, "model_type": "qwen2_5_vl", **beside})
+    assert model.vision is not None
+    assert model.parameters + model.vision.parameters == 8_292_166_656
