@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class FleetFlows:
     """Coflows that share the ports of one switch: when each ends under a policy."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "fleet flows"
     positional: ClassVar[tuple[str, ...]] = ("trace",)
     trace: Annotated[str, About("A text file of coflow-benchmark's layout, such as FB2010-1Hr-150-0.txt.")]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.fleet.jobs import SITE, JobTrace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class FleetLint(JobTrace):
     """What is wrong with a trace."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.fleet.jobs import SITE, Scheduled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class FleetLive(Scheduled):
     """The commands of a trace run here under one policy, beside their simulation."""
 

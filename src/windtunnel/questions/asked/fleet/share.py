@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class FleetShare:
     """Jobs whose traffic comes in turns, on links that they share."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "fleet share"
     positional: ClassVar[tuple[str, ...]] = ("jobs",)
     jobs: Annotated[str, About("YAML of a link and jobs: period, busy, rate (docs/fleet.md).")]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.fleet.jobs import BANDS, Simulated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class FleetWhen(Simulated):
     """When one job will start and end, how sure that is, and why it waits."""
 
