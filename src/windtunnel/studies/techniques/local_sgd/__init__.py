@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
+from windtunnel.studies.techniques.parameters import LocalPlan
 
 __all__ = ["LocalPlan"]
