@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.questions.asked.sweep import Techniques
 from windtunnel.questions.fields import Field, fields_of
 from windtunnel.studies.techniques.megascale.features import MegaScalePlan
 from windtunnel.studies.techniques.parameters import PIECES, LinaPlan, LocalPlan, OffloadPlan, PartitionPlan, SparsePlan
@@ -147,12 +146,6 @@ def legal(techniques: list[Named]) -> None:
                 pair = f"{one.name} with {other}"
                 raise SpecError("--technique", pair, "these two do not go together: both decide what becomes of the "
                                 "same state or traffic; leave one of them out")  # fmt: skip
-
-
-def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
-    """All techniques, or the one that is named. Raises UnknownNameError."""
-    named = None if question.name is None else find_technique(question.name).name
-    return {"techniques": [one for one in list_techniques() if named in (None, one["name"])]}
 
 
 def list_techniques() -> list[dict[str, object]]:
