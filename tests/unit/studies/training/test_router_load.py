@@ -263,3 +263,12 @@ def test_steps_of_a_router_trace_spread_and_a_single_one_does_not(monkeypatch: p
     assert (two.load, two.simulated.makespan_ns) == ("quick", 10)  # of two the lower is the median
     assert (two.samples.p5_ns, two.samples.p50_ns, two.samples.p95_ns) == (10, 10, 30)
     assert (one.load, one.samples) == ("slow", None)
+
+
+def test_that_experts_are_even_is_all_that_a_router_load_takes_back() -> None:
+    plan = read_plan({"global_batch": 16, "seq_len": 512, "ep": 4, "task": "forward"})
+    even, uneven = (
+        predict(MOE, parse_cluster("h100-sxm:8"), plan, router_load=load).warnings for load in (None, "zipf:0.5")
+    )
+    assert len(even) == len(uneven) == 2
+    assert [one for one in even if "evenly" not in one] == [one for one in uneven if "busiest" not in one]
