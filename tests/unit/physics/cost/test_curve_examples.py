@@ -21,7 +21,6 @@ from windtunnel.physics.cost.inference.surface import (
     surface,
 )
 from windtunnel.physics.cost.measured import compaction
-from windtunnel.physics.cost.measured.interpolation import filled
 from windtunnel.physics.hardware.calibration import Points
 
 TABLE = Table((1024, 4096), (1.0, 4.0))
@@ -117,11 +116,3 @@ def test_nodes_of_attentions_table_are_half_octaves_of_query_rows() -> None:
     nodes = compaction.TOKEN_HEADS
     assert (nodes[0], nodes[-1]) == (256.0, 2.0**24)
     assert nodes[1:] / nodes[:-1] == pytest.approx(math.sqrt(2.0))
-
-
-def test_gaps_of_a_table_are_straight_between_nodes_flat_below_and_in_proportion_above() -> None:
-    nodes, unknown = np.array([0.0, 1.0, 2.0, 4.0, 5.0]), np.nan
-    row = filled(np.array([unknown, 3.0, unknown, 6.0, unknown]), (nodes,), (0,))
-    assert row.tolist() == [3.0, 3.0, 4.0, 6.0, 7.0]
-    further = filled(np.array([2.0, unknown, unknown, unknown, unknown]), (nodes,), (0,))
-    assert further.tolist() == [2.0, 3.0, 4.0, 6.0, 7.0]
