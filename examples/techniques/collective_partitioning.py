@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from windtunnel.real.techniques import collective_partitioning as partitioning
-from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
+from windtunnel.studies.techniques.parameters import PartitionPlan
 
 STEPS = 50
 

@@ -14,7 +14,7 @@ import argparse
 
 import torch
 
-from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
+from windtunnel.studies.techniques.parameters import LocalPlan
 
 CLIENTS, CLASSES, FEATURES, HIDDEN, ROUNDS, LOCAL, BATCH = 10, 10, 20, 32, 40, 20, 16
 FIRST_RATES = (0.1, 0.3, 1.0, 2.0, 4.0)

@@ -25,8 +25,8 @@ from windtunnel.studies.techniques.flat import Task
 from windtunnel.studies.techniques.flat.lower import lower_flat
 from windtunnel.studies.techniques.flat.play import play
 from windtunnel.studies.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without_features
+from windtunnel.studies.techniques.parameters import LinaPlan
 from windtunnel.studies.techniques.priced import Drawn
-from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
 from windtunnel.studies.techniques.prioritised_all_to_all.price import figures, rewrite
 from windtunnel.studies.training import Plan, predict, read_plan
 

@@ -8,8 +8,8 @@ Nothing of pydantic is imported here: it asks `About` and `OneOf` for their rule
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, get_args
 
 from windtunnel import units
 from windtunnel.errors import SpecError
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 
 STRICT: Mapping[str, str] = {"extra": "forbid"}  # `__pydantic_config__` of every part
+Made = TypeVar("Made")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def part(declared: type[Made]) -> type[Made]:
+    """A question, or a part of one: a frozen dataclass by keywords, of which a key that is not known is a mistake."""
+    declared.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
+    return dataclass(frozen=True, slots=True, kw_only=True)(declared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.hardware.torus import slice_of
 from windtunnel.questions.asked.fabric import Fabric
 from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.typed import plain_fields
 from windtunnel.units import parse_bytes
 
 SIZES_MOST = 64
@@ -70,6 +71,7 @@ class FabricResult(Answer):
     placement: Placement
     sizes: tuple[Size, ...]
     warnings: tuple[str, ...] = ()
+    JSON_LEAVES_OUT = ("warnings",)
 
     @property
     def band(self) -> Mapping[str, object]:
@@ -90,13 +92,7 @@ class FabricResult(Answer):
     def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
         rows = [{**asdict(size), "error": size.error} for size in self.sizes]
-        return {
-            "spec": dict(self.spec),
-            "collective": self.collective,
-            "placement": asdict(self.placement),
-            "sizes": rows,
-            "mean_error": self.mean_error,
-        }
+        return {**plain_fields(self), "sizes": rows, "mean_error": self.mean_error}
 
 
 def answer(question: Fabric) -> FabricResult:

@@ -8,7 +8,7 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.sweep import Techniques
 from windtunnel.studies import predict
-from windtunnel.studies.techniques import named
+from windtunnel.studies.techniques.named import find_technique, list_techniques
 
 LINES = {  # in a script with a model, an optimizer and, for hooks, `ddp = DistributedDataParallel(model)`
     "megascale": "windtunnel.real.techniques.megascale.make_groups(...), and the overlap flags of the framework",
@@ -22,7 +22,8 @@ LINES = {  # in a script with a model, an optimizer and, for hooks, `ddp = Distr
 
 def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
     """All techniques, or the one that is named; for a job the best first. Raises UserError."""
-    listed: list[dict[str, object]] = [dict(one) for one in named.answer(question)["techniques"]]
+    only = None if question.name is None else find_technique(question.name).name
+    listed = [one for one in list_techniques() if only in (None, one["name"])]
     if question.launch is None:
         if question.cluster is not None:
             raise SpecError("--cluster", question.cluster, "it goes with --for: name the launch file too")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.questions.asked.parts import ClusterPart
 from windtunnel.questions.asked.survive import Survive, SurviveSpot
 from windtunnel.questions.reading import plain_part
 from windtunnel.questions.typed import check, texts
@@ -32,6 +33,12 @@ ASSUMED_PARAMETERS = 405e9  # of the job whose failures are the default: Llama 3
 ASSUMED_REPLICA = 128  # its GPUs: tp 8 x pp 16
 LAYOUT = ("tp", "pp", "cp", "dp")
 DEFAULT_POLICIES = ("restart", "standby", "shrink", "parcae")
+KEYWORDS: Mapping[str, object] = {  # of `survive`, and what each may be
+    "days": float, "policies": str | Sequence[str], "failures": str | PathLike, "observed": str | None,
+    "checkpoint": str | float, "standbys": str | int, "recovery": str | Sequence[str], "storage": str | float | None,
+    "gpu_hour": float | None, "planned_every": str | float | None, "seeds": int, "seed": int,
+}  # fmt: skip
+CALLED = {"policies": "policy", "observed": "log", "gpu_hour": "price"}  # by the question
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,8 @@ def survive(
     """What failures cost a job: effective training time, waterfall, interruptions, cost, policy by policy.
 
     `model`, `cluster` and `plan` as `windtunnel.predict` takes them; without a model the job is assumed, with
-    steps of `step_time` (10s). `asked`: the keywords of `asked_of`. Raises UserError on the first mistake.
+    steps of `step_time` (10s). `asked`: KEYWORDS, with the defaults of the question. Raises UserError on the first
+    mistake.
     """
     check(locals(), step_time=str | float | None)
     from windtunnel.physics.hardware import Cluster, parse_cluster
@@ -66,59 +74,33 @@ def survive(
     from windtunnel.studies.resilience import survive as survived
     from windtunnel.studies.training import read_plan
 
-    known = [name for name in asked_of.__annotations__ if name not in ("shape", "machine", "return")]
     for name in asked:
-        if name not in known:
-            raise UnknownNameError("keyword of survive", name, known)
+        if name not in KEYWORDS:
+            raise UnknownNameError("keyword of survive", name, KEYWORDS)
+    check(asked, **{name: KEYWORDS[name] for name in asked})
     machine = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    fields = {CALLED.get(name, name): value for name, value in asked.items()}
+    fields |= {"policy": ",".join(texts("policies", asked["policies"]))} if "policies" in asked else {}
+    fields |= {"recovery": texts("recovery", asked["recovery"])} if "recovery" in asked else {}
+    question = Survive(cluster=ClusterPart(base=machine.name), **fields)
     if model is None:
         if not isinstance(plan, Mapping | None):
             raise SpecError("plan", str(plan), "it needs a model: without one give tp, pp, cp and dp by name")
         flags = dict(plan or {})
-        return survived(asked_of(assumed(machine, flags, step_time), machine, **asked))
+        return survived(asked_of(assumed(machine, flags, step_time), machine, question))
     if step_time is not None:
         raise SpecError("step_time", step_time, "leave it out: the model's step is predicted")
     if plan is None:
         raise SpecError("plan", None, "give the plan that the model is trained by")
     built = model if isinstance(model, Model) else load_model(model)
-    return survived(asked_of(predicted(built, machine, read_plan(plan)), machine, **asked))
+    return survived(asked_of(predicted(built, machine, read_plan(plan)), machine, question))
 
 
-def asked_of(
-    shape: Shape,
-    machine: Cluster,
-    *,
-    days: float = 54.0,
-    policies: Sequence[str] = DEFAULT_POLICIES,  # or a text with commas
-    failures: str | Path = "llama3",
-    observed: str | None = None,
-    checkpoint: str | float = "auto",
-    standbys: int | str = "auto",
-    recovery: Sequence[str] = (),
-    storage: str | float | None = None,
-    gpu_hour: float | None = None,
-    planned_every: str | float | None = None,
-    seeds: int = 200,
-    seed: int = 0,
-) -> Asked:
-    """The question of `resilience.survive`, from words as the command line takes them. Raises UserError."""
-    check(
-        locals(),
-        days=float,
-        failures=str | PathLike,
-        observed=str | None,
-        checkpoint=str | float,
-        standbys=str | int,
-        storage=str | float | None,
-        gpu_hour=float | None,
-        planned_every=str | float | None,
-        seeds=int,
-        seed=int,
-    )
-    policies, recovery = texts("policies", policies), texts("recovery", recovery)
+def asked_of(shape: Shape, machine: Cluster, question: Survive) -> Asked:
+    """What `resilience.survive` is asked of a job on a machine, from a question's words. Raises UserError."""
     from windtunnel.studies.resilience import ADAM_BYTES_PER_PARAMETER, Asked, Checkpoint, published
 
-    n = machine.n_gpus
+    n, storage = machine.n_gpus, question.storage
     bandwidth = STORAGE_BYTES_PER_S_PER_GPU * n if storage is None else parse_bandwidth(storage, "--storage")
     if bandwidth <= 0:
         raise SpecError("--storage", storage, "give a bandwidth, such as 2TB/s")
@@ -131,6 +113,7 @@ def asked_of(
         nic_bytes_per_s=machine.scale_out.bandwidth_bytes_per_s,
         storage_bytes_per_s=bandwidth,
     )
+    process = _process(_every_so_often(question, n), question.log, machine)
     return Asked(
         gpus=n,
         gpus_per_node=machine.gpus_per_node,
@@ -138,17 +121,17 @@ def asked_of(
         stages=shape.stages,
         step_s=shape.step_s,
         rate=shape.rate,
-        process=_with_planned(_process(str(failures), observed, machine), planned_every),
-        times=_times(recovery, n, saved if storage is not None else None),
+        process=_with_planned(process, question.planned_every),
+        times=_times(question.recovery, n, saved if storage is not None else None),
         checkpoint=saved,
-        days=days,
-        policies=tuple(one.strip() for text in policies for one in text.split(",")) or DEFAULT_POLICIES,
-        interval_s=None if checkpoint == "auto" else parse_time(checkpoint, "--checkpoint"),
-        standbys=None if standbys == "auto" else _whole(str(standbys)),
-        seeds=seeds,
-        seed=seed,
+        days=question.days,
+        policies=tuple(name.strip() for name in question.policy.split(",") if name.strip()) or DEFAULT_POLICIES,
+        interval_s=None if question.checkpoint == "auto" else parse_time(question.checkpoint, "--checkpoint"),
+        standbys=None if question.standbys == "auto" else _whole(str(question.standbys)),
+        seeds=question.seeds,
+        seed=question.seed,
         tokens_per_s=shape.tokens_per_s,
-        usd_per_gpu_hour=gpu_hour,
+        usd_per_gpu_hour=question.price,
     )
 
 
@@ -301,30 +284,13 @@ def job_of(question: Survive) -> tuple[Cluster, Asked]:
         if question.step_time is not None:
             raise SpecError("--step-time", question.step_time, "leave it out: the step is predicted for the model")
         shape = predicted(model_of(question.model, machine.n_gpus), machine, read_plan(fields))
-    names = tuple(name.strip() for name in question.policy.split(",") if name.strip())
-    asked = asked_of(
-        shape,
-        machine,
-        days=question.days,
-        policies=names or DEFAULT_POLICIES,
-        failures=_every_so_often(question, machine.n_gpus),
-        observed=question.log,
-        checkpoint=question.checkpoint,
-        standbys=question.standbys,
-        recovery=question.recovery,
-        storage=question.storage,
-        gpu_hour=question.price,
-        planned_every=question.planned_every,
-        seeds=question.seeds,
-        seed=question.seed,
-    )
-    return machine, asked
+    return machine, asked_of(shape, machine, question)
 
 
 def _every_so_often(question: Survive, gpus: int) -> str:
     """What fails: as named, or so often on average that the job is interrupted."""
     if question.mtbf is None:
-        return question.failures
+        return str(question.failures)
     if question.failures != "llama3":
         raise SpecError("--mtbf", format_time(question.mtbf), "give it or --failures, not both")
     return f"{question.mtbf!r}s@{gpus}"

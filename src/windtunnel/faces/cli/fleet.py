@@ -12,11 +12,8 @@ from windtunnel.faces.cli.answered import answered
 from windtunnel.faces.cli.flags import Outputs, command, plain_app
 from windtunnel.faces.cli.output import give, note, noted, working, wrote
 from windtunnel.files.write import check_writable, write_atomically, writing
-from windtunnel.questions.asked.fleet.flows import FleetFlows
-from windtunnel.questions.asked.fleet.live import FleetLive
-from windtunnel.questions.asked.fleet.pack import FleetPack
+from windtunnel.questions.asked.fleet.further import FleetFlows, FleetLive, FleetPack, FleetWhen
 from windtunnel.questions.asked.fleet.study import Fleet
-from windtunnel.questions.asked.fleet.when import FleetWhen
 
 if TYPE_CHECKING:
     from windtunnel.studies.fleet.jobs.lint import LintAnswer

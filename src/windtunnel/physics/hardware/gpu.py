@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from windtunnel.errors import SpecError
@@ -81,20 +81,9 @@ class Gpu:
 
     def to_dict(self) -> dict[str, object]:
         """The resolved spec, ready for JSON; `parse_cluster` reads it back under `gpu`."""
-        return {
-            "name": self.name,
-            "vendor": self.vendor,
-            "generation": self.generation,
-            "memory_bytes": self.memory_bytes,
-            "usable_memory_bytes": self.usable_memory_bytes,
-            "memory_bandwidth_bytes_per_s": self.memory_bandwidth_bytes_per_s,
-            "flops_per_s": dict(self.flops_per_s),
-            "sm_count": self.sm_count,
-            "tdp_w": self.tdp_w,
-            "kernel_tables": self.kernel_tables,
-            "kernel_scale": self.kernel_scale._asdict(),
-            "sources": dict(self.sources),
-        }
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        nested = {"flops_per_s": dict(self.flops_per_s), "kernel_scale": self.kernel_scale._asdict()}
+        return {**plain, **nested, "sources": dict(self.sources)}
 
 
 def positive(name: str, value: float) -> None:

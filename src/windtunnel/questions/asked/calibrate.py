@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 QUICK_S, FULL_S = 120.0, 900.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Measured:
     """How long is measured, and what."""
 
-    __pydantic_config__: ClassVar = STRICT
     positional: ClassVar[tuple[str, ...]] = ()
     quick: Annotated[bool, About("Two minutes. This is the default.")] = False
     full: Annotated[bool, About("Fifteen minutes: more shapes.")] = False
@@ -35,7 +33,7 @@ class Measured:
         return (FULL_S if self.full else QUICK_S) if self.budget is None else self.budget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class CalibrateDevice(Measured):
     """What the device at hand takes for each op."""
 
@@ -43,7 +41,7 @@ class CalibrateDevice(Measured):
     device: Annotated[str | None, About("cpu or cuda:0; a GPU if there is one. CUDA is not yet run on a GPU.")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class CalibrateCollectives(Measured):
     """What collectives between processes of this machine take."""
 
@@ -53,11 +51,10 @@ class CalibrateCollectives(Measured):
     pinned: Annotated[bool, About("Each process keeps to its own share of the cores.")] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class CalibrateShow:
     """What a calibrated file holds."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "calibrate show"
     positional: ClassVar[tuple[str, ...]] = ("file",)
     file: Annotated[str, About("A file that `windtunnel calibrate device` wrote.")]

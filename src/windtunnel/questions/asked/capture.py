@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 LAUNCH = "torchrun's options, then the script (or -m MODULE) and its arguments."
 TAPES = ("record", "replay")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Launched:
     """A launch line as torchrun takes it."""
 
-    __pydantic_config__: ClassVar = STRICT
     positional: ClassVar[tuple[str, ...]] = ("launch",)
     launch: Annotated[tuple[str, ...], About(LAUNCH)] = ()
     cluster: Annotated[str | None, About("The cluster, e.g. h100-sxm:1024, or a file: ranks are counted on it.")] = None
@@ -27,7 +25,7 @@ class Launched:
     seed: Annotated[int, About("Seed of what is drawn at random (0).")] = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Capture(Launched):
     """What a training script executes at its full scale."""
 
@@ -60,7 +58,7 @@ class Capture(Launched):
         return {name: value for name, _, value in parts}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Run(Launched):
     """A training script as one real rank of a large job, or as a few."""
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
 from windtunnel.questions.asked.predict import PLAN_FILE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Check:
     """Whether a launch file may be submitted."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "check"
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[ModelPart, About("The launch file, the name of a shipped model, or a config.json.")]

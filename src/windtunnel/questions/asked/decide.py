@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Decide:
     """Which cluster to train on: each with its best plan, its failures, its cost and how sure that is."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "decide"
     positional: ClassVar[tuple[str, ...]] = ("models",)
     models: Annotated[tuple[str, ...], About("Names of shipped models, or config.json files; one or several.")]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
 from windtunnel.questions.asked.predict import PLAN_FILE
@@ -14,11 +14,10 @@ from windtunnel.questions.asked.predict import PLAN_FILE
 LOGS = (".log", ".out")  # of a job that printed its plan into it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Diagnose:
     """Whether what was measured is what it should be, and where it is lost if not."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "diagnose"
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Explain:
     """Why a recorded job is slower than it should be."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "explain"
     positional: ClassVar[tuple[str, ...]] = ("traces",)
     traces: Annotated[
@@ -30,11 +28,10 @@ class Explain:
     ] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Watch:
     """Which rank makes all others wait, or is slow."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "watch"
     positional: ClassVar[tuple[str, ...]] = ("folder",)
     folder: Annotated[

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart
 
 Collective = Literal[
@@ -14,11 +13,10 @@ Collective = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Fabric:
     """How long a collective takes on a cluster, and what bandwidth that is."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "fabric"
     positional: ClassVar[tuple[str, ...]] = ()
     cluster: Annotated[ClusterPart, About("GPU and count, e.g. gb200:576, or a cluster file.")]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Nic:
     """How many host cores a data path takes, and what of it a NIC with cores of its own takes over."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "nic"
     positional: ClassVar[tuple[str, ...]] = ("graph",)
     graph: Annotated[str, About("The data path: a YAML file of operations with their cycles (docs/nic.md).")]

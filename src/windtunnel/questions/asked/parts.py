@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ModelPart:
     """A model: a word alone is its `base`."""
 
-    __pydantic_config__: ClassVar = STRICT
     word: ClassVar[str] = "base"
     base: Annotated[str, About("Name of a shipped model, path of a config.json, or a captured folder.")]
     layers: Annotated[int | None, About("Layers.", least=1)] = None
@@ -23,11 +21,10 @@ class ModelPart:
     vocab_size: Annotated[int | None, About("Tokens of the vocabulary.", least=1)] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class GpuPart:
     """A kind of GPU: a name, and what of it is changed."""
 
-    __pydantic_config__: ClassVar = STRICT
     word: ClassVar[str] = "base"
     base: Annotated[str | None, About("Name of a GPU.")] = None
     name: Annotated[str | None, About("What it is called.")] = None
@@ -52,11 +49,10 @@ class GpuPart:
     sources: Annotated[dict[str, str] | None, About("Where each number comes from.")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class LinkPart:
     """A link of each GPU: a bandwidth alone may stand for it."""
 
-    __pydantic_config__: ClassVar = STRICT
     word: ClassVar[str] = "bandwidth_bytes_per_s"
     name: Annotated[str | None, About("What it is called.")] = None
     bandwidth_bytes_per_s: Annotated[
@@ -72,11 +68,10 @@ class LinkPart:
     slice: Annotated[str | None, About("Slice of a torus, e.g. 4x8x64 (the most compact).")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class HostPart:
     """The host of a node."""
 
-    __pydantic_config__: ClassVar = STRICT
     pcie_bandwidth_bytes_per_s: Annotated[
         float | None, About("PCIe of one GPU.", names=("pcie",), unit="bandwidth")
     ] = None
@@ -87,11 +82,10 @@ class HostPart:
     cpu_speed: Annotated[float | None, About("Speed of its cores, relative.", least=0)] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ClusterPart:
     """A cluster: a word alone is its `base`; the fields are those of a cluster file."""
 
-    __pydantic_config__: ClassVar = STRICT
     word: ClassVar[str] = "base"
     base: Annotated[str | None, About("GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML.")] = None
     name: Annotated[str | None, About("What it is called.")] = None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import STRICT, About, part
 from windtunnel.questions.fields import fields_of
 from windtunnel.questions.reading import plain_part
 
@@ -274,11 +274,10 @@ class Plan:
         return plain_part(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Script:
     """What a captured script leaves open: its layout, batch and lengths are in it."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "script"
     phrase: ClassVar[str] = "a captured script"
     framework: Annotated[

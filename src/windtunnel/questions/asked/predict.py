@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import STRICT, About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import Plan, Script
 from windtunnel.questions.asked.scenario import Scenario
@@ -16,11 +16,10 @@ PLAN_FILE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Predict:
     """One training step of a model with a plan, or of a captured script."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "predict"
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import Framework, Precision
 from windtunnel.questions.asked.serve.parts import Weights
@@ -16,11 +16,10 @@ Pass = Literal["yes", "no"]
 OWN_FILES = (".yaml", ".yml", ".toml", ".sh", ".bash", ".slurm", ".sbatch")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Rollout:
     """How answers are generated; what is left open follows the framework, and the layout what is fastest."""
 
-    __pydantic_config__: ClassVar = STRICT
     engine: Annotated[str | None, About("Engine and release (the framework's).", ROLLOUT, rare=True)] = None
     gen_tp: Annotated[int | None, About("Tensor parallelism of a generator (the fastest).", ROLLOUT, least=1)] = None
     gen_pp: Annotated[int, About("Pipeline parallelism of a generator (1).", ROLLOUT, least=1, rare=True)] = 1
@@ -50,11 +49,10 @@ class Rollout:
     tool_tokens: Annotated[int, About("Tokens that a tool adds to the context (0).", ROLLOUT, least=0, rare=True)] = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Learner:
     """How the policy is trained; a layout that is left open is the fastest that fits."""
 
-    __pydantic_config__: ClassVar = STRICT
     trainer: Annotated[Framework | None, About("Habits of the trainer (the framework's).", LEARNER, rare=True)] = None
     train_batch: Annotated[
         int | None, About("Samples per optimizer step (all of a step's).", LEARNER, least=1, names=("global_batch",))
@@ -78,11 +76,10 @@ class Learner:
     reference: Annotated[Pass | None, About("Log-probs of a reference model (KL).", LEARNER, rare=True)] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Beside:
     """What else a step waits for."""
 
-    __pydantic_config__: ClassVar = STRICT
     reward: Annotated[
         float, About("Time to judge a sample, e.g. 5s, after its last token.", EXTRAS, least=0, unit="time", rare=True)
     ] = 0.0
@@ -116,11 +113,10 @@ class Beside:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Rl:
     """How long a step is, who waits for whom, and what fits."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "rl"
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[
@@ -190,7 +186,7 @@ class Rl:
             raise SpecError("hybrid", True, "needs pools apart and --async-steps 1 or more")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class RlPlan(Rl):
     """How to divide a cluster: what is given is kept; `async_steps` is the most that is tried."""
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 RUN = "A run folder, its result.json, or the first digits of its hash."
 Framework = Literal["megatron", "torchtitan", "deepspeed", "accelerate"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class OfRuns:
     """Where runs are."""
 
-    __pydantic_config__: ClassVar = STRICT
     runs: Annotated[str, About("Where run folders are (runs).")] = "runs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Compare(OfRuns):
     """Where two runs differ, and what explains it."""
 
@@ -34,7 +32,7 @@ class Compare(OfRuns):
     more: Annotated[tuple[str, ...], About("Traces of further ranks.")] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class WhatIf(OfRuns):
     """A saved run with something changed."""
 
@@ -51,7 +49,7 @@ class WhatIf(OfRuns):
     slow: Annotated[tuple[str, ...], About("Something more that is slow, as in predict.")] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Launch(OfRuns):
     """What a framework is launched with for the plan of a run."""
 
@@ -61,7 +59,7 @@ class Launch(OfRuns):
     framework: Annotated[Framework, About("The framework: megatron, torchtitan, deepspeed or accelerate.", flag="as")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class RunsList(OfRuns):
     """Saved runs, newest first."""
 
@@ -73,7 +71,7 @@ class RunsList(OfRuns):
     tagged: Annotated[str, About("Only runs with this tag.")] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class RunsTag(OfRuns):
     """Tags of runs, in place of those that they have."""
 
@@ -86,7 +84,7 @@ class RunsTag(OfRuns):
             raise SpecError("tags", None, "give RUN=a,b by the first digits of a listed run")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class RunsDelete(OfRuns):
     """Run folders to delete."""
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Search:
     """The best plans for a model on a cluster; what the plan leaves open is searched over its legal values."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "plan"
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[

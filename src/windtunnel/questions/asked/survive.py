@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Survive:
     """What failures cost a job; without a model, step time and state are assumed."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "survive"
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[
@@ -68,11 +67,10 @@ class Survive:
     seed: Annotated[int, About("Seed of what is drawn at random (0).", rare=True)] = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class SurviveSpot:
     """What spot machines give a job that lives on them."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "survive spot"
     positional: ClassVar[tuple[str, ...]] = ("machines", "model")
     machines: Annotated[str, About("CSV of spot machines: time_s,event,node or minute,added,removed.")]

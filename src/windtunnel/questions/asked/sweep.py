@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Sweep:
     """A question over many points. Where it runs, and where its table goes, is no part of it."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "sweep"
     positional: ClassVar[tuple[str, ...]] = ("study",)
     study: Annotated[str, About("A study in YAML (docs/planning.md).")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class SweepTable:
     """The best rows of a table that a sweep wrote."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "sweep table"
     positional: ClassVar[tuple[str, ...]] = ("table",)
     table: Annotated[str, About("A table that a sweep wrote.")]
     show: Annotated[str, About("The best Y at each X, e.g. mfu_vs_plan.tp (time_vs_gpus).")] = "time_vs_gpus"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Techniques:
     """What techniques there are."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "techniques"
     positional: ClassVar[tuple[str, ...]] = ("name",)
     name: Annotated[str | None, About("One technique alone.")] = None
@@ -44,11 +40,10 @@ class Techniques:
     cluster: Annotated[str | None, About("With --for: GPU and count, e.g. h100-sxm:64.")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ModelFacts:
     """What a model is made of."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "model"
     positional: ClassVar[tuple[str, ...]] = ("config",)
     config: Annotated[str, About("A model of the catalogue, or the path of a config.json.")]

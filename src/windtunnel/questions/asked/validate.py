@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Validate:
     """How far predictions are off, source by source."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "validate"
     positional: ClassVar[tuple[str, ...]] = ("tables",)
     tables: Annotated[

@@ -20,9 +20,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
 from windtunnel.studies.techniques.named import TECHNIQUES, legal, parse_technique
-from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
+from windtunnel.studies.techniques.parameters import PartitionPlan, SparsePlan
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar, get_type_hints
 
 from windtunnel.errors import SpecError
+from windtunnel.questions.asked.fleet.further import FleetWhen
 from windtunnel.questions.asked.fleet.study import Fleet
-from windtunnel.questions.asked.fleet.when import FleetWhen
 from windtunnel.questions.changing import changed
 from windtunnel.questions.words import settings
 from windtunnel.studies.fleet.jobs.trace import Jobs, Quota

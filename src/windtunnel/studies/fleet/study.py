@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.notebook import Shown
-from windtunnel.questions import read
+from windtunnel.questions import plain, read
 from windtunnel.questions.asked.fleet.study import Fleet
 from windtunnel.questions.header import Answer, band_entry
 from windtunnel.questions.typed import check
@@ -31,6 +32,8 @@ from windtunnel.units import format_many, format_time
 
 ELASTIC = 0.05  # share of lyra's jobs that can use twice their GPUs, where nobody says
 CHANGED = "changed"  # what an answer calls policies after --change
+BAND = (5.0, 50.0, 95.0)  # percentiles over seeds
+ONE = "windtunnel.studies.fleet.study:one_seed"
 NAMED = 5  # jobs and kinds of jobs left out that a warning names
 
 
@@ -174,8 +177,6 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
 
         files = emitted(question.emit, jobs, site)
     if question.seeds is not None:
-        from windtunnel.studies.fleet.seeds import run_seeds
-
         banded = tuple(run_seeds(question, names, question.seeds, executor))
         return FleetAnswer(about, banded, notes=notes, files=files)
     jobs, unfit = with_predictions(jobs, site)
@@ -246,3 +247,35 @@ def left_out(outcome: Outcome) -> list[str]:
             lines.append(f"{format_many(len(why), 'job')} left out in all; `windtunnel fleet lint` names them")
             break
     return lines
+
+
+def run_seeds(question: Fleet, policies: Sequence[str], count: int, executor: str) -> list[dict[str, object]]:
+    """For each policy the mean of each figure, its `bands` (5, 50, 95 %) over seeds, and `seeds`. Raises UserError."""
+    from windtunnel.studies.sweeps.executors import rows_of
+
+    points = [(name, question.seed + at) for name in policies for at in range(count)]
+    questions = [plain(replace(question, policy=name, seed=seed, seeds=None)) for name, seed in points]
+    rows: list[dict[str, object]] = [{} for _ in points]
+    inputs = [(place, {"question": one}) for place, one in enumerate(questions)]
+    for place, row in rows_of(executor, ONE, inputs, os.cpu_count() or 1):
+        if row["status"] != "ok":
+            name, seed = points[place]
+            raise UserError(f"{name}, seed {seed}: {row['reason']}")
+        rows[place] = row["outputs"]
+    return [_banded(rows[at : at + count]) for at in range(0, len(rows), count)]
+
+
+def _banded(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    import numpy as np
+
+    result: dict[str, object] = {}
+    bands: dict[str, list[float]] = {}
+    for name, value in runs[0].items():
+        values: list[Any] = [run.get(name) for run in runs]
+        if isinstance(value, str) or any(each is None for each in values):
+            if len(set(values)) == 1:
+                result[name] = value
+            continue
+        result[name] = value if len(set(values)) == 1 else round(float(np.mean(values)), 6)
+        bands[name] = [round(float(each), 6) for each in np.percentile(values, BAND)]
+    return {**result, "seeds": len(runs), "bands": bands}

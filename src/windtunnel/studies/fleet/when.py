@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
-from windtunnel.questions.asked.fleet.when import FleetWhen
+from windtunnel.questions.asked.fleet.further import FleetWhen
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.asked import as_asked, options_of, refuse_files
 from windtunnel.studies.fleet.changed import as_changed

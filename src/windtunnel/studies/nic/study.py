@@ -8,13 +8,14 @@ on the NIC, the rest wholly on the host).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import log, pow
 from pathlib import Path
 
 from windtunnel.errors import SpecError
 from windtunnel.questions.asked.nic import Nic as NicQuestion
 from windtunnel.questions.header import Answer
+from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.nic.path import DataPath, Nic, nic_named, read_path
 from windtunnel.studies.nic.search import Choice, Class, Costs, Plan, costs_of, split
 from windtunnel.units import parse_bandwidth
@@ -51,6 +52,7 @@ class NicResult(Answer):
     right_for_skew: tuple[float, float]
     source: str
     warnings: tuple[str, ...] = ()
+    JSON_LEAVES_OUT = ("source", "warnings")
 
     @property
     def host_cores_saved(self) -> float:
@@ -64,21 +66,9 @@ class NicResult(Answer):
 
     def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
-        return {
-            "spec": dict(self.spec),
-            "host_cores": self.host_cores,
-            "host_cores_saved": self.host_cores_saved,
-            "saved_share": self.host_cores_saved / self.host_only_cores if self.host_only_cores else 0.0,
-            "host_only_cores": self.host_only_cores,
-            "by_code_cores": self.by_code_cores,
-            "by_state_cores": self.by_state_cores,
-            "packets_per_s": self.packets_per_s,
-            "nic_use": self.nic_use,
-            "flows_on_nic": self.flows_on_nic,
-            "hot": self.hot,
-            "partition": [asdict(one) for one in self.partition],
-            "right_for_skew": list(self.right_for_skew),
-        }
+        saved = self.host_cores_saved
+        share = saved / self.host_only_cores if self.host_only_cores else 0.0
+        return {**plain_fields(self), "host_cores_saved": saved, "saved_share": share}
 
 
 def answer(question: NicQuestion) -> NicResult:

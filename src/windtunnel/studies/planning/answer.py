@@ -8,6 +8,7 @@ from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.notebook import Shown
+from windtunnel.questions.typed import plain_fields
 from windtunnel.studies.planning.choices import Choice
 
 FIGURES = (
@@ -39,9 +40,7 @@ class Planned:
 
     def to_dict(self) -> dict[str, object]:
         """The plan as JSON-able data."""
-        found = {name: getattr(self, name) for name in self.__slots__}
-        plain = {"plan": dict(self.plan), "breakdown_s": dict(self.breakdown_s), "techniques": list(self.techniques)}
-        return {**found, **plain}
+        return dict(plain_fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,32 +116,17 @@ class Plans(Shown):
 
     def to_dict(self) -> dict[str, object]:
         """The answer as JSON-able data."""
+        choices = [
+            {"field": one.field, "value": one.value, "regret_at_least": one.regret, "exact": one.exact}
+            for one in self.choices
+        ]
         return {
+            **plain_fields(self),
             "status": self.status,
-            "objective": self.objective,
-            "plans": [one.to_dict() for one in self.plans],
-            "space": dict(self.space),
-            "gap": self.gap,
-            "seconds": self.seconds,
-            "decides": self.decides,
-            "told_apart": self.told_apart,
-            "rule_of_thumb": None if self.rule_of_thumb is None else self.rule_of_thumb.to_dict(),
-            "rule_of_thumb_loses": self.rule_of_thumb_loses,
-            "front": [one.to_dict() for one in self.front],
-            "nearest": [
-                {"plan": dict(one.plan), "needed_bytes": one.needed_bytes, "capacity_bytes": one.capacity_bytes,
-                 "at_least": one.at_least}
-                for one in self.nearest
-            ],
             "remedies": [{"change": one.change, **one.planned.to_dict()} for one in self.remedies],
-            "choices": [
-                {"field": one.field, "value": one.value, "regret_at_least": one.regret, "exact": one.exact}
-                for one in self.choices
-            ],
+            "choices": choices,
             "sensitivity": [{"price": name, "winner": winner} for name, winner in self.sensitivity],
-            "launch": dict(self.launch),
-            "techniques": None if self.techniques is None else dict(self.techniques),
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plans:

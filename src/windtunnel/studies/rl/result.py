@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TypedDict
 
 from windtunnel.questions.header import Answer, band_entry
+from windtunnel.questions.typed import plain_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class RlResult(Answer):
     sources: tuple[str, ...]
     assumptions: tuple[str, ...]
     lanes: tuple[Lane, ...] = ()
+    JSON_LEAVES_OUT = ("spec", "sources", "assumptions")
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -99,23 +101,5 @@ class RlResult(Answer):
 
     def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
-        return {
-            "feasible": self.feasible,
-            "reason": self.reason,
-            "step_time_s": self.step_time_s,
-            "p5_s": self.p5_s,
-            "p95_s": self.p95_s,
-            "phases": asdict(self.phases),
-            "idle_share": dict(self.idle_share),
-            "staleness": dict(self.staleness),
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
-            "tokens": dict(self.tokens),
-            "memory": {name: side.to_dict() for name, side in self.memory.items()},
-            "cost": self.cost,
-            "cost_per_1000_samples": self.cost_per_1000_samples,
-            "steps": self.steps,
-            "preemptions": self.preemptions,
-            "verdicts": list(self.verdicts),
-            "settled": dict(self.spec),
-            "lanes": [asdict(lane) for lane in self.lanes],
-        }
+        memory = {name: side.to_dict() for name, side in self.memory.items()}
+        return {**plain_fields(self), "memory": memory, "settled": dict(self.spec)}

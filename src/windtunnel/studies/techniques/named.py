@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.questions.asked.sweep import Techniques
-from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
-from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
+from windtunnel.questions.fields import Field, fields_of
 from windtunnel.studies.techniques.megascale.features import MegaScalePlan
-from windtunnel.studies.techniques.offload.parameters import OffloadPlan
-from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
-from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
+from windtunnel.studies.techniques.parameters import PIECES, LinaPlan, LocalPlan, OffloadPlan, PartitionPlan, SparsePlan
 from windtunnel.units import parse_bytes, parse_count, parse_number
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 AUTO = ("auto", "none", "")
 TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
@@ -119,35 +109,30 @@ def parse_technique(text: str) -> tuple[Named, Any]:
 
 def with_values(technique: Named, given: dict[str, str]) -> object:
     """The parameters of a technique from words. Raises UnknownNameError and SpecError."""
-    fields = {one.name: one for one in dataclasses.fields(technique.takes)}
-    hints = get_type_hints(technique.takes)
+    fields = {field.path: field for field in fields_of(technique.takes)}
     values: dict[str, object] = {}
     for key, word in given.items():
         name = key.replace("-", "_")
         if name not in fields:
             raise UnknownNameError(f"parameter of {technique.name}", key, fields)
-        values[name] = _value(technique.name, name, word, hints[name], fields[name].metadata)
+        values[name] = _value(fields[name], word, f"{technique.name}:{name}")
     return technique.takes(**values)
 
 
-def _value(technique: str, name: str, word: str, hint: object, metadata: Mapping[str, object]) -> object:
-    shown = f"{technique}:{name}"
-    optional = get_origin(hint) in (Union, types.UnionType)
-    kinds = [one for one in get_args(hint) if one is not type(None)] if optional else [hint]
-    if optional and word.lower() in AUTO:
+def _value(field: Field, word: str, shown: str) -> object:
+    if field.optional and word.lower() in AUTO:
         return None
-    kind = kinds[0]
-    if kind is bool:
+    if field.type is bool:
         if word.lower() not in TRUE + FALSE:
             raise SpecError(shown, word, "give true or false")
         return word.lower() in TRUE
-    if kind is str:
-        return word
-    if kind is float:
+    if field.type is float:
         return parse_number(word, shown)
-    if metadata.get("unit") == "bytes":
-        return 0 if word == "0" else parse_bytes(word, shown)
-    return 0 if word == "0" else parse_count(word, shown)
+    if field.type is not int:
+        return word
+    if word == "0":
+        return 0
+    return parse_bytes(word, shown) if field.about.unit == "bytes" else parse_count(word, shown)
 
 
 def legal(techniques: list[Named]) -> None:
@@ -163,24 +148,18 @@ def legal(techniques: list[Named]) -> None:
                                 "same state or traffic; leave one of them out")  # fmt: skip
 
 
-def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
-    """All techniques, or the one that is named. Raises UnknownNameError."""
-    named = None if question.name is None else find_technique(question.name).name
-    return {"techniques": [one for one in list_techniques() if named in (None, one["name"])]}
-
-
 def list_techniques() -> list[dict[str, object]]:
     """All techniques as plain data: what `windtunnel techniques` shows."""
     found: list[dict[str, object]] = []
     for one in TECHNIQUES:
         parameters = [
             {
-                "name": field.name,
+                "name": field.path,
                 "default": "auto" if field.default is None else field.default,
-                "help": field.metadata.get("help", ""),
-                "one_of": list(map(str, field.metadata.get("one_of", ()))),
+                "help": field.about.text,
+                "one_of": list(map(str, PIECES)) if field.path == "pieces" else list(field.choices),
             }
-            for field in dataclasses.fields(one.takes)
+            for field in fields_of(one.takes)
         ]
         excluded = sorted({*one.excludes, *(other.name for other in TECHNIQUES if one.name in other.excludes)})
         found.append(

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from windtunnel.errors import LayoutError  # noqa: E402
 from windtunnel.real.techniques import collective_partitioning as partitioning  # noqa: E402
-from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan  # noqa: E402
+from windtunnel.studies.techniques.parameters import PartitionPlan  # noqa: E402
 
 pytestmark = pytest.mark.extras
 STEPS = 50

@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from windtunnel.errors import SpecError  # noqa: E402
 from windtunnel.real.techniques import collective_partitioning as partitioning  # noqa: E402
 from windtunnel.real.techniques import local_sgd, prioritised_all_to_all, sparse_gradients  # noqa: E402
-from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan  # noqa: E402
-from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan  # noqa: E402
+from windtunnel.studies.techniques.parameters import LocalPlan, PartitionPlan  # noqa: E402
 
 pytestmark = pytest.mark.extras
 DIES_AT = 3

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from windtunnel.errors import SpecError  # noqa: E402
 from windtunnel.real.techniques import local_sgd, sparse_gradients  # noqa: E402
-from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan, decay  # noqa: E402
+from windtunnel.studies.techniques.parameters import LocalPlan, decay  # noqa: E402
 
 pytestmark = pytest.mark.extras
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import UserError
-from windtunnel.questions.asked.fleet.when import FleetWhen
+from windtunnel.questions.asked.fleet.further import FleetWhen
 from windtunnel.studies.fleet.jobs.lint import lint_jobs
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs

@@ -80,3 +80,15 @@ def test_rotary_positions_go_through_memory() -> None:
     once = 4 * model.step_tokens * model.hidden_size
     apart = [len(model.layers) * with_them.kernels.stream_s(times * once) for times in (36, 62)]
     assert with_them.dense(1) - without.dense(1) == pytest.approx(apart[1] - apart[0], rel=1e-6)
+
+
+def test_of_two_gpus_each_moves_half_of_what_is_not_fused() -> None:
+    model = load_model("flux.1-dev")
+    layers = tuple(replace(one, attention=replace(one.attention, position="none")) for one in model.layers)
+    with_them, without = (
+        engine_of(one, parse_cluster("b200-sxm:2"), Deployment(tp=2)).times.prices
+        for one in (model, replace(model, layers=layers))
+    )
+    half = 2 * model.step_tokens * model.hidden_size
+    apart = [len(model.layers) * with_them.kernels.stream_s(times * half) for times in (36, 62)]
+    assert with_them.dense(1) - without.dense(1) == pytest.approx(apart[1] - apart[0], rel=1e-6)

@@ -15,12 +15,11 @@ from windtunnel.studies.techniques import constants
 from windtunnel.studies.techniques.flat import FlatStep, lower_flat, play
 from windtunnel.studies.techniques.flat.lower import layer_tasks
 from windtunnel.studies.techniques.local_sgd.price import averaging_s, rewrite
-from windtunnel.studies.techniques.offload.parameters import OffloadPlan
 from windtunnel.studies.techniques.offload.price import chosen, layer_times, price_offload, sizes_of
 from windtunnel.studies.techniques.offload.window import STEPS, LayerTimes, by_formula, timeline
+from windtunnel.studies.techniques.parameters import OffloadPlan, SparsePlan
 from windtunnel.studies.techniques.priced import Priced
 from windtunnel.studies.techniques.prioritised_all_to_all.price import estimate, place
-from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
 from windtunnel.studies.techniques.sparse_gradients.price import sparse
 from windtunnel.studies.training import predict, read_plan
 from windtunnel.studies.training.schedules import Kind

@@ -38,6 +38,7 @@ PLANS = {
     "zb-h1": {"pp": 4, "tp": 2, "schedule": "zb-h1"},
     "dualpipe-v": {"pp": 4, "tp": 2, "schedule": "dualpipe-v"},
     "no pipeline": {"tp": 4, "cp": 2},
+    "two replicas": {"tp": 8, "pp": 4},
     "fsdp": {"zero_stage": 3, "shard_group": 8},
     "experts": {"ep": 4, "tp": 2, "sequence_parallel": True},
 }
@@ -155,6 +156,12 @@ def test_a_slow_link_is_the_one_the_others_wait_for():
     ranks = of_ranks(found)
     assert ranks[19][2] == min(rank[2] for rank in ranks if rank[0] == 1)
     assert any(one.rank == 19 for one in found.critical_path)
+
+
+def test_of_two_replicas_each_waits_for_the_other_in_the_reductions_of_its_stage():
+    found = who_waits(*replayed("two replicas", "gpu=0:1.5"))
+    waited = {one.communicator: one.worst_ns for one in found.waiting}
+    assert all(waited[f"dp of stage {stage}"] > 0 for stage in range(4))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "experts"])

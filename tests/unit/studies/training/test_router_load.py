@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from windtunnel.physics.model.layers.layer import layer_operations
 from windtunnel.physics.model.operations import Shard
 from windtunnel.studies.training import predict, read_plan
 from windtunnel.studies.training.layout import resolve
+from windtunnel.studies.training.workload import imbalance
 from windtunnel.studies.training.workload.router_load import RouterLoad, parse_router_load, rank_loads_of
 
 MOE = transformer(
@@ -248,3 +250,25 @@ def test_memory_is_that_of_the_worst_step_of_a_trace(tmp_path):
     assert (calm.status, found.status) == ("ok", "infeasible")
     assert found.infeasible is not None
     assert found.infeasible.needed_bytes > 2 * max(stage.device_bytes for stage in calm.memory)
+
+
+def test_steps_of_a_router_trace_spread_and_a_single_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imbalance, "pieces_of", lambda layout, load: load)
+    times = {"quick": 10, "slow": 30}
+
+    def of(*loads: str) -> imbalance.Routed:
+        return imbalance.routed(loads, None, lambda load: SimpleNamespace(makespan_ns=times[load]), 7)
+
+    two, one = of("slow", "quick"), of("slow")
+    assert (two.load, two.simulated.makespan_ns) == ("quick", 10)  # of two the lower is the median
+    assert (two.samples.p5_ns, two.samples.p50_ns, two.samples.p95_ns) == (10, 10, 30)
+    assert (one.load, one.samples) == ("slow", None)
+
+
+def test_that_experts_are_even_is_all_that_a_router_load_takes_back() -> None:
+    plan = read_plan({"global_batch": 16, "seq_len": 512, "ep": 4, "task": "forward"})
+    even, uneven = (
+        predict(MOE, parse_cluster("h100-sxm:8"), plan, router_load=load).warnings for load in (None, "zipf:0.5")
+    )
+    assert len(even) == len(uneven) == 2
+    assert [one for one in even if "evenly" not in one] == [one for one in uneven if "busiest" not in one]

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 
 SITE, NODES, BANDS = "Cluster", "Nodes that fail", "Bands"
 WHERE = About("Which lines: workload=1,load=1.0.", rare=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class JobTrace:
     """A trace of jobs, or some of its lines."""
 
-    __pydantic_config__: ClassVar = STRICT
     positional: ClassVar[tuple[str, ...]] = ("trace",)
     trace: Annotated[str, About("CSV, Parquet, YAML, or text of `sacct -P`, `scontrol show job`, `squeue`.")]
     where: Annotated[str, WHERE] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Scheduled(JobTrace):
     """Jobs on a cluster under policies."""
 
@@ -42,7 +40,7 @@ class Scheduled(JobTrace):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Simulated(Scheduled):
     """What a run of a trace takes beside its jobs and policies."""
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.fleet.jobs import BANDS, NODES, SITE, Simulated
 
 EVERY = About("Progress between checkpoints; 0: nothing is lost; never: all since the start (30min).", NODES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Steady:
     """Nodes that stay."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "steady"
     phrase: ClassVar[str] = "nodes that stay"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Failing:
     """Nodes that fail at random and are repaired."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "failing"
     phrase: ClassVar[str] = "nodes that fail at random (--mtbf-node)"
     mtbf_node: Annotated[
@@ -43,18 +41,17 @@ class Failing:
     checkpoint_every: Annotated[str, EVERY] = "30min"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ByFile:
     """Nodes that come and go as a file says."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "by-file"
     phrase: ClassVar[str] = "nodes that come and go as a file says (--capacity)"
     capacity: Annotated[str, About("Nodes come and go as in this CSV: time_s,node,gpus or time_s,nodes.", NODES)]
     checkpoint_every: Annotated[str, EVERY] = "30min"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Fleet(Simulated):
     """Many jobs, one cluster: what each policy makes of a trace."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import STRICT, About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.serve.parts import LAYOUT, REQUESTS, Apart, Engine, Router, Served, Together
 from windtunnel.questions.asked.serve.study import SEED
 
 LISTEN = "Listening"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class PairsApart(Apart):
     """Equal pairs of a prefill and a decode pool behind one router."""
 
@@ -20,20 +20,18 @@ class PairsApart(Apart):
     router: Annotated[Router, About("Which pair gets a request (least-loaded).", LAYOUT, rare=True)] = "least-loaded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class AsAsked:
     """Answers as long as each request allows."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "asked"
     phrase: ClassVar[str] = "answers as long as each request allows"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class UpTo:
     """Answers of drawn lengths."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "drawn"
     phrase: ClassVar[str] = "answers of drawn lengths (--output)"
     output: Annotated[int, About("Tokens of the longest answers.", REQUESTS, least=1, most=10_000_000)]
@@ -43,17 +41,16 @@ class UpTo:
     seed: Annotated[int, SEED] = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class OfTrace:
     """Answers as long as those of a trace, in turn."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "trace"
     phrase: ClassVar[str] = "a trace (--workload)"
     workload: Annotated[str, About("Trace of the lengths that answers have, in turn: CSV or JSONL.", REQUESTS)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ServeListen(Served):
     """OpenAI's API, answered in simulated time."""
 

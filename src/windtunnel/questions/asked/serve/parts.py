@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.parts import ClusterPart, ModelPart
 
 Weights = Literal["bf16", "fp16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int8", "int4"]
@@ -15,21 +15,19 @@ ENGINE, LAYOUT, REQUESTS, LOAD, LIMITS = "Engine", "Layout", "Requests", "Load",
 MOST = 10_000_000  # of requests, and of tokens of one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Served:
     """A served model."""
 
-    __pydantic_config__: ClassVar = STRICT
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[ModelPart, About("A model of the catalogue, or the path of a config.json.")]
     cluster: Annotated[ClusterPart, About("GPU type and number, h100-sxm:8, or a cluster file.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class EngineName:
     """An engine, in which formats it keeps a model, and how long a request may be."""
 
-    __pydantic_config__: ClassVar = STRICT
     engine: Annotated[
         str, About("Engine and release: vllm-0.12, sglang-0.5.9, trtllm-1.0; or a file (vllm).", ENGINE)
     ] = "vllm"
@@ -56,20 +54,18 @@ class EngineName:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Undrafted:
     """One token a step."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "undrafted"
     phrase: ClassVar[str] = "one token a step"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Drafted:
     """Speculation: a step checks tokens that were drafted."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "drafted"
     phrase: ClassVar[str] = "drafted tokens (--speculative-tokens)"
     taken_as: ClassVar[float] = 0.6  # of three drafted by DeepSeek's own layer: docs/serving.md, Accuracy
@@ -83,7 +79,7 @@ class Drafted:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Engine(EngineName):
     """An engine and what it is started with."""
 
@@ -97,7 +93,7 @@ class Engine(EngineName):
     drafting: Annotated[Undrafted | Drafted, OneOf(), About("", inside=True)] = field(default_factory=Undrafted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class TieredEngine(Engine):
     """An engine whose cache has tiers below the GPU's, and that serves adapters."""
 
@@ -124,11 +120,10 @@ class TieredEngine(Engine):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Lengths:
     """Requests made from lengths."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "lengths"
     phrase: ClassVar[str] = "made requests (--prompt and --output)"
     usual: ClassVar[int] = 1024  # tokens each way of InferenceX's benchmark
@@ -160,44 +155,40 @@ class Lengths:
         return (f"no {flag} is given: requests of {self.usual:,} tokens {way} are assumed",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Trace:
     """Requests of a file."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "trace"
     phrase: ClassVar[str] = "a trace (--workload)"
     workload: Annotated[str, About("Trace: CSV or JSONL of lengths and arrivals.", REQUESTS)]
     requests: Annotated[int | None, About("How many of them.", REQUESTS, least=1, most=MOST)] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Open:
     """An open loop: requests come whether answers do or not."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "open"
     phrase: ClassVar[str] = "an open loop (--rate)"
     rate: Annotated[float, About("Requests per second: of made requests, or a trace scaled to it.", LOAD, least=0)]
     cv: Annotated[float, About("Burstiness of arrivals: 0 constant, 1 Poisson (1).", LOAD, least=0, rare=True)] = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Closed:
     """A closed loop: so many requests in flight."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "closed"
     phrase: ClassVar[str] = "a closed loop (--concurrency)"
     concurrency: Annotated[int, About("Closed loop: so many requests in flight.", LOAD, least=1, most=100_000)]
     waves: Annotated[int, About("Closed loop: requests per slot (10).", LOAD, least=1, most=MOST, rare=True)] = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class AsRecorded:
     """Requests come when the trace says."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "recorded"
     phrase: ClassVar[str] = "arrivals as the trace has them"
 
@@ -208,11 +199,10 @@ def check_load(requests: Lengths | Trace, load: Open | Closed | AsRecorded) -> N
         raise SpecError("load", None, "add --rate R (open loop) or --concurrency C (closed loop)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Replicas:
     """Equal replicas, and how each is laid out."""
 
-    __pydantic_config__: ClassVar = STRICT
     tp: Annotated[int, About("Tensor parallelism (1).", LAYOUT, least=1)] = 1
     pp: Annotated[int, About("Pipeline parallelism (1).", LAYOUT, least=1, rare=True)] = 1
     dp: Annotated[int, About("Attention data parallelism inside a replica (1).", LAYOUT, least=1, rare=True)] = 1
@@ -225,7 +215,7 @@ class Replicas:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Together(Replicas):
     """Equal replicas that do both phases, behind one router."""
 
@@ -237,22 +227,20 @@ class Together(Replicas):
     ] = "least-loaded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Apart:
     """Prompts and answers on GPUs of their own."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "apart"
     phrase: ClassVar[str] = "pools apart (--prefill and --decode)"
     prefill: Annotated[str, About("Prefill pool of its own: 2xtp4.", LAYOUT)]
     decode: Annotated[str, About("Decode pool of its own: 1xtp8.", LAYOUT)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Limits:
     """What users were promised."""
 
-    __pydantic_config__: ClassVar = STRICT
     ttft: Annotated[
         float | None, About("Longest time to the first token, e.g. 1s.", LIMITS, least=1e-9, unit="time", bare_most=60)
     ] = None

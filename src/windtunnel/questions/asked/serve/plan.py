@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import STRICT, About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.parts import ClusterPart
 from windtunnel.questions.asked.serve.parts import (
     LAYOUT,
@@ -23,11 +23,10 @@ from windtunnel.questions.asked.serve.parts import (
 from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Sought:
     """A placement that is looked for: how many replicas, and of which layout."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "sought"
     phrase: ClassVar[str] = "a placement that is looked for (--method)"
     method: Annotated[
@@ -44,20 +43,18 @@ class Sought:
 FAILURES = "Failures"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Lasting:
     """GPUs that do not fail."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "lasting"
     phrase: ClassVar[str] = "GPUs that do not fail"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Failing:
     """GPUs that fail and are repaired: a plan has spare replicas then."""
 
-    __pydantic_config__: ClassVar = STRICT
     kind: ClassVar[str] = "failing"
     phrase: ClassVar[str] = "GPUs that fail (--mtbf-gpu)"
     mtbf_gpu: Annotated[
@@ -85,11 +82,10 @@ class Failing:
     ] = 0.999
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ServePlan:
     """Without `method` the highest rate of a deployment, with it the best placement for a rate."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "serve plan"
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.serve.parts import (
     LAYOUT,
     AsRecorded,
@@ -22,7 +22,7 @@ from windtunnel.questions.asked.serve.parts import (
 from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ServePolicies(Served):
     """The same requests under each batching policy and each router, or each way to share GPUs, side by side."""
 

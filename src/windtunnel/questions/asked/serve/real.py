@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from windtunnel.questions.about import STRICT, About
+from windtunnel.questions.about import About, part
 from windtunnel.questions.asked.serve.study import SEED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ServeReal:
     """A small real model on this machine, served under each policy, measured beside predicted."""
 
-    __pydantic_config__: ClassVar = STRICT
     verb: ClassVar[str] = "serve real"
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: Annotated[Literal["tiny-llama"], About("Which model: tiny-llama.")] = "tiny-llama"

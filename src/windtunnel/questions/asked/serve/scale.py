@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.serve.parts import (
     AsRecorded,
     Engine,
@@ -19,7 +19,7 @@ from windtunnel.questions.asked.serve.parts import (
 from windtunnel.questions.asked.serve.study import SEED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ServeScale(Served):
     """Replicas that come and go with the sessions they hold: what each way of emptying and filling them brings."""
 

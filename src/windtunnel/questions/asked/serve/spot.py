@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.serve.parts import AsRecorded, EngineName, Lengths, Open, Served, Trace, check_load
 from windtunnel.questions.asked.serve.study import PRICE, SEED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class ServeSpot(Served):
     """A model on machines that come and go; each policy chooses its layouts."""
 

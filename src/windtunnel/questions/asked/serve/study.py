@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
-from windtunnel.questions.about import About, OneOf
+from windtunnel.questions.about import About, OneOf, part
 from windtunnel.questions.asked.serve.parts import (
     Apart,
     AsRecorded,
@@ -24,7 +24,7 @@ PRICE = About("Of one GPU for an hour: cost per million tokens.", least=0, most=
 SEED = About("Seed of made lengths and arrivals (0).", least=0, rare=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Serve(Served):
     """What a deployment does to its users."""
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from windtunnel.errors import LayoutError
 from windtunnel.real.techniques.collective_partitioning.partitioned import _gather, _padded, _scatter, two_levels
 from windtunnel.real.techniques.hooking import require_bare, world_of
-from windtunnel.studies.techniques.collective_partitioning.parameters import PartitionPlan
+from windtunnel.studies.techniques.parameters import PartitionPlan
 
 
 @dataclass

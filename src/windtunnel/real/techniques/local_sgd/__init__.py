@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from windtunnel.lazy import lazily
-from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
+from windtunnel.studies.techniques.parameters import LocalPlan
 
 if TYPE_CHECKING:
     from windtunnel.real.techniques.local_sgd.loop import LearningRate, LocalSGD, apply

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from windtunnel.errors import SpecError
-from windtunnel.studies.techniques.local_sgd.parameters import LocalPlan
+from windtunnel.studies.techniques.parameters import LocalPlan
 
 
 class LearningRate:

@@ -25,7 +25,7 @@ from torch import nn
 
 from windtunnel.errors import SpecError
 from windtunnel.real.techniques.hooking import require_bare
-from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
+from windtunnel.studies.techniques.parameters import SparsePlan
 
 STEERING = 0.5  # of log tau, per unit of density
 LEAST = 1e-30

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.files.write import write_csv
 from windtunnel.physics.engine.coflows import MIB, Coflows, Finish, Queues, replay_coflows
-from windtunnel.questions.asked.fleet.flows import FleetFlows
+from windtunnel.questions.asked.fleet.further import FleetFlows
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.flows.trace import Trace, of_trace, read_trace
 from windtunnel.units import parse_bandwidth

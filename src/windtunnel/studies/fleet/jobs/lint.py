@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.questions.asked.fleet.lint import FleetLint
+from windtunnel.questions.asked.fleet.further import FleetLint
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.jobs.read import read_jobs
 from windtunnel.studies.fleet.jobs.trace import Jobs, Unread

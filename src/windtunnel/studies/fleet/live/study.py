@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.asked.fleet.live import FleetLive
+from windtunnel.questions.asked.fleet.further import FleetLive
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.asked import as_asked, refuse_files
 from windtunnel.studies.fleet.clock import Clock

@@ -13,7 +13,7 @@ import numpy as np
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.table import read_table
 from windtunnel.files.write import write_csv
-from windtunnel.questions.asked.fleet.pack import FleetPack
+from windtunnel.questions.asked.fleet.further import FleetPack
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.asked import policies_of
 from windtunnel.studies.fleet.jobs.read import read_jobs

@@ -18,7 +18,7 @@ from statistics import mean
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.document import read_mapping
-from windtunnel.questions.asked.fleet.share import FleetShare
+from windtunnel.questions.asked.fleet.further import FleetShare
 from windtunnel.questions.header import Answer
 from windtunnel.studies.fleet.sharing.score import Fit, Pattern, fit_of, slowdowns
 from windtunnel.units import parse_bandwidth, parse_time

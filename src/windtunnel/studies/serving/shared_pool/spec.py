@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from windtunnel.errors import SpecError
 from windtunnel.files.document import read_mapping
@@ -30,7 +30,7 @@ from windtunnel.physics.hardware.cluster import Cluster
 from windtunnel.physics.model.architecture import Model
 from windtunnel.physics.model.catalogue import load_model
 from windtunnel.questions import read_part
-from windtunnel.questions.about import STRICT, OneOf
+from windtunnel.questions.about import OneOf, part
 from windtunnel.questions.asked.serve.parts import AsRecorded, Closed, Lengths, Open, Trace, check_load
 from windtunnel.studies.serving.build import Engine, engine_of
 from windtunnel.studies.serving.deployment import Deployment
@@ -52,11 +52,10 @@ LAYOUT = {"dp": "attn_dp", "ep": "moe_ep"}  # the command line's words for field
 DEPLOYMENT = {one.name for one in dataclasses.fields(Deployment) if one.name != "lora"} | set(LAYOUT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part
 class Asked:
     """Requests, and how they come."""
 
-    __pydantic_config__: ClassVar = STRICT
     requests: Annotated[Lengths | Trace, OneOf()]
     load: Annotated[Open | Closed | AsRecorded, OneOf()] = field(default_factory=AsRecorded)
 

@@ -20,9 +20,9 @@ from itertools import product
 from windtunnel.physics.cost.communication.collectives import Group, collective
 from windtunnel.physics.cost.price import nanoseconds
 from windtunnel.studies.techniques import constants
-from windtunnel.studies.techniques.collective_partitioning.parameters import PIECES, PartitionPlan
 from windtunnel.studies.techniques.flat import FlatStep, Task, chained, cut_tasks
 from windtunnel.studies.techniques.flat.task import SCALE_OUT, SCALE_UP
+from windtunnel.studies.techniques.parameters import PIECES, PartitionPlan
 from windtunnel.studies.training import Plan
 from windtunnel.studies.training.pricing import Pricer
 

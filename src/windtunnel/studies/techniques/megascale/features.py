@@ -17,10 +17,12 @@ The first, second and seventh change what is trained; they are named, not called
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.physics.model import Model
+from windtunnel.questions.about import About
 from windtunnel.studies.techniques.parameters import Parameters
 from windtunnel.studies.training import Plan
 
@@ -53,9 +55,9 @@ _WITHOUT: Mapping[str, Mapping[str, object]] = {
 class MegaScalePlan(Parameters):
     """Which features, and their numbers."""
 
-    features: str = field(default="overlaps", metadata={"help": f"all, overlaps, or some of {'+'.join(FEATURES)}"})
-    window: int = field(default=WINDOW, metadata={"help": "keys that a query sees with sliding_window", "least": 1})
-    batch_factor: int = field(default=BATCH_FACTOR, metadata={"help": "times the batch with larger_batch", "least": 1})
+    features: Annotated[str, About(f"all, overlaps, or some of {'+'.join(FEATURES)}")] = "overlaps"
+    window: Annotated[int, About("keys that a query sees with sliding_window", least=1)] = WINDOW
+    batch_factor: Annotated[int, About("times the batch with larger_batch", least=1)] = BATCH_FACTOR
 
     def __post_init__(self) -> None:
         Parameters.__post_init__(self)

@@ -17,8 +17,8 @@ from windtunnel.physics.step.result import Result
 from windtunnel.studies.techniques import constants
 from windtunnel.studies.techniques.flat import FlatStep, play
 from windtunnel.studies.techniques.flat.lower import layer_tasks
-from windtunnel.studies.techniques.offload.parameters import OffloadPlan
 from windtunnel.studies.techniques.offload.window import LayerTimes, Windowed, by_formula, timeline
+from windtunnel.studies.techniques.parameters import OffloadPlan
 from windtunnel.studies.techniques.priced import Drawn, Held, Priced
 from windtunnel.studies.training.lowering.block import Block
 from windtunnel.studies.training.pricing import parameter_bytes

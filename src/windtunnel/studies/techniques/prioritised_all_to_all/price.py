@@ -27,7 +27,7 @@ from windtunnel.errors import LayoutError, SpecError
 from windtunnel.studies.techniques import constants
 from windtunnel.studies.techniques.flat import FlatStep, Lane, Task, cut_tasks
 from windtunnel.studies.techniques.flat.task import SCALE_OUT, SCALE_UP
-from windtunnel.studies.techniques.prioritised_all_to_all.parameters import LinaPlan
+from windtunnel.studies.techniques.parameters import LinaPlan
 
 PIECES = (1, 2, 4, 8)  # of an all-to-all and its experts
 MOST_MICRO_OPS = 4096  # of one collective

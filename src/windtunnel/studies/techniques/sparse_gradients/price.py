@@ -24,7 +24,7 @@ from windtunnel.studies.techniques import constants
 from windtunnel.studies.techniques.flat import FlatStep, Task, chained
 from windtunnel.studies.techniques.flat.lower import collective_task
 from windtunnel.studies.techniques.flat.task import COMPUTE
-from windtunnel.studies.techniques.sparse_gradients.parameters import SparsePlan
+from windtunnel.studies.techniques.parameters import SparsePlan
 from windtunnel.studies.training.pricing import Pricer
 
 NORM_BYTES = INDEX_BYTES = 4.0
