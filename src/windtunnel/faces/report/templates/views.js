@@ -61,9 +61,11 @@
       for (const [id, own] of Object.entries(data)) {
         const section = box.querySelector(`#${CSS.escape(id)}`);
         if (!section) continue;
-        if (own.plots) section.querySelectorAll(".plot").forEach((plot, at) => curve(plot, own.plots[at]));
-        else if (own.runs) heatmap(section, own);
-        else if (own.start && own.start.length) timeline(section, section.querySelector("canvas"), own);
+        setTimeout(() => { // a task each: the page answers between them
+          if (own.plots) section.querySelectorAll(".plot").forEach((plot, at) => curve(plot, own.plots[at]));
+          else if (own.runs) heatmap(section, own);
+          else if (own.start && own.start.length) timeline(section, section.querySelector("canvas"), own);
+        });
       }
     }
     for (const table of root.querySelectorAll("table.rows")) sortable(table);
