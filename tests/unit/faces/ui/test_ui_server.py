@@ -239,6 +239,18 @@ def test_a_study_outlives_the_page_and_is_found_again(client: TestClient, tmp_pa
     assert jobs.all() == []
 
 
+def test_a_study_imports_from_where_the_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study runs in the folder of the dropped files, from which `PYTHONPATH=src` is another place."""
+    (tmp_path / "here" / "windtunnel").mkdir(parents=True)
+    (tmp_path / "here" / "windtunnel" / "__main__.py").write_text("print('from here')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "here")
+    jobs = JobList(tmp_path / "runs")
+    name = jobs.start("model", "llama-3.1-8b")
+    wait(jobs, name)
+    assert (jobs.path(name) / "answer.json").read_text() == "from here\n"
+
+
 def test_a_study_that_runs_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
     jobs = JobList(tmp_path)
     words = "llama-3.1-405b --cluster h100-sxm:8192 --global-batch 1536 --seq 8192"

@@ -153,7 +153,7 @@ learning_rate: 1.0e-4
 TUNE = """output_dir: /tmp/out
 tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 8192}
 model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
-checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /tmp/Meta-Llama-3.1-8B-Instruct/}
+checkpointer: {checkpoint_dir: /tmp/Meta-Llama-3.1-8B-Instruct/}
 optimizer: {_component_: bitsandbytes.optim.PagedAdamW8bit, lr: 2e-5}
 loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
 batch_size: 2
@@ -176,8 +176,8 @@ fsdp_config: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}
 SWIFT = """CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset alpaca --deepspeed zero2 \\
   --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --max_length 2048 --attn_impl flash_attn
 """
-MEGATRON_SWIFT = """NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-32B --tensor_model_parallel_size 8 --packing true \\
-  --micro_batch_size 1 --global_batch_size 16 --max_length 8192 --sequence_parallel true --attention_backend flash
+MEGATRON_SWIFT = """NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-32B --tensor_model_parallel_size 8 --sequence_parallel true \\
+  --micro_batch_size 1 --global_batch_size 16 --max_length 8192 --packing true --attention_backend flash
 """
 OTHERS: list[tuple[str, str, object, dict[str, Any], tuple[str, ...]]] = [
     ("v1.yaml", FACTORY_V1, "qwen3-4b", {
