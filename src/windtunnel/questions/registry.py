@@ -326,6 +326,9 @@ def named(reference: str) -> Any:
 def question_class(verb: str) -> type[Question]:
     """The question of a verb. Raises SpecError for a verb that has none."""
     if verb not in QUESTIONS:
-        raise SpecError("question", verb, f"use one of {', '.join(QUESTIONS)}")
+        remedy = f"use one of {', '.join(QUESTIONS)}"
+        raise SpecError(
+            "question", verb or None, remedy if verb else f"say what is asked, as `question: predict`; {remedy}"
+        )
     found: type[Question] = named(QUESTIONS[verb].question)
     return found

@@ -122,7 +122,11 @@ def _row(one: Option, currency: str, money: bool, against: bool) -> list[Cell]:
 def check_document(answer: Checked) -> Document:
     """The rules, and whether they are kept."""
     broken = [one for one in answer.findings if not one.passed]
-    said = f"Not to be submitted: {broken[0].said}." if broken else "It may be submitted: every rule is kept."
+    said = (
+        f"Not to be submitted: {broken[0].rule} is broken, {broken[0].said}."
+        if broken
+        else "It may be submitted: every rule is kept."
+    )
     peak = Number(float(answer.peak_memory_bytes), "B")
     return Document(
         "check",

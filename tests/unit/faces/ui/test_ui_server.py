@@ -242,6 +242,7 @@ def test_a_study_outlives_the_page_and_is_found_again(client: TestClient, tmp_pa
 def test_a_study_imports_from_where_the_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A study runs in the folder of the dropped files, from which `PYTHONPATH=src` is another place."""
     (tmp_path / "here" / "windtunnel").mkdir(parents=True)
+    (tmp_path / "here" / "windtunnel" / "__init__.py").touch()
     (tmp_path / "here" / "windtunnel" / "__main__.py").write_text("print('from here')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "here")

@@ -57,7 +57,7 @@ def serving_document(result: ServingResult, points: Sequence[Answer] = ()) -> Do
     )
     title = f"{spec['model']} on {result.gpus} × {spec['gpu']}"
     if not result.feasible:
-        said = result.reason if result.refusal else f"Does not fit: {result.reason}"
+        said = result.reason if result.refusal else f"Does not fit: {result.reason.removeprefix('does not fit: ')}"
         views: list[View] = [Headline(f"{said}.", tone="bad")]
         return Document("a model served", title, views, subtitle=under)
     return Document("a model served", title, list(_views(result)), list(_details(result, answer, points)), under)

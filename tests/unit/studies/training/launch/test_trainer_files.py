@@ -176,8 +176,8 @@ fsdp_config: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}
 SWIFT = """CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset alpaca --deepspeed zero2 \\
   --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --max_length 2048 --attn_impl flash_attn
 """
-MEGATRON_SWIFT = """NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-32B --tensor_model_parallel_size 8 --sequence_parallel true \\
-  --micro_batch_size 1 --global_batch_size 16 --max_length 8192 --packing true --attention_backend flash
+MEGATRON_SWIFT = """megatron sft --model Qwen/Qwen3-32B --tensor_model_parallel_size 8 --packing true \\
+  --sequence_parallel true --micro_batch_size 1 --global_batch_size 16 --max_length 8192
 """
 OTHERS: list[tuple[str, str, object, dict[str, Any], tuple[str, ...]]] = [
     ("v1.yaml", FACTORY_V1, "qwen3-4b", {
