@@ -38,8 +38,14 @@ SHOWN_MOST = 100  # runs on one page of the list
 KEPT_MOST = 32  # answers
 LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
 FIRST_VIEWS = 2  # the verdict and the main figures, which stand before the advice
-# Which files a field of this name takes, where its example names none; and where each verb stands in the list.
-FILES = {"log": "out log txt jsonl", "trace": "gz et parquet json", "traces": "gz et parquet json", "config": "yaml sh"}
+# Which files a field of this name takes beside one as its example; and where each verb stands in the list.
+FILES = {
+    "log": "out log txt jsonl",
+    "trace": "gz et parquet json",
+    "traces": "gz et parquet json",
+    "config": "yaml sh",
+    "model": "sh toml args json",
+}
 AREAS = {
     "Training: plans, cost, failures": ("plan", "decide", "survive", "techniques"),
     "A run of my own": ("diagnose", "check", "explain"),
@@ -298,10 +304,7 @@ class Page:
                 for area, those in AREAS.items()
             },
             verb=verb,
-            takes={
-                one.name: one.value.rpartition(".")[2] if FILE.fullmatch(one.value) else FILES.get(one.label, "")
-                for one in fields
-            },
+            takes={one.name: " ".join([*FILE.findall(one.value), FILES.get(one.label, "")]).strip() for one in fields},
             values=values,
             rare=groups.pop("rare", []),
             groups=groups,
