@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-Document = Mapping[str, Any]
+Document = Mapping[str, object]
 FACTORY, TUNE, FOUNDRY, LINE = "llama-factory v1", "torchtune", "llm-foundry", "ms-swift"
 # The Trainer's name -> the file's own; what is not here has none.
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -67,7 +66,7 @@ def dialect_of(document: Document) -> str:
     """Which of the three a YAML mapping is; empty for another."""
     if "global_train_batch_size" in document and isinstance(document.get("model"), Mapping):
         return FOUNDRY
-    if isinstance(document.get("model"), Mapping) and _component(document["model"]).startswith("torchtune."):
+    if _component(_mapping(document.get("model"))).startswith("torchtune."):
         return TUNE if {"batch_size", "optimizer"} <= document.keys() else ""
     own = {"model_class", "dist_config", "peft_config", "train_dataset"} & document.keys()
     return FACTORY if isinstance(document.get("model"), str) and own else ""
@@ -86,7 +85,7 @@ def of_swift(given: Document) -> Document:
     """Options of ms-swift's launch line by the Trainer's names, with what it means where they say nothing."""
     rest = dict(given)
     tuner, dtype = rest.pop("tuner_type", rest.pop("train_type", "lora")), str(rest.pop("torch_dtype", "bfloat16"))
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "model_name_or_path": rest.pop("model", None),
         "bf16": dtype == "bfloat16",
         "fp16": dtype == "float16",
@@ -106,9 +105,9 @@ def of_swift(given: Document) -> Document:
     return {**rest, **found}
 
 
-def _factory(rest: dict[str, Any], document: Document) -> Document:
+def _factory(rest: dict[str, object], document: Document) -> Document:
     dist, adapter = _part(rest, "dist_config"), _part(rest, "peft_config")
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "model_name_or_path": rest.pop("model"),
         "micro_batch_size": rest.pop("micro_batch_size", 1),
         "max_seq_length": rest.pop("cutoff_len", 2048),
@@ -136,12 +135,12 @@ def _factory(rest: dict[str, Any], document: Document) -> Document:
     return {**rest, **found, **({} if batching == "normal" else {"batching_strategy": batching})}
 
 
-def _tune(rest: dict[str, Any], document: Document) -> Document:
+def _tune(rest: dict[str, object], document: Document) -> Document:
     model, loss = _part(rest, "model"), _component(_part(rest, "loss"))
-    place, kind = str(document.get("checkpointer", {}).get("checkpoint_dir", "")), _component(model)
+    place, kind = str(_mapping(document.get("checkpointer")).get("checkpoint_dir", "")), _component(model)
     tokenizer = _part(rest, "tokenizer")
     dtype = str(rest.pop("dtype", "bf16"))
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "model_name_or_path": place or kind,
         "per_device_train_batch_size": rest.pop("batch_size"),
         "max_seq_length": tokenizer.get("max_seq_len"),
@@ -157,19 +156,20 @@ def _tune(rest: dict[str, Any], document: Document) -> Document:
     }
     rest.pop("tensor_parallel_plan", None)
     if "lora_rank" in model:
-        targets = [TUNE_TARGETS.get(str(one), str(one)) for one in model.get("lora_attn_modules") or ()]
+        own = model.get("lora_attn_modules")
+        targets = [TUNE_TARGETS.get(str(one), str(one)) for one in own] if isinstance(own, list) else []
         targets += ["gate_proj", "up_proj", "down_proj"] * bool(model.get("apply_lora_to_mlp"))
         found |= {"adapter": "lora", "lora_r": model["lora_rank"], "lora_target_modules": targets}
         found["load_in_4bit"] = "qlora" in kind or bool(model.get("quantize_base"))
     return {**rest, **found}
 
 
-def _foundry(rest: dict[str, Any], document: Document) -> Document:
+def _foundry(rest: dict[str, object], document: Document) -> Document:
     model, precision = _part(rest, "model"), str(rest.pop("precision", "amp_bf16"))
     micro = rest.pop("device_train_microbatch_size", None)
     attention = _mapping(model.get("attn_config")).get("attn_impl")
     optimizer = str(_part(rest, "optimizer").get("name", "adamw")).removeprefix("decoupled_")
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "model_name_or_path": model.get("pretrained_model_name_or_path", model.get("name")),
         "per_device_train_batch_size": micro if isinstance(micro, int) else 1,
         "global_batch_size": rest.pop("global_train_batch_size"),
@@ -181,13 +181,12 @@ def _foundry(rest: dict[str, Any], document: Document) -> Document:
     }
     if micro == "auto":
         found["device_train_microbatch_size"] = micro
-    sizes = [model.get(name) for name in ("n_layers", "d_model", "n_heads")]
+    sizes = {"layers": model.get("n_layers"), "hidden": model.get("d_model"), "heads": model.get("n_heads")}
+    hidden, ratio = sizes["hidden"], model.get("expansion_ratio", 4)
     is_plain = model.get("name") == "mpt_causal_lm" and "ffn_config" not in model
-    if is_plain and all(isinstance(one, int) for one in sizes):
-        layers, hidden, heads = sizes
-        ffn = int(hidden * model.get("expansion_ratio", 4))
-        own = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": model.get("vocab_size")}
-        found["stated_model"] = {**own, "gated": False, "family": "gpt", "tied_embeddings": True}
+    if is_plain and isinstance(hidden, int) and isinstance(ratio, int) and None not in sizes.values():
+        own = {"ffn": hidden * ratio, "vocab": model.get("vocab_size"), "gated": False, "family": "gpt"}
+        found["stated_model"] = {**sizes, **own, "tied_embeddings": True}
     return {**rest, **found}
 
 
@@ -196,15 +195,15 @@ def _optimizer(component: str) -> str:
     return f"{name.removesuffix('8bit')}_8bit" if name.endswith("8bit") else name
 
 
-def _part(rest: dict[str, Any], name: str) -> Mapping[str, Any]:
+def _part(rest: dict[str, object], name: str) -> Document:
     return _mapping(rest.pop(name, None))
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping(value: object) -> Document:
     return value if isinstance(value, Mapping) else {}
 
 
-def _component(part: Mapping[str, Any]) -> str:
+def _component(part: Document) -> str:
     return str(part.get("_component_", ""))
 
 
