@@ -1,6 +1,6 @@
 """Walk every page, every study's form and every study's answer in Chromium, light and dark, wide and narrow.
 
-    python validation/page/walk.py --out shots [--themes 4] [--only VERB]
+    python validation/page/walk.py --out shots [--themes 4] [--only VERB|pages]
 
 A screenshot each to look at. Exit status 1 where axe-core (of axe-playwright-python) finds a serious or critical
 violation, a page is wider than its window, a text is under 11 pixels, the tab key does not come to everything that can
@@ -89,7 +89,7 @@ class Walk:
         context.set_default_timeout(180_000)
         page, name = context.new_page(), f"{scheme}-{width}"
         page.on("pageerror", lambda error: self.wrong.append(f"{page.url}: {error}"))
-        if not only:
+        if only in ("", "pages"):
             self.pages(page, name)
         for verb in VERBS:
             if not only or only == verb:
@@ -173,7 +173,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the screenshots")
     parser.add_argument("--themes", type=int, default=len(THEMES), help="how many of the themes and widths")
-    parser.add_argument("--only", default="", help="this study alone")
+    parser.add_argument("--only", default="", help="this study alone, or `pages`")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("google-chrome")

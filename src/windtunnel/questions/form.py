@@ -123,8 +123,8 @@ def _text(field: Field, value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return ON if value else OFF
-    if field.about.unit == "time" and isinstance(value, int | float):
-        return exact_text(float(value), "time")
+    if field.about.unit in ("time", "tokens") and isinstance(value, int | float):
+        return exact_text(float(value), field.about.unit)
     if _kind(field) == "lines" and all(line and line.strip() == line and line.isprintable() for line in value):
         return "\n".join(value) if not value[0].startswith("[") else json.dumps(value)
     return json.dumps(value) if _kind(field) in ("data", "number", "lines") else str(value)

@@ -76,7 +76,7 @@ QUESTIONS: Mapping[str, Verb] = {
     "serve plan": Verb(
         "windtunnel.questions.asked.serve.plan:ServePlan",
         "windtunnel.studies.serving.study:answer_plan",
-        "Find the highest rate that keeps the limits, or with --method the best placement for a rate.",
+        "Find the fewest GPUs, and their layout, that keep the limits at a rate; of a given layout, the highest rate.",
         example="llama-3.1-70b --cluster h100-sxm:16 --rate 4 --prompt 2000 --output 300 --ttft 1s --tpot 50ms",
     ),
     "serve policies": Verb(
@@ -119,7 +119,8 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.rl:Rl",
         "windtunnel.studies.rl.study:answer",
         "Predict a step of RL post-training (GRPO and its kin): how long, who waits for whom, what fits.",
-        example="qwen3-32b --cluster h100-sxm:128 --framework nemo-rl --prompts 64 --lengths mean=9000,cap=32768",
+        example="qwen3-32b --cluster h100-sxm:128 --framework nemo-rl --prompts 64 --samples 16"
+        " --lengths mean=9000,cap=32768",
     ),
     "fabric": Verb(
         "windtunnel.questions.asked.fabric:Fabric",
@@ -137,7 +138,8 @@ QUESTIONS: Mapping[str, Verb] = {
         "windtunnel.questions.asked.rl:RlPlan",
         "windtunnel.studies.rl.plan:answer",
         "Find the split of a cluster between generation and training that makes an RL step shortest, and prove it.",
-        example="qwen3-32b --cluster h100-sxm:128 --framework nemo-rl --prompts 64 --lengths mean=9000,cap=32768",
+        example="qwen3-32b --cluster h100-sxm:128 --framework nemo-rl --prompts 64 --samples 16"
+        " --lengths mean=9000,cap=32768",
     ),
     "fleet": Verb(
         "windtunnel.questions.asked.fleet.study:Fleet",
@@ -324,6 +326,9 @@ def named(reference: str) -> Any:
 def question_class(verb: str) -> type[Question]:
     """The question of a verb. Raises SpecError for a verb that has none."""
     if verb not in QUESTIONS:
-        raise SpecError("question", verb, f"use one of {', '.join(QUESTIONS)}")
+        remedy = f"use one of {', '.join(QUESTIONS)}"
+        raise SpecError(
+            "question", verb or None, remedy if verb else f"say what is asked, as `question: predict`; {remedy}"
+        )
     found: type[Question] = named(QUESTIONS[verb].question)
     return found

@@ -33,7 +33,7 @@ from windtunnel.studies.predict import answer_at_first
 from windtunnel.studies.resilience import survive as survived
 from windtunnel.studies.survive import job_of
 from windtunnel.studies.training.question import cluster_of, model_of
-from windtunnel.units import format_many, parse_number
+from windtunnel.units import exact_text, format_many, parse_number
 
 DAY_S = 86_400.0
 TOKENS_PER_STEP = 4_194_304  # where no batch is given: as models of 2023 to 2026 are trained with
@@ -107,7 +107,9 @@ def answer(question: Decide) -> Decision:
     clusters = [cluster_of(ClusterPart(base=word)) for word in words]
     _check_models(question, clusters[0].n_gpus)
     prices = _prices(question.price, clusters, words)
-    failures = question.failures if question.mtbf is None else f"{question.mtbf!r}s@{clusters[0].n_gpus}"
+    failures = (
+        question.failures if question.mtbf is None else f"{exact_text(question.mtbf, 'time')}@{clusters[0].n_gpus}"
+    )
     notes: list[str] = []
     fields = dict(plain_part(question.plan))
     if "seq_len" not in fields:
@@ -314,10 +316,11 @@ def _sentence(options: Sequence[Option], by: str, question: Decide) -> str:
         return "None of them can train it: see the reasons in the table."
     first = able[0]
     money = "" if first.cost is None else f" for {question.currency}{first.cost:,.0f}"
-    paid = " and paid" if money else ""
-    kept = f" and {format_many(first.standbys, 'machine')} kept for it{paid}" if first.standbys else ""
+    paid = ", paid as well" if money else ""
+    kept = f" on {format_many(first.standbys, 'machine')} more{paid}" if first.standbys else ""
     said = f"{first.cluster} trains {first.model} in {first.days:.3g} days{money}, with failures met by {first.policy}"
-    return " ".join([f"{said}{kept}; {_lead(able, by)}", *_unmeasured(able[:2])])
+    lead = f"; {_lead(able, by)}" if len(options) > 1 else "."
+    return " ".join([f"{said}{kept}{lead}", *_unmeasured(able[:2])])
 
 
 def _lead(able: Sequence[Option], by: str) -> str:

@@ -130,7 +130,8 @@ def _not_given(error: MissingArgumentError) -> str:
         name = error.argument.name if error.argument is not None else ""
         if error.argument is not None and error.argument.field_info.kind is Argument.POSITIONAL_OR_KEYWORD:
             name = name.removeprefix("--").upper()  # as the help says it first
-        return f"{name} is not given: {remedy}"
+        what = (error.argument.parameter.help or "").rstrip(".") if error.argument is not None else ""
+        return f"{name} is not given: {what}; {remedy}" if what and not meant else f"{name} is not given: {remedy}"
     return f"{error.keyword} has no value (one that begins with - is written {error.keyword}=-1): {remedy}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from windtunnel.faces.cli.flags import Outputs, command
 from windtunnel.faces.cli.output import give
@@ -10,7 +10,9 @@ from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.model.cache import kv_bytes_per_token, state_bytes_per_sequence
 from windtunnel.physics.model.mixers import Compressed, Indexed, Recurrent
 from windtunnel.questions.asked.sweep import ModelFacts
-from windtunnel.views import Column, Document, Table
+from windtunnel.units import format_count
+from windtunnel.views import Column, Document, Headline, Notes, Table, View
+from windtunnel.views.text import text_of
 
 
 def model_app(*, everything: bool = False) -> Callable[..., object]:
@@ -20,25 +22,38 @@ def model_app(*, everything: bool = False) -> Callable[..., object]:
 
 def model(question: ModelFacts, outputs: Outputs) -> None:
     """Answer, print."""
-    facts = answer(question)
-    rows = [(name.replace("_", " "), _shown(value)) for name, value in facts.items() if value != []]
-    document = Document("model", question.config, [Table("", (Column("fact"), Column("value")), rows)])
-    give(question, facts, outputs, document)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{count} x {kind}" for kind, count in value.items())
-    return f"{value:,}" if isinstance(value, int) else "; ".join(value) if isinstance(value, list) else str(value)
+    found = load_model(question.config)
+    give(question, _facts(found), outputs, Document("model", question.config, list(_views(found))))
 
 
 def answer(question: ModelFacts) -> dict[str, object]:
     """Its facts. Raises UserError."""
-    return facts_of(load_model(question.config))
+    return _facts(load_model(question.config))
 
 
-def facts_of(model: Model) -> dict[str, object]:
-    """The facts, in 16-bit caches; a windowed layer keeps its window, whatever the context."""
+def _views(model: Model) -> Iterator[View]:
+    token, sequence = kv_bytes_per_token(model), state_bytes_per_sequence(model)
+    said = f"{format_count(model.parameters)} parameters"
+    if model.active_parameters != model.parameters:
+        said += f", {format_count(model.active_parameters)} of them active for a token"
+    cached = [f"{text_of(size, 'B')} a {what}" for size, what in ((token, "token"), (sequence, "sequence")) if size]
+    kept = f", and {' and '.join(cached)} of cache" if cached else ""
+    yield Headline(f"{said}: {text_of(2.0 * model.parameters, 'B')} of weights in 16 bits{kept}.")
+    rows = [
+        ("parameters", f"{model.parameters:,}"),
+        ("active for a token", f"{model.active_parameters:,}"),
+        ("of multi-token prediction, beside them", f"{model.mtp_parameters:,}" if model.mtp_parameters else ""),
+        ("layers", ", ".join(f"{count} x {kind}" for kind, count in _layers(model).items())),
+        ("cache of a token", text_of(token, "B") if token else ""),
+        ("state of a sequence", text_of(sequence, "B") if sequence else ""),
+        ("known from", "what transformers builds, unchecked" if model.derived else "a description that was checked"),
+    ]
+    yield Table("What it is made of", (Column("what"), Column("value")), [row for row in rows if row[1]])
+    yield Notes("Notes", model.notes)
+
+
+def _layers(model: Model) -> dict[str, int]:
+    """How many layers of each kind; a windowed one keeps its window, whatever the context."""
     layers: dict[str, int] = {}
     for layer, count in model.distinct_layers():
         mixer, block = layer.attention, layer.feed_forward
@@ -49,11 +64,16 @@ def facts_of(model: Model) -> dict[str, object]:
             name += f" and every {mixer.ratio}{' indexed' if mixer.index_heads else ''}"
         kind = f"{name} + {'nothing' if not block.size else block.kind}"
         layers[kind] = layers.get(kind, 0) + count
+    return layers
+
+
+def _facts(model: Model) -> dict[str, object]:
+    """The facts, with caches of 16 bits."""
     return {
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
         "mtp_parameters": model.mtp_parameters,
-        "layers": layers,
+        "layers": _layers(model),
         "kv_bytes_per_token": kv_bytes_per_token(model),
         "state_bytes_per_sequence": int(state_bytes_per_sequence(model)),
         "verified": "derived" if model.derived else "yaml",

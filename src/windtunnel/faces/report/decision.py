@@ -28,23 +28,26 @@ from windtunnel.views import (
 )
 from windtunnel.views.text import plain
 
+EVEN = "; even at: the price of a GPU-hour at which it costs what the cheapest other does"
+
 
 def decide_document(answer: Decision) -> Document:
     """One table for someone who was not there."""
     money = any(one.cost is not None for one in answer.options)
+    against = any(one.break_even_price is not None for one in answer.options)
     several = len({one.model for one in answer.options}) > 1
     columns = [
         *([Column("model")] * several),
         *(Column("cluster"), Column("step", "s"), Column("MFU", "share"), Column("trains", "share"), Column("days")),
-        *((Column("cost"), Column("per M tokens"), Column("even at")) if money else ()),
+        *((Column("cost"), Column("per M tokens")) if money else ()),
+        *([Column("even at")] * against),
         *(Column("energy"), Column("head-room", "B"), Column("estimated", "share"), Column("failures met by")),
         *(Column("plan"), Column("told apart")),
     ]
-    rows = [_row(one, answer.currency, money)[0 if several else 1 :] for one in answer.options]
+    rows = [_row(one, answer.currency, money, against)[0 if several else 1 :] for one in answer.options]
     note = (
         "with failures, standbys paid; trains: the share of the time that does; estimated: of the busy time, what rests"
-        " on formulas; even at: the price of a GPU-hour at which it costs what the cheapest other does;"
-        f" best by {answer.by} first"
+        f" on formulas{EVEN if against else ''}{f'; best by {answer.by} first' if len(answer.options) > 1 else ''}"
     )
     able = [one for one in answer.options if one.fits]
     plans = [
@@ -75,7 +78,7 @@ def decide_document(answer: Decision) -> Document:
 def _figures(able: Sequence[Option], currency: str) -> Iterator[Figures]:
     for best in able[:1]:
         figures = (
-            ("days", best.days, "days", best.cluster),
+            ("takes", best.days, "days", best.cluster),
             (f"cost, {currency}", best.cost, "", "with failures"),
             ("MFU", best.mfu, "share", ""),
             ("trains", best.effective_share, "share", "of the time"),
@@ -98,9 +101,9 @@ def _pictures(able: Sequence[Option], currency: str) -> Iterator[Bars]:
             yield Bars(what, unit, bars)
 
 
-def _row(one: Option, currency: str, money: bool) -> list[Cell]:
+def _row(one: Option, currency: str, money: bool, against: bool) -> list[Cell]:
     if not one.fits:
-        return [one.model, one.cluster, *([None] * (9 + 3 * money)), "does not fit"]
+        return [one.model, one.cluster, *([None] * (9 + 2 * money + against)), "does not fit"]
 
     def spent(value: float | None) -> str | None:
         return None if value is None else f"{currency}{value:,.0f}" if value >= 100 else f"{currency}{value:,.3g}"
@@ -109,7 +112,7 @@ def _row(one: Option, currency: str, money: bool) -> list[Cell]:
     row: list[Cell] = [one.model, one.cluster, one.step_time_s, one.mfu, one.effective_share, days]
     if money:
         row += [f"{spent(one.cost)} ({spent(one.cost_p5)}-{spent(one.cost_p95)})" if one.cost else spent(one.cost)]
-        row += [spent(one.cost_per_million_tokens), spent(one.break_even_price)]
+        row += [spent(one.cost_per_million_tokens), *([spent(one.break_even_price)] * against)]
     energy = f"{one.energy_mwh:,.0f} MWh" if (one.energy_mwh or 0) >= 10 else f"{one.energy_mwh:,.3g} MWh"
     kept = f"{one.policy}, {format_many(one.standbys, 'machine')} kept" if one.standbys else one.policy
     apart = "no" if not one.told_apart else "" if one.days_told_apart else "by cost, not by days"
@@ -119,7 +122,11 @@ def _row(one: Option, currency: str, money: bool) -> list[Cell]:
 def check_document(answer: Checked) -> Document:
     """The rules, and whether they are kept."""
     broken = [one for one in answer.findings if not one.passed]
-    said = f"Not to be submitted: {broken[0].said}." if broken else "It may be submitted: every rule is kept."
+    said = (
+        f"Not to be submitted: {broken[0].rule} is broken, {broken[0].said}."
+        if broken
+        else "It may be submitted: every rule is kept."
+    )
     peak = Number(float(answer.peak_memory_bytes), "B")
     return Document(
         "check",

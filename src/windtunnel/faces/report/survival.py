@@ -101,7 +101,7 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
     yield Figures(
         [
             Figure("effective training time", _share(best), f"with {best.policy}"),
-            Figure("interruptions", Number(first.interruptions, "count"), every),
+            Figure("interruptions", Number(round(first.interruptions, 2 if first.interruptions < 10 else None)), every),
             Figure("GPU-hours wasted", Number(best.gpu_hours_wasted, "count"), of_all),
             Figure("save every", Number(best.checkpoint_interval_s, "s"), stall),
             *money,

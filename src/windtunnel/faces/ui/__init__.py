@@ -1,7 +1,7 @@
 """The local page: ask, vary, search, compare and share in a browser, with nothing but a server on this machine.
 
     server.py       routes: which address shows what
-    guard.py        who may ask: hosts, origins, token, sizes, what scripts a page may run
+    page.py         what the pages show
     form.py         a form's fields as a question, and the question as a command, Python and YAML
     variations.py   one field of a question over its values
     jobs.py         long questions as processes of their own: started, watched, stopped, found again

@@ -93,8 +93,13 @@ class JobList:
         command += ["--out", str(folder / "sweep.parquet")] if verb == "sweep" else ["--json"]
         command += ["--rows", str(folder / PLANS)] if verb == "plan" else []
         command += ["--report", str(folder / "report.html")] if verb not in UNDRAWN else []
+        paths = os.environ.get("PYTHONPATH", "")  # told from where the server was started
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))}
         process = subprocess.Popen(
-            [sys.executable, "-c", KEEPER, str(folder), *command], cwd=self.uploads, start_new_session=True
+            [sys.executable, "-c", KEEPER, str(folder), *command],
+            cwd=self.uploads,
+            env=environment if paths else None,
+            start_new_session=True,
         )
         document = {"verb": verb, "words": words, "begun_s": time.time(), "process": process.pid}
         try:

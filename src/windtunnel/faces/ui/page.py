@@ -11,9 +11,11 @@ import shlex
 import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
+from urllib.parse import urlencode
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.faces.report.draw.page import body_of, page_of, page_template
@@ -21,7 +23,7 @@ from windtunnel.faces.report.plans import plans_document
 from windtunnel.faces.report.prediction.views import advice_views, prediction_document
 from windtunnel.faces.report.run_list import RunList, told_apart
 from windtunnel.faces.ui.form import FILE, FIRST, SECOND, SLIDERS, START, Asked, asked_of, plan_fields
-from windtunnel.faces.ui.jobs import VERBS, JobList
+from windtunnel.faces.ui.jobs import VERBS, Job, JobList
 from windtunnel.faces.ui.swept import address_of, shown
 from windtunnel.faces.ui.variations import VARIED, points
 from windtunnel.physics.step.result import Result
@@ -34,6 +36,25 @@ from windtunnel.views import Document
 
 SHOWN_MOST = 100  # runs on one page of the list
 KEPT_MOST = 32  # answers
+LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
+FIRST_VIEWS = 2  # the verdict and the main figures, which stand before the advice
+# Which files a field of this name takes beside one as its example; and where each verb stands in the list.
+FILES = {
+    "log": "out log txt jsonl",
+    "trace": "gz et parquet json",
+    "traces": "gz et parquet json",
+    "config": "yaml sh",
+    "model": "sh toml args json",
+}
+AREAS = {
+    "Training: plans, cost, failures": ("plan", "decide", "survive", "techniques"),
+    "A run of my own": ("diagnose", "check", "explain"),
+    "Serving": ("serve",),
+    "Reinforcement learning": ("rl",),
+    "Many jobs on one cluster": ("fleet",),
+    "Parts: a model, a network, a NIC": ("model", "fabric", "nic"),
+    "Tables": ("sweep", "calibrate", "validate"),
+}
 # What a search for plans leaves as it was asked; the layout is what it looks for.
 SEARCH_KEEPS = ("global_batch", "seq_len", "precision", "framework", "optimizer")
 
@@ -92,11 +113,15 @@ class Page:
             result = self.result(asked)
             python, yaml = asked.as_python(), asked.as_yaml()
         except UserError as error:
-            return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
+            field = field_of(error)
+            remedy = "; or press Find the best plan, which chooses the layout" if field in LAYOUT else ""
+            return self.draw("mistake.html.j2", text=f"{error}{remedy}", field=field)
+        document = prediction_document(result)
         return self.draw(
             "answer.html.j2",
             reproduce=result.reproduce,
-            body=body_of(prediction_document(result)),
+            first=body_of(replace(document, views=document.views[:FIRST_VIEWS], details=[], command="")),
+            body=body_of(replace(document, views=document.views[FIRST_VIEWS:]), heading=False),
             resolved=resolved_of(result),
             python=python,
             yaml=yaml,
@@ -174,7 +199,9 @@ class Page:
             resolved=resolved,
             slow=values.get("vary") == "slow",
             points=found,
+            best=min((point for point in answered if point.fits), key=lambda point: point.step_time_s, default=None),
             now_s=next((point.step_time_s for point in answered if point.now), 0.0),
+            now_p5_s=next((point.p5_s for point in answered if point.now), 0.0),
             longest_s=max((point.p95_s for point in answered), default=1.0) or 1.0,
             fullest=max([1.0, *(point.memory_share for point in answered)]),
             dearest=max((point.dollars_per_million_tokens(price) for point in answered), default=1.0) or 1.0,
@@ -272,8 +299,12 @@ class Page:
             "studies.html.j2",
             title="Studies",
             here="studies",
-            verbs={name: QUESTIONS[name].text.partition("\n")[0] for name in VERBS},
+            areas={
+                area: {name: QUESTIONS[name].text.partition("\n")[0] for name in VERBS if name.split()[0] in those}
+                for area, those in AREAS.items()
+            },
             verb=verb,
+            takes={one.name: " ".join([*FILE.findall(one.value), FILES.get(one.label, "")]).strip() for one in fields},
             values=values,
             rare=groups.pop("rare", []),
             groups=groups,
@@ -303,12 +334,22 @@ class Page:
             job=job,
             plans=plans_of(answer) if job.verb == "plan" else "",
             answer=answer[:ANSWER_MOST],
+            again=urlencode(form_of(job)),
             drawn=job.report and job.verb != "plan",
             began_s=round(time.time() - job.begun_s),
         )
 
 
 ANSWER_MOST = 200_000
+
+
+def form_of(job: Job) -> dict[str, str]:
+    """The fields of a study's form as they were when it was asked; its words where those are no question's."""
+    try:
+        asked = question_of_command(job.command)
+    except UserError:
+        return {"verb": job.verb, "words": shlex.join(job.words)}
+    return {"verb": job.verb, **{one.name: one.value for one in inputs(job.verb, asked) if one.value}}
 
 
 def resolved_of(result: Result) -> dict[str, str]:

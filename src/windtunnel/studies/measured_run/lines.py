@@ -174,6 +174,21 @@ FORMATS = (
         reserved_bytes=(r"\| mem # GiB", GIB),
     ),
     _format(
+        "torchtune",
+        r"\bStep \d+ \| .*\btokens_per_second_per_gpu:",
+        number=(r"\bStep #", 1.0),
+        tokens_per_s_per_gpu=(r"tokens_per_second_per_gpu:#", 1.0),
+        allocated_bytes=(r"peak_memory_alloc:#", GIB),
+        reserved_bytes=(r"peak_memory_reserved:#", GIB),
+    ),
+    _format(
+        "prime-rl",
+        r"\bStep \d+ \| Time: [\d.]+s\b",
+        number=(r"\bStep #", 1.0),
+        seconds=(r"\| Time: #s", 1.0),
+        tokens_per_s=(r"Throughput: # tokens/s", 1.0),
+    ),
+    _format(
         "fairseq",
         r"\| train_inner \| .*\bwps=",
         number=(r"\bnum_updates=#", 1.0),

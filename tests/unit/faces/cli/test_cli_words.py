@@ -110,8 +110,8 @@ def test_spelling_out_twice_is_spelling_out_once(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("llama-3-8b", "--cluster is not given: see `windtunnel predict --help`"),
-        ("--cluster h100-sxm:8", "MODEL is not given: see `windtunnel predict --help`"),
+        ("llama-3-8b", "--cluster is not given: GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML; see"),
+        ("--cluster h100-sxm:8", "MODEL is not given: Name of a shipped model, e.g. llama-3.1-405b"),
         ("llama-3-8b --cluster", "--cluster has no value (one that begins with - is written --cluster=-1)"),
         ("llama-3-8b --clustr h100-sxm:8", "--cluster is not given: did you mean --cluster instead of --clustr?"),
     ],

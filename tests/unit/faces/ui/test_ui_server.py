@@ -239,6 +239,19 @@ def test_a_study_outlives_the_page_and_is_found_again(client: TestClient, tmp_pa
     assert jobs.all() == []
 
 
+def test_a_study_imports_from_where_the_server_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study runs in the folder of the dropped files, from which `PYTHONPATH=src` is another place."""
+    (tmp_path / "here" / "windtunnel").mkdir(parents=True)
+    (tmp_path / "here" / "windtunnel" / "__init__.py").touch()
+    (tmp_path / "here" / "windtunnel" / "__main__.py").write_text("print('from here')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "here")
+    jobs = JobList(tmp_path / "runs")
+    name = jobs.start("model", "llama-3.1-8b")
+    wait(jobs, name)
+    assert (jobs.path(name) / "answer.json").read_text() == "from here\n"
+
+
 def test_a_study_that_runs_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
     jobs = JobList(tmp_path)
     words = "llama-3.1-405b --cluster h100-sxm:8192 --global-batch 1536 --seq 8192"
@@ -458,3 +471,45 @@ def test_a_form_is_asked_as_its_question(client: TestClient, monkeypatch: pytest
     refused = client.post("/studies/start", data=form | {"requests.prompt": "many"}, headers=SAME)
     assert "requests.prompt" in refused.text
     assert len(begun) == 1
+
+
+def test_a_layout_that_does_not_fit_the_gpus_names_the_button_that_finds_one(client: TestClient) -> None:
+    asked = {"model": "llama-3.1-8b", "gpu": "h100-sxm", "gpus": "8", "tp": "8", "pp": "4", "global_batch": "64"}
+    said = client.get("/answer", params=asked | {"seq_len": "4096"}).text
+    assert 'data-field="tp"' in said
+    assert "press Find the best plan" in said
+
+
+def test_what_if_says_first_what_is_fastest_and_what_a_slow_gpu_costs(client: TestClient) -> None:
+    asked = {
+        "model": "llama-3.1-8b",
+        "gpu": "h100-sxm",
+        "gpus": "8",
+        "global_batch": "64",
+        "seq_len": "4096",
+        "tp": "2",
+    }
+    said = client.get("/points", params=asked | {"vary": "precision"}).text
+    assert re.search(r"Precision \w+ is the fastest that fits: [\d.]+ m?s a step", said)
+    said = client.get("/points", params=asked | {"vary": "slow"}).text
+    assert re.search(r"gpu=\d:1.5 makes the step [\d.]+% longer", said)
+
+
+def test_a_form_says_what_its_fields_are_and_which_files_they_take(client: TestClient) -> None:
+    """A log goes to `log`, not to the seconds that were measured, which is the first free field."""
+    said = client.get("/studies", params={"verb": "diagnose"}).text
+    assert re.search(r'<textarea id="f-log"[^>]* data-takes="out out log', said)
+    assert re.search(r'<input id="f-model.base"[^>]* data-takes="sh', said)
+    assert re.search(r'<span class="help" id="h-measured">Step time that was measured', said)
+    assert '<optgroup label="Serving">' in said
+    every = re.findall(r'<option value="([a-z ]+)"', said.partition("</select>")[0])
+    assert sorted(every) == sorted(VERBS)  # each stands in one area
+
+
+def test_an_answer_leads_back_to_its_form(client: TestClient, tmp_path: Path) -> None:
+    form = {"verb": "model", "config": "llama-3.1-8b"}
+    where = client.post("/studies/start", data=form, headers=SAME, follow_redirects=False).headers["location"]
+    wait(JobList(tmp_path / "runs"), where.rpartition("/")[2])
+    again = re.search(r'href="(/studies\?[^"]+)">Change the question', client.get(where).text)
+    assert again is not None
+    assert 'value="llama-3.1-8b"' in client.get(again[1].replace("&amp;", "&")).text

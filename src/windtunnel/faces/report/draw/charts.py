@@ -16,7 +16,12 @@ from windtunnel.views.text import plain, round_step, scale_of, text_of
 
 SIDE = 1000.0
 TICKS = 5
-TIMES = (*(10.0**n for n in range(-9, 2)), 60.0, 600.0, 3600.0, 36000.0, 86400.0, 864000.0, 8640000.0)  # on a log axis
+# Round times, on a log axis: powers of ten of a unit, and between them where those are few.
+TIMES = (*(10.0**n for n in range(-9, 2)), 60.0, 600.0, 3600.0, 36000.0, 86400.0, 864000.0, 8640000.0)
+BETWEEN = (
+    *(unit * n for unit in (60.0, 3600.0) for n in (1, 2, 5, 10, 20)),
+    *(86400.0 * n * 10.0**power for power in range(3) for n in (1, 2, 5)),
+)
 COLOURS = 8  # line-0 to line-7
 TABLE_MOST = 400  # points behind a picture
 Data = Mapping[str, object]  # JSON for the script
@@ -65,7 +70,7 @@ class Chart:
 class Scale:
     """From values to a share of an axis."""
 
-    def __init__(self, axis: Axis, values: Iterable[float], *, from_zero: bool) -> None:
+    def __init__(self, axis: Axis, values: Iterable[float], *, from_zero: bool, apart: bool = False) -> None:
         known = [value for value in values if math.isfinite(value) and not (axis.log and value <= 0)]
         low, high = min(known, default=0.0), max(known, default=1.0)
         low = axis.low if axis.low is not None else 0.0 if from_zero and not axis.log and low >= 0.0 else low
@@ -75,6 +80,8 @@ class Scale:
             high += 0.05 * (high - low)
         if axis.log and high / max(low, 1e-300) < 2.0:
             low, high = low / 1.5, high * 1.5
+        if apart and axis.low is None and axis.high is None and not axis.log:  # no point on the edge
+            low, high = low - 0.03 * (high - low), high + 0.03 * (high - low)
         if high <= low:
             low, high = (low, low + 1.0) if low == 0.0 else (low - abs(low) * 0.05, high + abs(high) * 0.05)
         self.log, self.low, self.high = axis.log, low, high
@@ -92,8 +99,9 @@ class Scale:
 
     def _marked(self, unit: str) -> list[tuple[float, str]]:
         if self.log:
-            round_times = [value for value in TIMES if self.low <= value <= self.high] if unit == "s" else []
-            values = round_times if len(round_times) >= 3 else _decades(self.low, self.high)
+            times = (TIMES, BETWEEN) if unit == "s" and self.high > 120.0 else (TIMES,) if unit == "s" else ()
+            round_times = ([value for value in those if self.low <= value <= self.high] for those in times)
+            values = next((those for those in round_times if len(those) >= 3), None) or _decades(self.low, self.high)
             if unit == "B":  # bytes are said in powers of two
                 ends = math.ceil(math.log2(self.low) - 1e-9), math.floor(math.log2(self.high) + 1e-9)
                 values = [2.0**power for power in range(ends[0], ends[1] + 1)] or values
@@ -115,7 +123,7 @@ def tick_text(value: float, unit: str) -> str:
     """A round value as short as it can be said."""
     if unit == "share":
         return f"{100 * value:g} %"
-    if unit == "s" and value in TIMES and value >= 60.0:
+    if unit == "s" and value in (*TIMES, *BETWEEN) and value >= 60.0:
         size, name = next(one for one in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")) if value >= one[0])
         return f"{value / size:g} {name}"
     if unit in ("s", "B", "B/s", "FLOP/s"):
@@ -143,7 +151,12 @@ def chart_of(view: Curve) -> Chart:
     """The pictures of a curve."""
     series = [one for one in view.series if len(one.x)]
     ys = [value for one in series for value in (*one.y, *one.low, *one.high)]
-    x = Scale(view.x, (value for one in series for value in one.x), from_zero=False)
+    x = Scale(
+        view.x,
+        (value for one in series for value in one.x),
+        from_zero=False,
+        apart=all(one.form == "points" for one in series),
+    )
     y = Scale(view.y, [*ys, *(one.value for one in view.limits)], from_zero=True)
     names = list(dict.fromkeys(one.name for one in series))
     colours = {name: f"line-{at % COLOURS}" for at, name in enumerate(names)}

@@ -119,6 +119,10 @@ def _headline(result: Result) -> Headline:
         said.append(f"May not fit: {spare}" if result.tight else f"Fits with {spare}" if room >= 0 else "Fits barely")
     if result.mfu:
         said.append(f"{text_of(result.mfu, 'share')} MFU")
+    if result.disturbed is not None and result.disturbed.undisturbed_step_time_ns:
+        base = result.disturbed.undisturbed_step_time_ns
+        more = text_of(result.step_time_ns / base - 1.0, "share")
+        said.append(f"disturbances make the step {more} longer than {text_of(base / 1e9, 's')}")
     worst = max(_overheads(result.limits), key=lambda one: one.share, default=None)
     if worst is not None and worst.share >= WORTH_SAYING:
         said.append(f"{text_of(worst.share, 'share')} of the step is {label_of(worst.what)}")

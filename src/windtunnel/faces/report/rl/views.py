@@ -71,12 +71,7 @@ def _views(result: RlResult) -> Iterator[View]:
         Figure("generation", Number(result.phases.generation_s, "s"), "of a batch"),
         Figure("tokens/s", Number(result.tokens_per_s_per_gpu, ""), "per GPU"),
     ]
-    if _colocated(result):  # the same GPUs: what one phase leaves the other takes
-        shares = _shares(result).items()
-        figures += [
-            Figure(name, Number(seconds / result.step_time_s, "share"), "of the step") for name, seconds in shares
-        ]
-    else:
+    if not _colocated(result):  # else the same GPUs: the verdict says how they share the step
         figures += [Figure(f"{name} idles", Number(share, "share")) for name, share in result.idle_share.items()]
     if result.cost is not None and result.cost_per_1000_samples is not None:
         per = f"{text_of(result.cost_per_1000_samples, '$')} per 1,000 samples trained"

@@ -57,7 +57,7 @@ def serving_document(result: ServingResult, points: Sequence[Answer] = ()) -> Do
     )
     title = f"{spec['model']} on {result.gpus} × {spec['gpu']}"
     if not result.feasible:
-        said = result.reason if result.refusal else f"Does not fit: {result.reason}"
+        said = result.reason if result.refusal else f"Does not fit: {result.reason.removeprefix('does not fit: ')}"
         views: list[View] = [Headline(f"{said}.", tone="bad")]
         return Document("a model served", title, views, subtitle=under)
     return Document("a model served", title, list(_views(result)), list(_details(result, answer, points)), under)
@@ -151,7 +151,8 @@ def _details(result: ServingResult, answer: Answer, points: Sequence[Answer]) ->
         high = min(values[-1], ROBUST * bound) if bound else values[-1]
         start = float(bound) if bound else values[len(values) // 2]
         axis = Axis(name, "s", log=True, low=min(values[0], start) * 0.9, high=max(high, start) * 1.1)
-        yield Curve(f"{name} by rate", Axis("rate", "requests/s", low=0.0), axis, series, [Limit(start, "limit", True)])
+        limits = [Limit(start, "limit", True)] if bound or not result.slo else []  # none beside those that were given
+        yield Curve(f"{name} by rate", Axis("requests/s", "requests/s", low=0.0), axis, series, limits)
     held = [(name, answer["memory_bytes_per_gpu"].get(name, 0.0)) for name in MEMORY]
     parts = [Part(name.replace("_", " "), value, MEMORY[name]) for name, value in held if value > 0]
     if parts:

@@ -61,9 +61,11 @@
       for (const [id, own] of Object.entries(data)) {
         const section = box.querySelector(`#${CSS.escape(id)}`);
         if (!section) continue;
-        if (own.plots) section.querySelectorAll(".plot").forEach((plot, at) => curve(plot, own.plots[at]));
-        else if (own.runs) heatmap(section, own);
-        else if (own.start && own.start.length) timeline(section, section.querySelector("canvas"), own);
+        setTimeout(() => { // a task each: the page answers between them
+          if (own.plots) section.querySelectorAll(".plot").forEach((plot, at) => curve(plot, own.plots[at]));
+          else if (own.runs) heatmap(section, own);
+          else if (own.start && own.start.length) timeline(section, section.querySelector("canvas"), own);
+        });
       }
     }
     for (const table of root.querySelectorAll("table.rows")) sortable(table);
@@ -200,10 +202,10 @@
       pen.fillText(shown, left + 4, y + laneHeight / 2 + 0.5);
     }
     function axis() {
-      const rough = (to - from) / Math.max(2, (width - gutter) / 110);
-      const power = 10 ** Math.floor(Math.log10(rough));
-      const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
       const [size, unit] = AXIS.find(([size, , least]) => ops.first + to >= (least || size)) || AXIS[6];
+      const rough = (to - from) / size / Math.max(2, (width - gutter) / 110);  // round in the unit that is said
+      const power = 10 ** Math.floor(Math.log10(rough));
+      const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough) * size;
       const decimals = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
       pen.font = "12px system-ui, sans-serif";
       pen.textBaseline = "alphabetic";
@@ -510,4 +512,5 @@
 
   window.windtunnel = { showTip, hideTip, duration, start };  // for the scripts behind this one
   if (document.querySelector("script.views-data")) start();
+  if (parent !== window) new ResizeObserver(() => parent.postMessage({ height: document.body.offsetHeight }, "*")).observe(document.body);
 })();

@@ -100,9 +100,11 @@
     if (zone.dataset.drop === "explain") return begin(text);
     const on = at?.closest(".field")?.querySelector("input:not([type=range]), textarea");
     if (words && words.value.trim()) words.value = `${words.value.trim()} ${text}`;
-    else if (words) { // the field on which it was dropped, or the first that is free
-      const free = [...document.querySelectorAll("#study fieldset input:not([disabled])")].find((one) => !one.value);
-      if (on || free) (on || free).value = text;
+    else if (words) { // the field on which it was dropped, or one that takes such files, or the first that is free
+      const free = [...document.querySelectorAll("#study fieldset :is(input, textarea):not([disabled])")].filter((one) => !one.value);
+      const suffix = text.slice(text.lastIndexOf(".") + 1).toLowerCase(), takes = free.filter((one) => one.dataset.takes);
+      const field = on || takes.find((one) => one.dataset.takes.split(" ").includes(suffix)) || takes[0] || free[0];
+      if (field) field.value = text;
     }
     else {
       const field = answer.headers.get("x-field"), input = document.getElementById(`f-${field}`);
@@ -181,6 +183,12 @@
   }
 
   else if (state && windtunnelCloud) windtunnelCloud.load();
+
+  // A report in a frame says how high it is.
+  addEventListener("message", (event) => {
+    const frame = document.querySelector("iframe.drawn"), height = Number(event.data?.height);
+    if (event.source === frame?.contentWindow && height > 0) frame.style.height = `${Math.min(height + 4, 60000)}px`;
+  });
 
   // Keys: / to search or to the first field, 1 to 4 for the pages.
   document.addEventListener("keydown", (event) => {

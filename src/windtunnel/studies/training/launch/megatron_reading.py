@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.shell import expanded
+from windtunnel.physics.model.catalogue import catalogued
 from windtunnel.studies.training.launch.found import Native
 from windtunnel.studies.training.launch.megatron import MODULES, RECIPES, STRATEGIES
 
@@ -41,23 +42,42 @@ MODEL_SWITCHES = (
     "--swiglu", "--untie-embeddings-and-output-weights", "--disable-bias-linear", "--add-qkv-bias", "--qk-layernorm",
     "--group-query-attention", "--normalization", "--squared-relu", "--apply-layernorm-1p",
 )  # fmt: skip
+SHARED = {"--bf16", "--fp16", "--optimizer", "--sequence-parallel"}  # with programs of other kinds
+SWIFT = re.compile(r"(?m)^[^#\n]*\bmegatron (sft|pt|rlhf)\b")  # Megatron-SWIFT (4.x), which means other things unsaid
+SWIFT_NAMES = {"--max-length": "--seq-length", "--num-train-epochs": "--train-iters"}
+SWIFT_DEFAULTS: Mapping[str, list[str]] = {
+    "--bf16": [], "--recompute-granularity": ["selective"], "--use-distributed-optimizer": [],
+    "--global-batch-size": ["16"],
+}  # fmt: skip
 TOKENS_MOST = 100_000
 
 
 def read(text: str, n_gpus: int, where: str) -> Native:
     """The job that arguments state. Raises InputFileError on what is no shell text, SpecError on a value."""
-    found = _Arguments(_words(text, where), where)
+    found = Arguments(shell_words(text, where), where)
     if not any(name.startswith("--") for name in found.given):
         raise InputFileError(where, "holds no --options", "give Megatron-Core arguments, or a plan in YAML")
+    of_swift = SWIFT.search(text) is not None
+    if of_swift:
+        found.given = {**SWIFT_DEFAULTS, **{SWIFT_NAMES.get(name, name): of for name, of in found.given.items()}}
     fields = _fields(found, n_gpus)
+    if not (found.asked - SHARED | set(MODEL)) & found.given.keys():
+        remedy = "give the launch file of Megatron-Core or of Hugging Face's Trainer, or name the model and give flags"
+        raise InputFileError(where, "states no argument of Megatron-Core", remedy)
     sizes = {name: found.number(option) for option, name in MODEL.items() if option in found.given}
-    model = _model(found, sizes)
+    model: str | dict[str, object] | None = _model(found, sizes)
+    if of_swift:
+        model = catalogued(found.word("--model", "") or "") or model
+        found.asked -= set() if model else {"--model"}
+        if found.word("--tuner-type", found.word("--train-type")) == "lora":
+            fields["lora_rank"] = found.count("--lora-rank", 8)
     unknown = tuple(found.unread())
     stated = {} if model else {name: size for name, size in sizes.items() if size is not None}
     return Native("megatron", fields, model, unknown, where, stated)
 
 
-def _words(text: str, where: str) -> list[str]:
+def shell_words(text: str, where: str) -> list[str]:
+    """The words of a script or a list of arguments, its variables in place. Raises InputFileError."""
     text = text.replace("\\\n", " ").replace("\\\r\n", " ")
     try:
         lexer = shlex.shlex(text, posix=True)
@@ -81,7 +101,7 @@ def _words(text: str, where: str) -> list[str]:
     return [expanded(word.rstrip(")"), values) if not word.startswith("$(") else word for word in words if word != "("]
 
 
-class _Arguments:
+class Arguments:
     """Options by name with their words; what is asked for is understood."""
 
     def __init__(self, words: list[str], where: str) -> None:
@@ -102,7 +122,7 @@ class _Arguments:
     def on(self, name: str) -> bool:
         """Whether a switch is there."""
         self.asked.add(name)
-        return name in self.given
+        return name in self.given and self.given[name][:1] not in (["false"], ["False"])
 
     def word(self, name: str, default: str | None = None) -> str | None:
         """Its first word; the default where it is not there."""
@@ -139,7 +159,7 @@ class _Arguments:
         return [" ".join([name, *self.given[name][:1]]) for name in left]
 
 
-def _fields(found: _Arguments, n_gpus: int) -> dict[str, object]:
+def _fields(found: Arguments, n_gpus: int) -> dict[str, object]:
     tp = found.count("--tensor-model-parallel-size", found.count("--tensor-parallel-size", 1))
     pp = found.count("--pipeline-model-parallel-size", 1)
     cp = found.count("--context-parallel-size", 1)
@@ -188,7 +208,7 @@ def _fields(found: _Arguments, n_gpus: int) -> dict[str, object]:
     return fields | _formats(found)
 
 
-def _pipeline(found: _Arguments, pp: int) -> dict[str, object]:
+def _pipeline(found: Arguments, pp: int) -> dict[str, object]:
     fields: dict[str, object] = {}
     layout = found.word("--pipeline-model-parallel-layout")
     chunks = found.number("--num-virtual-stages-per-pipeline-rank")
@@ -224,7 +244,7 @@ def _pipeline(found: _Arguments, pp: int) -> dict[str, object]:
     return fields
 
 
-def _ends(found: _Arguments, pp: int, layers: int | None, chunks: int) -> dict[str, object]:
+def _ends(found: Arguments, pp: int, layers: int | None, chunks: int) -> dict[str, object]:
     """Layers of each stage where the first or the last rank has a number of its own, and the others share the rest."""
     names = [f"--decoder-{end}-pipeline-num-layers" for end in ("first", "last")]
     first, last = (found.number(name) for name in names)
@@ -256,7 +276,7 @@ def _stages(layout: str) -> tuple[int, ...] | None:
     return tuple(counts)
 
 
-def _shards(found: _Arguments, ranks: int) -> dict[str, object]:
+def _shards(found: Arguments, ranks: int) -> dict[str, object]:
     strategy = found.word("--data-parallel-sharding-strategy", "no_shard")
     sharded = any([found.on("--use-megatron-fsdp"), found.on("--use-custom-fsdp")])
     zero = 1 if found.on("--use-distributed-optimizer") else 0
@@ -275,7 +295,7 @@ def _shards(found: _Arguments, ranks: int) -> dict[str, object]:
     return fields | ({} if bucket is None else {"bucket_parameters": bucket})
 
 
-def _recompute(found: _Arguments) -> str:
+def _recompute(found: Arguments) -> str:
     kind = found.word("--recompute-granularity")
     method, layers = found.word("--recompute-method"), found.number("--recompute-num-layers")
     modules = found.words("--recompute-modules")
@@ -295,7 +315,7 @@ def _recompute(found: _Arguments) -> str:
     return "selective:" + ",".join(chosen) if chosen else "none"
 
 
-def _graphs(found: _Arguments) -> dict[str, object]:
+def _graphs(found: Arguments) -> dict[str, object]:
     """What is launched as CUDA graphs. Most launches of a mixture are its experts': graphs without them are none."""
     impl = found.word("--cuda-graph-impl", "none")
     older = [found.on(name) for name in ("--enable-cuda-graph", "--external-cuda-graph")]
@@ -307,7 +327,7 @@ def _graphs(found: _Arguments) -> dict[str, object]:
     return fields | {"full_graph": True} if graphs and whole else fields
 
 
-def _formats(found: _Arguments) -> dict[str, object]:
+def _formats(found: Arguments) -> dict[str, object]:
     fields: dict[str, object] = {"precision": "fp32", "gradient_dtype": "fp32"}
     accumulates = found.on("--accumulate-allreduce-grads-in-fp32")
     reduces = found.on("--grad-reduce-in-bf16")
@@ -345,7 +365,7 @@ def _formats(found: _Arguments) -> dict[str, object]:
     return fields
 
 
-def _model(found: _Arguments, sizes: Mapping[str, int | None]) -> dict[str, object] | None:
+def _model(found: Arguments, sizes: Mapping[str, int | None]) -> dict[str, object] | None:
     """Keywords of `windtunnel.physics.model.transformer`; None where sizes are missing."""
     found.asked |= {*MODEL, *MODEL_SWITCHES}
     if any(sizes.get(name) is None for name in ("layers", "hidden", "heads")):

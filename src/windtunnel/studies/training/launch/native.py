@@ -70,4 +70,8 @@ def read_native(path: str | Path, n_gpus: int) -> Native:
             remedy = "name the launch file or the model, and give the log with --log"
             raise InputFileError(where, "is a log without the arguments that Megatron-LM prints", remedy)
     text = read_text(path, PLAN, ARGUMENTS_BYTES_MOST)
-    return trainer.read(path, n_gpus) if trainer.MARKS.search(text) else megatron_reading.read(text, n_gpus, where)
+    return (
+        trainer.read(path, n_gpus)
+        if trainer.settings_of(path) is not None
+        else megatron_reading.read(text, n_gpus, where)
+    )

@@ -20,8 +20,9 @@ from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping
 from windtunnel.questions.asked.plan import OpenPlan, open_plan
 from windtunnel.studies.training.launch import accelerate, deepspeed, megatron, torchtitan, trainer, trainer_writing
+from windtunnel.studies.training.launch.dialects import OWN
 from windtunnel.studies.training.launch.found import Native, _leaves
-from windtunnel.studies.training.launch.megatron_reading import _Arguments, _words
+from windtunnel.studies.training.launch.megatron_reading import Arguments, shell_words
 from windtunnel.studies.training.launch.native import PLAN, read_native
 
 ANCHORS = (
@@ -59,7 +60,7 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
     sides = [(open_plan(**plan), dp) for plan, dp in (before, after)]
     settings = trainer.settings_of(path)
     if settings is not None:
-        return _of_trainer(text, kind, settings, sides)
+        return _of_trainer(text, kind, settings, sides, trainer.dialect(path))
     if kind == ".toml":
         written = [torchtitan.write(plan, dp, model) for plan, dp in sides]
         edit = _toml
@@ -134,14 +135,25 @@ def read_again(path: str, patched: str, n_gpus: int) -> Native:
         return read_native(copy, n_gpus)
 
 
-def _of_trainer(text: str, kind: str, settings: trainer.Settings, sides: Sequence[tuple[OpenPlan, int]]) -> str:
-    """The same for a file of Hugging Face's Trainer, which has no format but only names."""
+def _of_trainer(
+    text: str, kind: str, settings: trainer.Settings, sides: Sequence[tuple[OpenPlan, int]], dialect: str
+) -> str:
+    """The same for a file of Hugging Face's Trainer, which has no format but only names; `dialect`: other names."""
     (old, left), (new, left_then) = (trainer_writing.write(plan, dp, settings) for plan, dp in sides)
     changed = {name: new.get(name) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
     if set(left_then) - set(left) or not changed:
         return ""
+    if dialect:
+        names = OWN[dialect]
+        if not changed.keys() <= names.keys():
+            return ""
+        old, new = (
+            {names.get(name, name): False if value is None else value for name, value in side.items()}
+            for side in (old, new)
+        )
+        changed = {names[name]: new.get(names[name]) for name in changed}
     if kind in (".yaml", ".yml"):
-        own = dict(_leaves(settings, ""))
+        own = dict(_leaves(_document(text, kind), ""))
         for name, value in changed.items():
             text = _yaml(text, name, value, own)
         return text
@@ -171,7 +183,7 @@ def _document(text: str, kind: str) -> dict[str, object]:
 
 
 def _options(text: str) -> dict[str, list[str]]:
-    return _Arguments(_words(text, "arguments"), "arguments").given
+    return Arguments(shell_words(text, "arguments"), "arguments").given
 
 
 def _arguments(text: str, old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> str:

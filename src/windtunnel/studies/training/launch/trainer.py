@@ -19,9 +19,9 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.bytes import read_text
 from windtunnel.files.document import read_mapping, value_of
 from windtunnel.physics.model.catalogue import catalogued
-from windtunnel.studies.training.launch import deepspeed
+from windtunnel.studies.training.launch import deepspeed, dialects
 from windtunnel.studies.training.launch.found import Native
-from windtunnel.studies.training.launch.megatron_reading import _Arguments, _words
+from windtunnel.studies.training.launch.megatron_reading import Arguments, shell_words
 
 Settings = Mapping[str, object]
 GIVE = "give the script, its launch line or its YAML"
@@ -36,6 +36,13 @@ DEGREES = {
     "cp": ("context_parallel_size", "sequence_parallel_degree", "sequence_parallel_size"),
     "ep": ("expert_parallel_size", "expert_model_parallel_size"),
 }  # fmt: skip
+ATTENTION = (  # words of the file -> kernel; what is not here is the GPU's best
+    ("attn_implementation", "attn_impl", "flash_attn", "flash_attention", "flash_attn_implementation"),
+    (
+        (r"(kernels-community/)?flash[-_]?att(ention|n)?[-_]?2|fa2|flash_2|flash_attn", "flash2"),
+        (r"eager|disabled", "unfused"), (r"triton|flex_attention|flex", "triton"),
+    ),
+)  # fmt: skip
 FUSED_LOSS = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "enable_liger_kernel", "use_liger_kernel")
 MARKS = re.compile(r"--(per_device_train_batch_size|per-device-train-batch-size)\b")
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "muon", "paged_adamw": "adam"}
@@ -49,14 +56,14 @@ READ = (
     "optimizer", "lora_r", "lora_rank", "lora_target", "lora_target_modules", "lora_target_linear", "load_in_4bit",
     "load_in_8bit", "use_distributed_optimizer", "plugins", "dp_shard_size", "dp_replicate_size",
     "quantization_bit", "quantization_method", "torch_dtype", "dtype", "rl", "pure_bf16",
-    "torch_compile", "r",
+    "torch_compile", "r", "stated_model", "global_batch_size", "zero_stage", "cp_kind", "use_flash_attention_2",
 )  # fmt: skip
 # Change no step's time or memory, or are read elsewhere.
 NO_EFFECT = (  # beginnings of names
-    "adam", "adapter", "attn_implementation", "auto_resume", "beta", "bias", "cache", "chat", "columns", "comet",
+    "adam", "adapter", "attn_impl", "auto_resume", "beta", "bias", "cache", "chat", "columns", "comet",
     "config_file", "conv", "cosine", "data", "ddp_find", "ddp_timeout", "debug", "deepspeed", "device_map",
-    "do_eval", "do_predict", "do_train", "early", "enable_liger", "eval", "finetuning_type", "flash_att", "freeze",
-    "fsdp", "gpus", "gradient_checkpointing_kwargs", "greater", "group_by", "hf_", "hub", "include", "lazy",
+    "dataloader", "do_eval", "do_predict", "do_train", "early", "enable_liger", "eval", "finetuning_type", "flash_att",
+    "freeze", "fsdp", "gpus", "gradient_checkpointing_kwargs", "greater", "group_by", "hf_", "hub", "include", "lazy",
     "learning", "length", "load_best", "local_rank", "log_", "logging", "lora_alpha", "lora_dropout", "lora_fan",
     "lora_modules", "lora_on_cpu", "loraplus", "loss_watchdog", "lr", "machine_rank", "main_process", "master",
     "max_grad", "max_samples", "max_steps", "metric", "mlflow", "model_revision", "model_type", "module", "neftune",
@@ -75,17 +82,25 @@ def settings_of(path: str | Path) -> dict[str, object] | None:
     if suffix == ".py":
         found = dict(_of_script(read_text(path, GIVE, SCRIPT_BYTES_MOST), str(path)))
     elif suffix in (".yaml", ".yml"):
-        found = dict(read_mapping(path, GIVE))
+        found = dict(dialects.translated(read_mapping(path, GIVE)))
     elif suffix in (".toml", ".json"):
         return None
     else:
         text = read_text(path, GIVE, SCRIPT_BYTES_MOST)
-        if not MARKS.search(text):
+        if not (MARKS.search(text) or dialects.SWIFT.search(text)):
             return None
-        given = _Arguments(_words(text, str(path)), str(path)).given
+        given = Arguments(shell_words(text, str(path)), str(path)).given
         found = {name.removeprefix("--").replace("-", "_"): _of_words(words) for name, words in given.items()}
-    named = found.keys() & {*BATCH, "gradient_accumulation_steps"}
+        found = dict(dialects.of_swift(found)) if dialects.SWIFT.search(text) else found
+    named = found.keys() & {*BATCH, "gradient_accumulation_steps", "adapter"}
     return found if named and (suffix not in (".yaml", ".yml") or found.keys() & set(MODEL)) else None
+
+
+def dialect(path: str | Path) -> str:
+    """Whose names a file has where they are not the Trainer's; empty where they are."""
+    if Path(path).suffix.lower() in (".yaml", ".yml"):
+        return dialects.dialect_of(read_mapping(path, GIVE))
+    return dialects.LINE if dialects.SWIFT.search(read_text(path, GIVE)) else ""
 
 
 def _of_words(words: list[str]) -> object:
@@ -111,7 +126,8 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
     steps = _first(settings, ("gradient_accumulation_steps",), where) or 1
     degrees = {name: _first(settings, names, where) or 1 for name, names in DEGREES.items()}
     replicas = max(1, n_gpus // prod(degrees[name] for name in ("tp", "pp", "cp")))
-    fields: dict[str, object] = {**degrees, "micro_batch": micro, "global_batch": micro * steps * replicas}
+    batch = _first(settings, ("global_batch_size",), where) or micro * steps * replicas
+    fields: dict[str, object] = {**degrees, "micro_batch": micro, "global_batch": batch}
     length = _first(settings, LENGTH, where)
     if length is not None:
         fields["seq_len"] = length
@@ -121,6 +137,8 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
     )
     recompute = recompute or (isinstance(inner, Mapping) and inner.get("activation_checkpointing"))
     fields["recompute"] = "full" if recompute else "none"
+    if fields["cp"] != 1 and settings.get("cp_kind"):
+        fields["cp_kind"] = settings["cp_kind"]
     half, brain = _on(settings.get("fp16")), _on(settings.get("bf16"))
     fields["precision"] = "bf16" if brain else "fp16" if half else "fp32"
     if any(_on(settings.get(name)) for name in FUSED_LOSS):
@@ -129,6 +147,7 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
     if fields["pp"] != 1:  # of those who read these names, Megatron-Core alone has stages
         fields |= {"framework": "megatron", "zero_stage": int(_on(settings.get("use_distributed_optimizer")))}
     fields |= _adapters(settings, of_factory, unknown)
+    fields |= _attention(settings, fields, unknown)
     fields |= _optimizer(settings, fields, unknown)
     stage = settings.get("stage", settings.get("rl"))
     if stage == "dpo":
@@ -136,7 +155,8 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
     elif stage not in (None, "pt", "sft"):
         unknown.append(f"stage {stage}")
     name = next((str(settings[one]) for one in MODEL if isinstance(settings.get(one), str)), "")
-    model = catalogued(name)
+    stated = settings.get("stated_model")
+    model = stated if isinstance(stated, Mapping) else catalogued(name)
     if name and not model:
         unknown.append(f"the model {name}")
     for key, value in settings.items():
@@ -176,6 +196,9 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
         named = [stage for word, stage in SHARDED.items() if word in kind]
         keeps = inner.get("reshard_after_forward", inner.get("fsdp_reshard_after_forward")) is False
         return {"framework": "fsdp", "zero_stage": named[0] if named else 2 if keeps else 3, **compiled}
+    stage = settings.get("zero_stage")
+    if isinstance(stage, int):  # of a script that makes its own DeepSpeed config, as DeepSpeed-Chat's do
+        return {"framework": "deepspeed", "zero_stage": stage}
     return {"framework": "fsdp", "zero_stage": 0, **compiled}
 
 
@@ -211,6 +234,21 @@ def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[
     return fields
 
 
+def _attention(settings: Settings, fields: Mapping[str, object], unknown: list[str]) -> dict[str, object]:
+    """The attention kernel that a file names."""
+    names, kernels = ATTENTION
+    said = str(next((settings[name] for name in names if settings.get(name) is not None), "")).lower()
+    if settings.get("use_flash_attention_2") is True or said in ("true", "fa2"):
+        said = "flash_attention_2"
+    kernel = next((kernel for words, kernel in kernels if re.fullmatch(words, said)), "")
+    if not kernel:
+        return {}
+    if kernel == "unfused" and fields["framework"] == "pytorch":
+        unknown.append(f"attention {said}")
+        return {}
+    return {"attention_impl": kernel}
+
+
 def _strings(value: object) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list) else []
 
@@ -226,6 +264,8 @@ def _optimizer(settings: Settings, fields: Mapping[str, object], unknown: list[s
     loaded = str(settings.get("torch_dtype") or settings.get("dtype") or "")
     is_pure = _on(settings.get("pure_bf16")) or "bfloat16" in loaded
     replicas = fields["framework"] == "fsdp" and fields["zero_stage"] == 0
+    if _on(settings.get("pure_bf16")) and not replicas and "lora_rank" not in fields:
+        found |= {"master_dtype": "bf16", "optimizer_dtype": found.get("optimizer_dtype", "bf16")}
     if is_pure and replicas and "lora_rank" not in fields and "optimizer_dtype" not in found:
         found |= {"framework": "pytorch", "zero_stage": None, "precision": "bf16"}  # Adam on the weights as loaded
     return found

@@ -26,7 +26,10 @@ def write(plan: OpenPlan, dp: int, settings: Settings) -> tuple[dict[str, object
     micro = plan.micro_batch or 1
     found: dict[str, object] = {name: getattr(plan, field) or 1 for field, name in degrees.items()}
     found[_named(settings, BATCH, "micro_batch_size" if "base_model" in settings else BATCH[0])] = micro
-    found["gradient_accumulation_steps"] = max(1, plan.global_batch // (micro * dp))
+    if "global_batch_size" in settings:
+        found["global_batch_size"] = plan.global_batch
+    else:
+        found["gradient_accumulation_steps"] = max(1, plan.global_batch // (micro * dp))
     length = _named(settings, LENGTH, "")
     if length:
         found[length] = plan.seq_len

@@ -10,6 +10,7 @@ import pytest
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.questions import ask
 from windtunnel.studies.training.launch import is_native, read_native
+from windtunnel.studies.training.launch.patch import patch, read_again
 from windtunnel.studies.training.question import plan_file
 
 LINE = """torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-3.1-8B-Instruct --bf16 True \\
@@ -136,3 +137,106 @@ def test_deepspeeds_auto_leaves_the_format_open(tmp_path: Path) -> None:
     for text, precision in (('"auto"', None), ("true", "bf16"), ("false", "fp32")):
         path.write_text(f'{{"bf16": {{"enabled": {text}}}, "zero_optimization": {{"stage": 2}}}}')
         assert read_native(path, 8).fields.get("precision") == precision
+
+
+FACTORY_V1 = """model: Qwen/Qwen3-4B
+model_class: llm
+flash_attn: flash_attention_2
+peft_config: {name: lora, r: 16, lora_alpha: 32, target_modules: all}
+dist_config: {name: fsdp2}
+quant_config: {name: bnb, quantization_bit: 4}
+train_dataset: data/v1_sft_demo.yaml
+micro_batch_size: 2
+cutoff_len: 2048
+learning_rate: 1.0e-4
+"""
+TUNE = """output_dir: /tmp/out
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, max_seq_len: 8192}
+model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
+checkpointer: {checkpoint_dir: /tmp/Meta-Llama-3.1-8B-Instruct/}
+optimizer: {_component_: bitsandbytes.optim.PagedAdamW8bit, lr: 2e-5}
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+batch_size: 2
+gradient_accumulation_steps: 4
+compile: true
+dtype: bf16
+enable_activation_checkpointing: true
+optimizer_in_bwd: true
+"""
+FOUNDRY = """variables: {max_seq_len: 2048}
+max_seq_len: ${variables.max_seq_len}
+model: {name: mpt_causal_lm, d_model: 4096, n_heads: 32, n_layers: 32, expansion_ratio: 4, vocab_size: 50368,
+  attn_config: {attn_impl: triton}}
+optimizer: {name: decoupled_adamw}
+global_train_batch_size: 1024
+device_train_microbatch_size: 8
+precision: amp_bf16
+fsdp_config: {sharding_strategy: FULL_SHARD, activation_checkpointing: true}
+"""
+SWIFT = """CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset alpaca --deepspeed zero2 \\
+  --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --max_length 2048 --attn_impl flash_attn
+"""
+MEGATRON_SWIFT = """megatron sft --model Qwen/Qwen3-32B --tensor_model_parallel_size 8 --packing true \\
+  --sequence_parallel true --micro_batch_size 1 --global_batch_size 16 --max_length 8192
+"""
+OTHERS: list[tuple[str, str, object, dict[str, Any], tuple[str, ...]]] = [
+    ("v1.yaml", FACTORY_V1, "qwen3-4b", {
+        "framework": "fsdp", "zero_stage": 3, "micro_batch": 2, "global_batch": 128, "seq_len": 2048, "lora_rank": 16,
+        "frozen_dtype": "nf4", "attention_impl": "flash2", "recompute": "full", "precision": "bf16",
+    }, ()),
+    ("tune.yaml", TUNE, "llama-3.1-8b", {
+        "framework": "fsdp", "zero_stage": 3, "micro_batch": 2, "global_batch": 512, "seq_len": 8192,
+        "recompute": "full", "compile": True, "loss": "fused", "optimizer": "adam", "optimizer_dtype": "int8",
+        "master_dtype": "bf16",
+    }, ("optimizer_in_bwd",)),
+    ("foundry.yaml", FOUNDRY, {
+        "layers": 32, "hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 50368, "gated": False, "family": "gpt",
+        "tied_embeddings": True,
+    }, {
+        "framework": "fsdp", "zero_stage": 3, "micro_batch": 8, "global_batch": 1024, "seq_len": 2048,
+        "recompute": "full", "precision": "bf16", "attention_impl": "triton",
+    }, ()),
+    ("swift.sh", SWIFT, "qwen2.5-7b", {
+        "framework": "deepspeed", "zero_stage": 2, "micro_batch": 1, "global_batch": 1024, "seq_len": 2048,
+        "lora_rank": 8, "recompute": "full", "precision": "bf16", "attention_impl": "flash2",
+    }, ()),
+    ("megatron_swift.sh", MEGATRON_SWIFT, "qwen3-32b", {
+        "framework": "megatron", "tp": 8, "zero_stage": 1, "global_batch": 16, "seq_len": 8192,
+        "sequence_parallel": True, "recompute": "selective:core_attention", "precision": "bf16",
+    }, ("--packing",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "model", "fields", "unknown"), OTHERS, ids=[one[0] for one in OTHERS])
+def test_other_trainers(
+    tmp_path: Path, name: str, text: str, model: object, fields: dict[str, Any], unknown: tuple[str, ...]
+) -> None:
+    """What their files say by other names, and mean where they say nothing, is read; the rest is named."""
+    path = tmp_path / name
+    path.write_text(text)
+    assert is_native(path)
+    native = read_native(path, 64)
+    assert native.model == model
+    assert {field: native.fields[field] for field in fields} == fields
+    assert {option.split()[0] for option in native.unknown} == set(unknown)
+
+
+def test_a_script_of_no_framework_is_refused(tmp_path: Path) -> None:
+    """It was taken for Megatron-Core's with a plan of defaults in fp32."""
+    path = tmp_path / "train.sh"
+    path.write_text("python3 -m maxtext.train base.yml model_name=llama3.1-405b --xla-tpu-enable-all true --bf16\n")
+    with pytest.raises(InputFileError, match="states no argument of Megatron-Core"):
+        read_native(path, 64)
+
+
+def test_a_patch_says_the_file_s_own_names(tmp_path: Path) -> None:
+    """Of torchtune `enable_activation_checkpointing`, not the Trainer's name for it; what has no name is no patch."""
+    path = tmp_path / "tune.yaml"
+    path.write_text(TUNE)
+    fields = read_native(path, 64).fields
+    text = patch(str(path), (fields, 64), ({**fields, "recompute": "none", "micro_batch": 4}, 64), 64, "")
+    assert "enable_activation_checkpointing: false\n" in text
+    assert "batch_size: 4\ngradient_accumulation_steps: 2\n" in text
+    again = read_again(str(path), text, 64).fields
+    assert (again["recompute"], again["micro_batch"], again["global_batch"]) == ("none", 4, 512)
+    assert patch(str(path), (fields, 64), ({**fields, "tp": 2}, 32), 64, "") == ""
