@@ -150,16 +150,16 @@ class Guard:
 
         await self.app(scope, receive_again, answered)
 
-    def _look_at_sender(self, scope: Scope, given: Mapping[str, list[str]]) -> None:
-        hosts, port = given.get("host", []), scope["server"][1]
+    def _look_at_sender(self, scope: Scope, entry: Mapping[str, list[str]]) -> None:
+        hosts, port = entry.get("host", []), scope["server"][1]
         host = hosts[0].lower() if len(hosts) == 1 else ""
         whole = host if host.endswith(f":{port}") or (self.page and port != 80) else f"{host}:{port}"
         if whole not in self.hosts and not (self.token and _is_address(whole, port)):
             raise _RefusedError(421, f"this server is at {min(self.hosts)}, not at {', '.join(hosts)[:80]!r}")
-        sites, origins = given.get("sec-fetch-site", []), given.get("origin", [])
+        sites, origins = entry.get("sec-fetch-site", []), entry.get("origin", [])
         foreign = any(site not in ("same-origin", "none") for site in sites)
         if scope["method"] in SAFE:  # but a link on another site may lead a person here
-            if foreign and given.get("sec-fetch-mode") != ["navigate"]:
+            if foreign and entry.get("sec-fetch-mode") != ["navigate"]:
                 raise _RefusedError(403, "another site may not ask here")
             return
         ours = (f"http://{whole}", f"http://{whole}".removesuffix(":80"))  # browsers leave out port 80

@@ -98,7 +98,7 @@ def server(folder: Path) -> Server[object]:
         raise UserError("windtunnel mcp needs a package; install it with: pip install 'windtunnel[mcp]'") from None
 
     async def list_tools(_context: object, _request: object) -> ListToolsResult:
-        return ListToolsResult(tools=[Tool.model_validate(one) for one in descriptions()])
+        return ListToolsResult(tools=[Tool.model_validate(description) for description in descriptions()])
 
     async def call_tool(_context: object, request: CallToolRequestParams) -> CallToolResult:
         try:

@@ -17,7 +17,7 @@ def check_writable(path: Path) -> None:
     """Refuse, before any work, a place where no file can be written. Raises InputFileError."""
     path = Path(path)
     problem = "is a folder" if path.is_dir() else ""
-    above = next((one for one in path.absolute().parents if os.path.lexists(one)), Path("/"))
+    above = next((parent for parent in path.absolute().parents if os.path.lexists(parent)), Path("/"))
     if not problem and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
         problem = f"cannot be written: {above} is no folder that can be written to"
     if problem:

@@ -145,11 +145,11 @@ def of_form(verb: str, texts: Mapping[str, str]) -> Question:
     return question
 
 
-def _union_of(known: Mapping[str, Input], field: Input) -> str:
+def _union_of(entry: Mapping[str, Input], field: Input) -> str:
     """The path of the union that a field belongs to a member of."""
     path = field.name
     while path := path.rpartition(".")[0]:
-        if f"{path}.kind" in known:
+        if f"{path}.kind" in entry:
             return path
     return ""
 

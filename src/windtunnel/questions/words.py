@@ -157,7 +157,7 @@ def words(question: Question) -> list[str]:
         sets += ["--set", f"{path}.kind={kind_name}"]
     last = places.pop(several_places(kind), [])  # behind flags, as a script's words are
     ahead = ["--"] if any(word.startswith("-") for word in last) else []
-    return [*(word for given in places.values() for word in given), *named, *sets, *others, *ahead, *last]
+    return [*(word for place in places.values() for word in place), *named, *sets, *others, *ahead, *last]
 
 
 def command(question: Question) -> str:
@@ -175,7 +175,9 @@ def _of_flag(error: SpecError, kind: type, flag_of: Mapping[str, str]) -> SpecEr
     flags = {**own, **flag_of}
     path = next((path for path in flags if f"{error.field}.".startswith(f"{path}.")), "")
     if error.value is None and path and path not in flag_of:
-        files = [one.path for one in parts_from_files(kind) if path.startswith(one.path)]
+        files = [
+            parts_from_file.path for parts_from_file in parts_from_files(kind) if path.startswith(parts_from_file.path)
+        ]
         field = next(field for field in walk(kind) if field.path == path)
         value = "N" if _is_number(field.type) else f"({field.about.text.rstrip('.')})"
         remedy = f"add {flags[path]} {value}{f', or put it in the {files[0]} file' if files else ''}"
@@ -214,12 +216,12 @@ def _number(text: str) -> int | float | str:
 
 
 def _flat(
-    data: Mapping[str, Any], flags: Mapping[str, str], known: Mapping[str, Field], prefix: str = ""
+    data: Mapping[str, Any], flags: Mapping[str, str], entry: Mapping[str, Field], prefix: str = ""
 ) -> Iterator[tuple[str, object]]:
     """Every value of plain data by its path; of a part that a word names the word, then what is changed."""
     for key, value in data.items():
         path = prefix + key
-        field = known.get(path)
+        field = entry.get(path)
         part = field is not None and bool(field.parts)
         if key == "kind" and prefix:
             continue
@@ -235,7 +237,7 @@ def _flat(
             word = word_of(field.type)
             if word in inside:
                 yield path, inside.pop(word)
-        yield from _flat(inside, flags, known, path + ".")
+        yield from _flat(inside, flags, entry, path + ".")
 
 
 def _unsaid(part: type, data: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

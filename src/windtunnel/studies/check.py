@@ -67,19 +67,21 @@ def answer(question: Check, notes: tuple[str, ...] = ()) -> Checked:
     rules = [_rule(text) for text in question.fail_if.split(",") if text.strip()]
     if not {"oom", "tight"} & {name for name, _ in rules}:  # what does not fit may not be submitted, whatever else
         rules.insert(0, ("oom", 0.0))
-    asked = of_launch_file(question.model, question.cluster, plain_part(question.plan))
-    asked = replace(asked, anchor=question.anchor)
-    result, advised = answer_at_first(asked, notes)
+    predict = of_launch_file(question.model, question.cluster, plain_part(question.plan))
+    predict = replace(predict, anchor=question.anchor)
+    result, advised = answer_at_first(predict, notes)
     baseline_s = None if question.baseline is None else _baseline(question.baseline, question)
     if baseline_s is None and any(name == "slower" for name, _ in rules):
         result = advised()
-    best = min((one for one in result.advice if one.kind == PLAN), key=lambda one: one.step_time_ns, default=None)
-    change = None if best is None or baseline_s is not None else _of_file(best, asked, result)
+    best = min(
+        (advice for advice in result.advice if advice.kind == PLAN), key=lambda one: one.step_time_ns, default=None
+    )
+    change = None if best is None or baseline_s is not None else _of_file(best, predict, result)
     said = "" if best is None else f"with {best.flags}" if change is None else words_of(change.diff)
     findings = tuple(_finding(name, value, result, baseline_s, best, said) for name, value in rules)
     peak = result.peak_memory if result.memory else None
     return Checked(
-        passed=all(one.passed for one in findings),
+        passed=all(finding.passed for finding in findings),
         findings=findings,
         step_time_s=result.step_time_s,
         mfu=result.mfu,
@@ -96,8 +98,8 @@ def _of_file(best: Advice, asked: Predict, result: Result) -> Proposal | None:
     launch, plan = launch_of(asked.model.base), asked.plan
     if launch is None or not isinstance(plan, Plan):
         return None
-    found = as_change(best, model_of(asked.model, result.n_gpus), cluster_of(asked.cluster), plan, launch)
-    return found if found.diff else None
+    proposal = as_change(best, model_of(asked.model, result.n_gpus), cluster_of(asked.cluster), plan, launch)
+    return proposal if proposal.diff else None
 
 
 def _rule(text: str) -> tuple[str, float]:
@@ -124,8 +126,8 @@ def _baseline(word: str, question: Check) -> float:
     if path.is_file() and is_native(word):
         before = of_launch_file(ModelPart(base=word), question.cluster, plain_part(question.plan))
         return answer_at_first(replace(before, anchor=question.anchor))[0].step_time_s
-    kept = sorted(runs.glob(f"{word}*/result.json")) if set(word) <= set(hexdigits) else []
-    for place in (path, path / "result.json", *kept):
+    paths = sorted(runs.glob(f"{word}*/result.json")) if set(word) <= set(hexdigits) else []
+    for place in (path, path / "result.json", *paths):
         if place.is_file():
             data = read_json(place, "name a run folder or its result.json")
             step_ns = data.get("step_time_ns") if isinstance(data, dict) else None

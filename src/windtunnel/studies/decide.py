@@ -126,13 +126,14 @@ def answer(question: Decide) -> Decision:
         for word, cluster, price in zip(words, clusters, prices, strict=True)
     ]
     notes += [
-        f"the plan of {one.model} on {one.cluster} could be {one.gap:.1%} slower than the best: give more --within"
-        for one in found
-        if one.fits and one.gap >= GAP_WORTH_SAYING
+        f"the plan of {option.model} on {option.cluster} could be {option.gap:.1%} slower than the best:"
+        " give more --within"
+        for option in found
+        if option.fits and option.gap >= GAP_WORTH_SAYING
     ]
     by = "cost" if all(price is not None for price in prices) else "days"
     ordered = sorted(found, key=lambda one: (not one.fits, getattr(one, by) or 0.0, one.model, one.cluster))
-    options = tuple(_beside(one, ordered, by) for one in ordered)
+    options = tuple(_beside(option, ordered, by) for option in ordered)
     return Decision(options, _sentence(options, by, question), by, question.currency, question.tokens, tuple(notes))
 
 
@@ -156,7 +157,7 @@ def _prices(text: str, clusters: Sequence[Cluster], words: Sequence[str]) -> lis
     """Of a GPU of each cluster; None where none is given. Raises SpecError."""
     bare: list[float] = []
     named: dict[str, float] = {}
-    for part in (one.strip() for one in text.split(",") if one.strip()):
+    for part in (word.strip() for word in text.split(",") if word.strip()):
         name, equals, value = part.rpartition("=")
         price = parse_number(value, "--price")
         if price < 0.0:
@@ -244,13 +245,13 @@ def _with_failures(
         price=price,
     )
     _, job = job_of(survive)
-    entry = max(survived(job).entries, key=lambda one: one.ettr)
+    entry = max(survived(job).entries, key=lambda policy_entry: policy_entry.ettr)
     if not entry.ettr:
         return replace(bare, reason=f"failures leave no time to train, with {entry.policy}")
     days = bare_s / DAY_S / entry.ettr
     survive = replace(survive, days=_askable(days))
     entry = max(survived(replace(job, days=survive.days)).entries, key=lambda one: one.ettr)
-    low, high = (one / result.step_time_ns for one in (result.step_time_p5_ns, result.step_time_p95_ns))
+    low, high = (number / result.step_time_ns for number in (result.step_time_p5_ns, result.step_time_p95_ns))
     share = {name: value for name, value in result.provenance.items() if name in ESTIMATED}
     times = days / survive.days  # 1 but for runs that are shorter or longer than what `survive` is asked
     cost = None if entry.cost_usd is None else entry.cost_usd * times
@@ -298,7 +299,9 @@ def _beside(one: Option, options: Sequence[Option], by: str) -> Option:
     if not one.fits:
         return one
     first = options[0]
-    others = [each.cost for each in options if each is not one and each.model == one.model and each.cost is not None]
+    others = [
+        option.cost for option in options if option is not one and option.model == one.model and option.cost is not None
+    ]
     even = min(others) / one.gpu_hours if others and one.gpu_hours else None
     apart, by_days = _apart(one, first, by), _apart(one, first, "days")
     return replace(one, told_apart=apart, days_told_apart=by_days, break_even_price=even)
@@ -306,12 +309,12 @@ def _beside(one: Option, options: Sequence[Option], by: str) -> Option:
 
 def _apart(one: Option, first: Option, by: str) -> bool:
     """Whether the bands of two leave open which is better."""
-    mine, best = ((getattr(each, f"{by}_p5"), getattr(each, f"{by}_p95")) for each in (one, first))
+    mine, best = ((getattr(option, f"{by}_p5"), getattr(option, f"{by}_p95")) for option in (one, first))
     return one is first or mine[0] > best[1] or mine[1] < best[0]
 
 
 def _sentence(options: Sequence[Option], by: str, question: Decide) -> str:
-    able = [one for one in options if one.fits]
+    able = [option for option in options if option.fits]
     if not able:
         return "None of them can train it: see the reasons in the table."
     first = able[0]
@@ -341,9 +344,9 @@ def _lead(able: Sequence[Option], by: str) -> str:
 
 def _unmeasured(options: Sequence[Option]) -> Iterator[str]:
     """The warning of `predict`, of those that are held against each other."""
-    for one in options:
-        if (one.roofline_share or 0.0) > ROOFLINE_WORTH_SAYING:
+    for option in options:
+        if (option.roofline_share or 0.0) > ROOFLINE_WORTH_SAYING:
             yield (
-                f"{one.roofline_share:.0%} of the busy time of {one.model} on {one.cluster} is priced by roofline: no"
-                " measured kernels for it."
+                f"{option.roofline_share:.0%} of the busy time of {option.model} on {option.cluster} is priced by"
+                " roofline: no measured kernels for it."
             )

@@ -81,9 +81,9 @@ class Diagnosis(Answer):
 
 def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     """The diagnosis. Raises UserError."""
-    asked = predict_of(question)
-    result, advised = answer_at_first(asked, notes)
-    model, cluster = model_of(asked.model, result.n_gpus), cluster_of(asked.cluster)
+    predict = predict_of(question)
+    result, advised = answer_at_first(predict, notes)
+    model, cluster = model_of(predict.model, result.n_gpus), cluster_of(predict.cluster)
     logs = question.log or _own_log(question)
     run = read_run(logs) if logs else None
     if run is not None:
@@ -96,7 +96,7 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     if result.mfu * result.step_time_s > step_s:
         said.append("more than 100 % of the GPUs' peak: is the unit right, and is it this job that was measured?")
     over, said_of_memory = _memory(run, result)
-    differs, said_of_plan = ([], []) if run is None else _differs(asked, result, run)
+    differs, said_of_plan = ([], []) if run is None else _differs(predict, result, run)
     well = read_traced(question.healthy) if question.healthy else {}
     if well and not traced:
         raise UserError("--healthy is held against a trace of the job as it is now: give --trace FILE too")
@@ -108,9 +108,9 @@ def answer(question: Diagnose, notes: tuple[str, ...] = ()) -> Diagnosis:
     causes = causes_of(evidence)
     verdict = _verdict(step_s, result)
     gap = step_s - result.step_time_s
-    explained = sum(one.seconds for one in causes if one.cause != PAUSES)  # which are on top of the steady step
+    explained = sum(cause.seconds for cause in causes if cause.cause != PAUSES)  # which are on top of the steady step
     launch = question.launch or launch_of(question.model.base)
-    plan = asked.plan
+    plan = predict.plan
     assert isinstance(plan, Plan)  # the question has one
     return Diagnosis(
         measured_step_s=step_s,
@@ -177,7 +177,7 @@ def _memory(run: MeasuredRun | None, result: Result) -> tuple[float, list[str]]:
 def _within(result: Result, over: float) -> Result:
     """The result on devices that are smaller by a factor, with the advice that fits there."""
     capacity = int(result.memory_capacity_bytes / over)
-    fits = tuple(one for one in result.advice if over == 1.0 or one.peak_memory_bytes <= capacity)
+    fits = tuple(advice for advice in result.advice if over == 1.0 or advice.peak_memory_bytes <= capacity)
     return replace(result, memory_capacity_bytes=capacity, advice=fits)
 
 
@@ -264,11 +264,11 @@ def _sentence(
     amount = f"{format_percent(abs(ratio), 0)} {'slower' if ratio > 0 else 'faster'} than the {predicted} predicted"
     if ratio >= 1.0:
         amount = f"{1.0 + ratio:.1f} times the {predicted} predicted"
-    pauses = next((one for one in causes if one.cause == PAUSES), None)
+    pauses = next((cause for cause in causes if cause.cause == PAUSES), None)
     beside = f"; pauses take {format_time(pauses.seconds)} a step besides" if pauses else ""
-    first = next((one for one in causes if one is not pauses), None)
+    first = next((cause for cause in causes if cause is not pauses), None)
     # Another plan, and a quicker one: no cause, as it loses nothing, but what was predicted is not what runs.
-    other = next((f"{said}: is this the launch file of that run" for said, seconds in differs if seconds < 0.0), "")
+    other = next((f"{word}: is this the launch file of that run" for word, seconds in differs if seconds < 0.0), "")
     if verdict == "as expected":
         if other:
             return f"{measured} is {amount} and within the band, but {other}{beside}?"

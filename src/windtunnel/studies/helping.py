@@ -23,7 +23,7 @@ LINES = {  # in a script with a model, an optimizer and, for hooks, `ddp = Distr
 def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
     """All techniques, or the one that is named; for a job the best first. Raises UserError."""
     only = None if question.name is None else find_technique(question.name).name
-    listed = [one for one in list_techniques() if only in (None, one["name"])]
+    listed = [list_technique for list_technique in list_techniques() if only in (None, list_technique["name"])]
     if question.launch is None:
         if question.cluster is not None:
             raise SpecError("--cluster", question.cluster, "it goes with --for: name the launch file too")
@@ -44,6 +44,6 @@ def answer(question: Techniques) -> dict[str, list[dict[str, object]]]:
     return {"techniques": sorted(listed, key=_gain, reverse=True)}
 
 
-def _gain(one: dict[str, object]) -> float:
-    gain = one.get("gain")
+def _gain(entry: dict[str, object]) -> float:
+    gain = entry.get("gain")
     return gain if isinstance(gain, float) else 0.0

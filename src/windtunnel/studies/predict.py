@@ -124,8 +124,8 @@ def of_launch_file(model: ModelPart, cluster: ClusterPart, fields: Mapping[str, 
             remedy = f"add --{name.replace('_', '-')} N, or name the launch file that says it"
             raise SpecError(name, None, remedy)
     plan = read_plan(both)
-    found: Predict = read(plain(Predict(model=model, cluster=cluster, plan=plan)))
-    return found
+    predict: Predict = read(plain(Predict(model=model, cluster=cluster, plan=plan)))
+    return predict
 
 
 def is_captured(word: str) -> bool:

@@ -261,7 +261,7 @@ def predicted(model: Model, machine: Cluster, plan: Plan) -> Shape:
             return 0.0
         if left >= replicas:
             return 1.0
-        points = [(0, 0.0), *((one, exactly(one)) for one in nodes), (replicas, 1.0)]
+        points = [(0, 0.0), *((node, exactly(node)) for node in nodes), (replicas, 1.0)]
         for (a, low), (b, high) in pairwise(points):
             if a <= left <= b:
                 return low + (high - low) * (left - a) / (b - a)

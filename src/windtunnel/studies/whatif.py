@@ -49,8 +49,8 @@ def question_of_result(result: Result, run: str) -> Predict:
             problem = f"was predicted from {path}, which is not in {Path.cwd()}"
             remedy = "run whatif where that file is; a model or cluster that was given in Python has to be saved there"
             raise InputFileError(run, problem, remedy)
-    found: Predict = question
-    return found
+    predict: Predict = question
+    return predict
 
 
 def changed_question(question: Predict, texts: Sequence[str], slow: Sequence[str] = ()) -> Predict:

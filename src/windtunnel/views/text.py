@@ -92,12 +92,16 @@ def scale_of(values: Sequence[float], unit: str) -> tuple[float, str]:
 
 def texts_of(figures: Sequence[Number | float | None], unit: str = "") -> list[str]:
     """Figures that are compared: times and sizes in one unit, unless the least would then show as nothing."""
-    values = [one.value if isinstance(one, Number) else one for one in figures]
-    units = {one.unit if isinstance(one, Number) else unit for one in figures if one is not None}
+    values = [figure.value if isinstance(figure, Number) else figure for figure in figures]
+    units = {figure.unit if isinstance(figure, Number) else unit for figure in figures if figure is not None}
     known = [abs(value) for value in values if value is not None and math.isfinite(value)]
     only = units.pop() if len(units) == 1 else ""
-    if only not in SCALES or len(known) < 2 or min((one for one in known if one), default=0.0) < 2e-3 * max(known):
-        return [text_of(one, unit) for one in figures]
+    if (
+        only not in SCALES
+        or len(known) < 2
+        or min((value for value in known if value), default=0.0) < 2e-3 * max(known)
+    ):
+        return [text_of(figure, unit) for figure in figures]
     size, name = scale_of(known, only)
     decimals = max(0, 3 - math.floor(math.log10(max(known) / size))) if max(known) else 0
     return [
@@ -131,7 +135,7 @@ def shares(parts: Sequence[float], digits: int = 1) -> list[str]:
 def time_column(total_ns: int) -> tuple[int, str, int]:
     """(quantum in ns, unit, decimals) in which parts of `total_ns` are best read: four to five digits of the total."""
     size = abs(total_ns)
-    _, unit_ns, unit = next((one for one in _TIME_UNITS if size >= one[0]), _TIME_UNITS[-1])
+    _, unit_ns, unit = next((time_unit for time_unit in _TIME_UNITS if size >= time_unit[0]), _TIME_UNITS[-1])
     decimals = min(3 if size < 100 * unit_ns else 2, round(math.log10(unit_ns)))
     return unit_ns // 10**decimals, unit, decimals
 

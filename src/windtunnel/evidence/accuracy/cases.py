@@ -178,7 +178,7 @@ def _named(row: Row) -> str | None:
     name = re.sub(r"[\s_]+", "-", (same[1] if same else text.partition("(")[0]).strip()).removesuffix("-2-node")
     # Tables add the size to a name that already says which model it is: DeepSeek-V3-671B.
     shorter = re.sub(r"-\d+(\.\d+)?b(-a\d+(\.\d+)?b)?$", "", name)
-    return next((one for one in (name, shorter) if one in catalogue_names()), None)
+    return next((word for word in (name, shorter) if word in catalogue_names()), None)
 
 
 def _shipped(row: Row) -> Model:

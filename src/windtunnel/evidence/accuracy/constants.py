@@ -37,7 +37,7 @@ def fitted_constants() -> tuple[Constants, ...]:
         folder = files(package).joinpath("calibration")
         if folder.is_dir():
             texts = sorted((one for one in folder.iterdir() if one.name.endswith(".yaml")), key=lambda one: one.name)
-            found += [_read(f"{package.replace('.', '/')}/calibration/{one.name}", one) for one in texts]
+            found += [_read(f"{package.replace('.', '/')}/calibration/{text.name}", text) for text in texts]
     return tuple(found)
 
 

@@ -63,12 +63,12 @@ def _gbits_per_gpu(text: str, per_node: int) -> float | None:
     elif ";" in text or text.lower().startswith("management"):
         return None
     rate = r"(\d+(?:\.\d+)?)\s*gb(?:/s(?:ec)?|ps)"
-    if found := re.search(rate + r"\s*per gpu", text, re.IGNORECASE):
-        return float(found[1])
-    if found := re.search(r"(\d+)x .*?" + rate, text, re.IGNORECASE):
-        return int(found[1]) * float(found[2]) / per_node
-    if found := re.search(rate + r"\s*per node", text, re.IGNORECASE):
-        return float(found[1]) / per_node
+    if match := re.search(rate + r"\s*per gpu", text, re.IGNORECASE):
+        return float(match[1])
+    if match := re.search(r"(\d+)x .*?" + rate, text, re.IGNORECASE):
+        return int(match[1]) * float(match[2]) / per_node
+    if match := re.search(rate + r"\s*per node", text, re.IGNORECASE):
+        return float(match[1]) / per_node
     return None
 
 

@@ -111,7 +111,9 @@ def report_of(
     levels = sorted({outcome.row.level for outcome in asked})
     # A rate is fitted on rows of one level: those of another are other kinds of runs.
     guessed = {
-        one.row.id: one for level in levels for one in with_guesses([one for one in asked if one.row.level == level])
+        with_guess.row.id: with_guess
+        for level in levels
+        for with_guess in with_guesses([outcome for outcome in asked if outcome.row.level == level])
     }
     asked = [guessed[outcome.row.id] for outcome in asked]
     best = [outcome for outcome in asked if levels and outcome.row.level == levels[0]]

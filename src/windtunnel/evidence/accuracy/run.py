@@ -57,11 +57,11 @@ def run_validation(
     reasons = [_left_out(row, level, source) for row in rows]
     wanted = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
     if predict is None:
-        found = in_order(_one, wanted, progress, workers)
+        outcomes = in_order(_one, wanted, progress, workers)
     else:
-        found = in_order(lambda row: outcome_of(row, predict), wanted, progress)
+        outcomes = in_order(lambda row: outcome_of(row, predict), wanted, progress)
     filled = [
-        Outcome(row, "skipped", reason) if reason else next(found) for row, reason in zip(rows, reasons, strict=True)
+        Outcome(row, "skipped", reason) if reason else next(outcomes) for row, reason in zip(rows, reasons, strict=True)
     ]
     if anchor == "smallest":
         filled = anchored(filled)

@@ -130,7 +130,7 @@ def grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], Key]) -> dict[
 
 def memory_scores(outcomes: Iterable[Outcome]) -> tuple[MemoryScore, ...]:
     """Peak memory by source and definition, for the rows that publish one."""
-    measured = (one for one in outcomes if one.memory_error is not None and not one.row.crashed)
+    measured = (outcome for outcome in outcomes if outcome.memory_error is not None and not outcome.row.crashed)
     groups = grouped(measured, lambda one: (one.row.source, one.memory_definition))
     return tuple(_memory(name, definition, group) for (name, definition), group in sorted(groups.items()))
 
@@ -162,30 +162,37 @@ def _memory(name: str, definition: str, group: Sequence[Outcome]) -> MemoryScore
 
 def feasibility(outcomes: Iterable[Outcome]) -> tuple[Feasibility, ...]:
     """Per source that has crashed runs: what we call infeasible of them, and of those that ran, skipped rows apart."""
-    groups = grouped((one for one in outcomes if one.status != "skipped"), lambda one: one.row.source)
-    found = []
+    groups = grouped((outcome for outcome in outcomes if outcome.status != "skipped"), lambda one: one.row.source)
+    feasibilities = []
     for name, group in sorted(groups.items()):
         crashed = [outcome.status == "infeasible" for outcome in group if outcome.row.crashed]
         ran = [outcome.status == "infeasible" for outcome in group if not outcome.row.crashed]
         if crashed:
-            found.append(Feasibility(name, len(crashed), sum(crashed), len(ran), sum(ran)))
-    return tuple(found)
+            feasibilities.append(Feasibility(name, len(crashed), sum(crashed), len(ran), sum(ran)))
+    return tuple(feasibilities)
 
 
 def spreads(outcomes: Iterable[Outcome]) -> tuple[Spread, ...]:
     """Per source that publishes percentiles of its steps."""
-    stated = (one for one in outcomes if one.covers_spread is not None and not one.row.crashed and not one.is_anchor)
+    stated = (
+        outcome
+        for outcome in outcomes
+        if outcome.covers_spread is not None and not outcome.row.crashed and not outcome.is_anchor
+    )
     groups = grouped(stated, lambda one: one.row.source)
     return tuple(
         Spread(
             name,
             len(group),
-            sum(bool(one.covers_spread) for one in group),
+            sum(bool(outcome.covers_spread) for outcome in group),
             statistics.median(
-                ((one.row.step_time_p95_s or 0.0) - (one.row.step_time_p5_s or 0.0)) / (one.row.measured_s or 1.0)
-                for one in group
+                ((outcome.row.step_time_p95_s or 0.0) - (outcome.row.step_time_p5_s or 0.0))
+                / (outcome.row.measured_s or 1.0)
+                for outcome in group
             ),
-            statistics.median(((one.p95_s or 0.0) - (one.p5_s or 0.0)) / (one.step_time_s or 1.0) for one in group),
+            statistics.median(
+                ((outcome.p95_s or 0.0) - (outcome.p5_s or 0.0)) / (outcome.step_time_s or 1.0) for outcome in group
+            ),
         )
         for name, group in sorted(groups.items())
     )

@@ -198,19 +198,19 @@ def _check_header(path: str | Path, header: list[str]) -> None:
         raise InputFileError(path, f"line 1: required column {absent[0]!r} is missing{hint}", REMEDY)
     for name in header:
         if name not in COLUMNS:
-            near = get_close_matches(name, [known for known in COLUMNS if known not in header], n=1, cutoff=0.85)
+            near = get_close_matches(name, [column for column in COLUMNS if column not in header], n=1, cutoff=0.85)
             if near:
                 raise InputFileError(path, f"line 1: unknown column {name!r}", f"did you mean {near[0]!r}?")
     if not any(name in header for name in MEASURES):
         raise InputFileError(path, f"line 1: none of the columns {', '.join(MEASURES)} is there", REMEDY)
 
 
-def _row(path: str | Path, line: int, given: Mapping[str, str]) -> Row:
-    values: dict[str, Any] = {name: given.get(name, "") for name in TEXTS}
+def _row(path: str | Path, line: int, entry: Mapping[str, str]) -> Row:
+    values: dict[str, Any] = {name: entry.get(name, "") for name in TEXTS}
     if not values["id"]:
         raise InputFileError(path, f"line {line}, column id: is empty", "give every run an id of its own")
     for name, least, whole in _numeric():
-        values[name] = _number(path, line, name, given.get(name, ""), least, whole)
+        values[name] = _number(path, line, name, entry.get(name, ""), least, whole)
     if values["spec_level"] not in ("", "A", "B", "C"):
         problem = f"line {line}, column spec_level: {short(values['spec_level'])} is not A, B or C"
         raise InputFileError(path, problem, "leave it empty to have it counted")

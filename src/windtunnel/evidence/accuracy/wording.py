@@ -275,10 +275,10 @@ def fields_of_notes(row: Row) -> dict[str, object]:
             fields["cuda_graphs"] = not (row.moe and "transformer_engine" in note)
         elif note in NOTES:
             fields |= NOTES[note]
-        elif found := re.fullmatch(r"expert tp (\d+)", note):
-            fields["etp"] = int(found[1])
-        elif found := re.match(r"(?:fsdp group|fully sharded over) (\d+)\b", note):
-            fields["shard_group"] = int(found[1])
+        elif match := re.fullmatch(r"expert tp (\d+)", note):
+            fields["etp"] = int(match[1])
+        elif match := re.match(r"(?:fsdp group|fully sharded over) (\d+)\b", note):
+            fields["shard_group"] = int(match[1])
         elif "nothing overlaps" in note or "no overlap at all" in note:
             fields |= dict.fromkeys(NO_OVERLAP, False)
     if "full-step cuda graph" in row.notes.lower():

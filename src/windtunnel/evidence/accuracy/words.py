@@ -129,7 +129,7 @@ def recompute(word: str, layers: int | None, operators: bool) -> tuple[str | Non
     if every and layers:
         return f"full:{max(1, layers // int(every[1] or every[3] or 2))}", ""
     if counted and "uniform" not in text:
-        number = next(int(one) for one in counted.groups() if one)
+        number = next(int(group) for group in counted.groups() if group)
         return ("full" if layers and number >= layers else f"full:{number}"), ""
     if text == "selective":
         return ("selective:ops" if operators else "selective:core_attention"), ""

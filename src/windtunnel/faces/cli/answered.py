@@ -80,8 +80,8 @@ def decide_app(*, everything: bool = False) -> Callable[..., object]:
     return answered("decide", doing, reader=_plan_below, noting=False, status=_undecided, everything=everything)
 
 
-def _undecided(found: Decision) -> int:
-    return 0 if any(one.fits for one in found.options) else 3
+def _undecided(decision: Decision) -> int:
+    return 0 if any(option.fits for option in decision.options) else 3
 
 
 def _plan_below(given: Given) -> Below:

@@ -75,8 +75,8 @@ def show_calibration(question: CalibrateShow, outputs: Outputs) -> None:
     from windtunnel.real.calibrate.curves import answer
 
     with working("fitting the curves"):
-        found = answer(question)
-    give(question, found.to_dict(), outputs, calibration_document(found))
+        calibration = answer(question)
+    give(question, calibration.to_dict(), outputs, calibration_document(calibration))
 
 
 @contextmanager

@@ -16,8 +16,8 @@ def show_diagnosis(question: Diagnose, outputs: Outputs, notes: tuple[str, ...],
     from windtunnel.studies.diagnose import answer
 
     with working("reading, predicting, trying changes of the plan"):
-        found = answer(question, notes)
-    give(question, found, outputs, diagnose_document(found), noting=False)
+        diagnosis = answer(question, notes)
+    give(question, diagnosis, outputs, diagnose_document(diagnosis), noting=False)
     if save_anchor is not None:
-        write_atomically(save_anchor, found.anchor().encode())
+        write_atomically(save_anchor, diagnosis.anchor().encode())
         note(f"wrote {save_anchor}; use it with: windtunnel predict ... --anchor {save_anchor}")

@@ -92,7 +92,11 @@ def command(
     """
     kind = question_class(verb)
     positional, several = positional_of(kind), several_places(kind)
-    own = {name: one for name, one in signature(show).parameters.items() if one.kind is Argument.KEYWORD_ONLY}
+    own = {
+        name: parameter
+        for name, parameter in signature(show).parameters.items()
+        if parameter.kind is Argument.KEYWORD_ONLY
+    }
     takes_notes = own.pop("notes", None) is not None
     hints = get_type_hints(show, include_extras=True)
     groups: dict[str, Group] = {}
@@ -108,8 +112,8 @@ def command(
             group = ARGUMENTS
         elif field.about.group:
             group = groups.setdefault(field.about.group, Group(field.about.group, sort_key=len(groups) + 1))
-        needed = field.required and all(one.required for one in meanings) and "." not in field.path
-        shown = everything or not all(one.about.rare for one in meanings)
+        needed = field.required and all(meaning.required for meaning in meanings) and "." not in field.path
+        shown = everything or not all(meaning.about.rare for meaning in meanings)
         if field.path == several:
             words_of: object = Annotated[str, Parameter(help=field.about.text)]
             arguments.append(Argument(python, Argument.VAR_POSITIONAL, annotation=words_of))
@@ -161,7 +165,7 @@ def command(
     asked = QUESTIONS[verb]
     verb_function.__doc__ = asked.text + (f"\n\nExample: windtunnel {verb} {asked.example}" if asked.example else "")
     verb_function.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
-    verb_function.__annotations__ = {one.name: one.annotation for one in arguments}
+    verb_function.__annotations__ = {argument.name: argument.annotation for argument in arguments}
     return verb_function
 
 

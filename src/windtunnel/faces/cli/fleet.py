@@ -44,18 +44,18 @@ def show_fleet(
         if place is not None:
             check_writable(place)
     with working("running"):
-        found = answer(question, executor, frontier=outputs.report is not None)
-    for text in found.notes:
+        fleet_answer = answer(question, executor, frontier=outputs.report is not None)
+    for text in fleet_answer.notes:
         note(text)
     if outputs.json:
-        noted(found)
+        noted(fleet_answer)
     if outputs.rows is not None:
         from windtunnel.studies.fleet.outcome import write_jobs
 
         with writing(outputs.rows):
-            write_jobs(list(found.outcomes), outputs.rows)
-    give(question, found, outputs, answer_document(found))
-    for name, text in found.files.items():
+            write_jobs(list(fleet_answer.outcomes), outputs.rows)
+    give(question, fleet_answer, outputs, answer_document(fleet_answer))
+    for name, text in fleet_answer.files.items():
         with writing(emit_to / name):
             emit_to.mkdir(parents=True, exist_ok=True)
         write_atomically(emit_to / name, text.encode())
@@ -68,10 +68,10 @@ def show_when(question: FleetWhen, outputs: Outputs) -> None:
     from windtunnel.studies.fleet.when import answer_when
 
     with working("running"):
-        found = answer_when(question)
-    for text in found.notes:
+        when_answer = answer_when(question)
+    for text in when_answer.notes:
         note(text)
-    give(question, found, outputs, when_answer_document(found))
+    give(question, when_answer, outputs, when_answer_document(when_answer))
 
 
 def show_pack(question: FleetPack, outputs: Outputs) -> None:
@@ -82,13 +82,13 @@ def show_pack(question: FleetPack, outputs: Outputs) -> None:
     if outputs.rows is not None:
         check_writable(outputs.rows)
     with working("packing"):
-        found = answer_pack(question)
+        pack_answer = answer_pack(question)
     if outputs.json:
-        noted(found)
+        noted(pack_answer)
     if outputs.rows is not None:
         with writing(outputs.rows):
-            found.write_rows(outputs.rows)
-    give(question, found, outputs, pack_document(found))
+            pack_answer.write_rows(outputs.rows)
+    give(question, pack_answer, outputs, pack_document(pack_answer))
 
 
 def show_flows(question: FleetFlows, outputs: Outputs) -> None:
@@ -97,12 +97,12 @@ def show_flows(question: FleetFlows, outputs: Outputs) -> None:
     from windtunnel.studies.fleet.flows.study import answer_flows
 
     with working("moving flows"):
-        found = answer_flows(question)
+        flows_study = answer_flows(question)
     if outputs.rows is not None:
-        found.write_rows(outputs.rows)
-    give(question, found, outputs, flows_document(found))
+        flows_study.write_rows(outputs.rows)
+    give(question, flows_study, outputs, flows_document(flows_study))
     if outputs.json:
-        noted(found)
+        noted(flows_study)
     if outputs.rows is not None:
         wrote(outputs.rows)
 
@@ -111,15 +111,15 @@ def show_live(question: FleetLive, outputs: Outputs, *, out: Folder = Path("flee
     """Answer, and print."""
     from windtunnel.studies.fleet.live.study import answer_live
 
-    found = answer_live(question, out)
+    live_run = answer_live(question, out)
     from windtunnel.faces.report.fleet import live_document  # only now: jobs wait for a scheduler that starts again
 
-    give(question, found, outputs, live_document(found))
+    give(question, live_run, outputs, live_document(live_run))
 
 
-def _wrong(found: LintAnswer) -> int:
+def _wrong(lint_answer: LintAnswer) -> int:
     """3 where something cannot be right."""
-    return 3 if any(finding.severity == "error" for finding in found.findings) else 0
+    return 3 if any(finding.severity == "error" for finding in lint_answer.findings) else 0
 
 
 def fleet_app(*, everything: bool = False) -> App:

@@ -23,26 +23,26 @@ def run(question: Run, outputs: Outputs) -> int:
     from windtunnel.faces.report.emulation_console import report_lines, report_lines_of_several
     from windtunnel.real.emulate.question import doubts, emulated, emulation_of
 
-    asked = emulation_of(question, aside=outputs.json)
-    for text in doubts(asked.cluster) if asked.cluster else ():
+    emulation = emulation_of(question, aside=outputs.json)
+    for text in doubts(emulation.cluster) if emulation.cluster else ():
         note(text)
-    found = emulated(asked)
+    found = emulated(emulation)
     if found.failed is not None:
         rank, outcome = found.failed
-        if asked.ranks:
+        if emulation.ranks:
             note(f"rank {rank} ended first; the other real ranks were ended with it")
         return _failed(outcome)
-    outcome = found.outcomes[asked.rank]
+    outcome = found.outcomes[emulation.rank]
     if outputs.json:
         print_answered(question, found)
-    elif asked.tape is not None and asked.tape[0] == "record":
+    elif emulation.tape is not None and emulation.tape[0] == "record":
         kept = outcome.facts["tape"]
-        note(f"wrote {asked.tape[1]}: {kept['communications']:,} communications, {kept['bytes']:,} bytes")
+        note(f"wrote {emulation.tape[1]}: {kept['communications']:,} communications, {kept['bytes']:,} bytes")
     else:
         lines = (
-            report_lines_of_several(asked, found.outcomes, found.predicted_step_s)
-            if asked.ranks
-            else report_lines(asked, outcome, found.predicted_step_s)
+            report_lines_of_several(emulation, found.outcomes, found.predicted_step_s)
+            if emulation.ranks
+            else report_lines(emulation, outcome, found.predicted_step_s)
         )
         console = stdout()
         for line in lines:

@@ -76,10 +76,10 @@ def show_plan(
         give(question, found, outputs, placed_document(found))
 
 
-def _emit(found: ServingPlans, form: Form, model: str, folder: Path) -> None:
+def _emit(serving_plans: ServingPlans, form: Form, model: str, folder: Path) -> None:
     from windtunnel.studies.serving.manifests import files_of
 
-    for name, text in files_of(form, model, found.sides()).items():
+    for name, text in files_of(form, model, serving_plans.sides()).items():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, text.encode())
         wrote(folder / name)

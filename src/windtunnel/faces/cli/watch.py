@@ -27,5 +27,5 @@ def watch(
     from windtunnel.faces.report.survival import verdict_document
     from windtunnel.real.survive.watch.verdict import answer, answer_at_last
 
-    found = answer_at_last(question) if follow else answer(question)
-    give(question, found.to_dict(), outputs, verdict_document(found), provenance={"logs": question.folder})
+    verdict = answer_at_last(question) if follow else answer(question)
+    give(question, verdict.to_dict(), outputs, verdict_document(verdict), provenance={"logs": question.folder})

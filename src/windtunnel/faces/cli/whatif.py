@@ -28,7 +28,7 @@ def whatif(question: WhatIf, outputs: Outputs) -> None:
     warnings = [f"{by}: not all that differs is the change"] if made_by != now else []
     for text in warnings:
         note(text)
-    found = compare(before, after)
-    give(question, found.to_dict(), outputs, comparison_document(found), warnings=warnings)
+    comparison = compare(before, after)
+    give(question, comparison.to_dict(), outputs, comparison_document(comparison), warnings=warnings)
     if outputs.save:
         note(f"wrote {save(after, Path(question.runs))}")

@@ -25,16 +25,16 @@ def calibration_document(answer: Calibration) -> Document:
         "calibration",
         plain(answer.device),
         list(_views(answer)),
-        [_picture(one) for one in (*answer.curves, *answer.collectives)],
+        [_picture(curve_chart) for curve_chart in (*answer.curves, *answer.collectives)],
         f"{plain(answer.date)} · {software}{threads} · {plain(answer.file)}",
     )
 
 
 def _views(answer: Calibration) -> Iterator[View]:
     shown = [*answer.curves, *answer.collectives]
-    points = sum(len(one.shapes) for one in shown)
-    telling = [one for one in shown if _tells(one)]
-    mean = sum(one.mean_error for one in telling) / len(telling) if telling else 0.0
+    points = sum(len(curve_chart.shapes) for curve_chart in shown)
+    telling = [curve_chart for curve_chart in shown if _tells(curve_chart)]
+    mean = sum(curve_chart.mean_error for curve_chart in telling) / len(telling) if telling else 0.0
     worst = max(telling, key=lambda one: one.mean_error, default=None)
     said = f"; {plain(worst.name)} {plain(worst.dtype)} is worst, {text_of(worst.mean_error, 'share')}" if worst else ""
     if worst is None:
@@ -47,10 +47,19 @@ def _views(answer: Calibration) -> Iterator[View]:
         *(Column("off by (mean)", "share"), Column("off most at")),
     )
     rows: list[tuple[Cell, ...]] = []
-    for one in shown:
-        error = one.mean_error if _tells(one) else None
-        ends = text_of(min(one.measured_s), "s"), text_of(max(one.measured_s), "s")
-        rows.append((plain(one.name), plain(one.dtype), len(one.shapes), *ends, error, ", ".join(_worst(one)[:1])))
+    for curve_chart in shown:
+        error = curve_chart.mean_error if _tells(curve_chart) else None
+        ends = text_of(min(curve_chart.measured_s), "s"), text_of(max(curve_chart.measured_s), "s")
+        rows.append(
+            (
+                plain(curve_chart.name),
+                plain(curve_chart.dtype),
+                len(curve_chart.shapes),
+                *ends,
+                error,
+                ", ".join(_worst(curve_chart)[:1]),
+            )
+        )
     yield Table("Curves", columns, rows, most=len(rows))
     values = [
         (f"{group} {name}", _value(name, value))

@@ -38,10 +38,10 @@ def _classes(classes: Sequence[Mapping[str, Any]]) -> Table:
     )
     rows = [
         (
-            *(str(one["rank"]), f"{one['ranks']:,}", str(one["at"]), f"{one['ops']:,}"),
-            *(format_count(one["flops"]), format_bytes(one["peak_bytes"]), str(one["peak_op"])),
+            *(str(entry["rank"]), f"{entry['ranks']:,}", str(entry["at"]), f"{entry['ops']:,}"),
+            *(format_count(entry["flops"]), format_bytes(entry["peak_bytes"]), str(entry["peak_op"])),
         )
-        for one in classes
+        for entry in classes
     ]
     return Table("", columns, rows, most=MOST_CLASSES)
 
@@ -80,7 +80,9 @@ def _range(values: Sequence[int], form: Callable[[int], str]) -> str:
 
 
 def _answers(answers: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [f"{one['where']}: {one['told']} for {one['what']}, {_times(one['times'])}" for one in answers]
+    lines = [
+        f"{answer['where']}: {answer['told']} for {answer['what']}, {_times(answer['times'])}" for answer in answers
+    ]
     return [*lines[:MOST_ANSWERS], *_more(len(lines) - MOST_ANSWERS, "answers")]
 
 

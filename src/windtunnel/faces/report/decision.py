@@ -33,9 +33,9 @@ EVEN = "; even at: the price of a GPU-hour at which it costs what the cheapest o
 
 def decide_document(answer: Decision) -> Document:
     """One table for someone who was not there."""
-    money = any(one.cost is not None for one in answer.options)
-    against = any(one.break_even_price is not None for one in answer.options)
-    several = len({one.model for one in answer.options}) > 1
+    money = any(option.cost is not None for option in answer.options)
+    against = any(option.break_even_price is not None for option in answer.options)
+    several = len({option.model for option in answer.options}) > 1
     columns = [
         *([Column("model")] * several),
         *(Column("cluster"), Column("step", "s"), Column("MFU", "share"), Column("trains", "share"), Column("days")),
@@ -44,18 +44,18 @@ def decide_document(answer: Decision) -> Document:
         *(Column("energy"), Column("head-room", "B"), Column("estimated", "share"), Column("failures met by")),
         *(Column("plan"), Column("told apart")),
     ]
-    rows = [_row(one, answer.currency, money, against)[0 if several else 1 :] for one in answer.options]
+    rows = [_row(option, answer.currency, money, against)[0 if several else 1 :] for option in answer.options]
     note = (
         "with failures, standbys paid; trains: the share of the time that does; estimated: of the busy time, what rests"
         f" on formulas{EVEN if against else ''}{f'; best by {answer.by} first' if len(answer.options) > 1 else ''}"
     )
-    able = [one for one in answer.options if one.fits]
+    able = [option for option in answer.options if option.fits]
     plans = [
         (
-            f"{one.model} on {one.cluster}",
-            "\n".join(command_lines(line, 96) for line in (one.predict, one.survive)) + "\n",
+            f"{option.model} on {option.cluster}",
+            "\n".join(command_lines(line, 96) for line in (option.predict, option.survive)) + "\n",
         )
-        for one in able
+        for option in able
     ]
     return Document(
         "decision",
@@ -67,7 +67,11 @@ def decide_document(answer: Decision) -> Document:
             Notes("Assumed", answer.notes, "warn"),
             Notes(
                 "What cannot",
-                [f"{one.model} on {one.cluster}: {plain(one.reason)}" for one in answer.options if not one.fits],
+                [
+                    f"{option.model} on {option.cluster}: {plain(option.reason)}"
+                    for option in answer.options
+                    if not option.fits
+                ],
             ),
         ],
         [*_pictures(able, answer.currency), *([Files("Each figure by itself", plans)] if plans else [])],
@@ -89,12 +93,12 @@ def _figures(able: Sequence[Option], currency: str) -> Iterator[Figures]:
 def _pictures(able: Sequence[Option], currency: str) -> Iterator[Bars]:
     """Days and cost of each, on one scale."""
     for what, unit, values in (
-        ("Days", "days", [one.days for one in able]),
-        (f"Cost, {currency}", "", [one.cost for one in able]),
+        ("Days", "days", [option.days for option in able]),
+        (f"Cost, {currency}", "", [option.cost for option in able]),
     ):
         bars = [
-            Bar(f"{one.model} on {one.cluster}", [Part(what, value)])
-            for one, value in zip(able, values, strict=True)
+            Bar(f"{option.model} on {option.cluster}", [Part(what, value)])
+            for option, value in zip(able, values, strict=True)
             if value is not None
         ]
         if len(bars) > 1:
@@ -121,7 +125,7 @@ def _row(one: Option, currency: str, money: bool, against: bool) -> list[Cell]:
 
 def check_document(answer: Checked) -> Document:
     """The rules, and whether they are kept."""
-    broken = [one for one in answer.findings if not one.passed]
+    broken = [finding for finding in answer.findings if not finding.passed]
     said = (
         f"Not to be submitted: {broken[0].rule} is broken, {broken[0].said}."
         if broken
@@ -143,11 +147,14 @@ def check_document(answer: Checked) -> Document:
             Table(
                 "Rules",
                 (Column("fail if"), Column(""), Column("found")),
-                [(one.rule, "kept" if one.passed else "BROKEN", plain(one.said)) for one in answer.findings],
+                [
+                    (finding.rule, "kept" if finding.passed else "BROKEN", plain(finding.said))
+                    for finding in answer.findings
+                ],
                 most=len(answer.findings),
             ),
             *([Files(PATCH, [(answer.change.flags, answer.change.diff)])] if answer.change else []),
-            Notes("Warnings", [plain(one) for one in answer.warnings], "warn"),
+            Notes("Warnings", [plain(warning) for warning in answer.warnings], "warn"),
         ],
     )
 
@@ -156,7 +163,7 @@ def github_lines(answer: Checked, path: str) -> list[str]:
     """The broken rules as annotations of a GitHub Action."""
     named = path.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
     return [
-        f"::error file={named},title=windtunnel {one.rule}::{plain(one.said).replace('%', '%25')}"
-        for one in answer.findings
-        if not one.passed
+        f"::error file={named},title=windtunnel {finding.rule}::{plain(finding.said).replace('%', '%25')}"
+        for finding in answer.findings
+        if not finding.passed
     ]

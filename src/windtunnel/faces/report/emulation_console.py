@@ -62,7 +62,7 @@ def _technique(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"technique   {told['name']} ({given}) on {told['modules']} DistributedDataParallel{share}"
 
 
-def _steps(asked: Emulation, outcome: Outcome, predicted_s: float | None) -> Iterator[str]:
+def _steps(emulation: Emulation, outcome: Outcome, predicted_s: float | None) -> Iterator[str]:
     facts, step = outcome.facts, outcome.step_s
     if step is None:
         yield "step        none seen: no optimizer of torch.optim was stepped twice, so nothing is said about times"
@@ -85,7 +85,7 @@ def _steps(asked: Emulation, outcome: Outcome, predicted_s: float | None) -> Ite
         off = f"{replayed / step - 1:+.1%}"
         yield f"replayed    {format_time(replayed)} by the whole job, all ranks virtual, as fast as measured ({off})"
     if predicted_s is not None:
-        yield f"predicted   {format_time(predicted_s)} on {asked.cluster} (the real rank runs on this machine)"
+        yield f"predicted   {format_time(predicted_s)} on {emulation.cluster} (the real rank runs on this machine)"
     settled, movement = facts.get("settled_at"), facts.get("movement")
     if settled is not None:
         yield f"settled     arrivals of peers hold since step {settled} (they last moved by {movement:.2%} of the step)"

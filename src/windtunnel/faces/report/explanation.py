@@ -94,12 +94,15 @@ def _views(answer: Explanation) -> Iterator[View]:
 
 def _by_class(answer: Explanation) -> Table:
     """A step of each rank by class of op, and each step of a single rank: every instant is of one class."""
-    ranks = sorted({one.rank for one in answer.rank_steps})
+    ranks = sorted({rank_step.rank for rank_step in answer.rank_steps})
     rows: list[tuple[str, dict[str, float]]] = []
     if len(ranks) == 1:
-        rows = [(f"step {one.step}", dict(one.seconds)) for one in answer.rank_steps]
+        rows = [(f"step {rank_step.step}", dict(rank_step.seconds)) for rank_step in answer.rank_steps]
     else:
-        rows = [(f"rank {rank}", typical([one for one in answer.rank_steps if one.rank == rank])) for rank in ranks]
+        rows = [
+            (f"rank {rank}", typical([rank_step for rank_step in answer.rank_steps if rank_step.rank == rank]))
+            for rank in ranks
+        ]
     names = sorted(
         {name for _, parts in rows for name in parts}, key=lambda name: -sum(p.get(name, 0) for _, p in rows)
     )
@@ -141,7 +144,7 @@ def _mended(asked: Asked, replayed_ns: int) -> Notes:
 
 def _parts(title: str, parts: Sequence[Part]) -> Table:
     columns = (Column(""), Column("alone", "x"), Column("gives back", "s"), Column("of the loss", "share"))
-    rows = [(plain(one.name), one.slowdown, Number(one.saved_ns / 1e9, "s"), one.share) for one in parts]
+    rows = [(plain(part.name), part.slowdown, Number(part.saved_ns / 1e9, "s"), part.share) for part in parts]
     note = "what it costs alone, and what mending it gives back"
     return Table(title, columns, rows, note, PARTS_SHOWN)
 
@@ -163,8 +166,8 @@ def _workers(answer: Explanation) -> Heat:
     at = {place[name]: slow[name] for name in names}
     values = [at.get((replica, stage)) for replica in replicas for stage in stages]
     sides = (
-        Grid("replica", len(replicas), [f"replica {one}" for one in replicas]),
-        Grid("stage", len(stages), [f"stage {one}" for one in stages]),
+        Grid("replica", len(replicas), [f"replica {replica}" for replica in replicas]),
+        Grid("stage", len(stages), [f"stage {stage}" for stage in stages]),
     )
     note = f"a worker's slowdown is the smaller of its replica's and its stage's.{left_out}"
     return Heat("Workers", *sides, values, "slowdown", "x", low, high, note=note)

@@ -106,9 +106,9 @@ class Fleet:
 def answer_document(found: FleetAnswer) -> Document:
     """What the command line answers."""
     own = found.named
-    bands = [each["bands"] for each in found.figures if "bands" in each]
+    bands = [figure["bands"] for figure in found.figures if "bands" in figure]
     where = (own["trace"], own["cluster"], own["gpus"])
-    known = {line for one in found.outcomes for line in left_out(one)}
+    known = {line for outcome in found.outcomes for line in left_out(outcome)}
     warnings = [text for text in found.warnings if text not in known]
     return fleet_document(Fleet(*where, found.figures, found.outcomes, found.left_out, found.frontier, bands, warnings))
 
@@ -145,7 +145,7 @@ def _views(answer: Fleet) -> Iterator[View]:
         for name, key, unit in ROWS[:6]
         if isinstance(best.get(key), float | int) and key not in ("jct_p50_s", "makespan_s")
     ]
-    yield Figures([Figure(one.name, one.number, f"with {best['policy']}") for one in cards])
+    yield Figures([Figure(card.name, card.number, f"with {best['policy']}") for card in cards])
     yield _policies(answer)
     if answer.left_out:
         kinds: dict[str, list[str]] = {}
@@ -166,29 +166,29 @@ def _policies(answer: Fleet) -> Table:
     rows: list[list[Cell]] = []
     bands = answer.bands or [{} for _ in answer.figures]
     for label, key, unit in ROWS:
-        values = [one.get(key) for one in answer.figures]
+        values = [figure.get(key) for figure in answer.figures]
         if all(value is None for value in values) or (unit == "count" and not any(values)):
             continue
         cells: list[Cell] = [
-            None if value is None else value if isinstance(value, str) else _number(one, key, unit, own)
-            for one, value, own in zip(answer.figures, values, bands, strict=True)
+            None if value is None else value if isinstance(value, str) else _number(figure, key, unit, own)
+            for figure, value, own in zip(answer.figures, values, bands, strict=True)
         ]
         rows.append([label, *cells])
-    names = [str(one["policy"]) for one in answer.figures]
+    names = [str(figure["policy"]) for figure in answer.figures]
     note = "in brackets 5 and 95 % over the seeds" if answer.bands else ""
     return Table("Policies", [Column(""), *(Column(name, "") for name in names)], rows, note, len(rows), by_row=True)
 
 
 def _details(answer: Fleet) -> Iterator[View]:
     if answer.warnings:
-        yield Notes("To mind", [plain(one) for one in answer.warnings], "warn")
-    runs = [(one, _ran(one)) for one in answer.outcomes]
+        yield Notes("To mind", [plain(warning) for warning in answer.warnings], "warn")
+    runs = [(outcome, _ran(outcome)) for outcome in answer.outcomes]
     if answer.frontier:
         yield from _frontier(answer.frontier)
     if not any(len(ran) for _, ran in runs):
         return
-    first = min(float(one.jobs.submit_s.min()) for one, _ in runs)
-    last = max(float(one.end_s[ran].max()) for one, ran in runs if len(ran))
+    first = min(float(outcome.jobs.submit_s.min()) for outcome, _ in runs)
+    last = max(float(outcome.end_s[ran].max()) for outcome, ran in runs if len(ran))
     use, queue = [], []
     times = np.linspace(first, last, TIMES + 1)
     for one, ran in runs:
@@ -205,7 +205,7 @@ def _details(answer: Fleet) -> Iterator[View]:
         jct = np.sort(one.jct_s[~np.isnan(one.jct_s)])
         at = np.unique(np.linspace(0, max(len(jct) - 1, 0), min(len(jct), TIMES)).astype(np.int64)).tolist()
         ages.append(Series(one.policy, [float(jct[k]) for k in at], [(k + 1) / len(jct) for k in at], form="steps"))
-    log = all(min(one.x, default=0.0) > 0 for one in ages)
+    log = all(min(age.x, default=0.0) > 0 for age in ages)
     yield Curve("Completion", Axis("JCT", "s", log=log), Axis("share of the jobs", "share", low=0.0, high=1.0), ages)
     for one, ran in runs:
         yield from _jobs(one, ran, first, answer.gpus or 0)
@@ -238,7 +238,7 @@ def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> 
     for place, at in sorted(enumerate(chosen), key=lambda pair: float(outcome.start_s[ran[pair[1]]])):
         job = int(ran[at])
         start, end, wait = float(outcome.start_s[job]), float(outcome.end_s[job]), float(waited[at])
-        lane = next((one for one in range(LANES) if ends[one] <= start), ends.index(min(ends)))
+        lane = next((number for number in range(LANES) if ends[number] <= start), ends.index(min(ends)))
         ends[lane] = end
         why = _why(wait, float(held[place]), float(size[at]), gpus)
         name = outcome.jobs.name[job]
@@ -265,9 +265,9 @@ def _why(waited: float, held: float, size: float, gpus: int) -> str:
 
 
 def _frontier(points: Sequence[Mapping[str, float]]) -> Iterator[View]:
-    lost = [float(one["preempted_gpu_hours"]) for one in points]
-    delay = [float(one["queueing_delay_mean_s"] or 0.0) for one in points]
-    labels = [f"headroom {text_of(one['headroom'], 'share')}" for one in points]
+    lost = [float(point["preempted_gpu_hours"]) for point in points]
+    delay = [float(point["queueing_delay_mean_s"] or 0.0) for point in points]
+    labels = [f"headroom {text_of(point['headroom'], 'share')}" for point in points]
     series = Series("headroom", lost, delay, form="points", labels=labels)
     note = "each point is a headroom of the serving pool"
     yield Curve(
@@ -276,10 +276,10 @@ def _frontier(points: Sequence[Mapping[str, float]]) -> Iterator[View]:
     columns = (Column("headroom", "share"), Column("mean queueing delay", "s"), Column("mean JCT", "s"))
     rows = [
         (
-            *(one["headroom"], one["queueing_delay_mean_s"], one["jct_mean_s"]),
-            *(one["preempted_gpu_hours"], f"{one['loan_violations']:.3%}"),
+            *(point["headroom"], point["queueing_delay_mean_s"], point["jct_mean_s"]),
+            *(point["preempted_gpu_hours"], f"{point['loan_violations']:.3%}"),
         )
-        for one in points
+        for point in points
     ]
     yield Table("Lending", [*columns, Column("preempted GPU-hours", ""), Column("requests late")], rows)
 
@@ -310,8 +310,8 @@ def when_document(answer: When) -> Document:
         lines += [f"{label}: {_listed(names)}"] if names else []
     if why.holders and answer.start_s != answer.submit_s:
         held = [
-            f"{one.job} ({one.gpus} GPUs{'' if one.end_s is None else f', until {_moment(one.end_s)}'})"
-            for one in why.holders
+            f"{holder.job} ({holder.gpus} GPUs{'' if holder.end_s is None else f', until {_moment(holder.end_s)}'})"
+            for holder in why.holders
         ]
         lines.append(f"held by: {_listed(held)}")
     ended = "" if answer.ended_draws == answer.draws else f", of which {answer.ended_draws} ended"
@@ -346,7 +346,7 @@ def when_documents(answers: Sequence[When]) -> Document:
     documents = list(map(when_document, answers))
     if len(documents) == 1:
         return documents[0]
-    views = [view for one in documents for view in (Notes(one.title, [one.subtitle]), *one.views)]
+    views = [view for document in documents for view in (Notes(document.title, [document.subtitle]), *document.views)]
     return Document("fleet", documents[0].title.partition(" under ")[0], views)
 
 
@@ -375,9 +375,9 @@ def sharing_document(found: Shared) -> Document:
             [
                 ", ".join(link.jobs),
                 Number(link.score, "share"),
-                "drift" if link.shifts_s is None else ", ".join(text_of(one, "s") for one in link.shifts_s),
-                ", ".join(f"{one:.2f} x" for one in link.shifted),
-                ", ".join(f"{one:.2f} x" for one in link.unshifted),
+                "drift" if link.shifts_s is None else ", ".join(text_of(value, "s") for value in link.shifts_s),
+                ", ".join(f"{value:.2f} x" for value in link.shifted),
+                ", ".join(f"{value:.2f} x" for value in link.unshifted),
             ]
             for link in links
         ]
@@ -399,9 +399,9 @@ def flows_document(found: FlowsStudy) -> Document:
 
 def lint_document(found: LintAnswer) -> Document:
     """What is wrong with a trace, and what of it was not understood."""
-    lines = [f"{one.severity}: {one.text}; {one.remedy}" for one in found.findings]
+    lines = [f"{finding.severity}: {finding.text}; {finding.remedy}" for finding in found.findings]
     unread = [f"{one.count} of {found.read}: {one.reason}: {', '.join(one.examples)}" for one in found.not_understood]
-    bad = any(one.severity == "error" for one in found.findings)
+    bad = any(finding.severity == "error" for finding in found.findings)
     views: list[View] = [Notes("Found", lines, tone="bad" if bad else "warn"), Notes("Not understood", unread)]
     return Document("fleet lint", found.trace, views if lines or unread else [Headline("nothing found", tone="good")])
 

@@ -20,11 +20,11 @@ JUDGED = (  # what policies are compared by: the first that all have; whether le
 
 def best_of(figures: Sequence[Mapping[str, Amount]]) -> Mapping[str, Amount]:
     """The policy that does best, of those that could be chosen."""
-    figures = [one for one in figures if one["policy"] != HAPPENED] or figures
+    figures = [figure for figure in figures if figure["policy"] != HAPPENED] or figures
     for key, _, _, less in JUDGED:
-        values = [one.get(key) for one in figures]
+        values = [figure.get(key) for figure in figures]
         if all(isinstance(value, float | int) for value in values):
-            return sorted(figures, key=lambda one: float(one[key] or 0.0) * (1 if less else -1))[0]
+            return sorted(figures, key=lambda entry: float(entry[key] or 0.0) * (1 if less else -1))[0]
     return figures[0]
 
 
@@ -35,9 +35,9 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
     if not isinstance(value, float | int):
         return Headline("No job came to its end.", tone="bad")
     number = Number(float(value), unit)
-    rest = [one for one in figures if one is not best and isinstance(one.get(key), float | int)]
+    rest = [figure for figure in figures if figure is not best and isinstance(figure.get(key), float | int)]
     said = f"{best['policy']}: {text_of(number)} {name}"
-    others = [one for one in rest if one["policy"] != HAPPENED]
+    others = [entry for entry in rest if entry["policy"] != HAPPENED]
     if others:
         loser = (max if less else min)(others, key=lambda one: float(one[key] or 0.0))
         worst = float(loser[key] or 0.0)
@@ -50,7 +50,7 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
             said += f"{loser['policy']} {text_of(worst, unit)}" + (f" ({larger / smaller:.2f} x)" if smaller else "")
     used = best.get("utilisation")
     tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
-    then = next((one for one in rest if one["policy"] == HAPPENED), None)
+    then = next((entry for entry in rest if entry["policy"] == HAPPENED), None)
     if then is not None and then is not best:
         tail += f"; as it was, {text_of(float(then[key] or 0.0), unit)}"
     doubt = _doubt(figures)
@@ -59,12 +59,12 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
 
 def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:
     """Why what is said is no advice: the log is not of this cluster, or no policy starts its jobs as it did."""
-    log = next((one for one in figures if one["policy"] == HAPPENED), {})
+    log = next((figure for figure in figures if figure["policy"] == HAPPENED), {})
     held = log.get("utilisation")
     if isinstance(held, float) and held > 1.0:
         return f" The log held {text_of(held, 'share')} of these GPUs: it is of another cluster, so this is no advice."
-    own = [one for one in figures if isinstance(one.get("log_wait_error"), float)]
-    own = [one for one in own if not str(one["policy"]).endswith(CHANGED)]
+    own = [figure for figure in figures if isinstance(figure.get("log_wait_error"), float)]
+    own = [entry for entry in own if not str(entry["policy"]).endswith(CHANGED)]
     if not own:
         return ""
     nearest = min(own, key=lambda one: float(one.get("log_start_error_p50_s") or 0.0))

@@ -20,8 +20,8 @@ def nic_document(result: NicResult) -> Document:
         Figure("traffic of flows on the NIC", Number(result.hot, "share"), f"{result.flows_on_nic:,} flows"),
     ]
     rows: list[list[Cell]] = [
-        [one.flows, Number(one.share, "share"), ", ".join(one.on_nic), ", ".join(one.on_host)]
-        for one in result.partition
+        [share.flows, Number(share.share, "share"), ", ".join(share.on_nic), ", ".join(share.on_host)]
+        for share in result.partition
     ]
     columns = [Column("flows"), Column("traffic", "share"), Column("on the NIC"), Column("on the host")]
     views: list[View] = [Headline(verdict), Figures(figures), Table("The split", columns, rows)]

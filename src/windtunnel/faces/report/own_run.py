@@ -60,7 +60,7 @@ def _views(answer: Diagnosis) -> Iterator[View]:
     yield Figures(figures)
     yield _gap(answer)
     if answer.causes:
-        rows = [(one.cause, Number(one.seconds, "s"), plain(one.evidence), one.mend) for one in answer.causes]
+        rows = [(cause.cause, Number(cause.seconds, "s"), plain(cause.evidence), cause.mend) for cause in answer.causes]
         columns = (Column("cause"), Column("a step", "s"), Column("evidence"), Column("what to do first"))
         left = Number(answer.not_explained_s, "s")
         yield Table("Where it is lost", columns, [*rows, ("not explained", left, "", "")], most=len(rows) + 1)
@@ -75,14 +75,16 @@ def _views(answer: Diagnosis) -> Iterator[View]:
         yield Notes(
             "Lines that look like times and were not understood", [*lines, *([f"and {more:,} more"] * (more > 0))]
         )
-    yield Notes("To mind", [plain(one) for one in answer.warnings], "warn")
+    yield Notes("To mind", [plain(warning) for warning in answer.warnings], "warn")
 
 
 def _gap(answer: Diagnosis) -> Bars:
     """The predicted step in its parts above the measured one: the prediction, what each cause adds, and the rest."""
     named = time_parts(answer.result.breakdown_ns, categories_of(answer.result))
     lost = [
-        Part(one.cause, one.seconds, f"line-{at % 5 + 1}") for at, one in enumerate(answer.causes) if one.seconds > 0
+        Part(cause.cause, cause.seconds, f"line-{at % 5 + 1}")
+        for at, cause in enumerate(answer.causes)
+        if cause.seconds > 0
     ]
     base = max(answer.measured_step_s - sum(part.value for part in lost), 0.0)
     return Bars(
@@ -111,16 +113,19 @@ def classes_table(classes: Sequence[ClassTime]) -> Table:
     """Class of op by class of op; both columns sum to their step."""
     rows = [
         (
-            one.name,
-            one.predicted_s,
-            one.measured_s,
-            Number(one.difference_s, "s"),
-            one.calls or None,
-            plain(one.longest),
+            class_time.name,
+            class_time.predicted_s,
+            class_time.measured_s,
+            Number(class_time.difference_s, "s"),
+            class_time.calls or None,
+            plain(class_time.longest),
         )
-        for one in classes
+        for class_time in classes
     ]
-    total = (sum(one.predicted_s for one in classes), sum(one.measured_s for one in classes))
+    total = (
+        sum(class_time.predicted_s for class_time in classes),
+        sum(class_time.measured_s for class_time in classes),
+    )
     rows.append(("step", *total, Number(total[1] - total[0], "s"), None, ""))
     columns = (
         *(Column("class of op"), Column("predicted", "s"), Column("measured", "s"), Column("difference", "s")),
@@ -136,15 +141,15 @@ def advice_views(advice: Sequence[Proposal]) -> Iterator[View]:
     names = ("against now", "step", "peak memory")
     changes = [
         Change(
-            one.flags,
-            Number(-one.gain, "change"),
-            [Number(one.step_time_s, "s"), Number(float(one.peak_memory_bytes), "B")],
-            one.note,
+            proposal.flags,
+            Number(-proposal.gain, "change"),
+            [Number(proposal.step_time_s, "s"), Number(float(proposal.peak_memory_bytes), "B")],
+            proposal.note,
         )
-        for one in advice
+        for proposal in advice
     ]
     yield Changes("What would make the prediction shorter", names, changes, "each predicted; fewest changes first")
-    diffs = [(one.flags, one.diff) for one in advice if one.diff]
+    diffs = [(proposal.flags, proposal.diff) for proposal in advice if proposal.diff]
     if diffs:
         shown = diffs if len(diffs) == 1 else [diffs[0], diffs[-1]]
         which = ": one or the other" if len(shown) > 1 else ""

@@ -110,12 +110,12 @@ def _ranked(answer: Plans, address: Callable[[Planned], str]) -> Table:
     more = [one for one in more if any(one[2](plan) is not None for plan in plans)]
     rows: list[Sequence[Cell]] = [
         (
-            number, words_of(one), one.n_gpus, one.step_time_s, one.p5_s, one.p95_s, one.peak_memory_bytes, one.mfu,
-            one.gpu_hours_per_million_tokens, *(figure(one) for _, _, figure in more),
+            number, words_of(plan), plan.n_gpus, plan.step_time_s, plan.p5_s, plan.p95_s, plan.peak_memory_bytes,
+            plan.mfu, plan.gpu_hours_per_million_tokens, *(figure(plan) for _, _, figure in more),
         )
-        for number, one in enumerate(plans, 1)
+        for number, plan in enumerate(plans, 1)
     ]  # fmt: skip
-    links = [address(one) for one in plans]
+    links = [address(plan) for plan in plans]
     every = [*columns, *(Column(name, unit) for name, unit, _ in more)]
     return Table("Best plans", every, rows, most=len(rows), links=links if any(links) else ())
 
@@ -142,10 +142,10 @@ def _picture(answer: Plans) -> Iterator[Curve]:
     series = [
         Series(
             name,
-            [one.step_time_s for one in plans],
-            [float(one.peak_memory_bytes) for one in plans],
+            [plan.step_time_s for plan in plans],
+            [float(plan.peak_memory_bytes) for plan in plans],
             form="points",
-            labels=[words_of(one) for one in plans],
+            labels=[words_of(plan) for plan in plans],
         )
         for name, plans in groups.items()
         if plans
@@ -156,21 +156,22 @@ def _picture(answer: Plans) -> Iterator[Curve]:
 
 def _choices(choices: Sequence[Choice]) -> Iterator[View]:
     """What the next best value of each field costs, with all else chosen again; then what bounds say of others."""
-    known = [one for one in choices if one.exact]
+    known = [choice for choice in choices if choice.exact]
     if known:
         bars = [
-            Bar(words({one.field: one.value}), [Part("slower by", max(one.regret, 0.0), "line-0")]) for one in known
+            Bar(words({choice.field: choice.value}), [Part("slower by", max(choice.regret, 0.0), "line-0")])
+            for choice in known
         ]
         yield Bars("Other choices, with all else chosen again: slower by", "share", bars)
-    bounded = [one for one in choices if not one.exact and one.regret > 0]
+    bounded = [choice for choice in choices if not choice.exact and choice.regret > 0]
     if bounded:
         lines = [
             f"{field_words(field)}: "
-            + ", ".join(f"{value_words(one.value)} {text_of(one.regret, 'share')}" for one in of_field)
+            + ", ".join(f"{value_words(choice.value)} {text_of(choice.regret, 'share')}" for choice in of_field)
             for field, of_field in groupby(sorted(bounded, key=lambda one: one.field), key=lambda one: one.field)
         ]
         yield Notes("Others are slower by at least", lines)
-    unknown = [words({one.field: one.value}) for one in choices if not one.exact and one.regret <= 0]
+    unknown = [words({choice.field: choice.value}) for choice in choices if not choice.exact and choice.regret <= 0]
     if unknown:
         yield Notes("Not told apart from the best", [", ".join(unknown)])
 
@@ -188,8 +189,8 @@ def _nothing_fits(answer: Plans) -> Iterator[View]:
     )
     yield Headline(begin + help_, tone="bad")
     misses = [
-        (words(one.plan), one.needed_bytes, one.capacity_bytes, one.needed_bytes - one.capacity_bytes)
-        for one in answer.nearest
+        (words(miss.plan), miss.needed_bytes, miss.capacity_bytes, miss.needed_bytes - miss.capacity_bytes)
+        for miss in answer.nearest
     ]
     columns = (Column("plan"), Column("needs", "B"), Column("of", "B"), Column("too much", "B"))
     yield Table("The nearest", columns, misses)
@@ -210,11 +211,11 @@ def cuts_document(answer: Mapping[str, Any]) -> Document:
     columns = [Column(*pair) for pair in (units | dict.fromkeys(("step", "p5", "p95"), "s") | {"memory": "B"}).items()]
     rows = [
         (
-            one["plan"]["pp"], one["plan"]["dp"], one["plan"]["micro_batches"],
-            ",".join(map(str, one["plan"]["layers_per_stage"])), one["step_time_s"], one["p5_s"], one["p95_s"],
-            one["peak_memory_bytes"],
+            plan["plan"]["pp"], plan["plan"]["dp"], plan["plan"]["micro_batches"],
+            ",".join(map(str, plan["plan"]["layers_per_stage"])), plan["step_time_s"], plan["p5_s"], plan["p95_s"],
+            plan["peak_memory_bytes"],
         )
-        for one in plans
+        for plan in plans
     ]  # fmt: skip
     stages = [
         (f"{stage['first']} to {stage['last']}", stage["units"], stage["micro_batch_s"], stage["memory_bytes"])

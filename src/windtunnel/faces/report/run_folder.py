@@ -80,12 +80,12 @@ def _find(text: str, root: Path) -> Path:
         if path.exists():
             return path
         if _HASH_PREFIX.fullmatch(text):
-            found = sorted(folder for folder in root.glob(f"{text}*") if (folder / RESULT_FILE).is_file())
-            if len(found) > 1:
-                names = ", ".join(folder.name for folder in found[:6])
-                raise InputFileError(text, f"fits {len(found)} runs in {root}", f"give more digits of {names}")
-            if found:
-                return found[0] / RESULT_FILE
+            paths = sorted(folder for folder in root.glob(f"{text}*") if (folder / RESULT_FILE).is_file())
+            if len(paths) > 1:
+                names = ", ".join(folder.name for folder in paths[:6])
+                raise InputFileError(text, f"fits {len(paths)} runs in {root}", f"give more digits of {names}")
+            if paths:
+                return paths[0] / RESULT_FILE
         known = sorted(folder.parent.name for folder in root.glob(f"*/{RESULT_FILE}"))
     except (OSError, ValueError) as error:  # a name too long for the system, or with a null byte
         raise InputFileError(text, f"is no path ({error})", "give a run folder, its result.json or its hash") from None

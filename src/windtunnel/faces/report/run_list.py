@@ -86,7 +86,9 @@ class RunList:
     def names(self) -> list[str]:
         """Names of all runs; no run is read."""
         folders = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted(one.name for one in folders if NAME.fullmatch(one.name) and (one / RESULT_FILE).is_file())
+        return sorted(
+            folder.name for folder in folders if NAME.fullmatch(folder.name) and (folder / RESULT_FILE).is_file()
+        )
 
     def matching(self, search: str, tag: str = "") -> list[Run]:
         """Those that hold every word searched for, in what the list shows or in their tags."""

@@ -63,7 +63,7 @@ RANKS_SHOWN = 16
 def survival_document(answer: Survival, model: str = "") -> Document:
     """Everything that there is to see of policies on the same failures, the best one first."""
     asked = answer.asked
-    entries = sorted(answer.entries, key=lambda one: (-one.ettr, answer.entries.index(one)))
+    entries = sorted(answer.entries, key=lambda policy_entry: (-policy_entry.ettr, answer.entries.index(policy_entry)))
     gpus = format_many(asked.gpus, "GPU")
     days = f"{asked.days:g} day{'' if asked.days == 1 else 's'}"
     return Document(
@@ -108,7 +108,7 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
         ]
     )  # fmt: skip
     yield _policies(entries)
-    yield Bars("Where the wall time goes (mean run)", "s", [_waterfall(one) for one in entries])
+    yield Bars("Where the wall time goes (mean run)", "s", [_waterfall(entry) for entry in entries])
 
 
 def _policies(entries: Sequence[PolicyEntry]) -> Table:
@@ -123,14 +123,21 @@ def _policies(entries: Sequence[PolicyEntry]) -> Table:
     ]
     rows: list[list[Cell]] = [
         [
-            *(one.policy, _share(one), one.ettr_exact, one.ettr_linear, one.checkpoint_interval_s, one.standbys),
-            one.gpu_hours_wasted,
+            *(
+                entry.policy,
+                _share(entry),
+                entry.ettr_exact,
+                entry.ettr_linear,
+                entry.checkpoint_interval_s,
+                entry.standbys,
+            ),
+            entry.gpu_hours_wasted,
         ]
-        for one in entries
+        for entry in entries
     ]
     for name, unit, values in (
-        ("tokens/s", "count", [one.tokens_per_s for one in entries]),
-        ("cost", "$", [one.cost_usd for one in entries]),
+        ("tokens/s", "count", [entry.tokens_per_s for entry in entries]),
+        ("cost", "$", [entry.cost_usd for entry in entries]),
     ):
         if any(value is not None for value in values):
             columns.append(Column(name, unit))
@@ -151,12 +158,15 @@ def _waterfall(one: PolicyEntry) -> Bar:
 
 
 def _details(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
-    parts = [part for part in COLOURS if any(one.waterfall[part] > 0 for one in entries)]
+    parts = [part for part in COLOURS if any(entry.waterfall[part] > 0 for entry in entries)]
     rows: list[tuple[Cell, ...]] = [
-        (part, *(Number(one.waterfall[part] / answer.wall_s, "share") for one in entries)) for part in parts
+        (part, *(Number(entry.waterfall[part] / answer.wall_s, "share") for entry in entries)) for part in parts
     ]
     yield Table(
-        "Share of the wall time", [Column(""), *(Column(one.policy, "share") for one in entries)], rows, most=len(rows)
+        "Share of the wall time",
+        [Column(""), *(Column(entry.policy, "share") for entry in entries)],
+        rows,
+        most=len(rows),
     )
     causes = sorted(entries[0].interruptions_by_cause.items(), key=lambda item: (-item[1], item[0]))
     bars = [Bar(name, [Part(name, count, "comm-2")]) for name, count in causes if count]
@@ -165,31 +175,40 @@ def _details(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]
     yield Curve(
         "Effective training time by GPUs",
         Axis("GPUs", "count", log=True),
-        Axis("effective time", "share", low=_floor([e for one in entries for _, e in one.scale_curve]), high=1.0),
+        Axis("effective time", "share", low=_floor([e for entry in entries for _, e in entry.scale_curve]), high=1.0),
         [
-            Series(one.policy, [float(n) for n, _ in one.scale_curve], [e for _, e in one.scale_curve])
-            for one in entries
+            Series(entry.policy, [float(n) for n, _ in entry.scale_curve], [e for _, e in entry.scale_curve])
+            for entry in entries
         ],
         note=f"closed form, each with its own best interval; asked: {format_many(best, 'GPU')}",
     )
     yield Curve(
         "Effective training time by checkpoint interval",
         Axis("interval", "s", log=True),
-        Axis("effective time", "share", low=_floor([e for one in entries for _, e, _ in one.interval_curve]), high=1.0),
+        Axis(
+            "effective time",
+            "share",
+            low=_floor([e for entry in entries for _, e, _ in entry.interval_curve]),
+            high=1.0,
+        ),
         [
-            Series(one.policy, [d for d, _, _ in one.interval_curve], [e for _, e, _ in one.interval_curve])
-            for one in entries
+            Series(entry.policy, [d for d, _, _ in entry.interval_curve], [e for _, e, _ in entry.interval_curve])
+            for entry in entries
         ],
         note="closed form",
     )
-    pooled = [one for one in entries if one.standby_curve]
+    pooled = [entry for entry in entries if entry.standby_curve]
     if pooled:
         series = [
-            Series(one.policy, [float(k) for k, _ in one.standby_curve], [c for _, c in one.standby_curve])
-            for one in pooled
+            Series(
+                policy_entry.policy,
+                [float(k) for k, _ in policy_entry.standby_curve],
+                [c for _, c in policy_entry.standby_curve],
+            )
+            for policy_entry in pooled
         ]
         yield Curve("Machines' worth of time lost by standbys", Axis("standbys", "count"), Axis("machines", ""), series)
-    lanes = [Lane(one.policy, [_span(stop) for stop in _longest(one.stops)]) for one in entries]
+    lanes = [Lane(entry.policy, [_span(stop) for stop in _longest(entry.stops)]) for entry in entries]
     yield Lanes(
         "The first run: what was not productive", lanes, f"the longest {EPISODES_SHOWN} stretches of each policy"
     )
@@ -208,7 +227,7 @@ def _span(stop: Episode) -> Span:
 
 def _longest(stops: Sequence[Episode]) -> list[Episode]:
     longest = sorted(_joined(stops), key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
-    return sorted(longest, key=lambda each: each.begin_ns)
+    return sorted(longest, key=lambda episode: episode.begin_ns)
 
 
 def _joined(episodes: Sequence[Episode]) -> list[Episode]:
@@ -231,8 +250,8 @@ def spot_document(answer: SpotAnswer) -> Document:
     """Policies on machines that are taken away."""
     nodes = [minute.nodes for minute in answer.trace.minutes]
     went = sum(minute.removed for minute in answer.trace.minutes)
-    best = max(answer.entries, key=lambda one: one.samples)
-    others = [one for one in answer.entries if one is not best]
+    best = max(answer.entries, key=lambda spot_entry: spot_entry.samples)
+    others = [entry for entry in answer.entries if entry is not best]
     beside = "".join(f", {one.policy} {text_of(one.samples, 'count')}" for one in others)
     columns = [
         *(Column("policy"), Column("samples", "count"), Column("samples/s", ""), Column("effective time", "share")),
@@ -240,15 +259,23 @@ def spot_document(answer: SpotAnswer) -> Document:
     ]
     rows: list[list[Cell]] = [
         [
-            *(one.policy, one.samples, one.samples / answer.wall_s, one.ettr, one.waterfall["moving"], one.node_hours),
-            one.samples / one.node_hours if one.node_hours else None,
+            *(
+                entry.policy,
+                entry.samples,
+                entry.samples / answer.wall_s,
+                entry.ettr,
+                entry.waterfall["moving"],
+                entry.node_hours,
+            ),
+            entry.samples / entry.node_hours if entry.node_hours else None,
         ]
-        for one in answer.entries
+        for entry in answer.entries
     ]
-    if any(one.cost_usd is not None for one in answer.entries):
+    if any(entry.cost_usd is not None for entry in answer.entries):
         columns += [Column("cost", "$"), Column("per million samples", "$")]
         rows = [
-            [*row, one.cost_usd, one.usd_per_million_samples] for row, one in zip(rows, answer.entries, strict=True)
+            [*row, entry.cost_usd, entry.usd_per_million_samples]
+            for row, entry in zip(rows, answer.entries, strict=True)
         ]
     knows = "the future" if answer.forecast == "known" else "nothing of the future"
     minutes = [60.0 * at for at in range(len(nodes))]
@@ -257,7 +284,7 @@ def spot_document(answer: SpotAnswer) -> Document:
         Table("Policies, on the same machines", columns, rows, most=len(rows)),
         Notes("Look-ahead", [f"parcae looks {answer.look_ahead} decisions ahead and knows {knows}"]),
     ]
-    machines = Series("machines", minutes, [float(one) for one in nodes], form="steps")
+    machines = Series("machines", minutes, [float(node) for node in nodes], form="steps")
     curve = Curve("Machines there", Axis("time", "s"), Axis("machines", "count"), [machines])
     title = f"{answer.model} on {min(nodes)} to {max(nodes)} spot machines for {text_of(answer.wall_s, 's')}"
     return Document("survival on spot machines", title, views, [curve], f"{went:,} of them taken away")
@@ -267,11 +294,11 @@ def verdict_document(answer: Verdict) -> Document:
     """Who is to blame, and own time by rank and segment."""
     first = answer.culprits[0].sentence if answer.culprits else "Nobody hangs, and nobody is slow."
     names = sorted({name for parts in answer.own_s.values() for name in parts})
-    blamed = {one.rank for one in answer.culprits}
+    blamed = {culprit.rank for culprit in answer.culprits}
     ranks = sorted(answer.own_s)
     order = sorted(ranks, key=lambda rank: (rank not in blamed, -sum(answer.own_s[rank].values()), rank))
     views: list[View] = [Headline(first, tone="bad" if answer.culprits else "good")]
-    views.append(Notes("Also", [one.sentence for one in answer.culprits[1:]], "warn"))
+    views.append(Notes("Also", [culprit.sentence for culprit in answer.culprits[1:]], "warn"))
     rows: list[tuple[Cell, ...]] = [
         (f"{rank}", *(answer.own_s[rank].get(name, 0.0) for name in names)) for rank in order
     ]
@@ -280,7 +307,7 @@ def verdict_document(answer: Verdict) -> Document:
     typical = {name: median([parts.get(name, 0.0) for parts in answer.own_s.values()]) for name in names}
     step = answer.step_s or 1.0
     values = [max(0.0, answer.own_s[rank].get(name, 0.0) - typical[name]) / step for rank in ranks for name in names]
-    sentences = {(one.rank, one.where): one.sentence for one in answer.culprits}
+    sentences = {(culprit.rank, culprit.where): culprit.sentence for culprit in answer.culprits}
     texts = [
         (at * len(names) + row, sentences[rank, name])
         for at, rank in enumerate(ranks)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def techniques_document(listed: Sequence[Mapping[str, object]]) -> Document:
     """Each with what it does, needs and takes."""
-    return Document("techniques", format_many(len(listed), "technique"), [_listed(one) for one in listed])
+    return Document("techniques", format_many(len(listed), "technique"), [_listed(entry) for entry in listed])
 
 
 def _listed(one: Mapping[str, Any]) -> Notes:

@@ -101,11 +101,11 @@ class Asked:
         }
         given = set_paths(data, Predict, changes)
         try:
-            found: Predict = read(data)
+            predict: Predict = read(data)
         except SpecError as error:
             name = as_given(error.field, given)
             raise SpecError(name.removeprefix("plan."), error.value, error.remedy) from None
-        return found, stated.notes
+        return predict, stated.notes
 
     def settled(self) -> dict[str, object]:
         """The fields of the plan; with a file, those that it says as well."""

@@ -32,7 +32,7 @@ from windtunnel.questions import QUESTIONS
 ID = re.compile(r"[0-9]{14}-[0-9a-f]{6}")
 UNDRAWN = ("sweep", "validate")  # draw no page of their own
 ELSEWHERE = ("predict", "compare", "whatif", "launch", "runs list")  # on pages of their own, or of saved runs
-VERBS = (*(verb for verb, one in QUESTIONS.items() if one.pure and verb not in ELSEWHERE), "sweep")
+VERBS = (*(verb for verb, question in QUESTIONS.items() if question.pure and verb not in ELSEWHERE), "sweep")
 # What writes elsewhere, listens, or starts other programs.
 REFUSED = (
     *("listen", "real", "live", "--executor", "--json"),
@@ -160,11 +160,11 @@ class JobList:
     def all(self) -> list[Job]:
         """Newest first."""
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
-        found = []
+        jobs = []
         for name in sorted((name for name in names if ID.fullmatch(name)), reverse=True):
             with suppress(InputFileError):
-                found.append(self.get(name))
-        return found
+                jobs.append(self.get(name))
+        return jobs
 
     def stop(self, name: str) -> None:
         """End a job that runs, its processes with it."""

@@ -213,12 +213,12 @@ class Page:
         """The list, or its rows alone."""
         search, tag = values.get("search", "").strip(), values.get("tag", "")
         if search or tag:
-            found = self.runs.matching(search, tag)
-            count = len(found)
+            runs = self.runs.matching(search, tag)
+            count = len(runs)
         else:
-            found, count = self.runs.newest(SHOWN_MOST)
+            runs, count = self.runs.newest(SHOWN_MOST)
         tags = self.runs.tags()
-        shown = found[:SHOWN_MOST]
+        shown = runs[:SHOWN_MOST]
         parts = {"runs": shown, "apart": told_apart(shown), "tags": tags, "count": count, "most": SHOWN_MOST}
         if part:
             return self.draw("run_rows.html.j2", **parts)
@@ -263,7 +263,9 @@ class Page:
             labels={key: label_of(key) for key in keys},
             longest_ns=longest,
             explanation=comparison.explanation if comparison else "",
-            differences=[(one.field, shown(one.a), shown(one.b)) for one in comparison.spec] if comparison else [],
+            differences=[(difference.field, shown(difference.a), shown(difference.b)) for difference in comparison.spec]
+            if comparison
+            else [],
         )
 
     def download(self, name: str, kind: str) -> tuple[bytes, str, str]:
@@ -290,7 +292,7 @@ class Page:
         question = question_of_command(f"windtunnel {verb} {example}") if example else None
         fields = list(inputs(verb, question))
         if set(values) <= {"verb"}:  # a form that nobody has filled begins with a question that people ask
-            started = {one.name: one.value for one in fields if not FILE.fullmatch(one.value)}
+            started = {field.name: field.value for field in fields if not FILE.fullmatch(field.value)}
             values = {**started, **values}
         groups: dict[str, list[Input]] = {}
         for one in fields:
@@ -304,7 +306,10 @@ class Page:
                 for area, those in AREAS.items()
             },
             verb=verb,
-            takes={one.name: " ".join([*FILE.findall(one.value), FILES.get(one.label, "")]).strip() for one in fields},
+            takes={
+                field.name: " ".join([*FILE.findall(field.value), FILES.get(field.label, "")]).strip()
+                for field in fields
+            },
             values=values,
             rare=groups.pop("rare", []),
             groups=groups,

@@ -50,7 +50,7 @@ class Price(NamedTuple):
     def plus(self, other: Price) -> Price:
         """One after the other, as sure as the less sure of the two, if that is a twentieth of both or more."""
         seconds = self.seconds + other.seconds
-        sources = [one.source for one in (self, other) if one.seconds >= NO_MATTER * seconds]
+        sources = [price.source for price in (self, other) if price.seconds >= NO_MATTER * seconds]
         return Price(seconds, self.p5 + other.p5, self.p95 + other.p95, max(sources))
 
 

@@ -202,8 +202,8 @@ def training_costs(generation: str) -> TrainingCosts:
     )
 
 
-def _by_generation(known: Mapping[str, float], generation: str) -> float:
-    return known.get(generation, known["default"])
+def _by_generation(entry: Mapping[str, float], generation: str) -> float:
+    return entry.get(generation, entry["default"])
 
 
 def _by_framework(known: Mapping[str, float], frameworks: Iterable[str]) -> dict[str, float]:

@@ -96,7 +96,7 @@ def sample_steps(
     course = course_of(graph, across, varying)
     lanes, workers = _lanes(course, variants, samples)
     found = np.empty((len(variants), samples), np.int64)
-    durations = [np.ascontiguousarray(one.duration_ns, np.float64) for one in variants]
+    durations = [np.ascontiguousarray(variant.duration_ns, np.float64) for variant in variants]
     # The kernels are compiled or loaded here, not by several threads at once.
     from windtunnel.physics.engine.compiled import lane_kernels  # noqa: F401
 
@@ -240,16 +240,16 @@ def _block(
     from windtunnel.physics.engine.compiled import lane_kernels
 
     units = len(variants[0].class_of)
-    draws = {source: source.start(first, lanes) for one in variants for source in one.sources}
+    draws = {source: source.start(first, lanes) for variant in variants for source in variant.sources}
     kept = [np.empty((units, course.kept, lanes)) for _ in variants]
     scratch = np.empty((course.scratch, lanes))
     finish = np.zeros((len(variants), lanes))
     for begin, end, meet in course.cuts:
         if meet:
-            for number, one in enumerate(variants):
+            for number, variant in enumerate(variants):
                 lane_kernels.meet_units(
                     begin, end, course.op_at, course.input_ptr, course.inputs, course.code, course.group_end,
-                    durations[number], one.class_of, kept[number], finish[number],
+                    durations[number], variant.class_of, kept[number], finish[number],
                 )  # fmt: skip
             continue
         ops = course.op_at[begin:end][course.row[begin:end] >= 0]
@@ -258,13 +258,13 @@ def _block(
             high = min(units, low + batch)
             drawn = {source: draw(low, high, ops) for source, draw in draws.items()} if len(ops) else {}
             together: dict[tuple[Source, ...], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-            for number, one in enumerate(variants):
-                if one.sources not in together:
-                    together[one.sources] = _combined(one.sources, drawn, lanes)
-                factor, extra = together[one.sources]
+            for number, variant in enumerate(variants):
+                if variant.sources not in together:
+                    together[variant.sources] = _combined(variant.sources, drawn, lanes)
+                factor, extra = together[variant.sources]
                 lane_kernels.run_units(
                     begin, end, low, high - low, course.op_at, course.input_ptr, course.inputs, course.code,
-                    course.group_end, course.row, durations[number], one.class_of, factor, extra, kept[number],
+                    course.group_end, course.row, durations[number], variant.class_of, factor, extra, kept[number],
                     scratch, finish[number],
                 )  # fmt: skip
     return np.rint(finish).astype(np.int64)
@@ -288,7 +288,7 @@ def _combined(
 def _lanes(course: Course, variants: Sequence[Variant], samples: int) -> tuple[int, int]:
     """Lanes of a block and how many blocks to work on at once."""
     units = len(variants[0].class_of)
-    sources = len({source for one in variants for source in one.sources})
+    sources = len({source for variant in variants for source in variant.sources})
     rows = max((int((course.row[a:b] >= 0).sum()) for a, b, _ in course.cuts), default=0)
     drawn = max(DRAWN_BYTES // LANES[0], 4 * rows) * (sources + len(variants))
     per_lane = 8 * (len(variants) * units * course.kept + course.scratch) + drawn

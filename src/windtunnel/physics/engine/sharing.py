@@ -86,7 +86,7 @@ class Contenders(NamedTuple):
         last = np.append((np.diff(flow) > 0) | (np.diff(start) > 0), True)[: len(order)]  # of a rendezvous
         entry, of = _entries(flow[last], self.paths.link_ptr)
         link = self.paths.link_idx[entry]
-        entry, of = (one[link < len(self.capacity) - len(self.paths.weight)] for one in (entry, of))
+        entry, of = (array[link < len(self.capacity) - len(self.paths.weight)] for array in (entry, of))
         link = self.paths.link_idx[entry]
         part = np.rint(np.minimum(self.paths.use[entry] / self.capacity[link], 2.0) * WHOLE).astype(np.int64)
         when = np.concatenate((end_ns[order][last][of], start[last][of]))

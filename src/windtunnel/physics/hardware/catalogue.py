@@ -153,11 +153,11 @@ def _from_file(path: str | os.PathLike[str], n_gpus: int | None) -> Cluster:
     return _from_mapping({"name": Path(path).stem, **given}, n_gpus, str(path))
 
 
-def _from_mapping(given: Mapping[str, object], n_gpus: int | None, document: str | None) -> Cluster:
+def _from_mapping(entry: Mapping[str, object], n_gpus: int | None, document: str | None) -> Cluster:
     from windtunnel.physics.hardware.spec import Place, cluster_from, given_of, gpu_from
 
     place = Place("", document)
-    spec, written = given_of(Cluster, given, place)
+    spec, written = given_of(Cluster, entry, place)
     if spec.get("n_gpus", 0) > _LARGEST_CLUSTER:
         raise place.error(written["n_gpus"], spec["n_gpus"], f"more than {_LARGEST_CLUSTER} GPUs is not meant")
     gpu, usual, asked = None, None, spec.get("gpu")
@@ -184,7 +184,7 @@ def _from_mapping(given: Mapping[str, object], n_gpus: int | None, document: str
         base = _load_cluster(found)
     if gpu is None and base is None:
         raise place.error("gpu", None, "give the name of a GPU, such as h100-sxm, or a `base` cluster")
-    return cluster_from(given, gpu, base, n_gpus, place)
+    return cluster_from(entry, gpu, base, n_gpus, place)
 
 
 def _usual_cluster(gpu_name: str) -> Cluster:

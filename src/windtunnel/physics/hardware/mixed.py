@@ -65,16 +65,16 @@ def parse_mixed(spec: object) -> MixedCluster | None:
     return _of(text.split(JOINED)) if JOINED in text and os.sep not in text else None
 
 
-def _of_mapping(given: Mapping[str, object]) -> MixedCluster | None:
-    if "groups" not in given:
+def _of_mapping(entry: Mapping[str, object]) -> MixedCluster | None:
+    if "groups" not in entry:
         return None
-    for name in given:
+    for name in entry:
         if name != "groups":
             raise UnknownNameError("field of a cluster of several types", str(name), ("groups",))
-    return _of(given["groups"])
+    return _of(entry["groups"])
 
 
 def _of(groups: object) -> MixedCluster:
     if not isinstance(groups, list | tuple) or len(groups) < 2:
         raise SpecError("groups", groups, "give two types or more, each as name:count or as a cluster of its own")
-    return MixedCluster(tuple(parse_cluster(one.strip() if isinstance(one, str) else one) for one in groups))
+    return MixedCluster(tuple(parse_cluster(group.strip() if isinstance(group, str) else group) for group in groups))

@@ -275,16 +275,16 @@ def _rescaled(base: Gpu, changes: Mapping[str, Any]) -> KernelScale:
 
 def _sources(
     base: Gpu | Cluster | None,
-    given: Mapping[str, str] | None,
+    entry: Mapping[str, str] | None,
     changed: list[str],
     short: Mapping[str, str],
     place: Place,
 ) -> dict[str, str]:
     """Field -> where its number comes from. No number keeps the source of the one that it replaces."""
     sources = dict(base.sources) if base else {}
-    stale = [name for name in changed if given is None or name in sources]
+    stale = [name for name in changed if entry is None or name in sources]
     sources |= {name: f"given in {place.document or 'the spec'}" for name in stale if name != "name"}
-    for key, text in (given or {}).items():
+    for key, text in (entry or {}).items():
         head, dot, rest = key.partition(".")
         head = short.get(head, head)
         inner = _SHORT[_NESTED[head]] if head in _NESTED else {}

@@ -242,7 +242,7 @@ class Model:
         """Equal layers become one object, which is all that whoever works layer by layer looks at."""
         known: dict[Layer, Layer] = {}
         same = tuple(known.setdefault(layer, layer) for layer in self.layers)
-        if any(one is not other for one, other in zip(same, self.layers, strict=True)):
+        if any(layer is not other for layer, other in zip(same, self.layers, strict=True)):
             object.__setattr__(self, "layers", same)
 
     @property
@@ -303,7 +303,9 @@ class Model:
     @property
     def ahead(self) -> int:
         """Which layer multi-token prediction has once more: the last that keeps keys (hybrids attend there), whole."""
-        kept = (i for i, one in enumerate(self.layers) if one.attention.kind != "recurrent" and one.feed_forward.size)
+        kept = (
+            i for i, layer in enumerate(self.layers) if layer.attention.kind != "recurrent" and layer.feed_forward.size
+        )
         return max(kept, default=self.n_layers - 1)
 
     @property
@@ -461,7 +463,7 @@ def _count(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
     # By identity, as equal layers of a model are one object: hashing each of 126 costs more than the sums.
     counts = Counter(map(id, layers))
     by_identity = {id(layer): layer for layer in layers}
-    return tuple((by_identity[one], n) for one, n in counts.items())
+    return tuple((by_identity[number], n) for number, n in counts.items())
 
 
 def _resized(layers: tuple[Layer, ...], n: int) -> tuple[Layer, ...]:

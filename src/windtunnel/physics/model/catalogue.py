@@ -143,8 +143,8 @@ def hub_name(spec: str) -> str | None:
     if spec.lower() not in catalogue_names():
         return None
     source = str(config_of(FOLDER / f"{spec.lower()}.json")[0].get("_source", ""))
-    found = re.search(r"(?:https://huggingface\.co/|written for )([\w.-]+/[\w.-]+)", source)
-    return None if found is None else found[1]
+    match = re.search(r"(?:https://huggingface\.co/|written for )([\w.-]+/[\w.-]+)", source)
+    return None if match is None else match[1]
 
 
 @lru_cache(maxsize=128)

@@ -63,19 +63,19 @@ def stored_formats(config: Mapping[str, object], folder: Path | None = None) -> 
     return stored
 
 
-def _by_method(method: str, told: Mapping[str, object]) -> Stored:
+def _by_method(method: str, entry: Mapping[str, object]) -> Stored:
     if method == "mxfp4":
         return Stored("bf16", "mxfp4")
     if method in ("fp8", "fbgemm-fp8"):
-        return Stored("fp8_block" if told.get("weight_block_size") else "fp8")
+        return Stored("fp8_block" if entry.get("weight_block_size") else "fp8")
     if method in ("awq", "gptq"):
-        return Stored("int8" if told.get("bits", told.get("w_bit", 4)) == 8 else "int4")
+        return Stored("int8" if entry.get("bits", entry.get("w_bit", 4)) == 8 else "int4")
     if method == "bitsandbytes":
-        return Stored("int8" if told.get("load_in_8bit") else "int4")
-    groups = _mapping(told.get("config_groups"))
-    scheme = told.get("kv_cache_scheme") or str(told.get("kv_cache_quant_algo") or "").upper().startswith("FP8")
+        return Stored("int8" if entry.get("load_in_8bit") else "int4")
+    groups = _mapping(entry.get("config_groups"))
+    scheme = entry.get("kv_cache_scheme") or str(entry.get("kv_cache_quant_algo") or "").upper().startswith("FP8")
     kv = "fp8" if scheme else None
-    algorithm = str(told.get("quant_algo") or "").lower()
+    algorithm = str(entry.get("quant_algo") or "").lower()
     if method == "modelopt" and algorithm in WHOLE:
         return Stored(WHOLE[algorithm], kv=kv)
     if groups:
@@ -87,7 +87,7 @@ def _by_method(method: str, told: Mapping[str, object]) -> Stored:
         if name is not None:
             return Stored(name, kv=kv)
     remedy = "its number format is not known: say which with --weights"
-    raise SpecError("quantization_config", showable(told.get("quant_method")), remedy)
+    raise SpecError("quantization_config", showable(entry.get("quant_method")), remedy)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -368,7 +368,7 @@ def _as_data(value: object) -> object:
     if isinstance(value, (str, int, float)) or value is None:
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {one: _as_data(getattr(value, one)) for one in _names(type(value))}
+        return {name: _as_data(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, Mapping):
         return {key: _as_data(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -138,13 +138,13 @@ def breakdown_of(
     """
     everything: dict[str, int] = {}
     stages = []
-    for number, one in enumerate(classes):
-        spent = dict(one.spent_ns)
+    for number, class_time in enumerate(classes):
+        spent = dict(class_time.spent_ns)
         for name, ns in waiting_ns.items():
-            spent[name] = spent.get(name, 0) + ns * one.ranks
+            spent[name] = spent.get(name, 0) + ns * class_time.ranks
         for name, ns in spent.items():
             everything[name] = everything.get(name, 0) + ns
-        stages.append(StageReport(number, one.ranks, one.layers, _kept(sum_to(spent, total_ns))))
+        stages.append(StageReport(number, class_time.ranks, class_time.layers, _kept(sum_to(spent, total_ns))))
     mean = _kept(sum_to(everything, total_ns))
     return dict(sorted(mean.items(), key=lambda item: (-item[1], item[0]))), tuple(stages)
 
@@ -190,15 +190,15 @@ def to_the_end(excerpt: tuple[Interval, ...], reading: Reading) -> tuple[Interva
 
     Disturbances and the slowest rank hold up a step all along; drawn is their sum, behind the replay.
     """
-    found = list(excerpt)
+    intervals = list(excerpt)
     for stage in sorted({op.stage for op in excerpt}):
         now = reading.calm_ns
         for name in (DISTURBED, STRAGGLING):
             ns = reading.waiting_ns[name]
             if ns > 0 and now + ns <= reading.total_ns:
-                found.append(Interval(stage, "compute", name, name, now, now + ns))
+                intervals.append(Interval(stage, "compute", name, name, now, now + ns))
                 now += ns
-    return tuple(sorted(found, key=lambda op: op.stage))
+    return tuple(sorted(intervals, key=lambda op: op.stage))
 
 
 def result_of(

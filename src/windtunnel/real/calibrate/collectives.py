@@ -193,21 +193,21 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     what one adds to a step: waited for, beside computing, in a queue.
     """
     rows: Rows = {}
-    usual = [_usual_product(one["steps"]) for one in found]
+    usual = [_usual_product(entry["steps"]) for entry in found]
     for kind in KINDS:
         table = []
         for size in map(str, (1,) if kind == "barrier" else SIZES):
-            of_rank = [one["seconds"].get(kind, {}).get(size) for one in found]
+            of_rank = [entry["seconds"].get(kind, {}).get(size) for entry in found]
             if any(not seconds for seconds in of_rank):
                 continue
             slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
-            steps = [[_computing(step) for step in one["steps"].get(kind, {}).get(size, ())] for one in found]
+            steps = [[_computing(step) for step in entry["steps"].get(kind, {}).get(size, ())] for entry in found]
             added = [_added(ranks) for ranks in as_usual(steps, usual)]
             medians = [max(0.0, quantile(of, 0.5)) for of in zip(*added, strict=True)]
             table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *medians])
         if table:
             rows[kind] = table
-    return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
+    return rows, list(dict.fromkeys(note for entry in found for note in entry["notes"]))
 
 
 def as_usual(steps: Sequence[Sequence[_Computing]], usual: Sequence[float]) -> list[tuple[_Computing, ...]]:
@@ -216,10 +216,10 @@ def as_usual(steps: Sequence[Sequence[_Computing]], usual: Sequence[float]) -> l
     """
 
     def off(ranks: Sequence[_Computing]) -> float:
-        return max(abs(one.product / usual_s - 1.0) for one, usual_s in zip(ranks, usual, strict=True))
+        return max(abs(rank.product / usual_s - 1.0) for rank, usual_s in zip(ranks, usual, strict=True))
 
     rounds = sorted(zip(*steps, strict=True), key=off)
-    return [ranks for ranks in rounds if all(map(is_usual, (one.product for one in ranks), usual))] or rounds[:1]
+    return [ranks for ranks in rounds if all(map(is_usual, (rank.product for rank in ranks), usual))] or rounds[:1]
 
 
 def _usual_product(steps: Mapping[str, Mapping[str, Any]]) -> float:
@@ -236,14 +236,14 @@ def _computing(row: Computed) -> _Computing:
 
 def _added(ranks: Sequence[_Computing]) -> tuple[float, float, float]:
     """Seconds that a collective adds to a step that waits for it, to one that computes beside it, and to a queue."""
-    beside = sum(one.beside - one.alone for one in ranks) / len(ranks)
-    once, queue = (_from_the_last([getattr(one, name) for one in ranks]) for name in ("waited", "queued"))
+    beside = sum(rank.beside - rank.alone for rank in ranks) / len(ranks)
+    once, queue = (_from_the_last([getattr(rank, name) for rank in ranks]) for name in ("waited", "queued"))
     return once, beside, (queue - once) / (_QUEUE - 1)
 
 
 def _from_the_last(loops: Sequence[_Loop]) -> float:
     """Seconds from when the last rank came until the last rank left, on average."""
-    came, left = (np.max([getattr(one, name) for one in loops], axis=0) for name in ("came", "left"))
+    came, left = (np.max([getattr(loop, name) for loop in loops], axis=0) for name in ("came", "left"))
     return float(np.mean(left - came))
 
 

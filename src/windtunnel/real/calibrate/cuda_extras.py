@@ -52,7 +52,7 @@ def memory_before_anything(torch: ModuleType, device: Device, keep: Keep) -> Non
         (back,) = torch.autograd.grad(product, left, gradient)
         torch.cuda.synchronize()
         parts = (left, right, gradient, product, back)
-        tensors = sum(-(-one.numel() * one.element_size() // 512) * 512 for one in parts)
+        tensors = sum(-(-part.numel() * part.element_size() // 512) * 512 for part in parts)
         keep("memory", "workspace_bytes", float(max(torch.cuda.memory_allocated() - before - tensors, 0)))
         free, total = torch.cuda.mem_get_info()  # the context grows with the kernels that are loaded
         others = device.memory_bytes - device.available_bytes

@@ -75,24 +75,24 @@ def answer(question: CalibrateShow) -> Calibration:
         )
         for curve in costs.curves()
     ]
-    found = costs.calibration
+    calibration = costs.calibration
     return Calibration(
         str(path),
-        found.device,
-        found.kind,
-        found.date,
-        found.software,
-        found.threads,
-        {"host": found.host, "memory": found.memory, "overlap": found.overlap},
+        calibration.device,
+        calibration.kind,
+        calibration.date,
+        calibration.software,
+        calibration.threads,
+        {"host": calibration.host, "memory": calibration.memory, "overlap": calibration.overlap},
         charts,
-        _collective_charts(found.collectives),
+        _collective_charts(calibration.collectives),
         [str(text) for text in document["calibration"].get("notes") or []],
     )
 
 
 def _collective_charts(collectives: Mapping[tuple[str, str, int], Points]) -> list[CurveChart]:
     """Each point against the curve through the others."""
-    found = []
+    curve_charts = []
     for (kind, backend, ranks), points in sorted(collectives.items()):
         count = len(points.seconds)
         curve = points.seconds.tolist()
@@ -105,7 +105,7 @@ def _collective_charts(collectives: Mapping[tuple[str, str, int], Points]) -> li
         shapes = [(int(size),) for size in points.shapes[:, 0]]
         name, lows, highs = f"{kind} on {ranks} ranks", points.low.tolist(), points.high.tolist()
         seconds = points.seconds.tolist()
-        found.append(
+        curve_charts.append(
             CurveChart(name, backend, ("bytes",), shapes, seconds, lows, highs, curve, sum(off) / max(count, 1), "")
         )
-    return found
+    return curve_charts

@@ -74,8 +74,8 @@ def import_torch() -> ModuleType:
         import torch
     except ImportError:
         raise UserError("calibrating needs PyTorch; install it with: pip install 'windtunnel[torch]'") from None
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if found is None or (int(found[1]), int(found[2])) < LEAST_TORCH:
+    match = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if match is None or (int(match[1]), int(match[2])) < LEAST_TORCH:
         least = ".".join(map(str, LEAST_TORCH))
         raise UserError(f"PyTorch {torch.__version__} is too old; install {least} or later: pip install -U torch")
     module: ModuleType = torch
@@ -231,9 +231,9 @@ def _starting(index: int) -> Iterator[None]:
         raise SpecError("--device", f"cuda:{index}", remedy) from error
 
 
-def _used_by_others(where: str | None, seen: dict[str, str]) -> list[str]:
+def _used_by_others(where: str | None, entry: dict[str, str]) -> list[str]:
     """Notes about who else uses the GPU, as nvidia-smi says. Nothing of ours runs there yet."""
-    used = _number(seen, "utilization.gpu")
+    used = _number(entry, "utilization.gpu")
     if used is None:
         return ["whether others use the GPU is not known: nvidia-smi does not say"]
     notes = []

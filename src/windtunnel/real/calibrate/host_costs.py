@@ -81,11 +81,11 @@ def eager_launch_s(torch: ModuleType, device: str) -> float:
 
     with torch.no_grad(), no_garbage_collection():
         many()
-        found = []
+        samples = []
         for _ in range(30):
             wait()
-            found += HostTimer().samples([many])
-    return summary(found).median_s / 100
+            samples += HostTimer().samples([many])
+    return summary(samples).median_s / 100
 
 
 def grad_call_s(torch: ModuleType, device: str) -> float:

@@ -301,10 +301,10 @@ class Session:
         if unusual_points:
             text = f"{unusual_points} of {len(timings)} points were measured while it was over"
             self.note(f"{text} {UNUSUAL:.0%} off its median: measure again on a quiet machine")
-        outliers, total = sum(one.outliers for one in timings), sum(one.repetitions for one in timings)
+        outliers, total = sum(timing.outliers for timing in timings), sum(timing.repetitions for timing in timings)
         if outliers:
             self.note(f"{outliers} of {total} repetitions took over three times their median")
-        never = sum(one.disturbed == one.repetitions for one in timings)
+        never = sum(timing.disturbed == timing.repetitions for timing in timings)
         if never:
             text = f"{never} of {len(timings)} points never had the CPUs to themselves and stand on their quickest runs"
             self.note(f"{text}: measure again on a quiet machine")

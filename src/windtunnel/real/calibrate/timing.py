@@ -137,7 +137,7 @@ class CudaTimer:
         with gpu_errors(), self._cuda.device(self._device):
             found, in_time = self._together(calls)
             if not in_time and len(calls) > 1:
-                return [one for call in calls for one in self._together([call])[0]]
+                return [sample for call in calls for sample in self._together([call])[0]]
             return found
 
     def _together(self, calls: Sequence[Call]) -> tuple[list[Sample], bool]:
@@ -199,8 +199,8 @@ def summary(samples: Sequence[Sample], taken_off_s: float = 0.0, least: int = 3)
 
     `taken_off_s` is what each call costs besides the op; at most half of the median goes.
     """
-    clean = [one.seconds for one in samples if not one.disturbed]
-    ordered = sorted(one.seconds for one in samples)
+    clean = [sample.seconds for sample in samples if not sample.disturbed]
+    ordered = sorted(sample.seconds for sample in samples)
     seconds = clean if len(clean) >= min(least, len(ordered)) else ordered[: max(1, len(ordered) // 3)]
     median = quantile(seconds, 0.5)
     less = min(taken_off_s, median / 2)
@@ -224,7 +224,7 @@ def measure(calls: Sequence[Call], timer: Timer, effort: Effort, taken_off_s: fl
             new = timer.samples([calls[(turn + at) % len(calls)] for at in range(batch)])
             turn += batch
             found += new
-            clean = sum(not one.disturbed for one in found)
+            clean = sum(not sample.disturbed for sample in found)
             spent = time.monotonic() - begun
             if clean >= effort.least and (spent >= effort.seconds or _stable(found)):
                 break
@@ -234,7 +234,7 @@ def measure(calls: Sequence[Call], timer: Timer, effort: Effort, taken_off_s: fl
 
 
 def _stable(samples: Sequence[Sample]) -> bool:
-    seconds = [one.seconds for one in samples if not one.disturbed]
+    seconds = [sample.seconds for sample in samples if not sample.disturbed]
     if len(seconds) < 8:
         return False
     median = quantile(seconds, 0.5)

@@ -45,7 +45,7 @@ class Checks:
         if isinstance(error, FindingsError):
             return
         self.findings += compare(self._logs(), self._launch.world_size)
-        fatal = [one for one in self.findings if one.is_fatal]
+        fatal = [finding for finding in self.findings if finding.is_fatal]
         if fatal:
             self._refuse(f"{fatal[0].text} ({error})", error.details)
         if error.finding is not None:
@@ -119,7 +119,10 @@ class Checks:
             path, line = deciding[-1]
             where = f"{_short(path, outcome)}:{line}"
             group = logs[rank].groups[call.group].text(self._launch.world_size) if call.group >= 0 else "world"
-            said = [f"{one.words()}{one.at()}" if one is not None else "no more" for one in (mine, its)]
+            said = [
+                f"{call_entry.words()}{call_entry.at()}" if call_entry is not None else "no more"
+                for call_entry in (mine, its)
+            ]
             text = (
                 f"what a rank reads at {where} comes from its own data alone, and decides what it calls: as it is,"
                 f" {said[0]}; where it is {value:g}, {said[1]}. Ranks with other data part here and wait for ever:"
@@ -142,7 +145,7 @@ class Checks:
 
     def document(self) -> dict[str, object]:
         """What was found, and what was compared."""
-        return {"findings": [one.to_dict() for one in self.findings], "compared": self._compared}
+        return {"findings": [finding.to_dict() for finding in self.findings], "compared": self._compared}
 
     # ----
 

@@ -317,5 +317,5 @@ def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, object]:
     }
 
 
-def _calls(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
-    return {kind: {"calls": calls, "bytes": moved} for kind, (calls, moved) in sorted(found.items())}
+def _calls(entry: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+    return {kind: {"calls": calls, "bytes": moved} for kind, (calls, moved) in sorted(entry.items())}

@@ -112,9 +112,9 @@ def answer(
     )
 
 
-def _answers(given: Mapping[str, float | bool | str]) -> dict[str, str]:
+def _answers(entry: Mapping[str, float | bool | str]) -> dict[str, str]:
     found = {}
-    for name, value in given.items():
+    for name, value in entry.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if not name or not _VALUE.fullmatch(text):
             raise SpecError("--answer", f"{name}={text}", "give NAME=VALUE, e.g. loss=2.0, or train.py:42=false")

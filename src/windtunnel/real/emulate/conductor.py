@@ -140,7 +140,7 @@ class Conductor:
             spent += one.pay(now + spent)
         if waits_for is not None:
             waits_for.wait(now + spent)
-        self._underway = [one for one in self._underway if one.left > 0.0 and one is not waits_for]
+        self._underway = [ticket for ticket in self._underway if ticket.left > 0.0 and ticket is not waits_for]
         return spent
 
     def _ticket(self, call: Communication, now: float, place: int) -> Ticket:
@@ -184,7 +184,7 @@ class Conductor:
 
     def optimizer(self, now: float, cpu: float = NO_CPU) -> None:
         """The optimizer begins: what nobody was seen to wait for is done."""
-        self._underway = [one for one in self._underway if (one.due() or now) > now]
+        self._underway = [ticket for ticket in self._underway if (ticket.due() or now) > now]
         if self._observer is not None:
             self._observer.optimizer(now, cpu)
 
@@ -200,9 +200,9 @@ class Conductor:
         if self._observer is None:
             self._observer = Observer(now, cpu)
             return None
-        seen = self._observer.end(now, cpu)
+        observed_step = self._observer.end(now, cpu)
         if learns:
-            self._learn(seen)
+            self._learn(observed_step)
         if self.replay is not None and not self._off_plan and self.replay.expected() is None:
             self.replay.end_step(now)
             self._turn_page()
@@ -213,7 +213,7 @@ class Conductor:
             self._plan(now)
         elif self.replay is None and self._program is not None and self.steps and self.alike:
             self._start(now)
-        return seen
+        return observed_step
 
     def begin_anew(self, now: float, cpu: float = NO_CPU) -> None:
         """Something that is no part of the job took time since the step's end: the step begins now, for everybody."""

@@ -140,7 +140,7 @@ def peak_of(
         if event.at > ended:
             break
         if event.at >= begun and best < 0:
-            for address in [one for one in owned_live if still is not None and one not in still]:
+            for address in [number for number in owned_live if still is not None and number not in still]:
                 level -= owned_live.pop(address)[1]  # let go without a line in the log
             best, at, snapshot, owned_snapshot = level, begun, dict(live), dict(owned_live)
         if event.at >= optimizer and not kept_gradients:
@@ -259,7 +259,7 @@ def live_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[int, dict
         for thing in gc.get_objects():
             if type(thing) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
                 take("other", thing)
-    return sum(seen.values()), {category: found for category, found in owned.items() if found}
+    return sum(seen.values()), {category: entry for category, entry in owned.items() if entry}
 
 
 def gradient_addresses(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:

@@ -63,7 +63,7 @@ class ObservedStep:
         """Whether it is the same step of the same program."""
         if len(self.calls) != len(other.calls) or self.events != other.events:
             return False
-        return all(resembles(one, its) for one, its in zip(self.calls, other.calls, strict=True))
+        return all(resembles(call, its) for call, its in zip(self.calls, other.calls, strict=True))
 
 
 @dataclass(slots=True)
@@ -139,12 +139,12 @@ class Observer:
             before = mark
         stood = [(mark.call, mark.entered, mark.left) for mark in marks if mark.what == "wait" and not mark.steps_ago]
         begun = [mark.left for mark in marks if mark.what == "begin"]
-        found = ObservedStep(
+        observed_step = ObservedStep(
             tuple(self.calls), tuple(events), (*seconds, so_far), self.begun, now, blocked, optimizer,
             tuple(zip(begun, self.dues, strict=True)), tuple(stood),
         )  # fmt: skip
         self._next(now, cpu)
-        return found
+        return observed_step
 
     def _without_blocking(self, before: Mark, mark: Mark, dues: Sequence[float], ratio: float) -> tuple[float, float]:
         """(computing, blocked) of a stretch at whose end the host may have stood waiting."""

@@ -28,11 +28,11 @@ class Emulated(Answer):
     @property
     def failed(self) -> tuple[int, Outcome] | None:
         """The rank that failed, and what came of it."""
-        return next(((rank, one) for rank, one in self.outcomes.items() if one.status != "ok"), None)
+        return next(((rank, outcome) for rank, outcome in self.outcomes.items() if outcome.status != "ok"), None)
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
-        of_rank = {rank: _document(rank, one) for rank, one in self.outcomes.items()}
+        of_rank = {rank: _document(rank, outcome) for rank, outcome in self.outcomes.items()}
         shared = {
             "world_size": self.asked.launch.world_size,
             "cluster": self.asked.cluster,
@@ -40,8 +40,8 @@ class Emulated(Answer):
         }
         if not self.asked.ranks:
             return {**of_rank[self.asked.rank], **shared}
-        steps = [one.step_s for one in self.outcomes.values() if one.step_s is not None]
-        ranks = {str(rank): one for rank, one in of_rank.items()}
+        steps = [outcome.step_s for outcome in self.outcomes.values() if outcome.step_s is not None]
+        ranks = {str(rank): entry for rank, entry in of_rank.items()}
         return {"ranks": ranks, **shared, "median_step_s": max(steps, default=None)}
 
     def write_times(self, path: Path) -> list[Path]:
@@ -54,15 +54,15 @@ class Emulated(Answer):
         from windtunnel.real.emulate.timeline import trace_bytes
 
         real = ", ".join(map(str, self.outcomes))
-        asked = self.asked
-        title = f"{asked.launch.line}, rank {real} of {asked.launch.world_size} real, on {asked.cluster}"
+        emulation = self.asked
+        title = f"{emulation.launch.line}, rank {real} of {emulation.launch.world_size} real, on {emulation.cluster}"
         events = [
             event
             for rank, outcome in self.outcomes.items()
             for event in outcome.facts.get("events") or ()
-            if rank == asked.rank or event.get("pid") == rank
+            if rank == emulation.rank or event.get("pid") == rank
         ]
-        write_atomically(path, trace_bytes(title, events, {"cluster": asked.cluster}))
+        write_atomically(path, trace_bytes(title, events, {"cluster": emulation.cluster}))
 
 
 def answer(question: Run) -> Emulated:
@@ -159,9 +159,9 @@ def _recording(question: Run, path: str, *, aside: bool) -> Emulation:
     )
 
 
-def _rank(given: int | None, line: Launch) -> int:
-    if given is not None:
-        return given
+def _rank(number: int | None, line: Launch) -> int:
+    if number is not None:
+        return number
     said = os.environ.get("RANK", "0")
     return int(said) if said.isdigit() and int(said) < line.world_size else 0
 

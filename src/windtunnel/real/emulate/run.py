@@ -272,28 +272,30 @@ def died(status: int) -> str:
 def watched(asked: Emulation) -> list[int]:
     """Virtual peers for the timeline: slow ones, the next, the last."""
     size, rank = asked.launch.world_size, asked.rank
-    wanted = [*sorted(asked.slow, key=lambda one: -asked.slow[one]), (rank + 1) % size, size - 1]
-    return [one for one in dict.fromkeys(wanted) if one not in asked.real][:WATCHED]
+    wanted = [*sorted(asked.slow, key=lambda number: -asked.slow[number]), (rank + 1) % size, size - 1]
+    return [fromkey for fromkey in dict.fromkeys(wanted) if fromkey not in asked.real][:WATCHED]
 
 
-def _check(asked: Emulation) -> None:
-    if asked.techniques or any(word.startswith("--technique") for word in asked.launch.arguments):
+def _check(emulation: Emulation) -> None:
+    if emulation.techniques or any(word.startswith("--technique") for word in emulation.launch.arguments):
         from windtunnel.real.emulate.ddp_technique import checked, none_behind_the_script
 
-        checked(asked.techniques)
-        none_behind_the_script(asked.launch.arguments)
-    if asked.techniques and asked.tape is not None:
-        raise SpecError("--technique", asked.techniques[0], "a tape holds what the script alone said: leave out --tape")
-    size = asked.launch.world_size
-    for rank in asked.real:
+        checked(emulation.techniques)
+        none_behind_the_script(emulation.launch.arguments)
+    if emulation.techniques and emulation.tape is not None:
+        raise SpecError(
+            "--technique", emulation.techniques[0], "a tape holds what the script alone said: leave out --tape"
+        )
+    size = emulation.launch.world_size
+    for rank in emulation.real:
         if not 0 <= rank < size:
-            raise SpecError("--ranks" if asked.ranks else "--rank", rank, f"ranks are 0 to {size - 1}")
-        if rank in asked.slow:
+            raise SpecError("--ranks" if emulation.ranks else "--rank", rank, f"ranks are 0 to {size - 1}")
+        if rank in emulation.slow:
             raise SpecError("--slow", f"gpu={rank}", "is a real rank, which is as fast as it is: slow another")
-    if len(asked.real) > 1 and asked.data == "noise":
+    if len(emulation.real) > 1 and emulation.data == "noise":
         raise SpecError("--data", "noise", "is for one real rank: several hold their own, and peers what these hold")
-    if len(set(asked.real)) < len(asked.real) or (asked.ranks and asked.ranks[0] != asked.rank):
-        raise SpecError("--ranks", ",".join(map(str, asked.ranks)), "name each rank once")
+    if len(set(emulation.real)) < len(emulation.real) or (emulation.ranks and emulation.ranks[0] != emulation.rank):
+        raise SpecError("--ranks", ",".join(map(str, emulation.ranks)), "name each rank once")
 
 
 def slow_ranks(texts: Sequence[str], cluster: Cluster, seed: int, real: Sequence[int]) -> dict[int, float]:

@@ -66,32 +66,32 @@ class Carrier:
             begin = self.now_ns()
             self.look()
             self.policy.asked_ns += self.now_ns() - begin
-        for one in [one for one in self._here.values() if one.last_ns >= 0]:
+        for one in [sequence for sequence in self._here.values() if sequence.last_ns >= 0]:
             self._release(one)
             del self._here[one.index]
-        for one in plan.preempt:
-            self._release(one)
-        for one in plan.swap_out:
-            self._kept[one.index] = self.model.copy_out(self._table[one.index])
-            self.swapped_blocks += len(self._table[one.index])
-            self._release(one)
-        for one in plan.swap_in:
-            kept = self._kept.pop(one.index)
-            self._grow(one, kept.shape[2] // self.model.block_size)
-            self.model.copy_in(self._table[one.index], kept)
-        chunks = [self._chunk(one, n) for one, n in plan.chunks]
-        decodes = [self._decode(one) for one in plan.decode]
+        for sequence in plan.preempt:
+            self._release(sequence)
+        for sequence in plan.swap_out:
+            self._kept[sequence.index] = self.model.copy_out(self._table[sequence.index])
+            self.swapped_blocks += len(self._table[sequence.index])
+            self._release(sequence)
+        for sequence in plan.swap_in:
+            kept = self._kept.pop(sequence.index)
+            self._grow(sequence, kept.shape[2] // self.model.block_size)
+            self.model.copy_in(self._table[sequence.index], kept)
+        chunks = [self._chunk(sequence, n) for sequence, n in plan.chunks]
+        decodes = [self._decode(sequence) for sequence in plan.decode]
         told = self.model.step(chunks, decodes)
         for (one, n), token in zip(plan.chunks, told, strict=False):
             if one.computed + n == one.known:
                 self.tokens[one.index].append(token)
-        for one, token in zip(plan.decode, told[len(chunks) :], strict=True):
-            self.tokens[one.index].append(token)
+        for sequence, token in zip(plan.decode, told[len(chunks) :], strict=True):
+            self.tokens[sequence.index].append(token)
         took = max(1, self.now_ns() - self.policy.asked_ns)
         self.step_ns += took
         if self.log is not None:
-            shapes = tuple((n, one.computed) for one, n in plan.chunks)
-            self.log.append(Step(shapes, tuple(one.context + 1 for one in plan.decode), took * 1e-9))
+            shapes = tuple((n, sequence.computed) for sequence, n in plan.chunks)
+            self.log.append(Step(shapes, tuple(sequence.context + 1 for sequence in plan.decode), took * 1e-9))
         self.wall_ns += time.monotonic_ns() - wall
         return took
 

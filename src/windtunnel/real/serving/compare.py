@@ -173,7 +173,7 @@ def _capacity(times: StepTimes, prompts: np.ndarray, answers: np.ndarray) -> flo
     load = Workload(prompts, answers, np.zeros(len(prompts), np.int64))
     replica = StepwiseReplica(times, _rules("fcfs"), BLOCKS, ContinuousBatching())
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
-    return len(sent) / (max(one.last_ns for one in sent) * 1e-9)
+    return len(sent) / (max(sequence.last_ns for sequence in sent) * 1e-9)
 
 
 def _rules(name: str) -> Rules:
@@ -202,8 +202,8 @@ def _run(
     sent: list[Sequence]
     sent, _ = simulate(load, [replica], None, block_size=BLOCK)
     stamps = stamps_of(sent)
-    found = [distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e)]
-    ttft, tpot, e2e = ({} if one is None else asdict(one) for one in found)
+    distributions = [distribution(values) for values in (stamps.ttft, stamps.tpot, stamps.e2e)]
+    ttft, tpot, e2e = ({} if one is None else asdict(one) for one in distributions)
     span = float(stamps.last.max() - stamps.arrival.min())
     tally = replica.tally
     return Side(ttft, tpot, e2e, float(stamps.output.sum()) / span, tally.steps, tally.preemptions)

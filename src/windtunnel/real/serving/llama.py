@@ -71,7 +71,7 @@ class Llama:
 
         pieces = [*chunks, *decodes]
         shape, weights = self.shape, self.weights
-        ids = torch.tensor([one for piece in pieces for one in piece.ids], device=self.device)
+        ids = torch.tensor([number for piece in pieces for number in piece.ids], device=self.device)
         places = torch.tensor(
             [piece.past + place for piece in pieces for place in range(len(piece.ids))], device=self.device
         )
@@ -180,4 +180,4 @@ def _matrices(shape: Shape) -> list[tuple[str, int, int]]:
 def _norms(shape: Shape) -> list[str]:
     of = [f"model.layers.{layer}." for layer in range(shape.layers)]
     both = ("input_layernorm.weight", "post_attention_layernorm.weight")
-    return ["model.norm.weight", *(one + name for one in of for name in both)]
+    return ["model.norm.weight", *(word + name for word in of for name in both)]

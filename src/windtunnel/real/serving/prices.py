@@ -57,7 +57,7 @@ class MeasuredPrices:
     def slower(self, times: float) -> MeasuredPrices:
         """The same on a machine that is so many times as slow."""
         return MeasuredPrices(
-            tuple(times * one for one in self.at_nodes),
+            tuple(times * at_node for at_node in self.at_nodes),
             times * self.chunk_s,
             times * self.chunk_pair_s,
             times * self.decode_s,
@@ -157,12 +157,12 @@ class Yardstick:
 def fit_prices(steps: Sequence[Step]) -> tuple[MeasuredPrices, float]:
     """Prices, and the mean relative error of the steps they were fitted to."""
     rows = []
-    for one in steps:
-        tokens = sum(n for n, _ in one.chunks) + len(one.contexts)
-        pairs = sum(n * (past + n / 2) for n, past in one.chunks)
-        decode = (float(bool(one.contexts)), float(len(one.contexts)), float(sum(one.contexts)))
-        rows.append([*_hats(tokens), float(len(one.chunks)), pairs, *decode])
-    seconds, matrix = np.array([one.seconds for one in steps]), np.array(rows)
+    for step in steps:
+        tokens = sum(n for n, _ in step.chunks) + len(step.contexts)
+        pairs = sum(n * (past + n / 2) for n, past in step.chunks)
+        decode = (float(bool(step.contexts)), float(len(step.contexts)), float(sum(step.contexts)))
+        rows.append([*_hats(tokens), float(len(step.chunks)), pairs, *decode])
+    seconds, matrix = np.array([step.seconds for step in steps]), np.array(rows)
     usual = seconds
     for _ in range(REWEIGHTED):  # relative to what is usual: relative to what was measured, the slow ones count less
         values = _not_negative(matrix / usual[:, None], seconds / usual)

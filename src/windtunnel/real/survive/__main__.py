@@ -97,9 +97,9 @@ def main(words: list[str] | None = None) -> int:
         parser.error(str(error))
     if asked.report_json is not None:
         asked.report_json.write_text(json.dumps(told.to_dict(), indent=1) + "\n")
-    for one in told.replacements:
-        what = "planned change" if one.planned else f"{', '.join(one.dead)} died"
-        paused = "not measured" if one.downtime_s is None else f"{one.downtime_s:.2f} s"
+    for replacement in told.replacements:
+        what = "planned change" if replacement.planned else f"{', '.join(replacement.dead)} died"
+        paused = "not measured" if replacement.downtime_s is None else f"{replacement.downtime_s:.2f} s"
         print(f"windtunnel: {what}: {paused} until the next step", file=sys.stderr)
     for rank, step in told.not_replaced:
         print(f"windtunnel: rank {rank} was not replaced after step {step}: the job ended before", file=sys.stderr)

@@ -56,7 +56,7 @@ def _as_told(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...
 
 def policies_of(text: str) -> list[str]:
     """Names of policies, and files of them. Raises SpecError."""
-    words = [each.strip() for each in text.split(",") if each.strip()]
+    words = [word.strip() for word in text.split(",") if word.strip()]
     names = [name if is_file(name) else name.lower() for name in words]
     if not names:
         raise SpecError("--policy", text, "give one, such as fifo")

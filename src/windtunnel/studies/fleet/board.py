@@ -219,15 +219,22 @@ def carry_out(board: Board, job: Running, placement: Placement | None) -> None:
         board.take(job, placement)
 
 
-def _job_of(seen: JobState, moment: Moment) -> Running:
+def _job_of(job_state: JobState, moment: Moment) -> Running:
     """A job of a snapshot as the board has it."""
-    known = seen.remaining_s is not None
-    left_ns = round((seen.remaining_s or 0.0) * NS)
-    job = Running(seen.index, round(seen.submit_s * NS), seen.gpus, Rigid(left_ns / NS) if known else Unknown())
+    known = job_state.remaining_s is not None
+    left_ns = round((job_state.remaining_s or 0.0) * NS)
+    job = Running(
+        job_state.index, round(job_state.submit_s * NS), job_state.gpus, Rigid(left_ns / NS) if known else Unknown()
+    )
     job.moment = moment
-    job.limit_s, job.priority, job.queue, job.owner = seen.limit_s, seen.priority, seen.queue, seen.owner
-    job.placement, job.counts = seen.placement, tuple(count for _, count in seen.placement)
-    job.held_ns, job.gpu_ns = round(seen.executed_s * NS), round(seen.gpu_seconds * NS)
+    job.limit_s, job.priority, job.queue, job.owner = (
+        job_state.limit_s,
+        job_state.priority,
+        job_state.queue,
+        job_state.owner,
+    )
+    job.placement, job.counts = job_state.placement, tuple(count for _, count in job_state.placement)
+    job.held_ns, job.gpu_ns = round(job_state.executed_s * NS), round(job_state.gpu_seconds * NS)
     job.held_since_ns = job.since_ns = moment.ns
     job.placed_ns = moment.ns - job.held_ns  # a job that nobody stops has one placement
     job.due_ns = moment.ns + left_ns

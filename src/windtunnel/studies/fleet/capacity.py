@@ -86,7 +86,7 @@ def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
         raise InputFileError(
             path, "is no trace of capacity", "give the columns time_s,node,gpus or time_s,nodes, or node,start_s,end_s"
         )
-    found: list[NodeChange] = []
+    node_changes: list[NodeChange] = []
     there = site.nodes
     names = ("time_s", "node", "gpus") if by_node else ("time_s", "nodes")
     rows = zip(table.line.tolist(), *(table.texts(name) for name in names), strict=True)
@@ -100,13 +100,13 @@ def _traced(path: Path, site: Site, begin_s: float) -> list[NodeChange]:
         if by_node:
             node = int(_number(path, line, "node", which, site.nodes - 1))
             gpus = int(_number(path, line, "gpus", more[0], site.per_node))
-            found.append(NodeChange(time_ns, node, gpus))
+            node_changes.append(NodeChange(time_ns, node, gpus))
             continue
         count = int(_number(path, line, "nodes", which, site.nodes))
-        found += [NodeChange(time_ns, node, 0) for node in range(there - 1, count - 1, -1)]
-        found += [NodeChange(time_ns, node, site.per_node) for node in range(there, count)]
+        node_changes += [NodeChange(time_ns, node, 0) for node in range(there - 1, count - 1, -1)]
+        node_changes += [NodeChange(time_ns, node, site.per_node) for node in range(there, count)]
         there = count
-    return found
+    return node_changes
 
 
 def _faults(table: Table, path: Path, site: Site, begin_s: float, unit_s: float) -> list[NodeChange]:

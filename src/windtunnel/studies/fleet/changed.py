@@ -65,8 +65,8 @@ def _with_nodes(site: Site, value: str, text: str) -> Site:
     cluster = site.slurm_cluster
     before, after = (1 << cluster.nodes) - 1, (1 << nodes) - 1
     partitions = {
-        name: replace(each, nodes=after if each.nodes == before else each.nodes & after)
-        for name, each in cluster.partitions.items()
+        name: replace(partition, nodes=after if partition.nodes == before else partition.nodes & after)
+        for name, partition in cluster.partitions.items()
     }
     names = (*cluster.names[:nodes], *(f"new{at + 1}" for at in range(cluster.nodes, nodes)))
     cpus = cluster.cpus // max(cluster.nodes, 1) * nodes

@@ -98,7 +98,7 @@ def slurm_files(cluster: Cluster, site: Site) -> dict[str, str]:
         f"PreemptMode={cluster.preempt}",
         *([f"PreemptExemptTime={_span(cluster.exempt_s)}"] if cluster.exempt_s else []),
         *_parameters(cluster),
-        *(_partition(each, names, cluster.default_partition) for each in partitions if each.nodes),
+        *(_partition(partition, names, cluster.default_partition) for partition in partitions if partition.nodes),
     ]
     files = {"slurm.conf": "\n".join(lines) + "\n"}
     if cluster.qos:
@@ -162,9 +162,9 @@ def _qos(each: Qos) -> str:
     return _row(row)
 
 
-def _association(each: Association) -> str:
-    limits = each.limits
-    row = (each.account, each.parent, each.user, each.share, each.priority)
+def _association(association: Association) -> str:
+    limits = association.limits
+    row = (association.account, association.parent, association.user, association.share, association.priority)
     return _row((*row, _tres(limits.gpus), limits.jobs, _tres(limits.job_gpus), limits.user_jobs))
 
 

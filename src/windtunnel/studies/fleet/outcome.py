@@ -179,7 +179,7 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
 def by_policy(figures: Sequence[dict[str, object]]) -> dict[str, object]:
     """Figures by policy, and those of a single policy at the top too."""
     only = figures[0] if len(figures) == 1 else {}
-    return {**only, "policies": {each["policy"]: each for each in figures}}
+    return {**only, "policies": {figure["policy"]: figure for figure in figures}}
 
 
 def against_log(outcome: Outcome) -> dict[str, object]:

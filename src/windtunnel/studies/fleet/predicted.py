@@ -88,8 +88,8 @@ def _step_s(model: str, gpu: str, gpus: int, per_node: int, layout: Layout) -> f
     cluster = parse_cluster(f"{gpu}:{per_node}")
     if per_node < gpus:
         cluster = with_settings(cluster, {"gpus_per_node": per_node, "gpus": gpus})
-    found = predict(model, cluster, dict(layout))
-    return None if found.status == "infeasible" else found.step_time_s
+    result = predict(model, cluster, dict(layout))
+    return None if result.status == "infeasible" else result.step_time_s
 
 
 def _says_enough(jobs: Jobs, at: int) -> bool:

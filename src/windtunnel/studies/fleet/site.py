@@ -77,10 +77,10 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
         raise SpecError("--gpus-per-node", per_node, "give 1 or more")
     if text.lower().endswith(".csv"):
         raise SpecError("--cluster", text, "unlike nodes are for `fleet pack`: write GPU:COUNT, or leave it out")
-    found = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
-    if not found:
+    match = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
+    if not match:
         raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")
-    gpu, count, by = found.group(1).lower(), int(found.group(2)), found.group(3)
+    gpu, count, by = match.group(1).lower(), int(match.group(2)), match.group(3)
     if by is not None:
         return checked(Site(gpu, count, int(by), text))
     size = per_node or _usual(gpu, text)

@@ -130,7 +130,7 @@ class FleetAnswer(Answer):
     @property
     def left_out(self) -> dict[str, str]:
         """Why jobs could not run, by name."""
-        return {one.jobs.name[at]: text for one in self.outcomes for at, text in (one.why or {}).items()}
+        return {outcome.jobs.name[at]: text for outcome in self.outcomes for at, text in (outcome.why or {}).items()}
 
     @property
     def band(self) -> dict[str, object] | None:
@@ -159,8 +159,11 @@ def answer(question: Fleet, executor: str = "serial", *, frontier: bool = False)
     after = answer_as_it_is(replace(asked, policy=",".join(names)), executor, frontier=frontier)
     return replace(
         before,
-        figures=(*before.figures, *({**each, "policy": f"{each['policy']} {CHANGED}"} for each in after.figures)),
-        outcomes=(*before.outcomes, *(replace(one, policy=f"{one.policy} {CHANGED}") for one in after.outcomes)),
+        figures=(*before.figures, *({**figure, "policy": f"{figure['policy']} {CHANGED}"} for figure in after.figures)),
+        outcomes=(
+            *before.outcomes,
+            *(replace(outcome, policy=f"{outcome.policy} {CHANGED}") for outcome in after.outcomes),
+        ),
         warnings=tuple(dict.fromkeys((*before.warnings, *(f"{CHANGED}: {line}" for line in after.warnings)))),
         files=after.files,
         notes=tuple(dict.fromkeys((*before.notes, f"{CHANGED}: {', '.join(question.change)}", *after.notes))),
@@ -191,11 +194,11 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
     warnings = (
         *unfit,
         *_unheeded(jobs, names, placed=bool(site.topology) and not options.pool),
-        *dict.fromkeys(line for one in outcomes for line in left_out(one)),
+        *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome)),
     )
     if question.restart is None:
-        often = [one for one in outcomes if one.restarts.any() and one.policy != "current"]
-        free = ", ".join(f"{int(one.restarts.sum()):,} with {one.policy}" for one in often)
+        often = [outcome for outcome in outcomes if outcome.restarts.any() and outcome.policy != "current"]
+        free = ", ".join(f"{int(outcome.restarts.sum()):,} with {outcome.policy}" for outcome in often)
         if free:
             warnings += (f"restarts cost nothing: {free}; say what one costs with --restart 5min",)
     points: tuple[Mapping[str, float], ...] = ()
@@ -204,9 +207,9 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
 
         points = tuple(frontier_of(jobs, site, options))
     figures = tuple(aggregates(outcome, site.gpus) | against_log(outcome) for outcome in outcomes)
-    compared = [one for one in figures if one.get("log_wait_error") is not None]
+    compared = [figure for figure in figures if figure.get("log_wait_error") is not None]
     if compared:
-        nearest = min(compared, key=lambda one: float(one["log_start_error_p50_s"]))
+        nearest = min(compared, key=lambda entry: float(entry["log_start_error_p50_s"]))
         said = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
         notes += (f"{said}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points, files)
@@ -221,11 +224,11 @@ def _unheeded(jobs: Jobs, names: Sequence[str], *, placed: bool) -> list[str]:
     """Quotas, priorities and places of the log that policies pay no heed to; `placed`: the cluster has a topology."""
     plain = [plain_name(name) for name in names if not is_file(name)]
     deaf = {
-        "quotas of queues": [each for each in plain if "quota" not in POLICIES[each].needs] if jobs.quotas else [],
-        "priorities": [each for each in plain if not POLICIES[each].priorities]
+        "quotas of queues": [word for word in plain if "quota" not in POLICIES[word].needs] if jobs.quotas else [],
+        "priorities": [word for word in plain if not POLICIES[word].priorities]
         if len(set(jobs.columns.get("priority", ())) - {""}) > 1
         else [],
-        "topology": [each for each in plain if "quota" not in POLICIES[each].needs or not placed]
+        "topology": [word for word in plain if "quota" not in POLICIES[word].needs or not placed]
         if any(jobs.columns.get("topology", ()))
         else [],
     }

@@ -61,7 +61,7 @@ def measured_classes(step: StepTime) -> dict[str, float]:
 def representative(steps: Sequence[StepTime]) -> StepTime:
     """The step of median length of a rank; the first is left out where there are others, as it warms up."""
     later = sorted(steps, key=lambda one: one.step)[1:] or list(steps)
-    ordered = sorted(later, key=lambda one: (one.length_s, one.step))
+    ordered = sorted(later, key=lambda step_time: (step_time.length_s, step_time.step))
     return ordered[(len(ordered) - 1) // 2]
 
 
@@ -69,22 +69,24 @@ def mean_classes(traced: Mapping[int, Sequence[StepTime]]) -> dict[str, float]:
     """Mean over the ranks of their representative steps."""
     each = [measured_classes(representative(steps)) for steps in traced.values()]
     return {
-        name: sum(one.get(name, 0.0) for one in each) / len(each) for name in ORDER if any(name in one for one in each)
+        name: sum(entry.get(name, 0.0) for entry in each) / len(each)
+        for name in ORDER
+        if any(name in entry for entry in each)
     }
 
 
 def classes_against(result: Result, traced: Mapping[int, Sequence[StepTime]]) -> tuple[ClassTime, ...]:
     """Class by class, in the order of a step."""
     predicted, measured = predicted_classes(result), mean_classes(traced)
-    steps = [representative(one) for one in traced.values()]
-    found = []
+    steps = [representative(step_times) for step_times in traced.values()]
+    class_times = []
     for name in (*ORDER, *sorted(set(predicted) - set(ORDER))):
         if predicted.get(name) or measured.get(name):
             mine = [kind for kind in steps[0].calls if _belongs(kind, name)]
             calls = sum(steps[0].calls[kind] for kind in mine)
             longest = max((steps[0].longest.get(kind, "") for kind in mine), key=len, default="")
-            found.append(ClassTime(name, predicted.get(name, 0.0), measured.get(name, 0.0), calls, longest))
-    return tuple(found)
+            class_times.append(ClassTime(name, predicted.get(name, 0.0), measured.get(name, 0.0), calls, longest))
+    return tuple(class_times)
 
 
 def _belongs(kind: str, name: str) -> bool:
@@ -105,10 +107,10 @@ class Lateness:
 
 def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
     """Who works longest before the others can go on; None with one rank, or where nobody does by much."""
-    numbers = set.intersection(*({one.step for one in steps} for steps in traced.values()))
+    numbers = set.intersection(*({step.step for step in steps} for steps in traced.values()))
     first = min(numbers, default=0)
     by_step = {
-        number: {rank: next(one for one in steps if one.step == number) for rank, steps in traced.items()}
+        number: {rank: next(step for step in steps if step.step == number) for rank, steps in traced.items()}
         for number in sorted(numbers)
         if number != first or len(numbers) == 1
     }
@@ -119,18 +121,18 @@ def lateness(traced: Mapping[int, Sequence[StepTime]]) -> Lateness | None:
     for ranks in by_step.values():
         own = {rank: own_work_s(step) for rank, step in ranks.items()}
         for rank in own:
-            leads[rank].append(own[rank] - median([seconds for one, seconds in own.items() if one != rank]))
+            leads[rank].append(own[rank] - median([seconds for number, seconds in own.items() if number != rank]))
         rank = max(own, key=lambda one: (own[one], -one))
         last.setdefault(rank, []).append(leads[rank][-1])
     rank = max(last, key=lambda one: (len(last[one]), sum(last[one])))
     every = [lead for mine in last.values() for lead in mine]
     share = len(last[rank]) / len(every)
     mine = [measured_classes(ranks[rank]) for ranks in by_step.values()]
-    theirs = [measured_classes(step) for ranks in by_step.values() for one, step in ranks.items() if one != rank]
+    theirs = [measured_classes(step) for ranks in by_step.values() for number, step in ranks.items() if number != rank]
     kinds = [name for name in ORDER if name not in (COMMUNICATION, PIPELINE, "idle")]
 
     def differs(name: str) -> float:
-        return median([one.get(name, 0.0) for one in mine]) - median([one.get(name, 0.0) for one in theirs])
+        return median([entry.get(name, 0.0) for entry in mine]) - median([their.get(name, 0.0) for their in theirs])
 
     constant = share >= CONSTANT and median(leads[rank]) > 2.0 * spread(leads[rank])
     seconds = median(leads[rank]) if constant else sum(every) / len(every)
@@ -148,7 +150,7 @@ def noise(traced: Mapping[int, Sequence[StepTime]], name: str) -> float:
     each = []
     for steps in traced.values():
         later = sorted(steps, key=lambda one: one.step)[1:] or list(steps)
-        each.append(spread([measured_classes(one).get(name, 0.0) for one in later]))
+        each.append(spread([measured_classes(step_time).get(name, 0.0) for step_time in later]))
     return median(each)
 
 

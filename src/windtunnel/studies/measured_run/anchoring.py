@@ -153,14 +153,14 @@ def usable(anchor: Anchor) -> str:
 
 def with_anchors(result: Result, anchors: Sequence[Anchor]) -> Result:
     """The prediction, moved by the nearest of its anchors, or by all that are equally near; a warning says how."""
-    asked, notes = regime_of(result), []
+    regime, notes = regime_of(result), []
     near: dict[str, list[Anchor]] = {}
     for one in anchors:
-        kind = nearness(regime_of(one.predicted), asked)
-        why = "" if kind == SAME and regime_of(one.predicted) == asked else usable(one)
+        kind = nearness(regime_of(one.predicted), regime)
+        why = "" if kind == SAME and regime_of(one.predicted) == regime else usable(one)
         if kind == OTHER:
             why = "it is of another model, GPU, framework or precision"
-        if not why and one.predicted.n_gpus == 1 and asked.n_gpus > ONE_NODE:
+        if not why and one.predicted.n_gpus == 1 and regime.n_gpus > ONE_NODE:
             why = "one GPU says nothing of several nodes"
         if why:
             notes.append(f"anchor {one.source} is not used: {why}")
@@ -168,10 +168,10 @@ def with_anchors(result: Result, anchors: Sequence[Anchor]) -> Result:
             near.setdefault(kind, []).append(one)
     if not near:
         return replace(result, warnings=(*result.warnings, *notes))
-    nearest = next(one for one in (SAME, BATCH, LAYOUT) if one in near)
+    nearest = next(word for word in (SAME, BATCH, LAYOUT) if word in near)
     chosen = near[nearest]
-    log_factor = sum(one.log_factor for one in chosen) / len(chosen)
-    found = carried(log_factor, regime_of(chosen[0].predicted), asked)
+    log_factor = sum(anchor.log_factor for anchor in chosen) / len(chosen)
+    found = carried(log_factor, regime_of(chosen[0].predicted), regime)
     low, high = result.step_time_p5_ns / result.step_time_ns, result.step_time_p95_ns / result.step_time_ns
     if found.half_width is not None:
         low, high = max(low, math.exp(-found.half_width)), min(high, math.exp(found.half_width))
@@ -181,8 +181,8 @@ def with_anchors(result: Result, anchors: Sequence[Anchor]) -> Result:
         for one in (moved, result)
     ]
     said = (
-        f"anchored: {', '.join(one.source for one in chosen)} took {math.exp(log_factor):.3f} times what is predicted"
-        f" for it; carried over, as {nearest}, as {found.factor:.3f}; band {bands[0]} instead of {bands[1]}"
+        f"anchored: {', '.join(anchor.source for anchor in chosen)} took {math.exp(log_factor):.3f} times what is"
+        f" predicted for it; carried over, as {nearest}, as {found.factor:.3f}; band {bands[0]} instead of {bands[1]}"
     )
     return replace(moved, warnings=(*result.warnings, *notes, said))
 
@@ -200,10 +200,11 @@ def _scaled(result: Result, factor: float, low: float, high: float) -> Result:
     def faster(figure: float) -> float:
         return figure * result.step_time_ns / step
 
-    limits = tuple(Limit(one.what, one.share, one.step_time_s_without * factor) for one in result.limits)
-    stages = tuple(replace(one, breakdown_ns=parts(one.breakdown_ns, step)) for one in result.stages)
+    limits = tuple(Limit(limit.what, limit.share, limit.step_time_s_without * factor) for limit in result.limits)
+    stages = tuple(replace(stage, breakdown_ns=parts(stage.breakdown_ns, step)) for stage in result.stages)
     excerpt = tuple(
-        replace(one, start_ns=round(one.start_ns * factor), end_ns=round(one.end_ns * factor)) for one in result.excerpt
+        replace(interval, start_ns=round(interval.start_ns * factor), end_ns=round(interval.end_ns * factor))
+        for interval in result.excerpt
     )
     advice = tuple(replace(one, step_time_ns=round(one.step_time_ns * factor)) for one in result.advice)
     return replace(

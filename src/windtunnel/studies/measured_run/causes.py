@@ -87,20 +87,20 @@ class Evidence:
     @property
     def is_longer(self) -> bool:
         """Whether the traced step is longer than the healthy run's by more than runs and steps differ."""
-        lengths = [[one.length_s for one in steps] for run in (self.traced, self.healthy) for steps in run.values()]
-        differ = max((spread(each) for each in lengths), default=0.0)
+        lengths = [[step.length_s for step in steps] for run in (self.traced, self.healthy) for steps in run.values()]
+        differ = max((spread(length) for length in lengths), default=0.0)
         return length_s(self.traced) > (1.0 + RUNS_DIFFER) * length_s(self.healthy) + differ
 
 
 def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
     """The causes that are worth naming, largest first."""
-    found = [Cause(PLAN_DIFFERS, seconds, said, MENDS[PLAN_DIFFERS]) for said, seconds in evidence.differs]
+    causes = [Cause(PLAN_DIFFERS, seconds, word, MENDS[PLAN_DIFFERS]) for word, seconds in evidence.differs]
     if not evidence.traced:
-        found += _of_parts(evidence)
+        causes += _of_parts(evidence)
     elif not evidence.healthy or evidence.is_longer:
-        found += _of_traces(evidence)
-    found += _of_log(evidence)
-    worth = [one for one in found if one.seconds > WORTH * evidence.step_s]
+        causes += _of_traces(evidence)
+    causes += _of_log(evidence)
+    worth = [cause for cause in causes if cause.seconds > WORTH * evidence.step_s]
     return tuple(sorted(worth, key=lambda one: (-one.seconds, one.cause)))
 
 

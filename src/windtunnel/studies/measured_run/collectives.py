@@ -94,7 +94,7 @@ def run_of_flight_recorder(paths: Sequence[Path]) -> MeasuredRun:
         entries = document.get("entries") if isinstance(document, dict) else None
         if not isinstance(entries, list):
             raise InputFileError(path, "has no 'entries'", GIVE_DUMP)
-        digits = "".join(one for one in path.stem.rpartition("_")[2] if one.isdigit())
+        digits = "".join(word for word in path.stem.rpartition("_")[2] if word.isdigit())
         rank = int(digits) if digits and len(digits) < 7 else number
         for entry in entries:
             if not isinstance(entry, dict):
@@ -137,9 +137,11 @@ def waits_for(collectives: Iterable[Collective]) -> tuple[int, float, int] | Non
     None where ranks do not differ, or where only one rank was recorded.
     """
     by_number: dict[tuple[str, int, int], dict[int, float]] = {}
-    for one in collectives:
-        if one.sequence >= 0:
-            by_number.setdefault((one.kind, one.size_bytes, one.sequence), {})[one.rank] = one.seconds
+    for collective in collectives:
+        if collective.sequence >= 0:
+            by_number.setdefault((collective.kind, collective.size_bytes, collective.sequence), {})[collective.rank] = (
+                collective.seconds
+            )
     last: dict[int, list[float]] = {}
     for times in by_number.values():
         if len(times) > 1:
@@ -148,7 +150,7 @@ def waits_for(collectives: Iterable[Collective]) -> tuple[int, float, int] | Non
     total = sum(map(len, last.values()))
     if not total:
         return None
-    rank = max(last, key=lambda one: (len(last[one]), sum(last[one])))
+    rank = max(last, key=lambda number: (len(last[number]), sum(last[number])))
     if len(last[rank]) <= total / 2 or len(last) == total:
         return None
     return rank, sum(last[rank]) / total, len(last[rank])

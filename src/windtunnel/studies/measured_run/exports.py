@@ -87,7 +87,7 @@ def run_of_trainer_state(document: Mapping[str, object], source: str) -> Measure
     """`trainer_state.json` of the Hugging Face Trainer: its last entry has the mean of the whole run."""
     history, count = document["log_history"], document.get("global_step")
     entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
-    last: dict[str, object] = next((one for one in reversed(entries) if _finite(one.get("train_runtime"))), {})
+    last: dict[str, object] = next((entry for entry in reversed(entries) if _finite(entry.get("train_runtime"))), {})
     rate, runtime = last.get("train_steps_per_second"), last.get("train_runtime")
     if not _finite(rate) and _finite(runtime) and _finite(count):
         rate = count / runtime

@@ -232,9 +232,9 @@ def read_line(text: str) -> Record | None:
     line = ESCAPES.sub("", text)
     for form in FORMATS:
         if form.sign.search(line):
-            found = _read(form, line)
-            if found is not None:
-                return found
+            record = _read(form, line)
+            if record is not None:
+                return record
     timer = TIMER.match(line)
     if timer and not any(word in timer[1] for word in TIMERS_ONCE):
         return Record("Megatron timers", Step(), spread={timer[1]: (_number(timer[2]) * MS, _number(timer[3]) * MS)})

@@ -41,10 +41,10 @@ def run_of_text(text: str, source: str) -> MeasuredRun:
 
 
 def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], source: str, world: str) -> MeasuredRun:
-    timed = Counter(one.format for one in records if _is_timed(one.step))
+    timed = Counter(record.format for record in records if _is_timed(record.step))
     by_clock = not timed
     if by_clock:  # then the times at which numbered steps were printed
-        timed = Counter(one.format for one in records if _is_clocked(one))
+        timed = Counter(record.format for record in records if _is_clocked(record))
     trusted = {name: count for name, count in timed.items() if name not in LEAST_TRUSTED} or dict(timed)
     if "Hugging Face Trainer" in trusted and len(trusted) > 1:
         del trusted["progress bar"]  # it rounds, and counts what is not training
@@ -74,8 +74,8 @@ def _joined(records: list[Record], odd: list[str], arguments: dict[str, str], so
     others = sorted(set(timed) - {form} - {"progress bar"})
     if others:
         notes.append(f"step times of {form}; those of {', '.join(others)} in the same file are not used")
-    spread = {name: pair for one in records for name, pair in one.spread.items()}
-    batches = [one.values["global_batch"] for one in records if "global_batch" in one.values]
+    spread = {name: pair for record in records for name, pair in record.spread.items()}
+    batches = [record.values["global_batch"] for record in records if "global_batch" in record.values]
     if len(set(batches[-len(batches) // 2 :])) > 1:
         notes.append("the global batch changes in the log: step times are of several batches")
     return MeasuredRun(
@@ -113,5 +113,5 @@ def _peaks(records: Iterable[Record], name: str) -> dict[int, int]:
 
 
 def _retries(records: Iterable[Record]) -> tuple[str, ...]:
-    most = max((int(one.values.get("retries", 0)) for one in records), default=0)
+    most = max((int(record.values.get("retries", 0)) for record in records), default=0)
     return (f"the allocator had to start over {most:,} times: memory is full",) if most else ()

@@ -40,7 +40,7 @@ def read_run(paths: Sequence[str | Path]) -> MeasuredRun:
                 ranks_spread={**run.ranks_spread, **merged.ranks_spread},
                 arguments={**run.arguments, **merged.arguments},
                 collectives=(*merged.collectives, *run.collectives),
-                notes=(*merged.notes, *(f"{run.source}: {one}" for one in run.notes)),
+                notes=(*merged.notes, *(f"{run.source}: {note}" for note in run.notes)),
                 not_understood=(*merged.not_understood, *run.not_understood),
             )
     return merged

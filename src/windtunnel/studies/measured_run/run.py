@@ -69,11 +69,11 @@ class MeasuredRun:
         if not self.steps or any(step.seconds is not None for step in self.steps):
             return self
         said = [_seconds(step, tokens_per_step, sequences, n_gpus) for step in self.steps]
-        if any(one is not None for one in said):
+        if any(value is not None for value in said):
             note = f"step time from throughput and {tokens_per_step:,.0f} tokens a step on {n_gpus:,} GPUs"
         else:
             said, note = _by_clock(self.steps), "step time from the clock of the lines"
-        steps = tuple(replace(step, seconds=one) for step, one in zip(self.steps, said, strict=True))
+        steps = tuple(replace(step, seconds=value) for step, value in zip(self.steps, said, strict=True))
         return replace(self, steps=steps, notes=(*self.notes, note))
 
 
@@ -128,8 +128,8 @@ def steady_of(run: MeasuredRun) -> Steady:
     skipped = WARM_UP if len(times) > 2 * WARM_UP else len(times) // 3
     rest = times[skipped:]
     level = median(rest)
-    kept = [one for one in rest if one <= OUTLIER * level]
-    late = [at for at, one in enumerate(rest) if one > OUTLIER * level]
+    kept = [value for value in rest if value <= OUTLIER * level]
+    late = [at for at, value in enumerate(rest) if value > OUTLIER * level]
     gaps = [b - a for a, b in pairwise(late)]
     numbers = [step.number for step in timed if step.number is not None]
     stride = numbers[-1] - numbers[-2] if len(numbers) > 1 else 1

@@ -134,7 +134,7 @@ def _node(path: Path, said: object) -> Node:
     if not isinstance(can, bool) or (can and "nic_cycles" not in entry):
         raise InputFileError(path, f"says no nic_cycles of {entry['name']}", "give them, or nic: false")
     numbers = [parse_number(entry.get(key, 0), key, where) for key in ("host_cycles", "nic_cycles", "accesses")]
-    host, nic, accesses = (_least(path, f"{entry['name']}: cycles and accesses", one) for one in numbers)
+    host, nic, accesses = (_least(path, f"{entry['name']}: cycles and accesses", number) for number in numbers)
     state = parse_bytes(entry["state"], "state", where) if "state" in entry else 0
     return Node(str(entry["name"]), host, nic, state, accesses, can)
 

@@ -101,12 +101,12 @@ def _advice(base: Layout, result: Result | None, again: Again | None = None) -> 
         found, more = _larger(base)
         tried += more
     if again is None or result is None:
-        told = [_advice_of(one, one.step_ns, one.memory_bytes, now.step_ns) for one in found]
+        advices = [_advice_of(one, one.step_ns, one.memory_bytes, now.step_ns) for one in found]
     else:
-        told = _asked_again(found, result, again, fits)
-    had = min((one.step_time_ns for one in told if one.kind != OTHERS), default=0)
-    told = [one for one in told if one.kind != OTHERS or not had or one.step_time_ns < had]
-    return tuple(sorted(told, key=lambda one: (_order(one.kind), one.step_time_ns, one.flags))), tried
+        advices = _asked_again(found, result, again, fits)
+    had = min((advice.step_time_ns for advice in advices if advice.kind != OTHERS), default=0)
+    advices = [advice for advice in advices if advice.kind != OTHERS or not had or advice.step_time_ns < had]
+    return tuple(sorted(advices, key=lambda one: (_order(one.kind), one.step_time_ns, one.flags))), tried
 
 
 def _order(kind: str) -> int:
@@ -192,7 +192,7 @@ def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[l
     """Two changes with which a plan fits, else three, quickest first; how many were tried."""
     bounds, before = Bounds(straggling(base.cluster)), least_memory_bytes(base)
     saving = sorted(
-        ((least_memory_bytes(one.layout), number) for number, one in enumerate(changes) if one.kind != OTHERS),
+        ((least_memory_bytes(change.layout), number) for number, change in enumerate(changes) if change.kind != OTHERS),
         key=lambda pair: pair,
     )
     some = [changes[number] for needed, number in saving if needed < before][:TOGETHER]
@@ -213,7 +213,7 @@ def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[l
             if not set(third.fields) & set(both.fields) and key not in threes:
                 together = change_fields(base, fields)
                 threes[key] = None if together is None else _as(together, both, third)
-    legal = [one for one in threes.values() if one is not None]
+    legal = [three for three in threes.values() if three is not None]
     return _best(legal, bounds, float("inf"), capacity), len(joined) + len(legal)
 
 

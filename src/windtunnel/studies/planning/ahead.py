@@ -62,8 +62,8 @@ class Exact:
 
     def predicted(self, layout: Layout) -> Result:
         """The whole prediction, without the excerpt of its timeline."""
-        found: Result = self._of(RESULT, layout)
-        return found
+        result: Result = self._of(RESULT, layout)
+        return result
 
 
 class Ahead(Exact):

@@ -104,8 +104,8 @@ class Plans(Shown):
 
         Raises UserError where pandas is not installed.
         """
-        fields = {name: [one.plan.get(name) for one in self.plans] for one in self.plans for name in one.plan}
-        columns = {name: [getattr(one, name) for one in self.plans] for name in FIGURES}
+        fields = {name: [one.plan.get(name) for one in self.plans] for plan in self.plans for name in plan.plan}
+        columns = {name: [getattr(plan, name) for plan in self.plans] for name in FIGURES}
         columns |= {name: list(map(str, values)) for name, values in fields.items() if len(set(map(str, values))) > 1}
         try:
             import pyarrow as pa
@@ -117,13 +117,13 @@ class Plans(Shown):
     def to_dict(self) -> dict[str, object]:
         """The answer as JSON-able data."""
         choices = [
-            {"field": one.field, "value": one.value, "regret_at_least": one.regret, "exact": one.exact}
-            for one in self.choices
+            {"field": choice.field, "value": choice.value, "regret_at_least": choice.regret, "exact": choice.exact}
+            for choice in self.choices
         ]
         return {
             **plain_fields(self),
             "status": self.status,
-            "remedies": [{"change": one.change, **one.planned.to_dict()} for one in self.remedies],
+            "remedies": [{"change": remedy.change, **remedy.planned.to_dict()} for remedy in self.remedies],
             "choices": choices,
             "sensitivity": [{"price": name, "winner": winner} for name, winner in self.sensitivity],
         }
@@ -139,7 +139,7 @@ class Plans(Shown):
             "rule_of_thumb": None if thumb is None else _planned(thumb),
             "front": tuple(_planned(one) for one in data["front"]),
             "nearest": tuple(Miss(**one) for one in data["nearest"]),
-            "remedies": tuple(Remedy(change, _planned(one)) for change, one in changes),
+            "remedies": tuple(Remedy(change, _planned(entry)) for change, entry in changes),
             "choices": tuple(
                 Choice(one["field"], one["value"], one["regret_at_least"], one["exact"]) for one in data["choices"]
             ),

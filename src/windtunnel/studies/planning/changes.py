@@ -57,13 +57,13 @@ class Change:
 def changes_of(base: Layout) -> list[Change]:
     """Each legal change of one field, once; what it leaves as it is, is none."""
     seen = {_key(base)}
-    found = []
+    changes = []
     for name, value in _values(base):
         change = change_fields(base, {name: value})
         if change is not None and _key(change.layout) not in seen:
             seen.add(_key(change.layout))
-            found.append(change)
-    return found
+            changes.append(change)
+    return changes
 
 
 def change_fields(base: Layout, fields: Mapping[str, object]) -> Change | None:

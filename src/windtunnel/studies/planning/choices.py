@@ -68,7 +68,7 @@ def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
             others[name, value] = _searched(search, nodes, name, value, budget)
     search.put_back(nodes)
     found = [Choice(name, value, key / best.score_ns - 1.0, exact) for (name, value), (key, exact) in others.items()]
-    return tuple(sorted(found, key=lambda one: (FIELDS.index(one.field), one.regret, str(one.value))))
+    return tuple(sorted(found, key=lambda choice: (FIELDS.index(choice.field), choice.regret, str(choice.value))))
 
 
 def _searched(search: Search, nodes: list[Node], name: str, value: object, budget: Budget) -> tuple[float, bool]:
@@ -98,7 +98,7 @@ def _admits(space: Space, node: Node, name: str, value: object) -> bool:
     if name in SWITCHES and node.level < LEAF:
         own = getattr(node.layout.plan, name)
         open_values = switches(space, node.layout, node.saving or UNSAVED)[name]
-        return any((own if one is None else one) == value for one in open_values)
+        return any((own if open_value is None else open_value) == value for open_value in open_values)
     return bool(getattr(node.layout.plan, name) == value)
 
 
@@ -110,7 +110,7 @@ def _savings(space: Space, node: Node) -> list[tuple[dict[str, object], ...]]:
     return [savings(space, node.layout, size) for size in sizes]
 
 
-def _values(space: Space, node: Node, seen: dict[Hashable, object]) -> Iterator[tuple[str, Iterable[object]]]:
+def _values(space: Space, node: Node, entry: dict[Hashable, object]) -> Iterator[tuple[str, Iterable[object]]]:
     """The values of each field that plans under a node may have, where a node before had others."""
     plan = node.layout.plan
     for name in STRUCTURE:
@@ -120,13 +120,13 @@ def _values(space: Space, node: Node, seen: dict[Hashable, object]) -> Iterator[
             yield name, dict.fromkeys(values)
     own = tuple(getattr(plan, name) for name in SAVINGS)
     for several in _savings(space, node):
-        if (id(several), own) not in seen:  # savings are remembered, so equal ones are one object
-            seen[id(several), own] = several
+        if (id(several), own) not in entry:  # savings are remembered, so equal ones are one object
+            entry[id(several), own] = several
             for name, usual in zip(SAVINGS, own, strict=True):
                 yield name, dict.fromkeys(saving.get(name, usual) for saving in several or ({},))
     open_values = switches(space, node.layout, node.saving or UNSAVED) if node.level < LEAF else {}
     own = tuple(getattr(plan, name) for name in SWITCHES)
-    if (tuple(open_values.values()), own) not in seen:
-        seen[tuple(open_values.values()), own] = None
+    if (tuple(open_values.values()), own) not in entry:
+        entry[tuple(open_values.values()), own] = None
         for name, usual in zip(SWITCHES, own, strict=True):
             yield name, tuple(usual if value is None else value for value in open_values.get(name, (usual,)))

@@ -137,7 +137,7 @@ def sensitivity(ranked: Sequence[Planned], *, by_gpu: bool) -> tuple[tuple[str, 
     """
     found = []
     for name in sorted({name for one in ranked for name in one.breakdown_s}):
-        for change, said in ((OFF, "dearer"), (-OFF, "cheaper")):
+        for change, word in ((OFF, "dearer"), (-OFF, "cheaper")):
 
             def time_at(one: Planned, name: str = name, change: float = change) -> float:
                 changed = 1.0 + change * one.breakdown_s.get(name, 0.0) / one.step_time_s
@@ -146,7 +146,7 @@ def sensitivity(ranked: Sequence[Planned], *, by_gpu: bool) -> tuple[tuple[str, 
 
             winner = min(ranked, key=time_at)
             if time_at(winner) < time_at(ranked[0]):
-                found.append((f"{_part(name)} {OFF:.0%} {said}", changes(ranked[0], winner)))
+                found.append((f"{_part(name)} {OFF:.0%} {word}", changes(ranked[0], winner)))
     return tuple(found)
 
 

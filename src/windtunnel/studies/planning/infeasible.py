@@ -76,13 +76,13 @@ def _offloaded(model: Model, cluster: Cluster, answer: Answer) -> tuple[str, Lay
     return None
 
 
-def _shorter(model: Model, cluster: Cluster, given: Mapping[str, Any]) -> tuple[str, Layout] | None:
-    length = int(given["seq_len"])
+def _shorter(model: Model, cluster: Cluster, entry: Mapping[str, Any]) -> tuple[str, Layout] | None:
+    length = int(entry["seq_len"])
     while length > 512:
         length //= 2
-        layout = _any_that_fits(model, cluster, {**given, "seq_len": length})
+        layout = _any_that_fits(model, cluster, {**entry, "seq_len": length})
         if layout is not None:
-            return f"seq_len {length} instead of {given['seq_len']}", layout
+            return f"seq_len {length} instead of {entry['seq_len']}", layout
     return None
 
 

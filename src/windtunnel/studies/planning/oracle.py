@@ -141,9 +141,9 @@ def replayed(layout: Layout) -> Replayed:
 
 def straggling(cluster: Cluster) -> float:
     """Waiting for the slowest rank, in parts of a step."""
-    known = cluster.calibration
+    calibration = cluster.calibration
     generation = cluster.gpu.generation
-    costs = training_costs(generation) if known is None else calibrated_training_costs(generation, known)
+    costs = training_costs(generation) if calibration is None else calibrated_training_costs(generation, calibration)
     return costs.straggling(cluster.n_gpus)
 
 
@@ -155,8 +155,8 @@ def checked(fields: Mapping[str, object]) -> Plan:
 def saved_bytes_of_a_rank(layout: Layout) -> float:
     """Parameters and optimizer state that the fullest rank writes into a checkpoint."""
     held = pieces(layout)
-    dense = held_by_ranks(layout, np.array([one.dense_parameters for one in held]))
-    expert = held_by_ranks(layout, np.array([one.expert_parameters for one in held]))
+    dense = held_by_ranks(layout, np.array([piece.dense_parameters for piece in held]))
+    expert = held_by_ranks(layout, np.array([piece.expert_parameters for piece in held]))
     states = [state_bytes(layout, a, b) for a, b in zip(dense.tolist(), expert.tolist(), strict=True)]
     return max(state.parameters + state.optimizer for state in states)
 

@@ -197,7 +197,7 @@ def plan(
     ranked = _ranked(found, objective)
     searched_s = monotonic() - begun
     attempts: Tried | None = None
-    by_size = {one.n_gpus: one for one in sizes}
+    by_size = {siz.n_gpus: siz for siz in sizes}
     if asked:
 
         def rewritten(one: Planned, words_of: tuple[str, ...]) -> Planned | None:
@@ -272,8 +272,8 @@ def _gap(answers: Sequence[Answer]) -> float:
     """How much faster than the best plan of these searches, which are over the same GPUs, another one may be."""
     best = min(map(_best_ns, answers))
     if best == float("inf"):
-        return max(one.gap for one in answers)
-    return max(0.0, 1.0 - min(one.bound_ns for one in answers) / best)
+        return max(answer.gap for answer in answers)
+    return max(0.0, 1.0 - min(answer.bound_ns for answer in answers) / best)
 
 
 def _energy_gap(best: Planned, cluster: Cluster | MixedCluster, bounds_s: Sequence[tuple[int, float]]) -> float:
@@ -287,7 +287,7 @@ def _energy_gap(best: Planned, cluster: Cluster | MixedCluster, bounds_s: Sequen
             at_peak_s = best.mfu * best.step_time_s * best.n_gpus / n_gpus
             least = min(least, n_gpus * least_joules(cluster.gpu, seconds, at_peak_s))
         else:
-            least = min(least, sum(one.n_gpus * least_joules(one.gpu, seconds, 0.0) for one in cluster.parts))
+            least = min(least, sum(part.n_gpus * least_joules(part.gpu, seconds, 0.0) for part in cluster.parts))
     return max(0.0, 1.0 - least / tokens / joules_ranked(best))
 
 
@@ -319,15 +319,15 @@ def _given(plan: Plan | str | Path | Mapping[str, object] | None, fields: Mappin
 
 def _sizes(cluster: Cluster, gpus: tuple[int, int]) -> list[Cluster]:
     two = isinstance(gpus, Sequence) and not isinstance(gpus, str) and len(gpus) == 2
-    least, most = (parse_count(one, "gpus") for one in gpus) if two else (1, 0)
+    least, most = (parse_count(gpu, "gpus") for gpu in gpus) if two else (1, 0)
     if least > most:
         text = f"{least}..{most}" if two else gpus
         raise SpecError("gpus", text, "give the least and the most, e.g. 512..4096")
-    found, count = [], least
+    clusters, count = [], least
     while count <= most:
-        found.append(cluster_with(cluster, n_gpus=count))
+        clusters.append(cluster_with(cluster, n_gpus=count))
         count *= 2
-    return found
+    return clusters
 
 
 def _with_headroom(search: Search, answer: Answer, ends: float) -> list[Answer]:

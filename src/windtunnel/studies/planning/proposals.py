@@ -50,8 +50,8 @@ class Proposal:
 def proposals(result: Result, model: Model, cluster: Cluster, plan: Plan, launch: str | None) -> tuple[Proposal, ...]:
     """What to change, from a result that has its advice. Raises UserError where `launch` cannot be read."""
     base = laid_out(model, cluster, plan)
-    singles = ordered([one for one in result.advice if one.kind == PLAN])
-    found = [_of(one, base, launch, _apart(one, singles)) for one in singles[:MOST]]
+    singles = ordered([advice for advice in result.advice if advice.kind == PLAN])
+    found = [_of(single, base, launch, _apart(single, singles)) for single in singles[:MOST]]
     both = _together(result, base, singles)
     if both is not None:
         found.append(_of(both, base, launch, "together"))
@@ -61,7 +61,7 @@ def proposals(result: Result, model: Model, cluster: Cluster, plan: Plan, launch
 def ordered(advice: Sequence[Advice]) -> list[Advice]:
     """Quickest first, of those that are not told apart the simplest; what offloads behind all others."""
     left = sorted(advice, key=lambda one: (_offloads(one.changes), one.step_time_ns, one.flags))
-    found: list[Advice] = []
+    advices: list[Advice] = []
     while left:
         most = left[0].step_time_ns * (1.0 + TOLD_APART)
         alike = [
@@ -69,10 +69,10 @@ def ordered(advice: Sequence[Advice]) -> list[Advice]:
         ]
         for one in sorted(alike, key=lambda one: (simplicity(one.changes), one.step_time_ns)):
             # What asks for all that another one does, and is not told apart from it, only asks for more.
-            if not any(other.changes.items() <= one.changes.items() for other in found):
-                found.append(one)
+            if not any(other.changes.items() <= one.changes.items() for other in advices):
+                advices.append(one)
         left = [one for one in left if one not in alike]
-    return found
+    return advices
 
 
 def _offloads(changes: Mapping[str, object]) -> bool:
@@ -86,7 +86,7 @@ def simplicity(changes: Mapping[str, object]) -> tuple[int, int]:
 
 
 def _apart(one: Advice, singles: Sequence[Advice]) -> str:
-    best = min(each.step_time_ns for each in singles)
+    best = min(single.step_time_ns for single in singles)
     slower = one.step_time_ns / best - 1.0
     return "the simplest of those that are not told apart" if one is singles[0] and slower > 0.0 else ""
 
@@ -98,10 +98,10 @@ def _together(result: Result, base: Layout, singles: Sequence[Advice]) -> Advice
     fields, best = dict(singles[0].changes), singles[0].step_time_ns
     room = int(result.memory_capacity_bytes * (1.0 - HEAD_ROOM))
     found = None
-    for one in singles[1:]:
-        if set(one.changes) & set(fields) - {"dp"} or "n_gpus" in one.changes or _offloads(one.changes):
+    for single in singles[1:]:
+        if set(single.changes) & set(fields) - {"dp"} or "n_gpus" in single.changes or _offloads(single.changes):
             continue
-        asked = {name: value for name, value in {**fields, **one.changes}.items() if name != "dp"}
+        asked = {name: value for name, value in {**fields, **single.changes}.items() if name != "dp"}
         change = change_fields(base, asked)
         if change is None or change.kind != PLAN:
             continue

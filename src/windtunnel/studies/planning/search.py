@@ -164,7 +164,7 @@ class Search:
                     self._take(node, best)
                     continue
                 self._told.append(node)
-                if not any(_kind(self.space, one.layout) == _kind(self.space, node.layout) for one in answers):
+                if not any(_kind(self.space, answer.layout) == _kind(self.space, node.layout) for answer in answers):
                     answers.append(node.found)
                     if self.soon is not None:
                         self.soon(RESULT, node.key, node.layout)
@@ -185,8 +185,8 @@ class Search:
             answers = [*answers, *tried][:top]
             if not proven:
                 gap = max(0.0, 1.0 - left / answers[0].score_ns) if answers else 1.0
-        missed = [] if any(one.score_ns < float("inf") for one in answers) else self._nearest()
-        least = min([left, *(one.score_ns for one in answers[:1])])
+        missed = [] if any(answer.score_ns < float("inf") for answer in answers) else self._nearest()
+        least = min([left, *(answer.score_ns for answer in answers[:1])])
         return Answer(tuple(answers), replace(self.counts), gap, least, tuple(missed), monotonic() - begun)
 
     def _nearest(self) -> list[Missed]:

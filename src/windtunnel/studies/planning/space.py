@@ -205,8 +205,8 @@ def first_refusal(space: Space) -> UserError | None:
     return None
 
 
-def _read(given: Mapping[str, object]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+def _read(entry: Mapping[str, object]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if value is not None}
 
 
 Shape = tuple[dict[str, int], dict[str, tuple[object, ...]], tuple[Pipeline, ...]]

@@ -57,9 +57,9 @@ def chosen(words: Sequence[str]) -> tuple[str, ...]:
 
 def _names(text: str) -> list[str]:
     if text == "all":
-        return [one.name for one in TECHNIQUES]
+        return [technique.name for technique in TECHNIQUES]
     if text == "exact":
-        return [one.name for one in TECHNIQUES if one.name not in CHANGE_TRAINING]
+        return [technique.name for technique in TECHNIQUES if technique.name not in CHANGE_TRAINING]
     return [text]
 
 
@@ -78,17 +78,17 @@ def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: P
     reasons: dict[str, str] = {}
     worked: set[str] = set()
     predicted = unfit = 0
-    for one in finalists:
+    for finalist in finalists:
         helpful: list[tuple[float, str, Planned]] = []
         for word in words:
             try:
-                found = priced(one, (word,))
+                found = priced(finalist, (word,))
             except UserError as error:
                 reasons.setdefault(word, str(error))
                 continue
             worked.add(word)
             predicted += 1
-            if found is not None and found.step_time_s < one.step_time_s * (1.0 - LEAST_GAIN):
+            if found is not None and found.step_time_s < finalist.step_time_s * (1.0 - LEAST_GAIN):
                 helpful.append((found.step_time_s, word, found))
         helpful.sort(key=lambda each: each[:2])
         options = [found for _, _, found in helpful[:1]]
@@ -98,7 +98,7 @@ def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: P
                 if not together(some):
                     unfit += 1
                     continue
-                found = _of_all(priced, one, some)
+                found = _of_all(priced, finalist, some)
                 predicted += 1
                 options += [] if found is None else [found]
         if options:

@@ -53,7 +53,7 @@ def classes_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> list[ClassTim
         for one in programs:
             for name, ns in per_program[one].items():
                 spent[name] = spent.get(name, 0) + ns * weight[one]
-        layers = {found[1] for op in template.program.ops if (found := _LAYER.search(op.module))}
+        layers = {match[1] for op in template.program.ops if (match := _LAYER.search(op.module))}
         classes.append(ClassTime(sum(weight[one] for one in programs), len(layers), spent))
     return classes
 
@@ -68,8 +68,8 @@ def kernels_of(priced: PricedJob, captured: CapturedGraph) -> Kernels:
         wide += weight * (template.p95_s - template.p5_s)
         for source, seconds in template.busy_s.items():
             busy[source] += weight * seconds
-        for one in captured.traffic[program]:
-            busy[one.source] += weight * one.seconds * one.calls
+        for traffic in captured.traffic[program]:
+            busy[traffic.source] += weight * traffic.seconds * traffic.calls
     return Kernels(time, wide, busy)
 
 
@@ -86,9 +86,10 @@ def traffic_of(priced: PricedJob, captured: CapturedGraph) -> dict[str, int]:
     """Mean bytes per GPU and step of each kind, family and tier."""
     total: dict[str, float] = {}
     for program, weight in enumerate(captured.step.graph.multiplicity.tolist()):
-        for one in captured.traffic[program]:
-            key = f"{one.kind} {family_words(priced.job.families[one.family].name)} ({one.tier.replace('_', '-')})"
-            total[key] = total.get(key, 0.0) + weight * one.bytes
+        for traffic in captured.traffic[program]:
+            family = family_words(priced.job.families[traffic.family].name)
+            key = f"{traffic.kind} {family} ({traffic.tier.replace('_', '-')})"
+            total[key] = total.get(key, 0.0) + weight * traffic.bytes
     return {key: int(value / priced.job.world_size) for key, value in sorted(total.items()) if value}
 
 

@@ -73,7 +73,7 @@ def memory_of_program(
         failed = None
     else:
         streams = np.array([_stream(event, program.ops) for event in events], np.int64)
-        found = replay_allocator(
+        allocator_result = replay_allocator(
             blocks,
             deltas,
             stream=streams,
@@ -81,7 +81,11 @@ def memory_of_program(
             expandable_segments=settings.expandable_segments,
             max_split_bytes=settings.max_split_bytes,
         )
-        allocated, reserved, failed = found.allocated_bytes, found.reserved_bytes, found.oom_event
+        allocated, reserved, failed = (
+            allocator_result.allocated_bytes,
+            allocator_result.reserved_bytes,
+            allocator_result.oom_event,
+        )
     if not len(allocated):
         return CapturedMemory(dict.fromkeys((*CATEGORIES.values(), OTHERS), 0), 0, 0, -1, None, blocks, blocks)
     start = begin if failed is None and begin < len(allocated) else 0

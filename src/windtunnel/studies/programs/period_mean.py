@@ -19,37 +19,37 @@ def mean_of(kinds: Sequence[tuple[int, Result]]) -> Result:
     if len(kinds) == 1:
         return first
     steps = sum(count for count, _ in kinds)
-    fullest = max((one for _, one in kinds), key=lambda one: max((m.device_bytes for m in one.memory), default=0))
-    refused = next((one for _, one in kinds if one.infeasible is not None), None)
+    fullest = max((result for _, result in kinds), key=lambda one: max((m.device_bytes for m in one.memory), default=0))
+    refused = next((result for _, result in kinds if result.infeasible is not None), None)
 
     def mean(values: Sequence[float]) -> float:
         return sum(count * value for (count, _), value in zip(kinds, values, strict=True)) / steps
 
-    total_ns = round(mean([one.step_time_ns for _, one in kinds]))
-    times = [one.step_time_ns for _, one in kinds]
+    total_ns = round(mean([result.step_time_ns for _, result in kinds]))
+    times = [result.step_time_ns for _, result in kinds]
 
     def of_time(values: Sequence[float]) -> float:
         """A rate is what was done in the whole period over its time."""
         done = mean([value * time for value, time in zip(values, times, strict=True)])
         return done / max(mean(times), 1)
 
-    said = ", ".join(f"{count} of {format_time(one.step_time_s)}" for count, one in kinds)
-    names = dict.fromkeys(name for _, one in kinds for name in one.traffic_bytes)
-    traffic = {name: round(mean([one.traffic_bytes.get(name, 0) for _, one in kinds])) for name in names}
+    said = ", ".join(f"{count} of {format_time(result.step_time_s)}" for count, result in kinds)
+    names = dict.fromkeys(name for _, result in kinds for name in result.traffic_bytes)
+    traffic = {name: round(mean([result.traffic_bytes.get(name, 0) for _, result in kinds])) for name in names}
     return replace(
         first,
         status=first.status if refused is None else refused.status,
         infeasible=None if refused is None else refused.infeasible,
         step_time_ns=total_ns,
-        step_time_p5_ns=round(mean([one.step_time_p5_ns for _, one in kinds])),
-        step_time_p95_ns=round(mean([one.step_time_p95_ns for _, one in kinds])),
-        tokens_per_step=round(mean([one.tokens_per_step for _, one in kinds])),
-        tokens_per_s=of_time([one.tokens_per_s for _, one in kinds]),
-        tokens_per_s_per_gpu=of_time([one.tokens_per_s_per_gpu for _, one in kinds]),
-        mfu=of_time([one.mfu for _, one in kinds]),
-        hfu=of_time([one.hfu for _, one in kinds]),
-        model_tflops_per_gpu=of_time([one.model_tflops_per_gpu for _, one in kinds]),
-        breakdown_ns=_whole([(count, one.breakdown_ns) for count, one in kinds], total_ns),
+        step_time_p5_ns=round(mean([result.step_time_p5_ns for _, result in kinds])),
+        step_time_p95_ns=round(mean([result.step_time_p95_ns for _, result in kinds])),
+        tokens_per_step=round(mean([result.tokens_per_step for _, result in kinds])),
+        tokens_per_s=of_time([result.tokens_per_s for _, result in kinds]),
+        tokens_per_s_per_gpu=of_time([result.tokens_per_s_per_gpu for _, result in kinds]),
+        mfu=of_time([result.mfu for _, result in kinds]),
+        hfu=of_time([result.hfu for _, result in kinds]),
+        model_tflops_per_gpu=of_time([result.model_tflops_per_gpu for _, result in kinds]),
+        breakdown_ns=_whole([(count, result.breakdown_ns) for count, result in kinds], total_ns),
         memory=fullest.memory,
         memory_p95_bytes=fullest.memory_p95_bytes,
         tight=fullest.tight,

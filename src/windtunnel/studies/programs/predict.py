@@ -90,10 +90,10 @@ def predict_captured(
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     if job.world_size == 1 < cluster.n_gpus:
         job = replicated(job, cluster.n_gpus)
-    asked = parse_disturbances(scenario, cluster)
+    disturbances = parse_disturbances(scenario, cluster)
     priced = price_captured(job, cluster, framework=framework, cuda_graphs=cuda_graphs)
-    asked = placed_on(priced, asked)
-    step = disturbed_job(priced, asked.parts)
+    disturbances = placed_on(priced, disturbances)
+    step = disturbed_job(priced, disturbances.parts)
     try:
         base = step.replayed(())
     except ScheduleError as error:  # of a folder that was captured for a CPU, say, where sends need nobody
@@ -101,8 +101,8 @@ def predict_captured(
         waits = found.text if found is not None else str(error)
         raise UserError(f"the captured job hangs: {waits}; on a cluster the script would hang there too") from None
     makespan, disturbed = base.timeline.makespan_ns, None
-    if asked.parts:
-        makespan, disturbed = disturb(priced, step, asked)
+    if disturbances.parts:
+        makespan, disturbed = disturb(priced, step, disturbances)
     question = Predict(
         model=ModelPart(base=_source(job)),
         cluster=ClusterPart(base=_cluster_word(named, cluster)),
@@ -111,7 +111,7 @@ def predict_captured(
             cuda_graphs=cuda_graphs or None,
             allocator=allocator,
         ),
-        scenario=asked.scenario(),
+        scenario=disturbances.scenario(),
     )
     settings = allocator_settings(allocator_of(job) if allocator is None else allocator)
     memory = captured_memory(priced, base, settings=settings)

@@ -81,15 +81,19 @@ def _averaging(program: RankProgram, members: tuple[int, ...]) -> RankProgram:
             ops.append(replace(own, name="c10d.allreduce_", kind="communication", after=after, communication=call))
         if number == last:
             ops.append(Op("wait", "wait", after=tuple(reductions), stream=op.stream, phase=op.phase))
-    storage = 1 + max(one.storage for one in (*program.resident, *program.memory))
+    storage = 1 + max(memory_event.storage for memory_event in (*program.resident, *program.memory))
     return replace(
         program,
         world_size=len(members),
         ops=tuple(ops),
         resident=(*program.resident, MemoryEvent(-1, storage, sum(buckets.values()), "gradient")),
-        memory=tuple(one._replace(op=moved[one.op] if 0 <= one.op < len(moved) else one.op) for one in program.memory),
+        memory=tuple(
+            memory_event._replace(op=moved[memory_event.op] if 0 <= memory_event.op < len(moved) else memory_event.op)
+            for memory_event in program.memory
+        ),
         answers=tuple(
-            one._replace(op=moved[one.op] if 0 <= one.op < len(moved) else one.op) for one in program.answers
+            answer._replace(op=moved[answer.op] if 0 <= answer.op < len(moved) else answer.op)
+            for answer in program.answers
         ),
     )
 
@@ -100,15 +104,19 @@ def _buckets(program: RankProgram) -> Iterator[tuple[int, int]]:
     for number, op in enumerate(program.ops):
         if op.phase == "backward":
             passes.setdefault(op.micro_batch, []).append(number)
-    made = [one for one in (*program.resident, *program.memory) if one.category == "gradient" and one.bytes > 0]
-    if not (passes and made):
+    memory_events = [
+        memory_event
+        for memory_event in (*program.resident, *program.memory)
+        if memory_event.category == "gradient" and memory_event.bytes > 0
+    ]
+    if not (passes and memory_events):
         raise LayoutError("the script makes no gradients in a backward pass", "give a cluster of 1 GPU")
     first, last = passes[min(passes)], passes[max(passes)]
     # Gradients are made in the first backward pass and added to in the others, which run the same ops; those that stay
     # from step to step are there at the end of it at the latest.
     when = {number: -(-(place + 1) * len(last) // len(first)) - 1 for place, number in enumerate(first)}
     filled = most = 0
-    places = sorted((when.get(one.op, len(last) - 1), one.bytes) for one in made)
+    places = sorted((when.get(memory_event.op, len(last) - 1), memory_event.bytes) for memory_event in memory_events)
     for number, (place, size) in enumerate(places):
         filled += size
         most = most or FIRST_BUCKET

@@ -137,12 +137,12 @@ class Survival(Shown):
 
     def __post_init__(self) -> None:
         check_figures(self, unbounded=("mttf_s",))
-        for one in self.entries:
-            check_sum(one.waterfall, self.wall_s)
+        for entry in self.entries:
+            check_sum(entry.waterfall, self.wall_s)
 
     def to_dict(self) -> dict[str, Plain]:
         """Plain data for JSON: the first policy's figures on top, and one entry per policy."""
-        asked, entries = self.asked, [one.to_dict() for one in self.entries]
+        asked, entries = self.asked, [entry.to_dict() for entry in self.entries]
         head: dict[str, Plain] = {
             **{name: plain(getattr(asked, name)) for name in SAID},
             "failures": asked.process.name,
@@ -150,7 +150,7 @@ class Survival(Shown):
             "mttf_s": self.mttf_s if math.isfinite(self.mttf_s) else None,
             "wall_s": self.wall_s,
         }
-        return {**entries[0], **head, "policies": [{**one} for one in entries]}
+        return {**entries[0], **head, "policies": [{**entry} for entry in entries]}
 
 
 def survive(asked: Asked) -> Survival:
@@ -181,7 +181,7 @@ def _entry(asked: Asked, policy: Policy, trace: FailureTrace) -> PolicyEntry:
     interval = asked.interval_s or best_interval(rates, saving, asked.step_s)
     outcome = run_many(trace, policy, _saving(saving, interval), asked.step_s, kept)
     low, high = np.percentile(outcome.ettr, [5, 95])
-    unplanned = np.array([one.symptom != "planned" for one in process.causes], bool)
+    unplanned = np.array([cause.symptom != "planned" for cause in process.causes], bool)
     counts = outcome.interruptions
     total = counts[:, unplanned].sum(axis=1)
     mean = outcome.seconds.mean(axis=0)
@@ -199,7 +199,9 @@ def _entry(asked: Asked, policy: Policy, trace: FailureTrace) -> PolicyEntry:
         interruptions_p10=float(np.percentile(total, 10)),
         interruptions_p90=float(np.percentile(total, 90)),
         planned=float(counts[:, ~unplanned].sum(axis=1).mean()),
-        interruptions_by_cause={one.name: float(n) for one, n in zip(process.causes, counts.mean(axis=0), strict=True)},
+        interruptions_by_cause={
+            cause.name: float(n) for cause, n in zip(process.causes, counts.mean(axis=0), strict=True)
+        },
         waterfall={name: float(seconds) for name, seconds in zip(PARTS, mean, strict=True)},
         checkpoint_interval_s=interval,
         checkpoint_stall_s=stall,

@@ -238,11 +238,11 @@ class Run:
         return loads.index(min(loads))
 
     def _ended(self, now_ns: int, place: int, finished: list[Sequence]) -> None:
-        for one in finished:
+        for sequence in finished:
             if place >= self._first_judge:
-                self._complete(one.index, now_ns)
+                self._complete(sequence.index, now_ns)
                 continue
-            index = one.index
+            index = sequence.index
             _, tokens = self._samples[index]
             self._turn[index] += 1
             if self._turn[index] < min(self.rules.turns, tokens):
@@ -369,9 +369,9 @@ class Run:
         for offset, guest in enumerate(self.guests):
             moved = guest.taken_away(now_ns)
             self._loop.watch(len(self.generators) + offset)
-            for one in moved:
-                place = self._place(one.index)
-                self._all[place].submit(one, now_ns)
+            for sequence in moved:
+                place = self._place(sequence.index)
+                self._all[place].submit(sequence, now_ns)
                 self._loop.watch(place)
 
     def _update(self, now_ns: int) -> None:

@@ -92,8 +92,8 @@ class Generator:
 
     def begin_again(self, now_ns: int) -> None:
         """Every answer here is computed again up to where it was."""
-        for one in self.taken_away(now_ns):
-            self._replica.submit(one, self._own(now_ns))
+        for sequence in self.taken_away(now_ns):
+            self._replica.submit(sequence, self._own(now_ns))
 
     @property
     def busy_ticks(self) -> int:

@@ -190,8 +190,8 @@ def sub(machine: Cluster, gpus: int) -> Cluster:
 
 def trainer_of(draft: Job) -> Trainer:
     """The trainer with the layout that is given, or the fastest that fits."""
-    asked, trainer = draft.question.learner, draft.trainer
-    given = {name: getattr(asked, name) for name in ("tp", "pp", "cp", "ep", "recompute")}
+    learner, trainer = draft.question.learner, draft.trainer
+    given = {name: getattr(learner, name) for name in ("tp", "pp", "cp", "ep", "recompute")}
     tokens = draft.sample_tokens()
     sizes = {name: size for name, size in given.items() if name != "recompute" and size is not None}
     if not sizes:

@@ -174,7 +174,7 @@ def _price(model: Model, cluster: Cluster, fields: Fields, key: tuple[int, int, 
         pricer = pricer.with_documents(document)
     found = simulate(layout, pieces_of(layout), layout.schedule_table(), pricer)
     step = found.step
-    widths = [(one.p5, one.p95, one.duration_ns) for one in step.segments]
+    widths = [(segment.p5, segment.p95, segment.duration_ns) for segment in step.segments]
     weight = sum(width for _, _, width in widths)
     return _Priced(
         found.makespan_ns * 1e-9,
@@ -243,8 +243,8 @@ def least_s(
     capacity = max(trainer.row_tokens, int(tokens.max()))
     starts = range(0, len(tokens), train_batch)
     steps = [packed(tokens[at : at + train_batch], capacity, trainer.dp, trainer.quantum) for at in starts]
-    micro_batches, row = min(one.micro_batches for one in steps), min(one.row_tokens for one in steps)
-    document = min(row, *(one.document_tokens for one in steps))
+    micro_batches, row = min(step.micro_batches for step in steps), min(step.row_tokens for step in steps)
+    document = min(row, *(step.document_tokens for step in steps))
     bounds = known.setdefault((row, document), Bounds(0.0, document if document < row else None))
     capacity_bytes = trainer.cluster.gpu.usable_memory_bytes
     layout = _laid_out(trainer.model, trainer.cluster, trainer.fields, micro_batches * trainer.dp, row)
@@ -273,7 +273,7 @@ def layouts(model: Model, cluster: Cluster, given: Mapping[str, object], framewo
 
     def of(name: str, most: int) -> list[int]:
         size = given.get(name)
-        return [size] if size and isinstance(size, int) else [one for one in powers if one <= most]
+        return [size] if size and isinstance(size, int) else [power for power in powers if power <= most]
 
     found = []
     expert = sum(_expert_parameters(model, layer) for layer in model.layers)
@@ -298,9 +298,9 @@ def _expert_parameters(model: Model, layer: Layer) -> int:
     return block.experts * block.matrices * block.size * model.hidden_size if block.kind == "moe" else 0
 
 
-def _savings(given: Mapping[str, object]) -> list[str]:
+def _savings(entry: Mapping[str, object]) -> list[str]:
     """What is recomputed, as given; else what is tried in turn."""
-    return [str(given["recompute"])] if given.get("recompute") else ["none", "full"]
+    return [str(entry["recompute"])] if entry.get("recompute") else ["none", "full"]
 
 
 def fitting(

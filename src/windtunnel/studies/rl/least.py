@@ -99,7 +99,7 @@ def parts_of(steps: Ints, replicas: int, by_chunks: bool) -> list[Ints]:
     """
     places, many = np.arange(len(steps)), replicas
     places = places * many // len(steps) if by_chunks else places % many
-    return [part for one in range(many) if len(part := steps[places == one])]
+    return [part for number in range(many) if len(part := steps[places == number])]
 
 
 def contexts_of(steps: Ints) -> float:

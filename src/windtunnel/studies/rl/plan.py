@@ -102,9 +102,9 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
     refused, reason = 0, None
     trainers: dict[int | None, Trainer] = {}
     engines: dict[Deployment, Engine] = {}  # a generator is the same in every pool that holds it
-    for asked in candidates(question):
+    for candidate in candidates(question):
         try:
-            draft = drafted(asked, engines)
+            draft = drafted(candidate, engines)
             heap.append((bound_s(draft, draft.trainer.peak_s), len(heap), False, draft))
         except (LayoutError, SpecError) as error:
             refused, reason = refused + 1, error
@@ -124,13 +124,13 @@ def search(question: RlPlan, *, prove: bool) -> RlPlanned:
             except (LayoutError, SpecError) as error:
                 refused, reason = refused + 1, error
             continue
-        found = answered(job)
-        if not found.feasible:
-            refused, reason = refused + 1, LayoutError(found.reason, "give more GPUs")
+        rl_result = answered(job)
+        if not rl_result.feasible:
+            refused, reason = refused + 1, LayoutError(rl_result.reason, "give more GPUs")
             continue
-        if best is None or found.step_time_s < best[0]:
-            best = (found.step_time_s, found)
-        tried.append(_tried(job, bound, found))
+        if best is None or rl_result.step_time_s < best[0]:
+            best = (rl_result.step_time_s, rl_result)
+        tried.append(_tried(job, bound, rl_result))
     if best is None:
         raise reason or UserError("no division of the cluster is possible")
     kinds = {one.generate is None for one in tried if one.step_s is not None}

@@ -34,7 +34,11 @@ def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlRes
     step_s = (end - begin) / many
     phases = phases_of(job, steps, step_s)
     trained = sum(step.tokens for step in steps)
-    busy = np.array([one.busy_ticks for one in run.generators], float) / TICKS_PER_S * job.habits.generation_factor
+    busy = (
+        np.array([generator.busy_ticks for generator in run.generators], float)
+        / TICKS_PER_S
+        * job.habits.generation_factor
+    )
     learner_s = phases.logprob_s + phases.ref_logprob_s + phases.training_s
     idle = {
         "generation": float(max(0.0, 1.0 - busy.mean() / (run.now_ns / NS))),
@@ -68,7 +72,7 @@ def read_run(job: Job, run: Run, warm: int, memory: Mapping[str, Side]) -> RlRes
         cost=cost,
         cost_per_1000_samples=None if cost is None else 1000.0 * cost / samples,
         steps=many,
-        preemptions=sum(one.preemptions for one in run.generators),
+        preemptions=sum(generator.preemptions for generator in run.generators),
         verdicts=verdicts_of(job, steps, phases, idle, step_s),
         sources=sources_of(job),
         assumptions=assumptions_of(job),

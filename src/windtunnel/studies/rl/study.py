@@ -36,14 +36,14 @@ def hidden_generation(job: Job, anchor: Anchor, step_s: float) -> float | None:
     """The factor of generation with which pools that overlap take `step_s`; None where the learner alone decides it."""
     factor = 1.0
     for _ in range(ROUNDS):
-        found = answered(anchored(job, replace(anchor, generation=factor)), it_ran=True)
-        if found.phases.exposed_generation_s < SEEN * found.step_time_s and step_s <= found.step_time_s:
+        rl_result = answered(anchored(job, replace(anchor, generation=factor)), it_ran=True)
+        if rl_result.phases.exposed_generation_s < SEEN * rl_result.step_time_s and step_s <= rl_result.step_time_s:
             return None
-        if abs(step_s / found.step_time_s - 1.0) < CLOSE:
+        if abs(step_s / rl_result.step_time_s - 1.0) < CLOSE:
             break
-        longer = (step_s - found.step_time_s) / found.phases.generation_s
-        if not found.phases.exposed_generation_s:  # all of it is hidden: it shows where it is as long as the step
-            longer = max(longer, step_s / found.phases.generation_s - 1.0)
+        longer = (step_s - rl_result.step_time_s) / rl_result.phases.generation_s
+        if not rl_result.phases.exposed_generation_s:  # all of it is hidden: it shows where it is as long as the step
+            longer = max(longer, step_s / rl_result.phases.generation_s - 1.0)
         factor = min(FURTHEST, max(1.0 / FURTHEST, factor * (1.0 + max(longer, -0.5))))
     return factor
 

@@ -124,7 +124,7 @@ class Slots:
             self.loads += 1
             self._waits += 1
             if len(self._here) == self._resident:
-                del self._here[next(one for one in self._here if one not in self.in_use)]
+                del self._here[next(number for number in self._here if number not in self.in_use)]
         self._here[adapter] = None
         self._here.move_to_end(adapter)
 

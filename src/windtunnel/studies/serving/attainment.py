@@ -36,10 +36,10 @@ class Attained:
 
 def attained(run: Run, workload: Workload, promise: float) -> Attained:
     """Of the replica that `run` runs. Raises UserError where it does not fit, or keeps the promise at no rate."""
-    found = goodput_of(run, workload, promise)
-    if not found.feasible:
-        raise UserError(f"the served model {found.reason}")
-    goodput = found.goodput_requests_per_s
+    serving_result = goodput_of(run, workload, promise)
+    if not serving_result.feasible:
+        raise UserError(f"the served model {serving_result.reason}")
+    goodput = serving_result.goodput_requests_per_s
     if not goodput:
         raise UserError(f"no rate keeps the limits for {promise:.1%} of the requests: loosen slo, or use more GPUs")
     rates = [share * goodput for share in AROUND]

@@ -74,12 +74,12 @@ class Engine:
 
     def replica(self, shared: Store | None = None) -> Replica:
         """A fresh instance; `shared`: the remote store, where other replicas read it too."""
-        stores = [shared if shared and one.name == shared.name else self._store(one) for one in self.tiers]
+        stores = [shared if shared and tier.name == shared.name else self._store(tier) for tier in self.tiers]
         return Replica(self.times, self.rules, self.blocks, stores=stores, slots=self._slots())
 
     def replicas(self, count: int) -> list[Replica]:
         """Fresh instances with one remote store."""
-        shared = next((self._store(one) for one in self.tiers if one.name == "remote"), None)
+        shared = next((self._store(tier) for tier in self.tiers if tier.name == "remote"), None)
         return [self.replica(shared) for _ in range(count)]
 
     def _slots(self) -> Slots | None:

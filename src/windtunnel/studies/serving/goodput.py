@@ -124,8 +124,8 @@ def _goes_on(result: ServingResult, attain: float) -> bool:
 
 def _all_at_once(result: ServingResult) -> bool:
     """Whether every request had arrived before the first was answered."""
-    found = result.stamps
-    return found is not None and bool(found.arrival.max() <= np.nanmin(found.last))
+    stamps = result.stamps
+    return stamps is not None and bool(stamps.arrival.max() <= np.nanmin(stamps.last))
 
 
 def rate_curve(run: Run, workload: Workload, around: ServingResult) -> Curve:
@@ -135,18 +135,18 @@ def rate_curve(run: Run, workload: Workload, around: ServingResult) -> Curve:
     points: list[dict[str, float | str | None]] = []
     for place in range(CURVE_POINTS):
         rate = middle * (0.1 + 1.5 * place / (CURVE_POINTS - 1))
-        one = run(at_rate(workload, rate))
+        serving_result = run(at_rate(workload, rate))
         points.append(
             {
                 "rate_per_s": rate,
-                "ttft_mean_s": one.ttft.mean if one.ttft else None,
-                "ttft_p99_s": one.ttft.p99 if one.ttft else None,
-                "tpot_mean_s": one.tpot.mean if one.tpot else None,
-                "tpot_p99_s": one.tpot.p99 if one.tpot else None,
-                "e2e_mean_s": one.e2e.mean if one.e2e else None,
-                "output_tokens_per_s": one.output_tokens_per_s,
-                "attainment": one.slo_attainment,
-                "regime": one.regime,
+                "ttft_mean_s": serving_result.ttft.mean if serving_result.ttft else None,
+                "ttft_p99_s": serving_result.ttft.p99 if serving_result.ttft else None,
+                "tpot_mean_s": serving_result.tpot.mean if serving_result.tpot else None,
+                "tpot_p99_s": serving_result.tpot.p99 if serving_result.tpot else None,
+                "e2e_mean_s": serving_result.e2e.mean if serving_result.e2e else None,
+                "output_tokens_per_s": serving_result.output_tokens_per_s,
+                "attainment": serving_result.slo_attainment,
+                "regime": serving_result.regime,
             }
         )
     return Curve(tuple(points))

@@ -201,22 +201,22 @@ def simulate(
             refused.append(rejected(index, prompt, output, longest))
             return None
         sent_ns = now_ns - reading.waited_ns[index] if reading else now_ns
-        one = Sequence(index, prompt, output, sent_ns, names[index] if names is not None else (), span)
+        sequence = Sequence(index, prompt, output, sent_ns, names[index] if names is not None else (), span)
         if adapters is not None:
-            one.adapter = adapter = adapters[index]
-            one.names = tuple((name << 20) + adapter for name in one.names)
-        sent.append(one)
-        return one
+            sequence.adapter = adapter = adapters[index]
+            sequence.names = tuple((name << 20) + adapter for name in sequence.names)
+        sent.append(sequence)
+        return sequence
 
     known = workload.concurrency is None and workload.turns is None and reading is None  # when requests arrive
     if known and (len(servers) == 1 or router is not None):
-        taken = [one for now_ns, index in client.start() if (one := request(index, now_ns)) is not None]
+        sequences = [one for now_ns, index in client.start() if (one := request(index, now_ns)) is not None]
         if router is not None and len(servers) > 1 and not (apart and getattr(router, "in_turn", False)):
-            _routed(servers, router, taken)
+            _routed(servers, router, sequences)
             return sent, refused
         sent.clear()
         for place, server in enumerate(servers):  # what one of them gets depends on no other
-            sent += _alone(server, taken[place :: len(servers)])
+            sent += _alone(server, sequences[place :: len(servers)])
         return sent, refused
 
     if workload.concurrency is not None and len(servers) == 1 and isinstance(client, ClosedLoop):
@@ -262,12 +262,12 @@ def _routed(servers: Listed[Server], router: Router, arrivals: list[Sequence]) -
         server.advance()
         return server.next_ns
 
-    for one in arrivals:
-        now_ns = one.arrival_ns
+    for arrival in arrivals:
+        now_ns = arrival.arrival_ns
         ends.run(now_ns, end)
-        place = router.choose(one, servers)
+        place = router.choose(arrival, servers)
         server = servers[place]
-        server.submit(one, now_ns)
+        server.submit(arrival, now_ns)
         ends.move(place, server.next_ns)
     ends.run(NEVER, end)
 
@@ -289,16 +289,16 @@ def _kept_full(server: Server, client: ClosedLoop, request: Callable[[int, int],
     while (now_ns := server.next_ns) < NEVER:
         finished = server.advance()
         if finished:
-            send(now_ns, [following for one in finished for following in client.answered(one.index, now_ns)])
+            send(now_ns, [following for sequence in finished for following in client.answered(sequence.index, now_ns)])
 
 
 def _alone(server: Server, arrivals: list[Sequence]) -> list[Sequence]:
     """The same loop for arrivals that are known and one server: no queue is needed."""
-    for one in arrivals:
-        now_ns = one.arrival_ns
+    for arrival in arrivals:
+        now_ns = arrival.arrival_ns
         while server.next_ns <= now_ns:
             server.advance()
-        server.submit(one, now_ns)
+        server.submit(arrival, now_ns)
     while server.next_ns < NEVER:
         server.advance()
     return arrivals

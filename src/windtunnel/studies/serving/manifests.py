@@ -108,8 +108,8 @@ def parts_of(text: str) -> Parts:
     if not workers:
         raise SpecError("MODEL", text, "holds no worker: give a vllm serve line, or a Dynamo or llm-d file")
     first = workers[0]
-    roles = {one.role: one for one in workers}
-    notes = _notes(dict.fromkeys(flag for one in workers for flag in one.ignored))
+    roles = {worker.role: worker for worker in workers}
+    notes = _notes(dict.fromkeys(flag for worker in workers for flag in worker.ignored))
     engine = dict(first.fields)
     layout = [engine.pop(name, default) for name, default in (("tp", 1), ("pp", 1), ("attn_dp", 1), ("moe_ep", None))]
     engine = {"engine": first.engine, **engine}
@@ -122,7 +122,7 @@ def parts_of(text: str) -> Parts:
     sizes: dict[str, object] = dict(zip(("tp", "pp", "dp"), layout, strict=False))
     if layout[3] is not None:
         sizes["ep"] = layout[3]
-    together = {"kind": "together", **sizes, "replicas": sum(one.replicas for one in workers)}
+    together = {"kind": "together", **sizes, "replicas": sum(worker.replicas for worker in workers)}
     return Parts(first.model, engine, together, notes)
 
 
@@ -166,7 +166,7 @@ def _of_script(text: str, role: str) -> Iterator[Started]:
 def _commands(text: str) -> Iterator[list[str]]:
     """The words of each line that starts an engine, variables put in. Raises SpecError."""
     values: dict[str, str] = {}
-    joined = re.sub(r"=\(([^()]*)\)", lambda one: f"=({' '.join(one[1].split())})", re.sub(r"\\\r?\n", " ", text))
+    joined = re.sub(r"=\(([^()]*)\)", lambda match: f"=({' '.join(match[1].split())})", re.sub(r"\\\r?\n", " ", text))
     for line in re.split(r"\n|;(?=\s|$)|&&", joined):
         assigned = None if LINE.search(line) else ASSIGNED.fullmatch(line)
         # Of an array the words stay as they are quoted.
@@ -195,7 +195,7 @@ def _of_document(document: object) -> Iterator[Started]:
     spec = document.get("spec") or {}
     if document.get("kind") == "DynamoGraphDeployment":
         services = spec.get("services") or {}
-        old = [{"name": name, **one, **(one.get("extraPodSpec") or {})} for name, one in services.items()]
+        old = [{"name": name, **service, **(service.get("extraPodSpec") or {})} for name, service in services.items()]
         for one in [*(spec.get("components") or ()), *old]:
             role = str(one.get("type") or one.get("subComponentType") or one.get("componentType") or "").lower()
             pod = ((one.get("podTemplate") or {}).get("spec") or {}).get("containers") or [one.get("mainContainer")]

@@ -115,7 +115,7 @@ _read = attrgetter(
 
 def stamps_of(requests: Sequence[Request]) -> Stamps:
     """Arrays of requests, in the order of their index."""
-    rows = [_read(one) for one in sorted(requests, key=lambda one: one.index)]
+    rows = [_read(request) for request in sorted(requests, key=lambda sequence: sequence.index)]
     columns = np.array(rows, dtype=np.int64).reshape(-1, 10).T
     prompt, output, hit = columns[1:4].astype(np.float64)
     arrival, queued, scheduled, first, last, waited = np.where(columns[4:] < 0, np.nan, columns[4:] * 1e-9)

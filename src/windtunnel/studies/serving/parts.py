@@ -78,5 +78,5 @@ def deployment_of(
         given |= {"speculative_tokens": drafting.speculative_tokens, "acceptance": kept}
     if layout is not None:
         given |= {"tp": layout.tp, "pp": layout.pp, "attn_dp": layout.dp, "moe_ep": layout.ep}
-    made = Deployment(**given)
-    return made.stored_as(stored) if engine.weights is None else made
+    deployment = Deployment(**given)
+    return deployment.stored_as(stored) if engine.weights is None else deployment

@@ -48,7 +48,7 @@ class Compared(Answer):
 
     def to_dict(self) -> dict[str, object]:
         """Ready for JSON."""
-        return {"policies": {name: one.to_dict() for name, one in self.results.items()}}
+        return {"policies": {name: result.to_dict() for name, result in self.results.items()}}
 
 
 def answer(question: ServePolicies) -> Compared | Sharing:
@@ -82,7 +82,7 @@ def answer(question: ServePolicies) -> Compared | Sharing:
                 cost_per_gpu_hour=question.price,
                 make=lambda policy=policy: _replica(engine, policy, longest),  # type: ignore[misc]
             )
-    said = tuple(f"{name}: {text}" for name, one in results.items() for text in refusals(one))
+    said = tuple(f"{name}: {text}" for name, result in results.items() for text in refusals(result))
     return Compared(results, sources_of(engine), (*load.notes, *drafts_assumed(question.engine), *said))
 
 

@@ -17,9 +17,9 @@ def read_share(model: Model, deployment: Deployment, tokens: float) -> float:
     """Share of all weights that a step of so many tokens reads: not of experts that no token is routed to."""
     stored = read = 0.0
     for layer, count in model.distinct_layers():
-        found, block = model.parameters_of(layer), layer.feed_forward
-        dense = count * (found.total - found.experts) * WEIGHT_BYTES[deployment.weights]
-        experts = count * found.experts * WEIGHT_BYTES[deployment.routed]
+        layer_parameters, block = model.parameters_of(layer), layer.feed_forward
+        dense = count * (layer_parameters.total - layer_parameters.experts) * WEIGHT_BYTES[deployment.weights]
+        experts = count * layer_parameters.experts * WEIGHT_BYTES[deployment.routed]
         stored += dense + experts
         read += dense + experts * (1.0 - (1.0 - block.experts_per_token / max(1, block.experts)) ** tokens)
     return read / stored
@@ -46,11 +46,11 @@ def gpu_watts(engine: Engine, tallies: Sequence[Tally], window_s: float) -> floa
     """Mean power of one GPU of these replicas, seconds in which no step runs included."""
     gpu = engine.cluster.gpu
     draw = draw_of(gpu)
-    ticks, steps = sum(one.busy_ticks for one in tallies), sum(one.steps for one in tallies)
+    ticks, steps = sum(tally.busy_ticks for tally in tallies), sum(tally.steps for tally in tallies)
     if not steps:
         return gpu.tdp_w * draw.waiting
-    kv_use = min(1.0, sum(one.block_ticks for one in tallies) / ticks / max(1, engine.blocks))
-    tokens, step_s = sum(one.tokens for one in tallies) / steps, ticks / TICKS_PER_S / steps
+    kv_use = min(1.0, sum(tally.block_ticks for tally in tallies) / ticks / max(1, engine.blocks))
+    tokens, step_s = sum(tally.tokens for tally in tallies) / steps, ticks / TICKS_PER_S / steps
     busy = min(1.0, ticks / TICKS_PER_S / window_s / len(tallies))
     running = draw.running(*rates(engine, tokens, kv_use, step_s))
     return gpu.tdp_w * (draw.waiting + busy * (running - draw.waiting))

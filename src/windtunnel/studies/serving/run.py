@@ -120,7 +120,7 @@ def serve_with(
         chosen,
         block_size=engine.rules.block_size,
         longest=engine.longest,
-        apart=all(one.name != "remote" for one in engine.tiers),
+        apart=all(tier.name != "remote" for tier in engine.tiers),
         adapters=None if engine.lora is None else asked_for(workload, engine.lora.adapters),
         read_token_s=engine.profile.read_token_s,
     )
@@ -143,12 +143,12 @@ def _check(replicas: int, slo: Mapping[str, float], cost_per_gpu_hour: float | N
 def hand_on(sent: Sequence[Request], profile: Profile) -> None:
     """Tokens as clients get them: later than the engine has them, by what the engine's front end takes."""
     fixed, each = profile.first_token_s * 1e9, profile.prompt_token_s * 1e9
-    for one in sent:
-        extra = round(fixed + each * one.prompt)
-        if one.first_ns >= 0:
-            one.first_ns += extra
-        if one.last_ns >= 0:
-            one.last_ns += extra
+    for sequence in sent:
+        extra = round(fixed + each * sequence.prompt)
+        if sequence.first_ns >= 0:
+            sequence.first_ns += extra
+        if sequence.last_ns >= 0:
+            sequence.last_ns += extra
 
 
 def summarise(
@@ -167,15 +167,15 @@ def summarise(
     begin = float(stamps.arrival.min()) if len(stamps.arrival) else 0.0
     window = max(end - begin, 1e-12)
     outputs, prompts = float(stamps.output[done].sum()), float(stamps.prompt[done].sum())
-    busy = sum(one.tally.busy_ticks for one in servers) / TICKS_PER_S
-    total_ticks = max(1, sum(one.tally.busy_ticks for one in servers))
+    busy = sum(server.tally.busy_ticks for server in servers) / TICKS_PER_S
+    total_ticks = max(1, sum(server.tally.busy_ticks for server in servers))
     attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(workload)) if slo else None
     share = busy / (window * len(servers))
-    lookups = sum(one.pool.lookups for one in servers)
+    lookups = sum(server.pool.lookups for server in servers)
     all_gpus = engine.deployment.gpus * len(servers) if gpus is None else gpus
     waited = stamps.queue[~np.isnan(stamps.queue)]
     regime = regime_of(stamps, workload)
-    batch = sum(one.tally.sequence_ticks for one in servers) / total_ticks
+    batch = sum(server.tally.sequence_ticks for server in servers) / total_ticks
     context = float(workload.input_tokens.mean() + workload.output_tokens.mean() / 2)
     rate = float(done.sum()) / window
     started, refusal = started_of(engine), refused[0].reason if refused else ""
@@ -189,7 +189,7 @@ def summarise(
         refused=len(refused),
         ttft=distribution(stamps.ttft),
         tpot=distribution(stamps.tpot),
-        itl=gap_distribution(one.tally.gap_counts for one in servers),
+        itl=gap_distribution(server.tally.gap_counts for server in servers),
         e2e=distribution(stamps.e2e),
         queue=distribution(waited),
         duration_s=window,
@@ -202,17 +202,17 @@ def summarise(
         regime=regime,
         gpus=all_gpus,
         gpu_seconds=all_gpus * window,
-        gpu_watts=gpu_watts(engine, [one.tally for one in servers], window),
+        gpu_watts=gpu_watts(engine, [server.tally for server in servers], window),
         gpu_watts_band=draw_of(engine.cluster.gpu).band,
         utilisation=min(1.0, share),  # the window is in whole nanoseconds
         batch_mean=batch,
-        kv_use_mean=sum(one.tally.block_ticks / max(1, one.pool.total) for one in servers) / total_ticks,
-        kv_use_peak=max(one.pool.peak / max(1, one.pool.total) for one in servers),
-        preemptions=sum(one.tally.preemptions for one in servers),
-        prefix_hit_rate=sum(one.pool.hits for one in servers) / lookups if lookups else 0.0,
+        kv_use_mean=sum(server.tally.block_ticks / max(1, server.pool.total) for server in servers) / total_ticks,
+        kv_use_peak=max(server.pool.peak / max(1, server.pool.total) for server in servers),
+        preemptions=sum(server.tally.preemptions for server in servers),
+        prefix_hit_rate=sum(server.pool.hits for server in servers) / lookups if lookups else 0.0,
         tier_hit_rates=_tier_hits(engine, servers, max(1, lookups)),
         adapter_loads=None if engine.lora is None else _loads(servers),
-        steps=sum(one.tally.steps for one in servers),
+        steps=sum(server.tally.steps for server in servers),
         band=band_of(engine, batch, context, workload.concurrency is None),
         sources=sources_of(engine),
         memory=_memory(engine),
@@ -226,13 +226,13 @@ def summarise(
 
 def _loads(servers: Sequence[Replica | StepwiseReplica]) -> int:
     """Adapters that were brought to a GPU."""
-    slots = [one.cache.slots for one in servers if isinstance(one, Replica)]
-    return sum(one.loads for one in slots if one is not None)
+    slots = [server.cache.slots for server in servers if isinstance(server, Replica)]
+    return sum(slot.loads for slot in slots if slot is not None)
 
 
 def _tier_hits(engine: Engine, servers: Sequence[Replica | StepwiseReplica], lookups: int) -> dict[str, float]:
     """Share of the prompt blocks that were looked up and found in each tier below the GPU."""
-    tiers = [one.cache.tiers for one in servers if isinstance(one, Replica) and one.cache.tiers is not None]
+    tiers = [server.cache.tiers for server in servers if isinstance(server, Replica) and server.cache.tiers is not None]
     return {
         tier.name: sum(one.found_blocks[place] for one in tiers) / lookups for place, tier in enumerate(engine.tiers)
     }

@@ -114,7 +114,7 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
     from windtunnel.studies.serving.placement.spares import Failures
 
     model = load_model(question.model)
-    found = plan.plan_for(
+    serving_plans = plan.plan_for(
         plan.Sought(
             model,
             cluster_of(question.cluster),
@@ -126,10 +126,10 @@ def _fewest(question: ServePlan, workload: Workload) -> ServingPlans:
             question.replicas.runs if isinstance(question.replicas, Sought) else RUNS,
         )
     )
-    found = replace(found, warnings=(*_assumed(question, workload), *found.warnings))
+    serving_plans = replace(serving_plans, warnings=(*_assumed(question, workload), *serving_plans.warnings))
     if not isinstance(question.gpus, Failing):
-        return found
-    return found.with_spares(Failures(question.gpus.mtbf_gpu, question.gpus.repair, question.gpus.available))
+        return serving_plans
+    return serving_plans.with_spares(Failures(question.gpus.mtbf_gpu, question.gpus.repair, question.gpus.available))
 
 
 def _assumed(question: Serve | ServePlan, workload: Workload) -> list[str]:

@@ -110,7 +110,7 @@ def _digest_of(path: str, changed_ns: int, size: int) -> str:
 def _digest_of_folder(path: str) -> str:
     """Of the names, sizes and times of its files: they may hold weights, which nobody wants to read."""
     files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    found = [(str(one), one.lstat().st_size, one.lstat().st_mtime_ns) for one in islice(files, FILES_OF_A_FOLDER)]
+    found = [(str(file), file.lstat().st_size, file.lstat().st_mtime_ns) for file in islice(files, FILES_OF_A_FOLDER)]
     return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
 
 

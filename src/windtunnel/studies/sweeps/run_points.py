@@ -65,14 +65,14 @@ def _row(answered: Callable[[Mapping[str, object]], object], inputs: Mapping[str
     return {"status": str(outputs.pop("status", "ok")), "reason": reason, "outputs": outputs}
 
 
-def _unmet(called: Callable[..., object], asked: Mapping[str, object]) -> str:
+def _unmet(called: Callable[..., object], entry: Mapping[str, object]) -> str:
     """What is wrong with the names of the inputs; empty if nothing, or if the function does not say what it takes."""
     try:
         takes = signature(called)
     except (TypeError, ValueError):
         return ""
     try:
-        takes.bind(**asked)
+        takes.bind(**entry)
     except TypeError as error:
         return f"{error}: inputs are {', '.join(takes.parameters)}"
     return ""

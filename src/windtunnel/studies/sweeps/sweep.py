@@ -158,7 +158,7 @@ def _version() -> str:
 
 def _require_question(study: Study) -> None:
     """A study is data: its verb only answers, and no input of it says what runs or where it is written."""
-    pure = {verb for verb, one in QUESTIONS.items() if one.pure}
+    pure = {verb for verb, question in QUESTIONS.items() if question.pure}
     if study.verb in ("predict_with", "predict_captured"):
         raise SpecError("verb of a study", study.verb, "say predict: technique is a list, model a captured folder")
     if study.verb not in pure:

@@ -89,7 +89,9 @@ def find_technique(word: str) -> Named:
     for one in TECHNIQUES:
         if plain == one.name or plain in one.aliases:
             return one
-    raise UnknownNameError("technique", word, [name for one in TECHNIQUES for name in (one.name, *one.aliases)])
+    raise UnknownNameError(
+        "technique", word, [name for technique in TECHNIQUES for name in (technique.name, *technique.aliases)]
+    )
 
 
 def parse_technique(text: str) -> tuple[Named, Any]:
@@ -137,7 +139,7 @@ def _value(field: Field, word: str, shown: str) -> object:
 
 def legal(techniques: list[Named]) -> None:
     """Raise SpecError, one clear line, where two of them do not go together or one comes twice."""
-    names = [one.name for one in techniques]
+    names = [technique.name for technique in techniques]
     for number, one in enumerate(techniques):
         if one.name in names[:number]:
             raise SpecError("--technique", one.name, "is given twice: give each technique once")

@@ -72,14 +72,14 @@ def predict_with(
     `scenario` or its parts: as `training.predict` takes them. Raises UserError on a technique, parameter or pair that
     cannot be.
     """
-    found, _ = explained(
+    result, _ = explained(
         model if isinstance(model, Model) else load_model(model),
         cluster if isinstance(cluster, Cluster) else parse_cluster(cluster),
         read_plan(plan),
         texts("techniques", techniques),
         with_parts(scenario, parts),
     )
-    return found
+    return result
 
 
 def gains(
@@ -90,14 +90,14 @@ def gains(
 ) -> dict[str, TechniqueGain | str]:
     """What each technique brings to a plan, with its defaults; where it does not apply, the reason."""
     found: dict[str, TechniqueGain | str] = {}
-    for one in TECHNIQUES:
+    for technique in TECHNIQUES:
         try:
-            gain = predict_with(model, cluster, plan, [one.name], scenario=scenario).technique
+            gain = predict_with(model, cluster, plan, [technique.name], scenario=scenario).technique
         except UserError as error:
-            found[one.name] = str(error)
+            found[technique.name] = str(error)
             continue
         assert gain is not None, "asked for"
-        found[one.name] = gain
+        found[technique.name] = gain
     return found
 
 
@@ -111,7 +111,7 @@ def explained(
         if getattr(plan, name):
             remedy = "techniques rewrite training of all of a text model's weights: leave it out"
             raise SpecError(name, getattr(plan, name), remedy)
-    order = {one.name: number for number, one in enumerate(TECHNIQUES)}
+    order = {technique.name: number for number, technique in enumerate(TECHNIQUES)}
     chosen.sort(key=lambda pair: order[pair[0].name])
     names = [one.name for one, _ in chosen]
     for one, parameters in chosen:
@@ -235,8 +235,8 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
         if p > 1 and parameters.packing is None and _too_large(work, ep // p):
             work.notes.append(f"packing {p} does not fit in device memory")
             continue
-        made, pieces = lina.rewrite(base, parameters)
-        tried.append((made.seconds(), made, p, pieces))
+        flat_step, pieces = lina.rewrite(base, parameters)
+        tried.append((flat_step.seconds(), flat_step, p, pieces))
     _, work.flat, p, pieces = min(tried, key=lambda one: one[0])
     if p > 1:
         work.packed = _packed(work, ep // p).predicted()

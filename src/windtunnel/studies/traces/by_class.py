@@ -68,12 +68,12 @@ def class_of(category: str, label: str, *, on_host: bool) -> str:
 def step_times(ops: RankOps, loading: Sequence[tuple[int, int]] = ()) -> list[StepTime]:
     """Each step of one rank; `loading`: when its host was in the data loader."""
     on_host = not any(name.startswith("gpu ") for name in ops.stream_names)
-    kind = np.array([int(one) for one in ops.kind], np.int64)
+    kind = np.array([int(op_kind) for op_kind in ops.kind], np.int64)
     streams = np.array([ops.stream_names[at].startswith("host") for at in ops.stream], bool)
     start = np.array(ops.start_ns, np.int64)
     end = start + np.array(ops.duration_ns, np.int64)
     step = np.array(ops.step, np.int64)
-    communicates = np.isin(kind, [int(one) for one in COMMUNICATION])
+    communicates = np.isin(kind, [int(op_kind) for op_kind in COMMUNICATION])
     computes = (kind == int(OpKind.COMPUTE)) & (streams if on_host else ~streams)
     used = (communicates | computes) & (step >= 0) & (end > start)
     if not used.any():
@@ -176,7 +176,11 @@ class _Covered:
 
     def gaps(self, low: int, high: int) -> list[tuple[int, int]]:
         """What of a window is in no interval."""
-        edges = [low, *(one for pair in zip(self.begin.tolist(), self.end.tolist(), strict=True) for one in pair), high]
+        edges = [
+            low,
+            *(number for pair in zip(self.begin.tolist(), self.end.tolist(), strict=True) for number in pair),
+            high,
+        ]
         pairs = zip(edges[::2], edges[1::2], strict=True)
         return [(max(a, low), min(b, high)) for a, b in pairs if min(b, high) > max(a, low)]
 
@@ -208,6 +212,6 @@ def _overlap(parts: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]])
 
 def typical(steps: Sequence[StepTime]) -> dict[str, float]:
     """Seconds by class of the steps of one rank: of each class the median, the first step left out where others are."""
-    behind = [one for one in steps if one.step != min(each.step for each in steps)] or list(steps)
-    names = sorted({name for one in behind for name in one.seconds})
-    return {name: median([one.seconds.get(name, 0.0) for one in behind]) for name in names}
+    behind = [step for step in steps if step.step != min(each.step for each in steps)] or list(steps)
+    names = sorted({name for step_time in behind for name in step_time.seconds})
+    return {name: median([step_time.seconds.get(name, 0.0) for step_time in behind]) for name in names}

@@ -36,8 +36,8 @@ def join_ranks(source: str, ranks: Sequence[RankOps]) -> Trace:
     Raises:
         InputFileError: no op in any of them.
     """
-    ranks = sorted(ranks, key=lambda one: one.rank)
-    sizes = [len(one.kind) for one in ranks]
+    ranks = sorted(ranks, key=lambda rank_ops: rank_ops.rank)
+    sizes = [len(rank.kind) for rank in ranks]
     n = sum(sizes)
     if n == 0:
         raise InputFileError(ranks[0].path, "holds no op that takes time", "record with GPU activities")
@@ -45,19 +45,19 @@ def join_ranks(source: str, ranks: Sequence[RankOps]) -> Trace:
     notes = _merged(ranks) + _different_steps(ranks)
     matching = match(ranks)
     notes += matching.notes
-    start = np.array([t for one in ranks for t in one.start_ns], dtype=np.int64)
-    duration = np.array([t for one in ranks for t in one.duration_ns], dtype=np.int64)
+    start = np.array([t for rank in ranks for t in rank.start_ns], dtype=np.int64)
+    duration = np.array([t for rank in ranks for t in rank.duration_ns], dtype=np.int64)
     worker = np.repeat(np.arange(len(ranks), dtype=np.int32), sizes)
-    kind = np.array([k for one in ranks for k in one.kind], dtype=np.uint8)
+    kind = np.array([k for rank in ranks for k in rank.kind], dtype=np.uint8)
 
     rendezvous = np.full(n, -1, np.int32)
     for number, meeting in enumerate(matching.meetings):
         for at, op in meeting:
             rendezvous[base[at] + op] = number
-    for at, one in enumerate(ranks):
+    for at, rank in enumerate(ranks):
         mine = worker == at
         if mine.any() and float((start + duration)[mine].max()) - float(start[mine].min()) > _LONGEST_NS:
-            raise InputFileError(one.path, "has events years apart", "leave out the events with damaged times")
+            raise InputFileError(rank.path, "has events years apart", "leave out the events with damaged times")
     start = _aligned(ranks, start, duration, worker, rendezvous, notes)
     began = int(start.min())
     measured_ns = int((start + duration).max()) - began
@@ -66,22 +66,25 @@ def join_ranks(source: str, ranks: Sequence[RankOps]) -> Trace:
     np.minimum.at(shortest, rendezvous[tied], duration[tied])
     transfer = duration.copy()
     transfer[tied] = shortest[rendezvous[tied]]
-    for at, one in enumerate(ranks):
-        for op in one.openings:
+    for at, rank in enumerate(ranks):
+        for op in rank.openings:
             where = base[at] + op
             transfer[where] = start[where] + duration[where] - began  # the recording began earlier elsewhere
 
     waits = _waits(ranks, base)
     dep_ptr = np.zeros(n + 1, np.int64)
     np.cumsum(np.bincount(waits[:, 0], minlength=n), out=dep_ptr[1:])
-    stream_base = np.concatenate([[0], np.cumsum([len(one.stream_names) for one in ranks])])
+    stream_base = np.concatenate([[0], np.cumsum([len(rank.stream_names) for rank in ranks])])
     stream_worker = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(stream_base))
-    categories, category = _numbered([c for one in ranks for c in one.category])
-    labels, label = _numbered([text for one in ranks for text in one.label])
+    categories, category = _numbered([c for rank in ranks for c in rank.category])
+    labels, label = _numbered([text for rank in ranks for text in rank.label])
     graph = Graph(
         kind=kind,
         stream=np.concatenate(
-            [np.array(one.stream, dtype=np.int32) + np.int32(s) for one, s in zip(ranks, stream_base[:-1], strict=True)]
+            [
+                np.array(rank.stream, dtype=np.int32) + np.int32(s)
+                for rank, s in zip(ranks, stream_base[:-1], strict=True)
+            ]
         ).astype(np.int32),
         stream_rank=stream_worker,
         dep_ptr=dep_ptr,
@@ -94,7 +97,7 @@ def join_ranks(source: str, ranks: Sequence[RankOps]) -> Trace:
         multiplicity=np.ones(len(ranks), np.int64),
         labels=labels,
         categories=categories[:_MOST_CATEGORIES] + (("other",) if len(categories) > _MOST_CATEGORIES else ()),
-        stream_names=tuple(name for one in ranks for name in one.stream_names),
+        stream_names=tuple(name for rank in ranks for name in rank.stream_names),
     )
     replica, stage = _pipelines(ranks)
     peers = _peers(ranks, notes)
@@ -111,12 +114,12 @@ def join_ranks(source: str, ranks: Sequence[RankOps]) -> Trace:
         is_communication=np.isin(kind, [int(k) for k in _COMMUNICATION]),
         worker=worker,
         step=np.zeros(n, np.int32),
-        worker_names=tuple(f"rank {one.rank}" for one in ranks),
+        worker_names=tuple(f"rank {rank.rank}" for rank in ranks),
         replica=replica,
         stage=stage,
         steps=(0,),
         measured_ns=np.array([measured_ns], dtype=np.int64),
-        worker_rank=np.array([one.rank for one in ranks], dtype=np.int64),
+        worker_rank=np.array([rank.rank for rank in ranks], dtype=np.int64),
         notes=tuple(notes),
     )
 
@@ -166,7 +169,9 @@ def _aligned(
 
 def _waits(ranks: Sequence[RankOps], base: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[deps, 2], sorted by op."""
-    parts = [np.array(one.waits, dtype=np.int64).reshape(-1, 2) + base[at] for at, one in enumerate(ranks) if one.waits]
+    parts = [
+        np.array(rank.waits, dtype=np.int64).reshape(-1, 2) + base[at] for at, rank in enumerate(ranks) if rank.waits
+    ]
     if not parts:
         return np.zeros((0, 2), np.int64)
     waits = np.concatenate(parts)
@@ -186,8 +191,8 @@ def _peers(ranks: Sequence[RankOps], notes: list[str]) -> NDArray[np.int32]:
     """
     places: list[tuple[Hashable, int] | None] = []
     counts: dict[Hashable, dict[tuple[int, int], int]] = {}
-    for at, one in enumerate(ranks):
-        for peer, step in zip(one.peer, one.step, strict=True):
+    for at, rank in enumerate(ranks):
+        for peer, step in zip(rank.peer, rank.step, strict=True):
             if peer is None:
                 places.append(None)
                 continue
@@ -196,7 +201,7 @@ def _peers(ranks: Sequence[RankOps], notes: list[str]) -> NDArray[np.int32]:
             k = by_part.get((at, step), 0)
             by_part[at, step] = k + 1
             places.append((key, k))
-    n_parts = len({(at, step) for at, one in enumerate(ranks) for step in set(one.step) if step >= 0})
+    n_parts = len({(at, step) for at, rank in enumerate(ranks) for step in set(rank.step) if step >= 0})
     if n_parts <= 1 and len(ranks) == 1:
         notes.append("one rank and one step: no op has a peer to be compared with, so the ideal is what was recorded")
     regular = {
@@ -220,9 +225,9 @@ def _outside(key: Hashable) -> bool:
 def _merged(ranks: Sequence[RankOps]) -> list[str]:
     """Notes of the ranks; one that several share is said once."""
     by_text: dict[str, list[int]] = {}
-    for one in ranks:
-        for note in one.notes:
-            by_text.setdefault(note, []).append(one.rank)
+    for rank in ranks:
+        for note in rank.notes:
+            by_text.setdefault(note, []).append(rank.rank)
     if len(ranks) == 1:
         return list(by_text)
     return [
@@ -233,7 +238,7 @@ def _merged(ranks: Sequence[RankOps]) -> list[str]:
 
 def _different_steps(ranks: Sequence[RankOps]) -> list[str]:
     """Says so where the ranks recorded different training steps."""
-    steps = [sorted({step for step in one.step if step >= 0}) for one in ranks]
+    steps = [sorted({step for step in rank.step if step >= 0}) for rank in ranks]
     other = next((at for at, mine in enumerate(steps) if mine and steps[0] and mine != steps[0]), None)
     if other is None:
         return []
@@ -248,7 +253,7 @@ def _different_steps(ranks: Sequence[RankOps]) -> list[str]:
 
 def _pipelines(ranks: Sequence[RankOps]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """(pipeline, stage) of every rank, or -1 throughout."""
-    place = {one.rank: at for at, one in enumerate(ranks)}
+    place = {rank.rank: at for at, rank in enumerate(ranks)}
     leader = list(range(len(ranks)))
 
     def root(at: int) -> int:
@@ -257,8 +262,8 @@ def _pipelines(ranks: Sequence[RankOps]) -> tuple[NDArray[np.int32], NDArray[np.
             at = leader[at]
         return at
 
-    for one in ranks:
-        for item in one.communications:
+    for rank in ranks:
+        for item in rank.communications:
             if item.pair is not None and item.pair[0] in place and item.pair[1] in place:
                 a, b = root(place[item.pair[0]]), root(place[item.pair[1]])
                 leader[max(a, b)] = min(a, b)

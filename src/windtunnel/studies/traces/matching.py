@@ -41,7 +41,7 @@ class _Tally:
 
 def match(ranks: Sequence[RankOps]) -> Matching:
     """Join the communication of `ranks`."""
-    present = {one.rank for one in ranks}
+    present = {rank.rank for rank in ranks}
     tally = _Tally({})
     collectives: dict[Hashable, dict[int, list[Communication]]] = {}
     pairs: dict[Hashable, dict[int, list[Communication]]] = {}
@@ -64,7 +64,7 @@ def match(ranks: Sequence[RankOps]) -> Matching:
                 1,
                 f"that of {_where(ranks, min(by_rank), some)}, {len(by_rank)} of {some.n_members} ranks",
             )
-        expected = [at for at, one in enumerate(ranks) if one.rank in some.ranks] or sorted(by_rank)
+        expected = [at for at, rank in enumerate(ranks) if rank.rank in some.ranks] or sorted(by_rank)
         meetings += _collectives(ranks, by_rank, expected, tally)
     for key, ends in pairs.items():
         meetings += _pairs(ranks, key, ends, present, tally)

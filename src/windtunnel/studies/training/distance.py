@@ -35,15 +35,15 @@ def distances(layout: Layout) -> tuple[Distance, ...]:
     """All of them, widest first; none on a device that was measured itself."""
     if layout.cluster.calibration is not None:
         return ()
-    found = [one for one in _distances(layout) if one.sigma > 0.0]
+    found = [distance for distance in _distances(layout) if distance.sigma > 0.0]
     return tuple(sorted(found, key=lambda one: -one.sigma))
 
 
 def unseen_mixers(model: Model) -> list[str]:
     """Kinds of mixers that no training run which informed the constants has."""
-    found = {layer.attention for layer, _ in model.distinct_layers()}
-    kinds = {mixer.form for mixer in found if isinstance(mixer, Recurrent)}
-    return sorted(kinds | {"sparse attention" for mixer in found if isinstance(mixer, Indexed | Compressed)})
+    attentions = {layer.attention for layer, _ in model.distinct_layers()}
+    kinds = {mixer.form for mixer in attentions if isinstance(mixer, Recurrent)}
+    return sorted(kinds | {"sparse attention" for mixer in attentions if isinstance(mixer, Indexed | Compressed)})
 
 
 def _distances(layout: Layout) -> Iterator[Distance]:

@@ -34,7 +34,7 @@ def with_forward_passes(layout: Layout, step: LoweredStep, classes: list[ClassTi
     times = 1 if alone else BEFORE[layout.plan.task]
     if not times:
         return classes, 0
-    one, stages, found = forward_ns(layout, step), _stages_ns(layout, step), []
+    one, stages, class_times = forward_ns(layout, step), _stages_ns(layout, step), []
     total = times * one
     for rank, (own, held) in enumerate(zip(classes, step.schedule.virtual_stage, strict=True)):
         parts = dict.fromkeys(own.spent_ns, 0) if alone else dict(own.spent_ns)
@@ -47,8 +47,8 @@ def with_forward_passes(layout: Layout, step: LoweredStep, classes: list[ClassTi
         shares = sum_to({name: round(ns) for name, ns in split.items()}, busy)
         for name, ns in (*shares.items(), (BUBBLE, total - busy)):
             parts[name] = parts.get(name, 0) + own.ranks * ns
-        found.append(replace(own, spent_ns={name: ns for name, ns in parts.items() if ns}))
-    return found, total
+        class_times.append(replace(own, spent_ns={name: ns for name, ns in parts.items() if ns}))
+    return class_times, total
 
 
 def _stages_ns(layout: Layout, step: LoweredStep) -> np.typing.NDArray[np.float64]:

@@ -40,7 +40,7 @@ def inside_passes(
     columns = (graph.program[ops].tolist(), schedule.stage_of[actions].tolist(), start.tolist(), end.tolist())
 
     def made() -> list[Interval]:
-        found: list[Interval] = []
+        intervals: list[Interval] = []
         for segment, rank, stage, begins, ends in zip(segments, *columns, strict=True):
             names = _names(layout, stage, segment)
             rows = [
@@ -48,10 +48,10 @@ def inside_passes(
                 for stream, label, category, a, b in _rows(segment, names)
             ]
             rows = [row for row in rows if row.end_ns > row.start_ns]
-            if len(found) + len(rows) > INSIDE_OPS:
+            if len(intervals) + len(rows) > INSIDE_OPS:
                 break
-            found += rows
-        return found
+            intervals += rows
+        return intervals
 
     return made
 

@@ -53,7 +53,7 @@ class Staged:
     def memory(self) -> tuple[StageMemory, ...]:
         """Of each pipeline rank, on its own type."""
         step, end_ns = self.simulated.step, self.simulated.timeline.end_ns
-        found: list[StageMemory] = []
+        stage_memories: list[StageMemory] = []
         for number, (layout, held) in enumerate(zip(self.layouts, self.pieces, strict=True)):
             here = [rank for rank, one in enumerate(self.type_of) if one == number]
             usable, needs = layout.cluster.gpu.usable_memory_bytes, ranks_peak_bytes(layout, held, step.schedule)
@@ -61,8 +61,8 @@ class Staged:
                 # A rank that fits is told as it is, whatever the others of its type would need.
                 fits = needs[one.stage] <= usable
                 own = replace(one, device_bytes=needs[one.stage], gives_back=False) if fits else one
-                found.append(replace(own, capacity_bytes=usable))
-        return tuple(sorted(found, key=lambda one: one.stage))
+                stage_memories.append(replace(own, capacity_bytes=usable))
+        return tuple(sorted(stage_memories, key=lambda stage_memory: stage_memory.stage))
 
 
 def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
@@ -102,7 +102,7 @@ def of_all_types(
             found.append(placed())
     if not found:
         raise refusals[0]
-    best = min(found, key=lambda one: (one.status != "ok", one.step_time_ns))
+    best = min(found, key=lambda result: (result.status != "ok", result.step_time_ns))
     given = (named[0], _as_named(named[1], cluster))
     question = question_by(model, layout.cluster, plan, CALM, given)
     spec = {**best.spec, "mixed": [part.summary_dict() for part in cluster.parts]}
@@ -120,14 +120,14 @@ def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predic
     alike = cluster.clusters_on_slowest_network()
     results = [predict(model, one, plan) for one in alike]
     last = max(results, key=lambda one: one.step_time_ns)
-    lacking = [one for one in results if one.status != "ok"]
+    lacking = [result for result in results if result.status != "ok"]
     shown = max(lacking, key=lambda one: one.peak_memory.device_bytes) if lacking else last
     times = ", ".join(
-        f"{part.gpu.name} {one.step_time_s:.4g} s" for part, one in zip(cluster.parts, results, strict=True)
+        f"{part.gpu.name} {result.step_time_s:.4g} s" for part, result in zip(cluster.parts, results, strict=True)
     )
     warning = f"mixed GPU types ({times} each alone): the step is that of the slowest"
     # Who is late in the worst case may be another type than who is late as a rule.
-    warnings = dict.fromkeys(word for one in (shown, *results) for word in one.warnings)
+    warnings = dict.fromkeys(word for result in (shown, *results) for word in result.warnings)
     late = max(one.step_time_p95_ns for one in (shown, *(() if lacking else results)))
     told = replace(shown, warnings=tuple(warnings), step_time_p95_ns=late)
     return _of_both(told, cluster, alike[results.index(shown)], plan, warning)

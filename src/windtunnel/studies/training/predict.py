@@ -110,7 +110,7 @@ def predict(
     if key is not None and (known := answer_to(key)) is not None:
         return known
     layout = resolve(model, cluster, settled)
-    asked = parse_disturbances(scenario, cluster)
+    disturbances = parse_disturbances(scenario, cluster)
     router, lengths, seed = scenario.router_load, scenario.lengths, scenario.seed
     pricer = Pricer(layout)
     documents = None if lengths is None else read_lengths(lengths)
@@ -125,13 +125,13 @@ def predict(
         base = uneven.simulated
 
     def under_all(simulated: Simulated) -> tuple[int, Disturbed | None]:
-        if not (asked.parts or documents):
+        if not (disturbances.parts or documents):
             return simulated.makespan_ns, None
         step, pieces = simulated.step, simulated.pieces
         sources = {}
         if documents is not None:
             sources[f"lengths {lengths}"] = packed(documents, layout, step, pieces, pricer, seed)
-        return disturb(step, layout, pieces, pricer, simulated.makespan_ns, asked, sources)
+        return disturb(step, layout, pieces, pricer, simulated.makespan_ns, disturbances, sources)
 
     makespan, disturbed = under_all(base)
     if uneven is not None:
@@ -147,7 +147,7 @@ def predict(
         memory_of(kept, one.pieces if kept is layout else known_pieces(kept), one.step, one.timeline.end_ns)
         for one in steps
     )
-    question = question_by(model, cluster, layout.asked, asked.scenario(router, lengths), named)
+    question = question_by(model, cluster, layout.asked, disturbances.scenario(router, lengths), named)
     result = _result(layout, (pricer,), base.step, base.timeline, memory, question, makespan, disturbed)
     if key is not None:
         remember(key, model, result)
@@ -166,7 +166,7 @@ def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, 
     memory = job.memory()
 
     shown = job.type_of[max(memory, key=lambda one: one.device_bytes / one.capacity_bytes).stage]
-    own = tuple(one for one in memory if job.type_of[one.stage] == shown)
+    own = tuple(stage_memory for stage_memory in memory if job.type_of[stage_memory.stage] == shown)
     simulated = job.simulated
     pricers = tuple(pricer for number, pricer in enumerate(job.pricers) if number in job.type_of)
     result = _result(
@@ -193,8 +193,8 @@ def _result(
     """`pricers`: of each type of GPU that ranks lie on; each part of a step has the uncertainty of the least known."""
     cluster, plan, experts = layout.cluster, layout.plan, _has_experts(layout)
     training = pricers[0].training
-    widest = {name: max(one.training.uncertainty[name] for one in pricers) for name in training.uncertainty}
-    training = replace(training, uncertainty=widest, from_runs=all(one.training.from_runs for one in pricers))
+    widest = {name: max(pricer.training.uncertainty[name] for pricer in pricers) for name in training.uncertainty}
+    training = replace(training, uncertainty=widest, from_runs=all(pricer.training.from_runs for pricer in pricers))
     classes, forward = with_forward_passes(layout, step, _classes(layout, step, timeline))
     calm_ns = timeline.makespan_ns + forward
     if plan.task == "forward":
@@ -203,7 +203,8 @@ def _result(
         makespan_ns += forward
     reading = read(
         calm_ns, makespan_ns, disturbed, classes, _kernels(step), training,
-        n_gpus=cluster.n_gpus, experts=experts, distances=max((distances(one.layout) for one in pricers), key=_width),
+        n_gpus=cluster.n_gpus, experts=experts,
+        distances=max((distances(pricer.layout) for pricer in pricers), key=_width),
     )  # fmt: skip
     most = max(memory, key=lambda stage: stage.device_bytes)
     trouble = None
@@ -231,8 +232,8 @@ def _result(
         limits=limits_of(parts_of(layout, reading.breakdown_ns, reading.total_ns, step), reading.total_ns),
         defaults=layout.defaults,
         warnings=(
-            *roofline_warning(reading.provenance, " and ".join(one.layout.cluster.gpu.name for one in pricers)),
-            *dict.fromkeys(word for one in pricers for word in unmeasured_of(one.layout, one)),
+            *roofline_warning(reading.provenance, " and ".join(pricer.layout.cluster.gpu.name for pricer in pricers)),
+            *dict.fromkeys(word for pricer in pricers for word in unmeasured_of(pricer.layout, pricer)),
             *([FULL] if full else []),
             *([_tight(most, memory_p95, cluster.gpu.usable_memory_bytes)] if tight and not full else []),
             *_warnings(layout),
@@ -277,8 +278,8 @@ def _stopped_elsewhere(layout: Layout, reading: Reading) -> str:
     if layout.plan.release is not None or layout.plan.framework != "torchtitan":
         return ""
     pricer, most = Pricer(replace(layout, plan=layout.plan.with_fields({"release": "prime-rl-99"}))), 0.0
-    for held in _held_layers(layout):
-        stops = (pricer.stops(block.operations) for block in held)
+    for held_layer in _held_layers(layout):
+        stops = (pricer.stops(block.operations) for block in held_layer)
         most = max(most, sum(price.seconds for price in stops if price is not None))
     passes = 3 if layout.plan.recompute_layers is None else 2
     longer = 1e9 * most * passes * layout.micro_batches / reading.total_ns

@@ -124,7 +124,7 @@ class Pricer:
         self.gathered = 1.0 if layout.deduplicates or self.own.fused_exchange else host.gathered
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
-        late_s = sum(each for what, each in host.late_member_s.get(plan.framework, {}).items() if across[what])
+        late_s = sum(value for what, value in host.late_member_s.get(plan.framework, {}).items() if across[what])
         self.tp_launch_s = self.collective_launch_s + plan.tp * late_s / speed
         compiled = calibration is not None and plan.compile and not plan.cuda_graphs
         if compiled and host.compiled_launch_s is not None:

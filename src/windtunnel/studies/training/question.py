@@ -148,7 +148,7 @@ def _built(native: Native) -> Model:
     if isinstance(native.model, str):
         return load_model(native.model)
     if native.model is None:
-        named = next((one for one in native.unknown if one.startswith("the model ")), "")
+        named = next((word for word in native.unknown if word.startswith("the model ")), "")
         said = f"{named} is not in the catalogue" if named else "this file states none that is known"
         raise SpecError("model", None, f"{said}: name one, and give this file as --plan", native.where)
     sizes = dict(native.model)

@@ -170,7 +170,7 @@ class RlReport(Shown):
         for column in ("source", "mode"):
             for name in sorted({row.text(column) for row in self.rows}):
                 found.append(_score(name or "not said", [pair for pair in pairs if pair[0].text(column) == name]))
-        return [*[one for one in found if one.answered], _score("all", pairs)]
+        return [*[score for score in found if score.answered], _score("all", pairs)]
 
     def phases(self) -> list[Score]:
         """By phase, of the rows that publish it."""
@@ -180,7 +180,7 @@ class RlReport(Shown):
     def write_rows(self, path: Path) -> None:
         """A line for each row of the table."""
         names = [item.name for item in fields(Predicted)]
-        values = ([getattr(one, name) for name in names] for one in self.predictions)
+        values = ([getattr(prediction, name) for name in names] for prediction in self.predictions)
         write_csv(path, names, ([_short(value) for value in row] for row in values))
 
     def to_dict(self) -> dict[str, object]:
@@ -190,7 +190,7 @@ class RlReport(Shown):
             "rows": len(self.rows),
             "scores": [asdict(score) for score in self.scores()],
             "phases": [asdict(score) for score in self.phases()],
-            "not_predicted": [asdict(one) for one in self.predictions if one.status != "ok"],
+            "not_predicted": [asdict(prediction) for prediction in self.predictions if prediction.status != "ok"],
         }
 
 
@@ -216,12 +216,12 @@ def predicted(row: RlRow) -> Predicted:
     if lacking:
         return Predicted(row.id, status="skipped", reason=lacking)
     try:
-        found = answered(settled(question_of(row)), it_ran=True)
+        rl_result = answered(settled(question_of(row)), it_ran=True)
     except UserError as error:
         return Predicted(row.id, status="refused", reason=" ".join(str(error).split()))
-    phases = found.phases
+    phases = rl_result.phases
     return Predicted(
-        row.id, found.step_time_s, found.p5_s, found.p95_s,
+        row.id, rl_result.step_time_s, rl_result.p5_s, rl_result.p95_s,
         phases.generation_s, phases.training_s, phases.weight_sync_s,
         logprob_s=phases.logprob_s, ref_logprob_s=phases.ref_logprob_s,
     )  # fmt: skip

@@ -29,9 +29,9 @@ def _published() -> Facts:
     return read_mapping(Path(__file__).with_suffix(".yaml"), "is part of the package: install it again")
 
 
-def _first(facts: list[Facts], row: ServingRow, **known: object) -> Facts:
+def _first(facts: list[Facts], row: ServingRow, **entry: object) -> Facts:
     """The first entry whose conditions a row fulfils; `known`: what its deployment says. Nothing where none does."""
-    return next((one for one in facts if _holds(one.get("when", {}), row, known)), {})
+    return next((fact for fact in facts if _holds(fact.get("when", {}), row, entry)), {})
 
 
 def _holds(when: Facts, row: ServingRow, known: Facts) -> bool:
@@ -103,7 +103,11 @@ def as_its_recipe(row: ServingRow) -> ServingRow:
     """A row with the columns of its published recipe, where that says otherwise."""
     known = {"engine": row.text("engine"), "apart": row.disaggregated}
     columns = _first(_published()["recipes"], row, **known).get("columns")
-    return row if columns is None else ServingRow({**row.fields, **{name: str(one) for name, one in columns.items()}})
+    return (
+        row
+        if columns is None
+        else ServingRow({**row.fields, **{name: str(column) for name, column in columns.items()}})
+    )
 
 
 def submitted(row: ServingRow, deployment: Deployment) -> Deployment | None:

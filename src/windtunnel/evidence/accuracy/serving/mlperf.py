@@ -131,8 +131,8 @@ def at_its_rate(
     for _ in range(HALVINGS):
         factor = math.exp((low + high) / 2.0)
         result = run(replace(load, arrival_ns=(load.arrival_ns / factor).astype(load.arrival_ns.dtype)))
-        first, each = result.ttft, result.tpot
-        if first and each and factor * first.p99 <= ttft and factor * each.p99 <= tpot:
+        first, distribution = result.ttft, result.tpot
+        if first and distribution and factor * first.p99 <= ttft and factor * distribution.p99 <= tpot:
             best, low = (result, factor), math.log(factor)
         else:
             high = math.log(factor)

@@ -41,9 +41,9 @@ def model_named(name: str, family: str = "") -> Model:
     """The model, by its own name, without suffixes, by family, or from its config. Raises UserError."""
     plain = name.rpartition("/")[2].lower()
     tried = _shortened(plain)
-    for one in (name, *tried, *(LIKE[t] for t in tried if t in LIKE)):
+    for word in (name, *tried, *(LIKE[t] for t in tried if t in LIKE)):
         try:
-            return load_model(one)
+            return load_model(word)
         except UserError:
             continue
     config = _config_of(tried)

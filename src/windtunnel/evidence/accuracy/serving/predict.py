@@ -124,7 +124,7 @@ def predicted(
     tpot *= seen
     wider = math.exp(SESSIONS_BAND if is_replay(row) else 0.0)
     seen *= slower
-    low, high = seen * min(one[0] for one in bands) / wider, seen * max(one[1] for one in bands) * wider
+    low, high = seen * min(band[0] for band in bands) / wider, seen * max(band[1] for band in bands) * wider
     regime = max((one.regime for one in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
     return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
@@ -193,15 +193,15 @@ def _run(
     profile = planned_ahead(row, profiles.get(deployment.engine) or load_engine(deployment.engine))
     drafts = [(0, 0.0)]
     if row.text("spec") == "mtp" and not deployment.speculative_tokens:
-        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken) if one.drafted] or [
+        drafts = [(recipe.drafted, recipe.accepted) for recipe in recipes_of(row, taken) if recipe.drafted] or [
             drafts_unlisted(row)
         ]
     elif DRAFTING in row.text("model").lower() and row.text("spec") != "none":
-        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts
+        drafts = [(recipe.drafted, recipe.accepted) for recipe in recipes_of(row, taken)] or drafts
         if any(depth for depth, _ in drafts):
             depths = " or ".join(str(depth) for depth, _ in drafts)
             assumed.append(f"drafting {depths} tokens as published for this concurrency")
-    engines = [engine_of_row(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
+    engines = [engine_of_row(row, _engine(model, cluster, _drafting(deployment, *draft), profile)) for draft in drafts]
     engines = [_roomy(engine, load, assumed) for engine in engines]
     if engines[0].rules.prefix_caching and repeats(row):
         assumed.append(f"the client's {sent_again()[0]} prompts were sent again and again")
@@ -230,7 +230,7 @@ def _mlperf(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[Serving
     engine = replace(engine, rules=rules)
     load = mlperf_workload(row, replicas_of(row, deployment.gpus), rules.max_num_seqs)
     engine = _roomy(engine, load, assumed)
-    result, slower = at_its_rate(row, load, lambda one: serve_with(engine, one))
+    result, slower = at_its_rate(row, load, lambda workload: serve_with(engine, workload))
     if slower != 1.0:
         assumed.append(f"times x {slower:.2f}: those that hold the limits at this rate and no higher one")
     return [result], slower, assumed
@@ -284,7 +284,7 @@ def _pools(
     sides = [_in_ranks(row, model, side, deployment_of(row, f"{side}_")) for side in SIDES]
     counts = [row.whole_number(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
     concurrency = row.whole_number("concurrency", ASSUMED_CONCURRENCY)
-    found = []
+    serving_results = []
     for read in _readings(row, model, sides, counts, assumed, recipes):
         profile = profiles.get(read.decode.engine)
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
@@ -301,8 +301,8 @@ def _pools(
         decode = replace(read.decode, max_num_seqs=decode_limit(row, read.decode, n_decode)[0])
         engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, decode)]
         first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
-        found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
-    return found
+        serving_results.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
+    return serving_results
 
 
 def _in_ranks(row: ServingRow, model: Model, side: str, one: Deployment) -> Deployment:
@@ -328,7 +328,7 @@ def _listed(row: ServingRow, taken: Collection[Recipe], drafted: bool | None) ->
     """Published deployments that a row may be."""
     found = recipes_of(row, taken)
     drafted = row.text("spec") == "mtp" if row.text("spec") else drafted
-    same = [one for one in found if drafted is None or (one.drafted > 0) == drafted]
+    same = [recipe for recipe in found if drafted is None or (recipe.drafted > 0) == drafted]
     return same or found
 
 
@@ -347,7 +347,7 @@ def _readings(
     unstated = (DRAFTED, ACCEPTED) if decode.engine.startswith("trtllm") else drafts_unlisted(row)
     if all(counts):
         if spec == "mtp":
-            depth, kept = next(((one.drafted, one.accepted) for one in recipes if one.drafted), unstated)
+            depth, kept = next(((recipe.drafted, recipe.accepted) for recipe in recipes if recipe.drafted), unstated)
             if listed := decode_limit(row, decode, counts[1])[1]:
                 depth, kept = listed, ALONE_ACCEPTED if listed == 1 else kept
             decode = _drafting(decode, depth, kept)
@@ -356,12 +356,12 @@ def _readings(
         assumed.append("workers as published for this concurrency" + (", half-way" if len(recipes) > 1 else ""))
         return [
             _Reading(
-                replace(prefill, **layout_of(one.prefill)),
-                _drafting(replace(decode, **layout_of(one.decode)), one.drafted, one.accepted),
-                one.prefill_workers,
-                one.decode_workers,
+                replace(prefill, **layout_of(recipe.prefill)),
+                _drafting(replace(decode, **layout_of(recipe.decode)), recipe.drafted, recipe.accepted),
+                recipe.prefill_workers,
+                recipe.decode_workers,
             )
-            for one in recipes
+            for recipe in recipes
         ]
     if spec == "mtp":
         return [_Reading(prefill, _drafting(decode, *unstated), *counts)]

@@ -54,10 +54,10 @@ class Recipe:
 
 def layout_of(name: str) -> dict[str, Any]:
     """Fields of a deployment for a layout like `dep8`."""
-    found = re.fullmatch(r"(tp|tep|dep|dp)(\d+)", name)
-    if found is None:
+    match = re.fullmatch(r"(tp|tep|dep|dp)(\d+)", name)
+    if match is None:
         raise ValueError(f"no layout: {name}")
-    kind, gpus = found[1], int(found[2])
+    kind, gpus = match[1], int(match[2])
     tp, ranks = (gpus, 1) if kind in ("tp", "tep") else (1, gpus)
     slices, groups = (gpus, 1) if kind in ("tp", "dp") else (1, gpus)
     return {"tp": tp, "attn_dp": ranks, "moe_tp": slices, "moe_ep": groups}
@@ -71,17 +71,17 @@ def recipes_of(row: ServingRow, taken: Collection[Recipe] = ()) -> list[Recipe]:
     a day.
     """
     found = list(dict.fromkeys(_listed().get(point_of(row), ())))
-    dated = [one for one in found if row.text("measured") in one.ran]
-    found = dated or [one for one in found if not one.ran] or found
+    dated = [recipe for recipe in found if row.text("measured") in recipe.ran]
+    found = dated or [recipe for recipe in found if not recipe.ran] or found
     if drafted_not_yet(row):
-        found = [one for one in found if not one.drafted]
+        found = [recipe for recipe in found if not recipe.drafted]
     if row.disaggregated:
         sizes = _sizes(layout(row, "prefill_"))
-        by_prefill = [one for one in found if _sizes(layout_of(one.prefill)) == sizes]
-        found = by_prefill or [one for one in found if _sizes(layout_of(one.decode)) == sizes] or found
+        by_prefill = [recipe for recipe in found if _sizes(layout_of(recipe.prefill)) == sizes]
+        found = by_prefill or [recipe for recipe in found if _sizes(layout_of(recipe.decode)) == sizes] or found
     else:
-        found = [one for one in found if _sizes(layout_of(one.decode)) == _sizes(layout(row))]
-    return [one for one in found if one not in taken] or found
+        found = [recipe for recipe in found if _sizes(layout_of(recipe.decode)) == _sizes(layout(row))]
+    return [recipe for recipe in found if recipe not in taken] or found
 
 
 def drafted_not_yet(row: ServingRow) -> bool:
@@ -100,12 +100,13 @@ def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[object, ...], frozenset[R
             continue
         workers = tuple(row.whole_number(f"{side}_num_workers", 1) for side in ("prefill", "decode"))
         same = [
-            one
-            for one in recipes_of(row)
-            if not one.drafted and (not row.disaggregated or (one.prefill_workers, one.decode_workers) == workers)
+            recipe
+            for recipe in recipes_of(row)
+            if not recipe.drafted
+            and (not row.disaggregated or (recipe.prefill_workers, recipe.decode_workers) == workers)
         ]
         taken.setdefault(when(row), set()).update(same)
-    return {key: frozenset(found) for key, found in taken.items()}
+    return {key: frozenset(recipes) for key, recipes in taken.items()}
 
 
 def when(row: ServingRow) -> tuple[object, ...]:

@@ -60,12 +60,12 @@ class ServingReport(Shown):
     def by_level(self) -> list[Score]:
         """By how well rows are specified, where the table says so; repeats are left out."""
         levels = sorted({row.text("spec_level") for row in self.rows} - {""})
-        return [self._score(f"level {one}", lambda row, one=one: row.text("spec_level") == one) for one in levels]  # type: ignore[misc]
+        return [self._score(f"level {level}", lambda row, one=level: row.text("spec_level") == one) for level in levels]  # type: ignore[misc]
 
     def write_rows(self, path: Path) -> None:
         """`id,ttft_s,tpot_s,output_tokens_per_s,tpot_p5_s,tpot_p95_s,regime,status,reason`, every row of the table."""
         names = [item.name for item in fields(Predicted)]
-        values = ([getattr(one, name) for name in names] for one in self.predictions)
+        values = ([getattr(prediction, name) for name in names] for prediction in self.predictions)
         rows = (["" if isinstance(v, float) and math.isnan(v) else _short(v) for v in row] for row in values)
         write_csv(path, names, rows)
 
@@ -78,13 +78,17 @@ class ServingReport(Shown):
             "overall": asdict(self.overall()),
             "levels": [asdict(score) for score in self.by_level()],
             "groups": [asdict(score) for score in self.scores()],
-            "refused": [{"id": one.id, "reason": one.reason} for one in self.predictions if one.status == "refused"],
+            "refused": [
+                {"id": prediction.id, "reason": prediction.reason}
+                for prediction in self.predictions
+                if prediction.status == "refused"
+            ],
         }
 
     def _score(self, name: str, wanted: Callable[[ServingRow], bool]) -> Score:
         pairs = [
-            (row, one)
-            for row, one in zip(self.rows, self.predictions, strict=True)
+            (row, prediction)
+            for row, prediction in zip(self.rows, self.predictions, strict=True)
             if wanted(row) and not row.text("duplicate_of")
         ]
         ratios = {key: _ratios(pairs, key, column, scale) for key, column, scale in MEASURES}

@@ -86,12 +86,12 @@ class ServingRow:
 
 def read_rows(tables: Sequence[Path]) -> list[ServingRow]:
     """All rows of the tables, in their order. Raises InputFileError."""
-    found = []
+    serving_rows = []
     for path in tables:
         for line, fields in read_table(path, "give a readable CSV", needs=NEEDED).rows():
-            found.append(ServingRow(as_spelled(fields)))
-            _check_numbers(found[-1], path, line)
-    return found
+            serving_rows.append(ServingRow(as_spelled(fields)))
+            _check_numbers(serving_rows[-1], path, line)
+    return serving_rows
 
 
 def _check_numbers(row: ServingRow, path: Path, line: int) -> None:
@@ -188,11 +188,13 @@ def deployment_of(row: ServingRow, prefix: str = "") -> Deployment:
     """
     dense, routed = weights_of(row)
     kv = {"fp8": "fp8", "bf16": "bf16"}.get(row.text("kv_dtype").lower()[:4].rstrip("_"))
-    one = Deployment(engine=engine_named(row), weights=dense, expert_weights=routed, kv=kv, **layout(row, prefix))
+    deployment = Deployment(
+        engine=engine_named(row), weights=dense, expert_weights=routed, kv=kv, **layout(row, prefix)
+    )
     pool, workers = row.whole_number(f"{prefix}gpus", 0), row.whole_number(f"{prefix}num_workers", 0)
     if not prefix or not row.number(f"{prefix}gpus") or not row.number(f"{prefix}num_workers"):
-        return one
+        return deployment
     each = pool // max(1, workers)
-    if each <= one.gpus or pool % max(1, workers):
-        return one
-    return replace(one, tp=1, pp=1, attn_dp=each, moe_tp=1, moe_ep=each)
+    if each <= deployment.gpus or pool % max(1, workers):
+        return deployment
+    return replace(deployment, tp=1, pp=1, attn_dp=each, moe_tp=1, moe_ep=each)

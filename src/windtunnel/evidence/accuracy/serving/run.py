@@ -79,11 +79,11 @@ def drafting_told(rows: Sequence[ServingRow], taken: Mapping[tuple[object, ...],
 def _counts(
     row: ServingRow, same: ServingRow | None, taken: Mapping[tuple[object, ...], frozenset[Recipe]]
 ) -> tuple[int, int]:
-    found = recipes_of(row, () if same is not None else taken.get(when(row), ()))
-    drafted = sum(one.drafted > 0 for one in found)
+    recipes = recipes_of(row, () if same is not None else taken.get(when(row), ()))
+    drafted = sum(recipe.drafted > 0 for recipe in recipes)
     if same is not None and DRAFTING not in same.text("model").lower():
-        return max(1, len(found) - drafted), 0  # the same run, listed under the name of the base model
-    return len(found) - drafted, drafted
+        return max(1, len(recipes) - drafted), 0  # the same run, listed under the name of the base model
+    return len(recipes) - drafted, drafted
 
 
 def _of_day(listed: list[_Listed]) -> dict[str, bool]:

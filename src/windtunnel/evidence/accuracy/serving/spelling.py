@@ -59,7 +59,7 @@ def as_spelled(fields: Mapping[str, str]) -> dict[str, str]:
     changed = {name: _format(given[name]) for name in FORMAT_COLUMNS if given.get(name)}
     name = given.get("model", "")
     changed["model"] = MODELS.get(re.sub(r"-99(\.9)?$", "", name.lower().replace("_", ".")), name)
-    if not any(changed.get(one) for one in FORMAT_COLUMNS):  # a checkpoint's name says its format
+    if not any(changed.get(format_column) for format_column in FORMAT_COLUMNS):  # a checkpoint's name says its format
         told = BITS.search(name.lower())
         changed["precision"] = _format(told[1]) if told else ""
     if given.get("mode"):
@@ -81,10 +81,10 @@ def _format(word: str) -> str:
     return word
 
 
-def _engine(given: Mapping[str, str]) -> dict[str, str]:
+def _engine(entry: Mapping[str, str]) -> dict[str, str]:
     """Columns `engine` and `engine_version`: where one says nothing, by what the image is called."""
-    engine, release, image = given.get("engine", ""), given.get("engine_version", ""), given.get("image", "")
-    named = engine_in(ENGINES.sub("vllm", engine.lower())) or engine_in(given.get("framework", "")) or engine_in(image)
+    engine, release, image = entry.get("engine", ""), entry.get("engine_version", ""), entry.get("image", "")
+    named = engine_in(ENGINES.sub("vllm", engine.lower())) or engine_in(entry.get("framework", "")) or engine_in(image)
     if named is None:
         return {}
     if release.lower() in NO_RELEASE:

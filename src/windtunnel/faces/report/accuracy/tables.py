@@ -30,7 +30,7 @@ def percent(value: float | None, signed: bool = False) -> str:
 
 def tables_of(report: Report) -> list[Table]:
     """Every table that has something to say, most important first."""
-    made = [
+    tables = [
         *steps_by_source(report),
         _skips(report),
         _kinds(report),
@@ -40,7 +40,7 @@ def tables_of(report: Report) -> list[Table]:
         *(_ranking(ranking) for ranking in report.ranking),
         _ordering(report),
     ]
-    return [table for table in made if table is not None and table.rows]
+    return [table for table in tables if table is not None and table.rows]
 
 
 def details_of(report: Report) -> list[Table]:
@@ -104,13 +104,13 @@ def _spread(report: Report) -> Table:
     header = ("source", "rows", "wholly in band", "measured width", "stated width")
     rows = [
         (
-            one.name,
-            str(one.rows),
-            f"{one.covered} ({percent(one.covered / one.rows)})",
-            percent(one.measured_width),
-            percent(one.stated_width),
+            spread.name,
+            str(spread.rows),
+            f"{spread.covered} ({percent(spread.covered / spread.rows)})",
+            percent(spread.measured_width),
+            percent(spread.stated_width),
         )
-        for one in report.spread
+        for spread in report.spread
     ]
     return text_table("Spread of steps: runs that publish p5 and p95 of their own steps", header, rows)
 
@@ -139,13 +139,13 @@ def _feasibility(report: Report) -> Table:
     header = ("source", "crashed or OOM", "called infeasible", "ran", "false alarms")
     rows = [
         (
-            one.name,
-            str(one.crashed),
-            f"{one.crashed_called} ({percent(one.recall)})",
-            str(one.ran),
-            f"{one.false_alarms} ({percent(one.false_alarm_share)})",
+            feasibility.name,
+            str(feasibility.crashed),
+            f"{feasibility.crashed_called} ({percent(feasibility.recall)})",
+            str(feasibility.ran),
+            f"{feasibility.false_alarms} ({percent(feasibility.false_alarm_share)})",
         )
-        for one in report.feasibility
+        for feasibility in report.feasibility
     ]
     return text_table("Feasibility", header, rows)
 

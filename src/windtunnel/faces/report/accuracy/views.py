@@ -45,7 +45,7 @@ def accuracy_document(report: Report) -> Document:
     if report.source:  # few rows: all of them at once
         views, details = [*views, *details], []
     for file in fitted_constants():
-        rows = [(one.name, one.value, one.comment) for one in file.constants]
+        rows = [(constant.name, constant.value, constant.comment) for constant in file.constants]
         table = text_table(f"Constants of {file.file}", ("constant", "value", "fitted on, or source"), rows, left=3)
         details += [table, *([Notes("", [file.about])] if file.about else [])]
     subtitle = f"{report.table}: {len(report.outcomes)} rows, {', '.join(asked)}"
@@ -57,7 +57,9 @@ def serving_accuracy_document(report: ServingReport) -> Document:
     rows = [_cells(score) for score in (*report.scores(), *report.by_level(), report.overall())]
     errors = ("TPOT", "median", "bias", "tok/s", "median", "TTFT median", "in band")
     header = ("group", "rows", "answered", *errors, "naive rows", "TPOT", "tok/s")
-    refused = [f"{one.id}: {one.reason}" for one in report.predictions if one.status == "refused"]
+    refused = [
+        f"{prediction.id}: {prediction.reason}" for prediction in report.predictions if prediction.status == "refused"
+    ]
     views: list[View] = [text_table("", header, rows), Notes("Refused", refused[:10], tone="warn")]
     return Document("accuracy", "Accuracy of serving predictions", views, [Notes("", SERVING_READING)])
 

@@ -97,18 +97,18 @@ class TraceComparison(Shown):
     def to_dict(self) -> dict[str, object]:
         """JSON-able form, for `--json`."""
         both = {"predicted_step_s": self.predicted_s, "measured_step_s": self.measured_s}
-        classes = [asdict(one) | {"difference_s": one.difference_s} for one in self.classes]
+        classes = [asdict(class_time) | {"difference_s": class_time.difference_s} for class_time in self.classes]
         return {"title": self.title, "traces": list(self.traces), **both, "classes": classes}
 
     @property
     def predicted_s(self) -> float:
         """The predicted step."""
-        return sum(one.predicted_s for one in self.classes)
+        return sum(class_time.predicted_s for class_time in self.classes)
 
     @property
     def measured_s(self) -> float:
         """The traced step, mean over the ranks."""
-        return sum(one.measured_s for one in self.classes)
+        return sum(class_time.measured_s for class_time in self.classes)
 
 
 def answer(question: Compare) -> Comparison | TraceComparison:
@@ -252,7 +252,7 @@ def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple
 
 def _fit_words(a: Result, b: Result) -> str:
     if a.status == b.status:
-        needs = [(name, one.infeasible) for name, one in (("A", a), ("B", b)) if one.infeasible]
+        needs = [(name, result.infeasible) for name, result in (("A", a), ("B", b)) if result.infeasible]
         by = [f"{name} by {format_bytes(need.needed_bytes - need.capacity_bytes)}" for name, need in needs]
         return f"Neither A nor B fits{': ' * bool(by)}{', '.join(by)}."
     bad, name, other = (b, "B", "A") if b.status == "infeasible" else (a, "A", "B")

@@ -26,7 +26,7 @@ def comparison_document(answer: Comparison) -> Document:
 
 def trace_document(answer: TraceComparison) -> Document:
     """A predicted step and a traced one."""
-    worst = max(answer.classes, key=lambda one: one.difference_s)
+    worst = max(answer.classes, key=lambda class_time: class_time.difference_s)
     change = answer.measured_s / answer.predicted_s - 1.0
     lost = f"; {worst.name} has the most more, {text_of(worst.difference_s, 's')}" if worst.difference_s > 0 else ""
     said = f"The traced step takes {text_of(answer.measured_s, 's')}, {text_of(change, 'change')} of the predicted one"
@@ -54,8 +54,8 @@ def _views(answer: Comparison) -> Iterator[View]:
         bar = Bar("memory", _parts(memory, memory_categories(memory)))
         yield Bars(title, "B", [bar], total="on the device", signed=True)
     rows = []
-    for one in answer.spec:
-        name, words = difference_words(one.field, one.a, one.b)
+    for difference in answer.spec:
+        name, words = difference_words(difference.field, difference.a, difference.b)
         before, _, after = words.partition(" → ")
         rows.append((name, before, after))
     yield Table("What was asked differently", (Column("field"), Column("A"), Column("B")), rows, most=FIELDS_SHOWN)

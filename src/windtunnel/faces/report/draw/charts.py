@@ -157,7 +157,7 @@ def chart_of(view: Curve) -> Chart:
         from_zero=False,
         apart=all(one.form == "points" for one in series),
     )
-    y = Scale(view.y, [*ys, *(one.value for one in view.limits)], from_zero=True)
+    y = Scale(view.y, [*ys, *(limit.value for limit in view.limits)], from_zero=True)
     names = list(dict.fromkeys(one.name for one in series))
     colours = {name: f"line-{at % COLOURS}" for at, name in enumerate(names)}
     panels: dict[str, list[Series]] = {}
@@ -178,7 +178,7 @@ def chart_of(view: Curve) -> Chart:
         for one in (series if few else ())
         for a, b in zip(one.x, one.y, strict=True)
     ]
-    limits = tuple((one, round(100.0 * y.at(one.value), 3)) for one in view.limits)
+    limits = tuple((limit, round(100.0 * y.at(limit.value), 3)) for limit in view.limits)
     return Chart(plots, x.ticks(view.x.unit), y.ticks(view.y.unit), tuple(keys), limits, tuple(rows), len(plots) == 1)
 
 
@@ -215,13 +215,13 @@ def _plot_data(those: Sequence[Series], view: Curve, x: Scale, y: Scale) -> Data
         "y": {"low": y.low, "high": y.high, "log": y.log, "unit": view.y.unit, "name": plain(view.y.name)},
         "series": [
             {
-                "name": plain(one.name),
-                "form": one.form,
-                "x": [_short(value) for value in one.x],
-                "y": [_short(value) for value in one.y],
-                "labels": [plain(text) for text in one.labels],
+                "name": plain(series.name),
+                "form": series.form,
+                "x": [_short(value) for value in series.x],
+                "y": [_short(value) for value in series.y],
+                "labels": [plain(text) for text in series.labels],
             }
-            for one in those
+            for series in those
         ],
     }
 

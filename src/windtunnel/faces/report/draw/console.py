@@ -145,12 +145,14 @@ def _figures(view: Figures, width: int) -> list[RenderableType]:
     if not view.figures:
         return []
     table = grid(WORD | DIM, WORD | {"style": "bold"}, REST)
-    for one in view.figures:
+    for figure in view.figures:
         amount, band = (
-            (plain(one.number), "") if isinstance(one.number, str) else (text_of(one.number), band_text(one.number))
+            (plain(figure.number), "")
+            if isinstance(figure.number, str)
+            else (text_of(figure.number), band_text(figure.number))
         )
-        notes = [f"p5–p95 {band}" if band else "", plain(one.note)]
-        table.add_row(plain(one.name), Text(amount), Text(", ".join(filter(None, notes))))
+        notes = [f"p5–p95 {band}" if band else "", plain(figure.note)]
+        table.add_row(plain(figure.name), Text(amount), Text(", ".join(filter(None, notes))))
     return [*_title(view.title), table]
 
 
@@ -233,8 +235,12 @@ def _cells(view: Table) -> list[list[str]]:
 
     def texts(cells: Sequence[Cell], units: Sequence[str]) -> list[str]:
         figures = [
-            one if one is None or isinstance(one, Number) else Number(one, unit) if not isinstance(one, str) else None
-            for one, unit in zip(cells, units, strict=True)
+            cell
+            if cell is None or isinstance(cell, Number)
+            else Number(cell, unit)
+            if not isinstance(cell, str)
+            else None
+            for cell, unit in zip(cells, units, strict=True)
         ]
         written = texts_of(figures)
         return [
@@ -257,7 +263,7 @@ def table_cells(view: Table) -> tuple[Sequence[Column], list[list[str]]]:
     cells = _cells(view)
     if not view.is_on_side:
         return view.columns, cells
-    turned = [list(row) for row in zip([one.name for one in view.columns], *cells, strict=True)]
+    turned = [list(row) for row in zip([column.name for column in view.columns], *cells, strict=True)]
     return [Column(name) for name in turned[0]], [row for row in turned[1:] if any(row[1:])]
 
 
@@ -283,15 +289,15 @@ def _needed(view: Table, names: Sequence[str], rows: Sequence[Sequence[str]]) ->
     """Cells without which numbers would be cut; words can be folded."""
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     words = [
-        min(width, LEAST_WORDS) if one.unit == "text" else width
-        for width, one in zip(widths, view.columns, strict=True)
+        min(width, LEAST_WORDS) if column.unit == "text" else width
+        for width, column in zip(widths, view.columns, strict=True)
     ]
     return sum(words) + 2 * (len(words) - 1)
 
 
 def _listed(view: Table, names: Sequence[str], row: Sequence[str]) -> list[RenderableType]:
     """A row that is too wide for a line: the words that it begins with, and below them what its columns say."""
-    first = next((at for at, one in enumerate(view.columns) if one.unit != "text"), 1)
+    first = next((at for at, column in enumerate(view.columns) if column.unit != "text"), 1)
     rest = ", ".join(f"{name} {cell}" for name, cell in zip(names[first:], row[first:], strict=True) if cell)
     return [Text(", ".join(row[:first])), Padding(Text(rest), (0, 0, 0, 2))]
 
@@ -313,7 +319,7 @@ def _curve(view: Curve, width: int) -> list[RenderableType]:
         )
     begin, end = text_of(low, view.x.unit), text_of(high, view.x.unit)
     table.add_row("", Text(f"{begin}{end:>{max(1, cells - len(begin))}}", style="dim"), "")
-    limits = [Text(f"{plain(one.label)}: {text_of(one.value, view.y.unit)}", style="dim") for one in view.limits]
+    limits = [Text(f"{plain(limit.label)}: {text_of(limit.value, view.y.unit)}", style="dim") for limit in view.limits]
     return [*_title(f"{view.title}: {view.y.name} over {view.x.name}", view.note), table, *limits]
 
 
@@ -388,12 +394,14 @@ def _changes(view: Changes, width: int) -> list[RenderableType]:
         return [*_title(view.title, view.note)] if view.note else []
     table = grid(NUMBER, *[NUMBER | DIM for _ in view.changes[0].figures], REST)
     group = ""
-    for one in view.changes:
-        if one.group != group:
-            group = one.group
-            table.add_row(*[""] * (1 + len(one.figures)), Text(plain(group), style="dim italic"))
+    for change in view.changes:
+        if change.group != group:
+            group = change.group
+            table.add_row(*[""] * (1 + len(change.figures)), Text(plain(group), style="dim italic"))
         table.add_row(
-            Text(text_of(one.gain), style="bold"), *(text_of(each) for each in one.figures), Text(plain(one.words))
+            Text(text_of(change.gain), style="bold"),
+            *(text_of(figure) for figure in change.figures),
+            Text(plain(change.words)),
         )
     return [*_title(view.title, view.note), table]
 

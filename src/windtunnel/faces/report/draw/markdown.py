@@ -42,29 +42,36 @@ def _drawn(view: View) -> list[str]:
             return [f"**{_escaped(view.verdict)}**"]
         case Figures():
             rows = [
-                (one.name, *((one.number, "") if isinstance(one.number, str) else _banded(one.number)), one.note)
-                for one in view.figures
+                (
+                    figure.name,
+                    *((figure.number, "") if isinstance(figure.number, str) else _banded(figure.number)),
+                    figure.note,
+                )
+                for figure in view.figures
             ]
             return [*_titled(view.title), _table(("figure", "value", "p5–p95", ""), rows)] if rows else []
         case Bars():
             return _bars(view)
         case Table():
             shown, cells = table_cells(view)
-            numbers = {at for at, one in enumerate(shown) if one.unit != "text"}
-            table = _table([one.name for one in shown], cells, numbers)
+            numbers = {at for at, column in enumerate(shown) if column.unit != "text"}
+            table = _table([column.name for column in shown], cells, numbers)
             return [*_titled(view.title, view.note), table] if cells else []
         case Curve():
             lines = [
-                f"- {_escaped(f'{one.panel} {one.name}'.strip())}: {text_of(min(one.y), view.y.unit)} to"
-                f" {text_of(max(one.y), view.y.unit)} for {text_of(min(one.x), view.x.unit)} to"
-                f" {text_of(max(one.x), view.x.unit)}"
-                for one in view.series
-                if one.x
+                f"- {_escaped(f'{series.panel} {series.name}'.strip())}: {text_of(min(series.y), view.y.unit)} to"
+                f" {text_of(max(series.y), view.y.unit)} for {text_of(min(series.x), view.x.unit)} to"
+                f" {text_of(max(series.x), view.x.unit)}"
+                for series in view.series
+                if series.x
             ]
             title = f"{view.title}: {view.y.name} over {view.x.name}"
             return [*_titled(title, view.note), "\n".join(lines)] if lines else []
         case Changes():
-            rows = [(one.words, text_of(one.gain), *map(text_of, one.figures), one.group) for one in view.changes]
+            rows = [
+                (change.words, text_of(change.gain), *map(text_of, change.figures), change.group)
+                for change in view.changes
+            ]
             return [*_titled(view.title, view.note), *([_table(("change", *view.names, ""), rows)] if rows else [])]
         case Notes():
             lines = [f"- {_escaped(line)}" for line in view.lines]
@@ -75,7 +82,7 @@ def _drawn(view: View) -> list[str]:
                 *(f"{_escaped(name)}\n\n{_fenced(text.rstrip())}" for name, text in view.files),
             ]
         case Why():
-            rows = [(one.name, text_of(one.number), one.source) for one in view.terms]
+            rows = [(term.name, text_of(term.number), term.source) for term in view.terms]
             return [*_titled(view.figure, view.formula), _table(("term", "value", "source"), rows)]
         case Flow():
             rows = [(view.boxes[a].name, view.boxes[b].name, text_of(number)) for a, b, number in view.arrows]
@@ -95,8 +102,8 @@ def _drawn(view: View) -> list[str]:
 
 def _bars(view: Bars) -> list[str]:
     if len(view.bars) != 1:
-        lengths = texts_of([one.length for one in view.bars], view.unit)
-        rows = [(one.label, text, one.note) for one, text in zip(view.bars, lengths, strict=True)]
+        lengths = texts_of([bar.length for bar in view.bars], view.unit)
+        rows = [(bar.label, text, bar.note) for bar, text in zip(view.bars, lengths, strict=True)]
         return [*_titled(view.title, view.note), _table(("", "amount", ""), rows)] if rows else []
     parts = [part for part in view.bars[0].parts if part.value]
     if not parts:
@@ -130,7 +137,7 @@ def _fenced(text: str) -> str:
 def _escaped(text: object) -> str:
     """Text that is text in Markdown too: names come from files of users."""
     escaped = plain(text).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{one}" if one in "\\`*_[]|" else one for one in escaped)
+    return "".join(f"\\{word}" if word in "\\`*_[]|" else word for word in escaped)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numbers: Collection[int] = ()) -> str:

@@ -18,11 +18,15 @@ def fragment_of(document: Document) -> str:
         if isinstance(view, Headline):
             rows.append((view.verdict,))
         elif isinstance(view, Figures):
-            for one in view.figures:
+            for figure in view.figures:
                 value, band = (
-                    (one.number, "") if isinstance(one.number, str) else (text_of(one.number), band_text(one.number))
+                    (figure.number, "")
+                    if isinstance(figure.number, str)
+                    else (text_of(figure.number), band_text(figure.number))
                 )
-                rows.append((one.name, value, ", ".join(filter(None, (f"p5–p95 {band}" if band else "", one.note)))))
+                rows.append(
+                    (figure.name, value, ", ".join(filter(None, (f"p5–p95 {band}" if band else "", figure.note))))
+                )
         elif isinstance(view, Bars) and len(view.bars) == 1:
             whole = view.whole or view.bars[0].length or 1.0
             longest = sorted(view.bars[0].parts, key=lambda part: (-abs(part.value), part.label))[:PARTS_MOST]

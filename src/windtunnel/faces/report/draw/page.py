@@ -81,7 +81,7 @@ def page_template(name: str, package: str = "windtunnel.faces.report") -> Templa
     """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    folders = [files(one) / "templates" for one in dict.fromkeys((package, "windtunnel.faces.report"))]
+    folders = [files(fromkey) / "templates" for fromkey in dict.fromkeys((package, "windtunnel.faces.report"))]
 
     def source(part: str) -> str | None:
         found = next((folder / part for folder in folders if (folder / part).is_file()), None)
@@ -134,8 +134,8 @@ def _parts(document: Document) -> dict[str, object]:
         "heading": True,
         "sections": sections,
         "command": command_lines(plain(document.command), 96),
-        "data": {one.id: one.data for one in sections if one.data is not None},
-        "wide": any(one.kind in ("lanes", "heat") for one in sections),
+        "data": {section.id: section.data for section in sections if section.data is not None},
+        "wide": any(section.kind in ("lanes", "heat") for section in sections),
     }
 
 
@@ -148,12 +148,12 @@ def sections_of(views: Sequence[View]) -> list[Section]:
         name = re.sub(r"[^a-z0-9]+", "-", getattr(view, "title", "").lower()).strip("-")[:40] or kind
         used[name] = used.get(name, 0) + 1
         sections.append(_section(view, kind, name if used[name] == 1 else f"{name}-{used[name]}", half))
-    return [one for one in sections if not _empty(one.view)]
+    return [section for section in sections if not _empty(section.view)]
 
 
 def _halves(views: Sequence[View]) -> list[bool]:
     """Pictures in a row stand in pairs."""
-    alone = [isinstance(view, Curve) and len({one.panel for one in view.series}) == 1 for view in views]
+    alone = [isinstance(view, Curve) and len({series.panel for series in view.series}) == 1 for view in views]
     halves = [False] * len(views)
     at = 0
     while at + 1 < len(views):
@@ -175,7 +175,7 @@ def _empty(view: View) -> bool:
         case Table():
             return not view.rows
         case Curve():
-            return not any(len(one.x) for one in view.series)
+            return not any(len(series.x) for series in view.series)
         case Lanes():
             return not any(lane.spans for lane in view.lanes)
         case Heat():
@@ -224,11 +224,11 @@ def _bars_section(view: Bars, kind: str, name: str) -> Section:
     lengths = (
         [part.value for part in view.bars[0].parts]
         if view.signed and len(view.bars) == 1
-        else [one.length for one in view.bars]
+        else [bar.length for bar in view.bars]
     )
-    most = max([abs(value) for value in lengths] + [one.limit or 0.0 for one in view.bars], default=1.0) or 1.0
-    several = any(len(one.parts) > 1 for one in view.bars) and not view.signed
-    keys = {(part.colour, plain(part.label)): None for one in view.bars for part in one.parts} if several else {}
+    most = max([abs(value) for value in lengths] + [bar.limit or 0.0 for bar in view.bars], default=1.0) or 1.0
+    several = any(len(bar.parts) > 1 for bar in view.bars) and not view.signed
+    keys = {(part.colour, plain(part.label)): None for bar in view.bars for part in bar.parts} if several else {}
     scale = most if view.signed else most * 1.02
     return Section(
         name,

@@ -47,14 +47,14 @@ def _samples(drawn: Samples) -> Figure:
 
 
 def _blame(disturbed: Disturbed, ranks: Ranks, step_ns: int) -> Table:
-    spread = any(one.without_p5_p50_p95_ns for one in disturbed.blame)
+    spread = any(blame.without_p5_p50_p95_ns for blame in disturbed.blame)
     base = disturbed.undisturbed_step_time_ns or 1
     rows: list[Sequence[Cell]] = []
-    for one in disturbed.blame[:BLAMED_MOST]:
-        low, _, high = one.without_p5_p50_p95_ns or (0, 0, 0)
+    for blame in disturbed.blame[:BLAMED_MOST]:
+        low, _, high = blame.without_p5_p50_p95_ns or (0, 0, 0)
         band: list[Cell] = [f"{_percent(-low, step_ns)} – {_percent(-high, step_ns)}" if high else ""] if spread else []
-        alone, mended = Number(one.alone_ns / base, "change"), Number(-one.without_ns / (step_ns or 1), "change")
-        rows.append((plain(one.what), alone, mended, *band, where_words(one, ranks)))
+        alone, mended = Number(blame.alone_ns / base, "change"), Number(-blame.without_ns / (step_ns or 1), "change")
+        rows.append((plain(blame.what), alone, mended, *band, where_words(blame, ranks)))
     columns = [Column("disturbance"), Column("alone", "change"), Column("mended", "change")]
     columns += [Column("p5–p95", "")] if spread else []
     left = len(disturbed.blame) - BLAMED_MOST
@@ -93,7 +93,7 @@ def _path(disturbed: Disturbed, ranks: Ranks) -> Lanes:
         hit = bool(ranks.disturbances(part.rank))
         return Span(part.start_ns / 1e9, part.end_ns / 1e9, label, category.label, category.slot, hit)
 
-    stages = sorted({part.stage for part in parts} | {one.stage for one in disturbed.rank_classes})
+    stages = sorted({part.stage for part in parts} | {rank_class.stage for rank_class in disturbed.rank_classes})
     lanes = [Lane(f"stage {stage}", [span(part) for part in parts if part.stage == stage]) for stage in stages]
     note = "The chain of work that the step cannot be shorter than."
     return Lanes("Critical path over the stages", lanes, note, "on a disturbed GPU")
@@ -114,7 +114,7 @@ def _heats(result: Result, disturbed: Disturbed, ranks: Ranks) -> list[View]:
     total = makespan_ns(disturbed)
     if not disturbed.class_runs or total <= 0:
         return []
-    busy_of = [one.busy_ns / total for one in disturbed.rank_classes]
+    busy_of = [rank_class.busy_ns / total for rank_class in disturbed.rank_classes]
     low, high = min(busy_of), max(busy_of)
     if high - low < LEAST_SPAN:
         low = max(0.0, min((low + high) / 2, 1.0 - LEAST_SPAN / 2) - LEAST_SPAN / 2)
@@ -134,7 +134,9 @@ def _heats(result: Result, disturbed: Disturbed, ranks: Ranks) -> list[View]:
     cell = _positive(result.spec, "plan", "tp", 0) * _positive(result.spec, "plan", "cp", 0)
     if pp * dp * cell == result.n_gpus == n_ranks:
         firsts = [(stage * dp + replica) * cell for replica in range(dp) for stage in range(pp)]
-        means: list[float | None] = [sum(one or 0.0 for one in busy[first : first + cell]) / cell for first in firsts]
+        means: list[float | None] = [
+            sum(value or 0.0 for value in busy[first : first + cell]) / cell for first in firsts
+        ]
         where = {rank // cell: text for rank, text in reversed(hit)}
         texts = [
             (replica * pp + stage, where[stage * dp + replica])

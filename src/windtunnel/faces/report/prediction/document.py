@@ -140,11 +140,11 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _check_schema(found: str) -> None:
+def _check_schema(word: str) -> None:
     kind, _, version = SCHEMA.rpartition("/")
-    found_kind, _, found_version = found.rpartition("/")
+    found_kind, _, found_version = word.rpartition("/")
     if found_kind != kind or not found_version.isascii() or not found_version.isdigit():
-        shown = found if len(found) <= 60 else found[:57] + "..."
+        shown = word if len(word) <= 60 else word[:57] + "..."
         raise DocumentError(f"is not a windtunnel result (schema {shown!r})", "give the result.json of a run folder")
     if int(found_version[:9]) > int(version):
         raise DocumentError(

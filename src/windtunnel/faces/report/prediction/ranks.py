@@ -16,7 +16,7 @@ ARROW = "\N{RIGHTWARDS ARROW}"
 
 def makespan_ns(disturbed: Disturbed) -> int:
     """The replayed step, to which busy and waiting of every rank sum; 0 where ranks were not told apart."""
-    return max((one.busy_ns + one.waiting_ns for one in disturbed.rank_classes), default=0)
+    return max((rank_class.busy_ns + rank_class.waiting_ns for rank_class in disturbed.rank_classes), default=0)
 
 
 class Ranks:
@@ -39,7 +39,7 @@ class Ranks:
 
     def count(self, text: str) -> int:
         """How many ranks this disturbance befalls."""
-        return sum(one.ranks for one in self._classes if text in one.disturbed_by)
+        return sum(rank_class.ranks for rank_class in self._classes if text in rank_class.disturbed_by)
 
     def words(self, rank: int) -> str:
         """`GPU 1037 (gpu=1037:1.15)`: a rank and what disturbs it."""

@@ -63,11 +63,11 @@ def trace_events(result: Result) -> Iterator[dict[str, object]]:
     for op in ordered:
         lane = lanes[op.stage, op.stream]
         yield _event(op.label, label_on_lane(op.category), op.stage, lane, op.start_ns, op.end_ns - op.start_ns)
-    for one in result.stages:
+    for report in result.stages:
         now = 0
-        for key in time_categories(one.breakdown_ns):
-            yield _event(label_of(key), label_of(key), one.stage, sums[one.stage], now, one.breakdown_ns[key])
-            now += one.breakdown_ns[key]
+        for key in time_categories(report.breakdown_ns):
+            yield _event(label_of(key), label_of(key), report.stage, sums[report.stage], now, report.breakdown_ns[key])
+            now += report.breakdown_ns[key]
     for memory in sorted(result.memory, key=lambda memory: memory.stage):
         for time_ns, allocated in sorted(memory.timeline):
             yield {

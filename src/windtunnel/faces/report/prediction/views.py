@@ -123,10 +123,10 @@ def _headline(result: Result) -> Headline:
         base = result.disturbed.undisturbed_step_time_ns
         more = text_of(result.step_time_ns / base - 1.0, "share")
         said.append(f"disturbances make the step {more} longer than {text_of(base / 1e9, 's')}")
-    worst = max(_overheads(result.limits), key=lambda one: one.share, default=None)
+    worst = max(_overheads(result.limits), key=lambda limit: limit.share, default=None)
     if worst is not None and worst.share >= WORTH_SAYING:
         said.append(f"{text_of(worst.share, 'share')} of the step is {label_of(worst.what)}")
-    best = max((one for one in result.advice if one.kind == "plan"), key=lambda one: one.gain, default=None)
+    best = max((advice for advice in result.advice if advice.kind == "plan"), key=lambda one: one.gain, default=None)
     better = "" if best is None else f": {best.flags} takes {text_of(best.gain, 'share')} less time"
     words = "; ".join(said) or f"A step takes {text_of(result.step_time_s, 's')}"
     return Headline(f"{words}{better}.", "step time", _step(result), "good" if not result.warnings else "calm")
@@ -175,7 +175,7 @@ def advice_views(result: Result) -> list[View]:
     note = f"{result.advice_tried:,} legal changes of the plan tried; step against now, step, peak memory"
     if not result.advice:
         note += "; none fits: see `windtunnel plan`" if out else "; none makes the step shorter by half a percent"
-    changes = [_change(one) for kind in KINDS for one in result.advice if one.kind == kind]
+    changes = [_change(advice) for kind in KINDS for advice in result.advice if advice.kind == kind]
     name = "Ways out that were predicted to fit" if out else "What would make it faster, each predicted"
     return [Changes(name, ("against now", "step", "peak memory"), changes, note)]
 
@@ -215,15 +215,15 @@ def _stages(result: Result) -> Iterator[View]:
     def bar_of(stage: StageReport) -> Bar:
         return Bar(result.class_name(stage.stage), time_parts(stage.breakdown_ns, categories))
 
-    stages = sorted(result.stages, key=lambda one: one.stage)
+    stages = sorted(result.stages, key=lambda stage_report: stage_report.stage)
     if len(stages) > 1:
         yield Bars(f"The step by {class_word(result)}", "s", [bar_of(stage) for stage in stages])
 
 
 def class_word(result: Result) -> str:
     """What rank classes are."""
-    numbers = {one.stage for one in result.stages} | {one.stage for one in result.memory}
-    return "class of ranks" if any("rank" in result.class_name(one) for one in numbers) else "pipeline stage"
+    numbers = {stage.stage for stage in result.stages} | {stage_memory.stage for stage_memory in result.memory}
+    return "class of ranks" if any("rank" in result.class_name(number) for number in numbers) else "pipeline stage"
 
 
 def memory_parts(stage: StageMemory) -> list[tuple[Category, int]]:
@@ -251,11 +251,13 @@ def _memory(result: Result) -> Iterator[View]:
         whole=float(max(capacity, 1)),
         note=f"share of the capacity, {text_of(capacity, 'B')}",
     )
-    stages = sorted(result.memory, key=lambda one: one.stage)
+    stages = sorted(result.memory, key=lambda stage_memory: stage_memory.stage)
     if len(stages) > 1:
-        bars = [Bar(result.class_name(one.stage), _parts_of(one), float(result.capacity_of(one))) for one in stages]
+        bars = [
+            Bar(result.class_name(stage.stage), _parts_of(stage), float(result.capacity_of(stage))) for stage in stages
+        ]
         yield Bars(f"Peak memory by {class_word(result)}", "B", bars, note="dashed: the capacity")
-    drawn = [one for one in stages if one.timeline]
+    drawn = [stage for stage in stages if stage.timeline]
     if drawn:
         yield _memory_curve(result, drawn)
 
@@ -290,10 +292,13 @@ def _overheads(limits: Sequence[Limit]) -> list[Limit]:
 def limit_views(limits: Sequence[Limit]) -> Iterator[Table]:
     """What holds the step back, overheads first, largest first."""
     overheads = _overheads(limits)
-    for name, those in (("overheads", overheads), ("the work itself", [one for one in limits if one not in overheads])):
+    for name, those in (
+        ("overheads", overheads),
+        ("the work itself", [limit for limit in limits if limit not in overheads]),
+    ):
         rows = [
-            (label_of(one.what), Number(one.share, "share"), Number(one.step_time_s_without, "s"))
-            for one in sorted(those, key=lambda one: (-one.share, one.what))
+            (label_of(limit.what), Number(limit.share, "share"), Number(limit.step_time_s_without, "s"))
+            for limit in sorted(those, key=lambda one: (-one.share, one.what))
         ]
         columns = (Column("what"), Column("of the step", "share"), Column("step without it", "s"))
         if rows:

@@ -119,7 +119,9 @@ def _verdict(result: RlResult) -> str:
     phases, step = result.phases, text_of(result.step_time_s, "s")
     if _colocated(result):
         parts = [
-            f"{name} {text_of(one / result.step_time_s, 'share')}" for name, one in _shares(result).items() if one > 0
+            f"{name} {text_of(share / result.step_time_s, 'share')}"
+            for name, share in _shares(result).items()
+            if share > 0
         ]
         return f"A step takes {step}, of which it {', '.join(parts[:-1])} and {parts[-1]}."
     learner = phases.logprob_s + phases.ref_logprob_s + phases.training_s
@@ -189,7 +191,14 @@ def accuracy_document(report: RlReport) -> Document:
         Headline(said),
         _scores("Step time", report.scores()),
         _scores("Published phases", report.phases()),
-        Notes("Not predicted", [f"{one.id}: {one.status}, {one.reason}" for one in report.predictions if one.reason]),
+        Notes(
+            "Not predicted",
+            [
+                f"{prediction.id}: {prediction.status}, {prediction.reason}"
+                for prediction in report.predictions
+                if prediction.reason
+            ],
+        ),
     ]
     return Document("accuracy of RL steps", report.source, views)
 
@@ -199,5 +208,7 @@ def _scores(title: str, scores: Sequence[Score]) -> Table:
         *(Column(""), Column("rows", "count"), Column("answered", "count"), Column("mean", "share")),
         *(Column("bias", "change"), Column("worst", "change"), Column("in band", "share")),
     )
-    rows = [(one.name, one.rows, one.answered, one.mean, one.bias, one.worst, one.in_band) for one in scores]
+    rows = [
+        (score.name, score.rows, score.answered, score.mean, score.bias, score.worst, score.in_band) for score in scores
+    ]
     return Table(title, columns, rows, most=len(rows))

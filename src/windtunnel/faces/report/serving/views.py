@@ -230,29 +230,29 @@ def pool_document(answer: Answer, name: str = "a file") -> Document:
     columns = (Column("machines"), Column("GPU hours", ""), Column("cost", "$"))
     details: list[View] = [Table("Machines", columns, groups)]
     series = []
-    for key, one in models.items():
-        at = [float(point["at_s"]) for point in one["replicas"]]
-        serving = [float(point["serving"]) for point in one["replicas"]]
-        both = [float(point["serving"] + point["starting"]) for point in one["replicas"]]
+    for key, model in models.items():
+        at = [float(point["at_s"]) for point in model["replicas"]]
+        serving = [float(point["serving"]) for point in model["replicas"]]
+        both = [float(point["serving"] + point["starting"]) for point in model["replicas"]]
         series += [Series("serving", at, serving, form="steps", panel=key)]
         series += [Series("with those that start", at, both, form="steps", panel=key, dashed=True)]
     details.append(Curve("Replicas over time", Axis("time", "s", low=0.0), Axis("replicas", "count"), series))
-    rows = [(f"{key}.{field}", _plain(value)) for key, one in models.items() for field, value in _flat(one["spec"])]
+    rows = [(f"{key}.{field}", _plain(value)) for key, model in models.items() for field, value in _flat(model["spec"])]
     details.append(Table("The question", (Column("field"), Column("value")), rows, folded=True))
     return Document("a pool of models served", name, views, details, f"{len(models)} models")
 
 
 def _pooled(models: Answer) -> Table:
     rows: list[list[Cell]] = []
-    for name, one in models.items():
+    for name, model in models.items():
         times = [
-            None if one[key] is None else one[key][what] for key in ("ttft_s", "tpot_s") for what in ("mean", "p99")
+            None if model[key] is None else model[key][what] for key in ("ttft_s", "tpot_s") for what in ("mean", "p99")
         ]
-        counts = [point["serving"] for point in one["replicas"]] or [0]
+        counts = [point["serving"] for point in model["replicas"]] or [0]
         some = f"{min(counts)} to {max(counts)}" if min(counts) != max(counts) else f"{counts[0]}"
-        done = f"{one['finished']:,} of {one['requests']:,}"
-        met, tokens = one["slo_attainment"], one["output_tokens_per_s"]
-        rows.append([name, done, *times, met, tokens, some, one["utilisation"], one["regime"]])
+        done = f"{model['finished']:,} of {model['requests']:,}"
+        met, tokens = model["slo_attainment"], model["output_tokens_per_s"]
+        rows.append([name, done, *times, met, tokens, some, model["utilisation"], model["regime"]])
     columns = [
         *(Column("model"), Column("finished"), Column("TTFT mean", "s"), Column("p99", "s"), Column("TPOT mean", "s")),
         *(Column("p99", "s"), Column("within limits", "share"), Column("tokens/s", "count"), Column("replicas")),
@@ -288,7 +288,7 @@ def policies_document(answer: Answer) -> Document:
     number = Number(policies[best]["e2e_s"]["mean"], "s") if best else None
     headline = Headline(verdict, "mean end to end", number)
     views: list[View] = [headline, _beside("Policies", list(policies), rows)]
-    if shared := {name: one for name, one in policies.items() if "models" in one}:
+    if shared := {name: policy for name, policy in policies.items() if "models" in policy}:
         models = next(iter(shared.values()))["models"]
         each = [(model, "", [one["models"][model]["requests_per_s"] for one in shared.values()]) for model in models]
         views += [_beside("Requests/s by model", list(shared), each)]
@@ -312,7 +312,7 @@ def spot_serving_document(answer: Answer) -> Document:
     if any(one["cost"] is not None for one in those):
         rows.append(("cost", "$", [one["cost"] for one in those]))
         rows.append(("per million tokens", "$", [one["cost_per_million_output_tokens"] for one in those]))
-    done = [name for name, one in policies.items() if one["e2e_s"]["mean"] is not None]
+    done = [name for name, policy in policies.items() if policy["e2e_s"]["mean"] is not None]
     best = min(done, key=lambda name: policies[name]["e2e_s"]["mean"], default=None)
     if best is None:
         views: list[View] = [Headline("No request was answered.", tone="bad")]
@@ -339,7 +339,7 @@ def scaled_document(answer: Answer) -> Document:
         ("over_ideal", "replicas over the ideal", ""), ("most_replicas", "most replicas", "count"),
         ("moves", "sessions moved", "count"), ("moved_bytes", "moved", "B"), ("longest_stop_s", "longest stop", "s"),
     )  # fmt: skip
-    rows = [(label, unit, [one[key] for one in policies.values()]) for key, label, unit in lines]
+    rows = [(label, unit, [policy[key] for policy in policies.values()]) for key, label, unit in lines]
     best = min(policies, key=lambda name: (policies[name]["late"], policies[name]["replica_hours"]))
     late = Number(policies[best]["late"], "share")
     verdict = f"{best} keeps the promise best: {text_of(late)} of the sessions are slower."
@@ -351,7 +351,7 @@ def scaled_document(answer: Answer) -> Document:
 def weight_pool_document(answer: Answer) -> Document:
     """Models whose weights come and go. `answer`: of `run_weight_pool`."""
     spec, systems = answer["spec"], answer["systems"]
-    feasible = {name: one for name, one in systems.items() if one["feasible"]}
+    feasible = {name: system for name, system in systems.items() if system["feasible"]}
     those = list(feasible.values())
     rows: list[tuple[str, str, Sequence[float | None]]] = [
         *((part, "s", [one["e2e_s"][part] for one in those]) for part in ("mean", "p50", "p99")),
@@ -361,7 +361,7 @@ def weight_pool_document(answer: Answer) -> Document:
         ("loads", "count", [one["loads"] for one in those]),
         ("of which from the host", "count", [one["host_hits"] for one in those]),
     ]
-    if any(one.get("cost") is not None for one in systems.values()):
+    if any(system.get("cost") is not None for system in systems.values()):
         rows.append(("cost", "$", [one["cost"] for one in those]))
         rows.append(("per million tokens", "$", [one["cost_per_million_output_tokens"] for one in those]))
     best = min(feasible, key=lambda name: feasible[name]["e2e_s"]["mean"], default=None)
@@ -370,7 +370,7 @@ def weight_pool_document(answer: Answer) -> Document:
         if best is None
         else f"{best}: {text_of(feasible[best]['e2e_s']['mean'], 's')} in the mean."
     )
-    lines = [f"{name}: {one['reason']}" for name, one in systems.items() if not one["feasible"]]
+    lines = [f"{name}: {system['reason']}" for name, system in systems.items() if not system["feasible"]]
     views: list[View] = [Headline(said, tone="good" if best else "bad")]
     views += [_beside("Systems", list(feasible), rows), Notes("Not possible", lines, "warn")]
     title = f"{spec['models']} models on {spec['gpus']} {spec['gpu']}"

@@ -126,8 +126,8 @@ def pull(bytes_total: float, group: Group, cluster: Cluster) -> Price:
     if tier(group) == "scale_out":
         return collective("send_recv", bytes_total, group, cluster)
     fabric = fabric_of(cluster)
-    signal = min(one.base_s + one.hop_s for one in fabric.protocols)
-    per_byte = min(one.seconds_per_byte for one in fabric.protocols) * fabric.peers_for_full_rate
+    signal = min(protocol.base_s + protocol.hop_s for protocol in fabric.protocols)
+    per_byte = min(protocol.seconds_per_byte for protocol in fabric.protocols) * fabric.peers_for_full_rate
     seconds = signal + bytes_total * per_byte
     low, high = _spread(fabric, group, bytes_total)
     return Price(seconds, seconds * low, seconds * high, Source.ROOFLINE)
@@ -226,11 +226,11 @@ def _fastest(kind: str, bytes_total: float, group: Group, cluster: Cluster, algo
         return torus.cost(kind, bytes_total, shape, max(1, stride), chips, link, fabric)
     if algorithm is None:
         return nccl.chosen(kind, bytes_total, shape, fabric)
-    found = nccl.candidates(kind, bytes_total, shape, fabric)
-    able = sorted({cost.algorithm for cost in found})
+    costs = nccl.candidates(kind, bytes_total, shape, fabric)
+    able = sorted({cost.algorithm for cost in costs})
     if algorithm not in able:
         raise SpecError("algorithm", algorithm, f"cannot run {kind} on this group; use one of {', '.join(able)}")
-    return min((cost for cost in found if cost.algorithm == algorithm), key=lambda cost: cost.seconds)
+    return min((cost for cost in costs if cost.algorithm == algorithm), key=lambda cost: cost.seconds)
 
 
 @lru_cache(maxsize=4096)

@@ -170,15 +170,15 @@ def candidates(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> l
         return [_expert_parallel(bytes_total, shape, fabric)]
     if kind == "barrier":
         kind, bytes_total = "all_reduce", SERVICE_BYTES
-    found = _rings(kind, bytes_total, shape, fabric)
+    costs = _rings(kind, bytes_total, shape, fabric)
     if kind == "all_reduce":
         if shape.m > 1:
-            found += _trees(bytes_total, shape, fabric)
+            costs += _trees(bytes_total, shape, fabric)
         if fabric.nvls and shape.k > 2 and (shape.m == 1 or shape.m <= fabric.nvls_tree_most):
-            found.append(_nvls(bytes_total, shape, fabric, fabric.nvls))
+            costs.append(_nvls(bytes_total, shape, fabric, fabric.nvls))
     elif shape.m > 1 and shape.k == 1 and kind in ("all_gather", "reduce_scatter"):
-        found.append(_pat(bytes_total, shape, fabric))
-    return found
+        costs.append(_pat(bytes_total, shape, fabric))
+    return costs
 
 
 def chosen(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:

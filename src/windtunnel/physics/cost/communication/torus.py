@@ -38,14 +38,14 @@ def cost(kind: str, bytes_total: float, shape: Shape, stride: int, chips: int, l
         wire = bytes_total * fabric.nic_seconds_per_byte * shape.nic_share if m > 1 else 0.0
         return _cost(hops * hop_s + step_s, max(bytes_total * intra * longer, wire))
     lie = extents(axes, max(1, round(k)), stride)
-    hops = sum(one.hops for one in lie)
+    hops = sum(extent.hops for extent in lie)
     if kind in DIRECT:
-        inside = bytes_total * k / n * max(one.crossing / one.bytes_per_s for one in lie) * longer
+        inside = bytes_total * k / n * max(extent.crossing / extent.bytes_per_s for extent in lie) * longer
         outside = bytes_total * (n - k) / n * fabric.nic_seconds_per_byte * max(shape.nic_share, shape.direct_uplink)
         return _cost(hops * hop_s + step_s, max(inside, outside))
     rounds = 2.0 if kind == "all_reduce" else 1.0
     whole = kind in ("broadcast", "reduce")
-    bandwidth = sum(one.links * one.bytes_per_s for one in lie)
+    bandwidth = sum(extent.links * extent.bytes_per_s for extent in lie)
     inside = bytes_total * rounds * (1.0 if whole else (k - 1) / k) * longer / bandwidth if k > 1 else 0.0
     share = max(shape.nic_share, shape.ring_uplink) * fabric.nic_seconds_per_byte
     outside = bytes_total / k * rounds * (1.0 if whole else (m - 1) / m) * share if m > 1 else 0.0

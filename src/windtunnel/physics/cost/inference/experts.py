@@ -105,7 +105,7 @@ def _priced_experts(engine: Engine, layer: Experts) -> Curve:
     saved = (WEIGHT_BYTES["bf16"] - WEIGHT_BYTES[layer.dtype]) / roofline.streamed_bytes_per_s(engine.gpu)
     weights = tuple(_touched(tokens, layer) / layer.ep * _weights_of_one(layer) for tokens in nodes)
     rows = zip(nodes, seconds, weights, strict=True)
-    return Curve(nodes, tuple(max(own, plain.at(tokens) - saved * held) for tokens, own, held in rows))
+    return Curve(nodes, tuple(max(own, plain.at(tokens) - saved * value) for tokens, own, value in rows))
 
 
 def _nearest_experts(engine: Engine, layer: Experts) -> Experts | None:

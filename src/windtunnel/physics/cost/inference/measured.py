@@ -34,16 +34,16 @@ def tables(system: str | None, operation: str, name: str, framework: str) -> lis
 
 def paths(system: str, operation: str, name: str, framework: str, release: str = "") -> Iterator[tuple[str, Path]]:
     """(framework, file) of a table, that of `framework` first; of each the newest version, up to `release` if given."""
-    for one in (framework, *(other for other in FRAMEWORKS if other != framework)):
-        versions = [path.parent for path in reversed(every(system, operation, name, one))]
+    for word in (framework, *(other for other in FRAMEWORKS if other != framework)):
+        versions = [path.parent for path in reversed(every(system, operation, name, word))]
         if versions:
             older = [
                 at
                 for at in versions
-                if release and one == framework and version_order(at.name) <= version_order(release)
+                if release and word == framework and version_order(at.name) <= version_order(release)
             ]
-            chosen = older[-1] if older else versions[0 if release and one == framework else -1]
-            yield one, chosen / f"{name}.parquet"
+            chosen = older[-1] if older else versions[0 if release and word == framework else -1]
+            yield word, chosen / f"{name}.parquet"
 
 
 def every(system: str, operation: str, name: str, framework: str) -> list[Path]:

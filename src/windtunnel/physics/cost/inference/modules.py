@@ -97,7 +97,7 @@ def _prompts(paths: list[Path], model: str, heads: int, weights: str, kv: str) -
 
     Where launches take milliseconds, as in some of vLLM's, their scatter hides the kernels of prompts of thousands.
     """
-    found: list[Curve] = []
+    curves: list[Curve] = []
     for path in paths:
         nearest = _rows_of(path, model, heads, weights, kv)
         if nearest is None:
@@ -106,8 +106,8 @@ def _prompts(paths: list[Path], model: str, heads: int, weights: str, kv: str) -
         own = measured.rows(path, ("batch_size", "isl", "step", "latency"), where)
         first = (own["batch_size"] == 1) & (own["step"] == 0)
         if first.sum() > 1:
-            found.append(curve(own["isl"][first].astype(float), own["latency"][first] * 1e-3 * more))
-    return min(found, key=lambda line: line.seconds[0], default=None)
+            curves.append(curve(own["isl"][first].astype(float), own["latency"][first] * 1e-3 * more))
+    return min(curves, key=lambda line: line.seconds[0], default=None)
 
 
 def _rows_of(

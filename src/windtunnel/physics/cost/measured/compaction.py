@@ -197,9 +197,9 @@ def checkerboard(shape: tuple[int, ...]) -> NDArray[np.int64]:
     return np.asarray((rows + columns) % 2, dtype=np.int64)
 
 
-def _bands(errors: Array, grid: Array, known: NDArray[np.bool_]) -> list[tuple[float, float]]:
+def _bands(errors: Array, grid: Array, array: NDArray[np.bool_]) -> list[tuple[float, float]]:
     size = np.digitize(grid, np.log(BAND_EDGES_S))
-    return [quantile_pair(errors[known & (size == part)]) for part in range(len(BAND_EDGES_S) + 1)]
+    return [quantile_pair(errors[array & (size == part)]) for part in range(len(BAND_EDGES_S) + 1)]
 
 
 # ----------------------------------------------------------------------------------------------------- attention
@@ -304,12 +304,12 @@ def grid_at(grid: Array, head_dims: Array, lengths: Array, rows: dict[str, Array
 
 def _latest(folder: Path, name: str) -> list[Path]:
     """One file per framework: that of its newest version."""
-    found = []
+    paths = []
     for framework in sorted(path for path in folder.iterdir() if path.is_dir()):
         versions = [path for path in framework.iterdir() if (path / name).is_file()]
         if versions:
-            found.append(max(versions, key=lambda path: version_order(path.name)) / name)
-    return found
+            paths.append(max(versions, key=lambda path: version_order(path.name)) / name)
+    return paths
 
 
 def _columns(path: Path, names: Sequence[str]) -> Columns:

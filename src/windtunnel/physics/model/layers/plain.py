@@ -82,9 +82,9 @@ def _with_sums(ops: tuple[Operation, ...]) -> tuple[Operation, ...]:
 
     A residual's sum belongs to the residual already, and what an expert's loop adds to each other is counted there.
     """
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for op in ops:
-        found.append(op)
+        operations.append(op)
         readers = sum(op.name in other.reads for other in ops)
         extra = readers - 1
         if op.part == "residual" or extra < 1 or op.repeats:
@@ -92,8 +92,8 @@ def _with_sums(ops: tuple[Operation, ...]) -> tuple[Operation, ...]:
         rounds = max((other.repeats for other in ops if op.name in other.reads), default=0)
         times = float(extra) if not rounds else rounds * (1.0 + ZEROED)
         rows, width = _rows(op)
-        found.append(_sum(f"{op.name} sum", rows, width, times, op.output_bytes))
-    return tuple(found)
+        operations.append(_sum(f"{op.name} sum", rows, width, times, op.output_bytes))
+    return tuple(operations)
 
 
 def _rows(op: Operation) -> tuple[float, float]:

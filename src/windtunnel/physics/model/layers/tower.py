@@ -20,7 +20,7 @@ JOINING = FeedForward(size=1, gated=False, activation="gelu")
 
 def tower_shard(tower: Tower, shard: Shard, images: int, patches: int) -> Shard:
     """The shard of an encoder whose text model has `shard`: `images` of a micro-batch, each of so many patches."""
-    cut = [one for layer in tower.encoder.layers for one in (layer.attention.heads, layer.feed_forward.size)]
+    cut = [number for layer in tower.encoder.layers for number in (layer.attention.heads, layer.feed_forward.size)]
     return replace(
         shard,
         batch=images,

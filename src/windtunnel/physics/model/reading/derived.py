@@ -126,10 +126,10 @@ def _facts(config: Mapping[str, object], where: str | None) -> dict[str, Any]:
     text = json.dumps(config, sort_keys=True, default=str)
     root = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(root) if root else Path.home() / ".cache") / "windtunnel"
-    kept = folder / f"derived-{hashlib.sha256((CHILD.read_text() + text).encode()).hexdigest()[:32]}.json"
+    path = folder / f"derived-{hashlib.sha256((CHILD.read_text() + text).encode()).hexdigest()[:32]}.json"
     try:
-        if kept.stat().st_uid == os.getuid():
-            found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        if path.stat().st_uid == os.getuid():
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             return found
     except (OSError, ValueError):
         pass  # none there, or not whole: it is made again
@@ -149,9 +149,9 @@ def _facts(config: Mapping[str, object], where: str | None) -> dict[str, Any]:
         raise SpecError("model_type", config["model_type"], remedy, where) from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        scratch = kept.with_suffix(f".{os.getpid()}.part")
+        scratch = path.with_suffix(f".{os.getpid()}.part")
         scratch.write_text(json.dumps(found), encoding="utf-8")
-        scratch.replace(kept)
+        scratch.replace(path)
     except OSError:
         pass  # a folder that cannot be written is passed over: it is built again next time
     return found

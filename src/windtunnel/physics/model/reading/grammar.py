@@ -196,7 +196,7 @@ class _Reading:
             case ast.IfExp():
                 return self._of(node.body if self._of(node.test, i) else node.orelse, i)
             case ast.List() | ast.Tuple():
-                return [self._of(one, i) for one in node.elts]
+                return [self._of(elt, i) for elt in node.elts]
             case ast.Call(func=ast.Name(id="given" | "has" as name), args=[ast.Constant(value=str(key))]):
                 return self.fields.given(key) if name == "given" else self.fields.has(key)
             case ast.Call(func=ast.Name(id=name)):
@@ -322,7 +322,7 @@ def _tower(config: object) -> tuple[int, int] | None:
     if not isinstance(config, dict):
         return None
     sizes = [config.get("num_hidden_layers", 24), config.get("hidden_size", 1024)]
-    return (sizes[0], sizes[1]) if all(type(one) is int and 0 < one < SIZE_MAX for one in sizes) else (24, 1024)
+    return (sizes[0], sizes[1]) if all(type(siz) is int and 0 < siz < SIZE_MAX for siz in sizes) else (24, 1024)
 
 
 def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ...]) -> Model:

@@ -39,7 +39,7 @@ class Disturbances:
     @property
     def sampled(self) -> bool:
         """Whether the step differs from sample to sample."""
-        return any(one.random or (one.kind == "thermal" and self.samples > 0) for one in self.parts)
+        return any(part.random or (part.kind == "thermal" and self.samples > 0) for part in self.parts)
 
     def scenario(self, router_load: str | None = None, lengths: str | None = None) -> Scenario:
         """The scenario of these disturbances, spelled out: without a seed where nothing is drawn."""
@@ -72,10 +72,10 @@ def turns_of(parts: Iterable[Slow]) -> dict[int, int]:
     """How many of its kind come before each random part, by its number: what it draws does not hang on other kinds."""
     before: Counter[str] = Counter()
     turns = {}
-    for number, one in enumerate(parts):
-        if one.random:
-            turns[number] = before[one.kind]
-            before[one.kind] += 1
+    for number, part in enumerate(parts):
+        if part.random:
+            turns[number] = before[part.kind]
+            before[part.kind] += 1
     return turns
 
 

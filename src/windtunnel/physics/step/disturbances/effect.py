@@ -80,15 +80,15 @@ def _blame(
     job: DisturbedStep[Made], found: _Sampled | None, calm: int, place: Callable[[int], tuple[int, int]]
 ) -> list[Blame]:
     blame = []
-    for number, one in enumerate(job.parts):
-        at = (one.stage, NOWHERE) if one.kind == "stage" else place(one.gpus[0]) if one.gpus else (NOWHERE, NOWHERE)
+    for number, part in enumerate(job.parts):
+        at = (part.stage, NOWHERE) if part.kind == "stage" else place(part.gpus[0]) if part.gpus else (NOWHERE, NOWHERE)
         if found is not None and number in found.without:
             spread = _percentiles(found.whole - found.without[number])
             alone = int(np.median(found.alone[number])) if number in found.alone else job.makespan({number})
-            blame.append(Blame(one.text, alone - calm, spread[1], *at, spread))
-        elif number < BLAMED_AT_MOST and not one.random:
+            blame.append(Blame(part.text, alone - calm, spread[1], *at, spread))
+        elif number < BLAMED_AT_MOST and not part.random:
             mended = job.makespan(job.everything) - job.makespan(job.everything - {number})
-            blame.append(Blame(one.text, job.makespan({number}) - calm, mended, *at))
+            blame.append(Blame(part.text, job.makespan({number}) - calm, mended, *at))
     return blame
 
 
@@ -96,21 +96,25 @@ def _sampled(
     job: DisturbedStep[Made], count: int, warms: bool, sample: Callable[[Sets, int], Sequence[NDArray[np.int64]]]
 ) -> _Sampled | None:
     """None where no sample would differ from another. `warms`: what heats up does so over the samples."""
-    random = [number for number, one in enumerate(job.parts) if one.random]
-    varied = [number for number, one in enumerate(job.parts) if one.random or one.kind == "thermal"]
+    random = [number for number, part in enumerate(job.parts) if part.random]
+    varied = [number for number, part in enumerate(job.parts) if part.random or part.kind == "thermal"]
     if not random and not (varied and warms):
         return None
     steady = [number for number in range(len(job.parts)) if number not in varied]
     blamed = (varied + steady)[:SAMPLED_AT_MOST]
     alone = [number for number in blamed if number in varied]
-    wanted = {job.everything, *(job.everything - {one} for one in blamed), *(frozenset({one}) for one in alone)}
+    wanted = {
+        job.everything,
+        *(job.everything - {number} for number in blamed),
+        *(frozenset({number}) for number in alone),
+    }
     differing = sorted((numbers for numbers in wanted if numbers & set(varied)), key=sorted)
     found = dict(zip(differing, sample(differing, count), strict=True))
     found |= {numbers: np.full(count, job.makespan(numbers)) for numbers in wanted if numbers not in found}
     return _Sampled(
         found[job.everything],
-        {one: found[job.everything - {one}] for one in blamed},
-        {one: found[frozenset({one})] for one in alone},
+        {number: found[job.everything - {number}] for number in blamed},
+        {number: found[frozenset({number})] for number in alone},
     )
 
 

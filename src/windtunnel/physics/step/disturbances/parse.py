@@ -59,27 +59,27 @@ def read_slow(texts: Sequence[str], cluster: Cluster, seed: int) -> tuple[Slow, 
         SpecError: a word that is none, or what it names is not there.
         InputFileError: a file that cannot be read or holds something else.
     """
-    found: list[Slow] = []
+    slows: list[Slow] = []
     for text in texts:
         path = str(text).strip()
         if not path.lower().endswith((".yaml", ".yml")):
-            found.append(_one(str(text), cluster, seed, found))
+            slows.append(_one(str(text), cluster, seed, slows))
             continue
         for number, entry in enumerate(_entries(Path(path)), start=1):
             try:
-                found.append(_one(entry, cluster, seed, found))
+                slows.append(_one(entry, cluster, seed, slows))
             except SpecError as error:
                 raise SpecError(error.field, error.value, error.remedy, f"{path}, entry {number}") from None
-    hashed = [one for one in found if one.kind == "ecmp"]
+    hashed = [slow for slow in slows if slow.kind == "ecmp"]
     if len(hashed) > 1:
         raise SpecError("slow", hashed[1].text, "flows are hashed once: give one seed")
-    lost = [one for one in found if one.kind == "lost"]
+    lost = [slow for slow in slows if slow.kind == "lost"]
     for last in lost:
         node, nics = last.gpus[0] // cluster.gpus_per_node, min(cluster.gpus_per_node, cluster.n_gpus)
-        gone = {one.gpus[0] for one in lost if one.gpus[0] // cluster.gpus_per_node == node}
+        gone = {slow.gpus[0] for slow in lost if slow.gpus[0] // cluster.gpus_per_node == node}
         if len(gone) >= nics:
             raise SpecError("slow", last.text, f"node {node} would be cut off: leave it one of its {nics} NICs")
-    return tuple(found)
+    return tuple(slows)
 
 
 def _entries(path: Path) -> list[str]:
@@ -106,7 +106,7 @@ def _one(text: str, cluster: Cluster, seed: int, before: Sequence[Slow]) -> Slow
     parts = rest.split(":")
     if len(parts) != _PARTS[kind] or not all(part.strip() for part in parts):
         raise SpecError("slow", text, f"use {FORMS[kind]}")
-    number = sum(one.kind == kind for one in before) if kind == "random" else 0  # nothing else draws
+    number = sum(slow.kind == kind for slow in before) if kind == "random" else 0  # nothing else draws
     return replace(read(text, parts, cluster, (seed, number)), kind=kind)
 
 
@@ -156,15 +156,15 @@ def _uplink(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int])
     from windtunnel.physics.hardware.topology import topology_of
 
     share = _kept(text, parts[1])
-    found = re.fullmatch(r"leaf(\d{1,9})(?:\.(\d{1,9}))?", parts[0].strip(), re.ASCII)
+    match = re.fullmatch(r"leaf(\d{1,9})(?:\.(\d{1,9}))?", parts[0].strip(), re.ASCII)
     # With a seed a leaf has single uplinks, as many as give each the rate of a NIC.
     topology = topology_of(cluster, ecmp_seed=0)
     leaves = topology.n_leaves
-    if not found or int(found[1]) >= leaves or int(found[2] or 0) >= topology.uplinks:
+    if not match or int(match[1]) >= leaves or int(match[2] or 0) >= topology.uplinks:
         remedy = f"leaves are numbered 0 to {leaves - 1} and each one's uplinks 0 to {topology.uplinks - 1}"
         raise SpecError("slow", text, f"{remedy}; use {FORMS['uplink']}")
-    one = int(found[2]) if found[2] else -1
-    return Slow(text, (), 1.0 / share, link=True, share=share, leaf=int(found[1]), uplink=one)
+    one = int(match[2]) if match[2] else -1
+    return Slow(text, (), 1.0 / share, link=True, share=share, leaf=int(match[1]), uplink=one)
 
 
 def _ecmp(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int]) -> Slow:

@@ -86,7 +86,9 @@ def is_script(path: str) -> bool:
 def _roots() -> tuple[list[str], str]:
     """Folders of installed packages, and Python's own: asking for them takes longer than all else about a file."""
     installed, python = ("purelib", "platlib"), sysconfig.get_path("stdlib")
-    return [os.path.realpath(sysconfig.get_path(one)) + os.sep for one in installed], os.path.realpath(python) + os.sep
+    return [os.path.realpath(sysconfig.get_path(word)) + os.sep for word in installed], os.path.realpath(
+        python
+    ) + os.sep
 
 
 @functools.cache
@@ -94,7 +96,7 @@ def _frame_of(path: str) -> tuple[bool, bool, str]:
     """Of a file: whether it is no part of Python, PyTorch or us; whether it is no installed package; its short name."""
     installed, python = _roots()
     real = os.path.realpath(path)
-    package = next((one for one in installed if real.startswith(one)), None)
+    package = next((word for word in installed if real.startswith(word)), None)
     outside = is_script(path) and not path.startswith("<") and (package is not None or not real.startswith(python))
     if package is not None:
         return outside, False, real.removeprefix(package)

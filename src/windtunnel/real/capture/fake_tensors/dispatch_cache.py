@@ -140,7 +140,7 @@ class FastFakes:
         """
         shape, attributes = tensor.shape, self._of_a_view(tensor)
         numbers = (dim, 0 if start is None else start, sys.maxsize if end is None else end, step, *shape)
-        if attributes is None or not all(type(one) is int for one in numbers):
+        if attributes is None or not all(type(number) is int for number in numbers):
             return None
         at, first, last, by = numbers[:4]
         if not -len(shape) <= at < len(shape) or by < 1:

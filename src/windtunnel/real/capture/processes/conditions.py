@@ -54,19 +54,19 @@ def _tree(path: str) -> ast.Module | None:
 def conditions_of(path: str) -> tuple[Condition, ...]:
     """Tests of a file on which more than printing hangs, and what is returned or taken in turn (`sizes[i % 3]`)."""
     tree = _tree(path)
-    found: list[Condition] = []
+    conditions: list[Condition] = []
     if tree is not None:
         for function, node in _statements(tree, ("<module>", 1)):
             if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
                 continue
             if isinstance(node, ast.If | ast.IfExp) and not _only_says(node):
                 ends = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break | ast.Return | ast.Raise)
-                found += _conditions(node.test, function, is_end=ends)
+                conditions += _conditions(node.test, function, is_end=ends)
             elif isinstance(node, ast.Subscript):
-                found += [one for one in _conditions(node.slice, function) if one.is_modulus]
+                conditions += [condition for condition in _conditions(node.slice, function) if condition.is_modulus]
             elif isinstance(node, ast.Return) and node.value is not None:
-                found += [one for one in _conditions(node.value, function) if one.is_modulus]
-    return tuple(found)
+                conditions += [condition for condition in _conditions(node.value, function) if condition.is_modulus]
+    return tuple(conditions)
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ def _statements(node: ast.AST, function: tuple[str, int]) -> Iterator[tuple[tupl
 def _only_says(node: ast.If | ast.IfExp) -> bool:
     """Whether all that a branch calls is printing and keeping count."""
     bodies = [*node.body, *node.orelse] if isinstance(node, ast.If) else [node.body]
-    calls = [call for one in bodies for call in ast.walk(one) if isinstance(call, ast.Call)]
+    calls = [call for body in bodies for call in ast.walk(body) if isinstance(call, ast.Call)]
     names = [call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "") for call in calls]
-    leaves = any(isinstance(part, ast.Break | ast.Continue | ast.Return) for one in bodies for part in ast.walk(one))
+    leaves = any(isinstance(part, ast.Break | ast.Continue | ast.Return) for body in bodies for part in ast.walk(body))
     return any(name in _GATES for name in names) and not leaves and not any(_is_telling(name) for name in names)
 
 
@@ -285,10 +285,10 @@ class Loop:
             reached |= fresh
             ahead += fresh
         return [
-            f"{name}:{one.line}: `{one.text}`"
+            f"{name}:{condition.line}: `{condition.text}`"
             for path, name in paths.items()
-            for one in conditions_of(path)
-            if one.is_modulus and one.function[0] in reached and (name, one.function) not in met
+            for condition in conditions_of(path)
+            if condition.is_modulus and condition.function[0] in reached and (name, condition.function) not in met
         ]
 
     def unseen(self, steps: int) -> list[str]:
@@ -346,8 +346,8 @@ def ranks_named(paths: Sequence[str], world_size: int) -> list[int]:
             numbers = [n for side in sides for n in _numbers(side) if 0 <= n < world_size]
             is_equal = isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn)
             if "rank" in " ".join(ast.unparse(side) for side in sides).lower():
-                near = numbers if is_equal else [one for n in numbers for one in (n, n - 1)]
-                sure |= dict.fromkeys(one for one in near if 0 < one < world_size)
+                near = numbers if is_equal else [number for n in numbers for number in (n, n - 1)]
+                sure |= dict.fromkeys(number for number in near if 0 < number < world_size)
             elif is_equal:
                 others |= dict.fromkeys(n for n in numbers if n >= LEAST_UNNAMED)
     unnamed = [one for one in others if one not in sure][:MOST_UNNAMED]

@@ -103,8 +103,8 @@ def let_go(folder: Path, rank: int) -> bool:
 
 def sender_of(key: str) -> int | None:
     """The global rank that is to send what is kept under this key."""
-    found = _PAIR.search(key)
-    return int(found[1]) if found else None
+    match = _PAIR.search(key)
+    return int(match[1]) if match else None
 
 
 def writer_of(message: Path) -> int | None:

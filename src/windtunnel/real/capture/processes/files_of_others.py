@@ -79,7 +79,7 @@ class FilesOfOthers:
             whole = os.path.abspath(os.fsdecode(path))
             if self._takes_over or _OURS in whole:
                 return
-            if not any(whole == one or whole.startswith(one + os.sep) for one in self._apart):
+            if not any(whole == word or whole.startswith(word + os.sep) for word in self._apart):
                 self._written[whole] = None
 
     def leave(self, calls: dict[str, int] | None) -> None:
@@ -120,7 +120,7 @@ class FilesOfOthers:
     def _take_over(self, path: str, kind: str, more: str) -> None:
         """Have it as rank 0 has it, unless this rank has written there: each may make its own, under equal names."""
         inside = path + os.sep
-        if path in self._written or (kind == "gone" and any(one.startswith(inside) for one in self._written)):
+        if path in self._written or (kind == "gone" and any(word.startswith(inside) for word in self._written)):
             return
         self._takes_over = True
         with suppress(OSError):  # something else stands in its way
@@ -210,8 +210,8 @@ def _watch_writing(replaced: Replacements, note: Callable[[object], None]) -> No
                 for path in paths[first:end]:
                     note(path)
                     for folder, folders, names in os.walk(path) if end - first == 2 else ():
-                        for one in (*folders, *names):
-                            note(os.path.join(folder, one))
+                        for word in (*folders, *names):
+                            note(os.path.join(folder, word))
 
         return done
 

@@ -72,8 +72,8 @@ def play(task: Mapping[str, Any]) -> int:
         copied = copy_files(folder / f"copies_{rank}_{os.getpid()}", folder)
         programs, facts = _played(task, folder, "" if copied else hold_files(folder), played, copied=copied)
         if not task.get("own"):
-            for key, one in programs.items() if len(programs) > 1 else ():
-                write_whole(program_file(folder, rank, key), write_program(one))
+            for key, rank_program in programs.items() if len(programs) > 1 else ():
+                write_whole(program_file(folder, rank, key), write_program(rank_program))
             write_whole(program_file(folder, rank), write_program(programs[facts["main"]]))
         outcome = {"status": "ok", **summary(programs[facts["main"]], facts["digest"]), **facts}
     except BaseException as error:  # whatever a script can do
@@ -119,7 +119,7 @@ class Played:
         from windtunnel.real.capture.fake_tensors.control_flow import script_files
 
         return {
-            "races": [one.to_dict() for one in self.recorder.journal.races],
+            "races": [race.to_dict() for race in self.recorder.journal.races],
             "own_reads": list(self.recorder.own_reads),
             "files": script_files(self._target),
         }
@@ -260,14 +260,12 @@ class EmptyStepError(UserError):
 
 def check_not_empty(program: RankProgram, script: str) -> None:
     """Refuse a step whose forward pass works on tensors without elements. Raises EmptyStepError."""
-    made = [op for op in program.ops if op.kind == "compute" and op.phase == "forward" and op.outputs]
-    empty = [op for op in made if all(0 in spec.shape for spec in op.outputs)]
-    if 2 * len(empty) > len(made):
+    ops = [op for op in program.ops if op.kind == "compute" and op.phase == "forward" and op.outputs]
+    empty = [op for op in ops if all(0 in spec.shape for spec in op.outputs)]
+    if 2 * len(empty) > len(ops):
         first = empty[0]
         shape = f"{first.name.removesuffix('.default')} gives {list(first.outputs[0].shape)}"
-        raise EmptyStepError(
-            script, f"{len(empty)} of {len(made)} ops of the forward pass give empty tensors ({shape})"
-        )
+        raise EmptyStepError(script, f"{len(empty)} of {len(ops)} ops of the forward pass give empty tensors ({shape})")
 
 
 class NoStepError(UserError):
@@ -317,7 +315,7 @@ def _meshes(compat: ModuleType, world: World) -> dict[str, Any]:
     """Every DeviceMesh that the script holds: names and sizes of its dimensions, and this rank's coordinates."""
     found: dict[tuple[object, object], None] = {}
     with compat.outside_modes():
-        for mesh in [mesh for one in world.held_meshes if (mesh := one()) is not None]:
+        for mesh in [mesh for held_mesh in world.held_meshes if (mesh := held_mesh()) is not None]:
             place = mesh.get_coordinate()
             if mesh.mesh_dim_names and place is not None:
                 names, sizes = tuple(mesh.mesh_dim_names), tuple(int(size) for size in mesh.shape)

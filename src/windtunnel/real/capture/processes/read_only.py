@@ -122,9 +122,13 @@ def _mount_overlays(places: Sequence[str], copies: Path) -> list[str]:
     _call(libc.mount, None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     folders = sorted(entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False))
     folders = [one for one in folders if one not in _SYSTEM]
-    mounted = [one for one in _mount_points() if one not in folders and one.startswith(tuple(f"{f}/" for f in folders))]
+    mounted = [
+        mount_point
+        for mount_point in _mount_points()
+        if mount_point not in folders and mount_point.startswith(tuple(f"{f}/" for f in folders))
+    ]
     copies.mkdir()
-    opened = {one: os.open(one, os.O_PATH | os.O_CLOEXEC) for one in (str(copies), *folders, *mounted, *places)}
+    opened = {word: os.open(word, os.O_PATH | os.O_CLOEXEC) for word in (str(copies), *folders, *mounted, *places)}
     copies = Path(f"/proc/self/fd/{opened[str(copies)]}")  # its path will soon lie in an overlay
     overlaid: list[str] = []
     try:

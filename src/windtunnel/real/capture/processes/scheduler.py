@@ -359,7 +359,7 @@ class Workers:
         self.outcomes[rank] = outcome
         if outcome["status"] != "ok":
             message, finding = f"rank {rank}: {outcome['message']}", None
-            others = [one for one, of in self.outcomes.items() if of["status"] == "ok"]
+            others = [number for number, of in self.outcomes.items() if of["status"] == "ok"]
             if outcome.get("contradicts") or (others and outcome["status"] == "error"):
                 text = message if not others else f"{message}; rank {others[0]} runs through it"
                 finding = Finding("exception", (rank,), "", outcome.get("line", ""), text, CRASH)

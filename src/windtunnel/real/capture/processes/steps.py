@@ -108,7 +108,7 @@ class Steps:
         """(steps before they repeat, the least period): as the conditions have it, or else as was seen twice."""
         count, known = len(self.digests), self.loop.period()
         least = SURE if known == 1 and self.loop.changes() else known
-        for period in (one for one in range(1, known + 1) if known % one == 0):
+        for period in (number for number in range(1, known + 1) if known % number == 0):
             for first in range(self._begins + 1):
                 if count >= first + least and self._repeats(first, period):
                     return first, period
@@ -121,7 +121,7 @@ class Steps:
 
     def _repeats(self, first: int, period: int) -> bool:
         kept = self.digests[first:]
-        return all(one == other for one, other in zip(kept, kept[period:], strict=False))
+        return all(word == other for word, other in zip(kept, kept[period:], strict=False))
 
     def _say_last(self) -> None:
         """Tell the others how many to run, and leave out what only repeats."""

@@ -120,7 +120,7 @@ class _Overlay:
         if not isinstance(path, (str, bytes, os.PathLike)):  # a descriptor
             return False
         whole = os.path.abspath(os.fsdecode(path))
-        return not any(whole == one or whole.startswith(one + os.sep) for one in self.as_they_are)
+        return not any(whole == word or whole.startswith(word + os.sep) for word in self.as_they_are)
 
     def real_path(self, path: Any, follow: bool = True) -> str:
         """The one name of a file, links on the way to it followed."""
@@ -159,7 +159,7 @@ class _Overlay:
         return True
 
     def is_removed(self, whole: str) -> bool:
-        return any(whole == one or whole.startswith(one + os.sep) for one in self.removed)
+        return any(whole == word or whole.startswith(word + os.sep) for word in self.removed)
 
     def _place(self, whole: str, path: object) -> str:
         """Where it is read. FileNotFoundError for what the script removed."""
@@ -224,8 +224,8 @@ class _Overlay:
         while not self._is_there(folder):
             missing.append(folder)
             folder = os.path.dirname(folder)
-        for one in reversed(missing):
-            _mkdir(one)
+        for word in reversed(missing):
+            _mkdir(word)
 
     def names(self, path: object) -> list[str]:
         """What a folder holds, as the script sees it."""
@@ -474,7 +474,7 @@ def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
         if not over.follows(path) or isinstance(path, bytes):
             return real["scandir"](path)
         whole = [os.path.join(os.fspath(path), name) for name in over.names(path)]
-        return _Entries([_Entry(one, over.to_read(one, False)) for one in whole])
+        return _Entries([_Entry(word, over.to_read(word, False)) for word in whole])
 
     real["symlink_at"] = lambda target, source, *more, **keywords: _symlink(source, target, *more, **keywords)
     for module in (builtins, io):

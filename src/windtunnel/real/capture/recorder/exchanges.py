@@ -87,7 +87,7 @@ class Exchanges:
     def _land(self, call: Communication) -> None:
         in_flight = self._recorder.rows.in_flight
         for number, flights in list(in_flight.items()):
-            kept = [one for one in flights if one.call is not call]
+            kept = [flight for flight in flights if flight.call is not call]
             if kept:
                 in_flight[number] = kept
             else:

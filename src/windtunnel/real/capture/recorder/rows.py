@@ -140,22 +140,22 @@ class Rows:
         taken = set(numbers)
         new: list[int] = []
         made: list[int] = []
-        given: list[TensorSpec] = []
+        tensor_specs: list[TensorSpec] = []
         new_bytes: list[int] = []
         for place, tensor in enumerate(outputs):
             n = ledger.number(tensor)
             spec, size = self.spec(tensor)
-            given.append(spec)
+            tensor_specs.append(spec)
             if n not in taken:
                 new.append(place)
                 made.append(n)
                 new_bytes.append(size)
         held, sizes = ledger.live, [size for _, size in specs]
         fitting = [min(size, held.get(n, size)) for n, size in zip(numbers, sizes, strict=True)]
-        devices = {s.device for s, _ in specs} | {s.device for s in given}
+        devices = {s.device for s, _ in specs} | {s.device for s in tensor_specs}
         row = (
             *(facts.name, "copy" if facts.moves and len(devices) > 1 else "compute"),
-            *(tuple(s for s, _ in specs), tuple(given)),
+            *(tuple(s for s, _ in specs), tuple(tensor_specs)),
             facts.flops(args, kwargs, out) if facts.flops is not None else 0.0,
             *traffic(facts.short, fitting, new_bytes, positions),
             facts.scalars(args, kwargs) if facts.scalars is not None else (),
@@ -211,7 +211,11 @@ class Rows:
         besides: int,
     ) -> None:
         writer, index = self.ledger.writer, self._count
-        if self.ledger.device_type != "cpu" and is_aside() and all(one.device == "host" for one in (*specs, *given)):
+        if (
+            self.ledger.device_type != "cpu"
+            and is_aside()
+            and all(tensor_spec.device == "host" for tensor_spec in (*specs, *given))
+        ):
             return  # what the host does in another thread, while the GPU has its step
         if self.in_flight:
             self._look_for_races(inputs, numbers)

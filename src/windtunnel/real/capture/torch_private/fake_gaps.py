@@ -269,7 +269,11 @@ def factories_of_kernels() -> Replacements:
 
     own = AsItIs("torch")
     vars(own).update(vars(torch))
-    held = [one for name, one in sys.modules.items() if name.startswith(_KERNELS) and vars(one).get("torch") is torch]
+    held = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(_KERNELS) and vars(module).get("torch") is torch
+    ]
     return Replacements(*((module, "torch", own) for module in held))
 
 

@@ -69,10 +69,10 @@ def stand_ins(names: Sequence[str], launch: Launch, note: Callable[[str], None])
         )
     before = {name: sys.modules.get(name) for name in made}
     for name in names:
-        for known in [one for one in sys.modules if one.partition(".")[0] == name]:
-            before.setdefault(known, sys.modules.pop(known))
+        for word in [one for one in sys.modules if one.partition(".")[0] == name]:
+            before.setdefault(word, sys.modules.pop(word))
     for name, content in made.items():
-        sys.modules[name] = _module(name, content, is_package=any(one.startswith(f"{name}.") for one in made))
+        sys.modules[name] = _module(name, content, is_package=any(word.startswith(f"{name}.") for word in made))
     for name in made:
         parent, _, last = name.rpartition(".")
         if parent:
@@ -121,7 +121,7 @@ def _one_kernel(launch: Launch) -> Callable[..., torch.Tensor]:
             context: torch.autograd.function.FunctionCtx, name: str, like: torch.Tensor, *tensors: object
         ) -> torch.Tensor:
             out = torch.empty_like(like)
-            given = [one for one in tensors if isinstance(one, torch.Tensor)]
+            given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
             launch(name, [*given, out])
             context.name, context.tensors = name, tensors
             return out
@@ -131,7 +131,7 @@ def _one_kernel(launch: Launch) -> Callable[..., torch.Tensor]:
             context: torch.autograd.function.FunctionCtx, grad: torch.Tensor
         ) -> tuple[torch.Tensor | None, ...]:
             found = [torch.empty_like(one) if needed else None for one, needed in _needed(context)]
-            given = [one for one in context.tensors if isinstance(one, torch.Tensor)]
+            given = [tensor for tensor in context.tensors if isinstance(tensor, torch.Tensor)]
             launch(f"{context.name}_backward", [grad, *given, *(one for one in found if one is not None)])
             return (None, None, *found)
 

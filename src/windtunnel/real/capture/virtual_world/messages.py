@@ -262,7 +262,7 @@ def combined(exchange: Exchange, held: Sequence[Sequence[torch.Tensor]]) -> list
         parts = [one for number in range(len(held[0])) for one in (of[number] for of in held)]
         if len(exchange.outputs) == len(held[0]) and size > 1:  # each into one tensor
             parts = [
-                torch.cat([one.reshape(-1) for one in parts[n * size : n * size + size]]) for n in range(len(held[0]))
+                torch.cat([part.reshape(-1) for part in parts[n * size : n * size + size]]) for n in range(len(held[0]))
             ]
     elif call.kind == "reduce_scatter":
         whole = [_reduced(list(one), call.reduce_op) for one in zip(*held, strict=True)]

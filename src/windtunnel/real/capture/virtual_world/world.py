@@ -278,10 +278,10 @@ class World:
         from windtunnel.real.capture.virtual_world import work
 
         ending, self._thread.ending = getattr(self._thread, "ending", None), None
-        made = work.VirtualWork(calls, due, outputs, self.works, source, ending)
+        virtual_work = work.VirtualWork(calls, due, outputs, self.works, source, ending)
         if group.batch is not None:
-            group.batch.append(made)
-        return made
+            group.batch.append(virtual_work)
+        return virtual_work
 
     def deliver(self, exchange: peer_data.Exchange, group: Group) -> int:
         """Fill the outputs; the group rank that it came from, where the receiver did not say."""

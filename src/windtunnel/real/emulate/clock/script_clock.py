@@ -160,16 +160,18 @@ class ScriptClock:
     def end_step(self) -> None:
         """The step's optimizer is done."""
         with self._lock, self.own.standing():
-            seen = self.conductor.end_step(self.own.rank_time_s(), self.own.cpu(), learns=self._learns())
+            observed_step = self.conductor.end_step(self.own.rank_time_s(), self.own.cpu(), learns=self._learns())
             self.steps += 1
             self._begun.clear()
-            looked_on = self._on_step is not None and self._on_step(self.steps, seen)
+            looked_on = self._on_step is not None and self._on_step(self.steps, observed_step)
             # Several real ranks go by the times that they tell each other, however late these are.
             alone = self.conductor.company is None
-            too_much = alone and seen is not None and self.own.behind > seen.ended - seen.begun
+            too_much = (
+                alone and observed_step is not None and self.own.behind > observed_step.ended - observed_step.begun
+            )
             if too_much:
                 self.own.given_up += self.own.behind
-            if too_much or looked_on or seen is None:
+            if too_much or looked_on or observed_step is None:
                 self.own.be_at(time.perf_counter())
                 self.conductor.begin_anew(self.own.rank_time_s(), self.own.cpu())
 

@@ -203,12 +203,12 @@ class StreamDelay:
                 self._past.append(self._step)
             self._step, self._place = _Step(event), 0
             while len(self._past) > BEHIND:
-                seen = self._read(self._past[0])
-                if seen is None and len(self._past) < MOST_BEHIND:
+                observed_step = self._read(self._past[0])
+                if observed_step is None and len(self._past) < MOST_BEHIND:
                     break  # the host is further ahead: it is read at a later step's end
                 self._past.popleft()
-                if seen is not None and self._on_step is not None:
-                    self.plan = stream_holds(self._on_step(seen))
+                if observed_step is not None and self._on_step is not None:
+                    self.plan = stream_holds(self._on_step(observed_step))
 
     def _planned(self, call: Communication) -> float:
         place, self._place = self._place, self._place + 1

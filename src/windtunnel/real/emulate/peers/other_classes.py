@@ -136,10 +136,11 @@ def other_classes(
         by_part = factors(known[own], measured)
         return [
             (
-                kept.get(captured) or HostProgram(captured, one.calls, one.events, (one.parts @ by_part)[np.newaxis]),
+                kept.get(captured)
+                or HostProgram(captured, stretches.calls, stretches.events, (stretches.parts @ by_part)[np.newaxis]),
                 ranks[captured],
             )
-            for captured, one in known.items()
+            for captured, stretches in known.items()
             if captured != own and ranks[captured]
         ]
 

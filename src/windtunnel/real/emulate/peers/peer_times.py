@@ -112,8 +112,9 @@ def _check_calls(path: Path, program: HostProgram, communications: Sequence[Comm
     both = zip(program.calls, captured, strict=False)
     # Another rank of the class has other groups and peers, and uneven exchanges carry other amounts.
     alike = [
-        one.kind == its.kind and (one.bytes == its.bytes or one.kind == "all_to_all" or one.is_message)
-        for one, its in both
+        communication.kind == its.kind
+        and (communication.bytes == its.bytes or communication.kind == "all_to_all" or communication.is_message)
+        for communication, its in both
     ]
     if len(program.calls) != len(captured) or not all(alike):
         at = alike.index(False) if False in alike else len(alike)

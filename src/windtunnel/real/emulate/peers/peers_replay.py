@@ -305,10 +305,10 @@ class Replay:
                     return False
                 self._compute(cohort)
                 finish = np.maximum(finish, cohort.clock + self._left_of(cohort, meeting))
-                for place, kept in cohort.watchers.items():
+                for place, watcher in cohort.watchers.items():
                     if finish[place] > cohort.clock[place]:
                         begun, call = float(cohort.clock[place]), cohort.program.calls[event.call]
-                        kept.append(Watched("wait", cohort.step, begun, float(finish[place]), call))
+                        watcher.append(Watched("wait", cohort.step, begun, float(finish[place]), call))
                 np.maximum(cohort.clock, finish, out=cohort.clock)
             else:
                 self._compute(cohort)  # of a step before the first
@@ -343,12 +343,12 @@ class Replay:
 
         for one in cohort.underway:
             share_processor(one, cohort.clock)
-        for place, kept in cohort.watchers.items():
-            kept.append(Watched("compute", cohort.step, before[place], float(cohort.clock[place])))
+        for place, watcher in cohort.watchers.items():
+            watcher.append(Watched("compute", cohort.step, before[place], float(cohort.clock[place])))
 
     def _left_of(self, cohort: Cohort, meeting: Meeting) -> Times | float:
         """What a communication still needs of the processor when its host waits for it: it goes on alone."""
-        found = next((one for one in cohort.underway if one.meeting is meeting), None)
+        found = next((underway for underway in cohort.underway if underway.meeting is meeting), None)
         if found is None:
             return 0.0
         cohort.underway.remove(found)
@@ -366,14 +366,14 @@ class Replay:
         if self.takes is not None and (seconds := self.takes(call)) > 0.0:
             nothing = np.zeros(len(cohort.ranks))
             cohort.underway.append(Underway(meeting, groups, nothing + seconds, nothing - np.inf))
-        for place, kept in cohort.watchers.items():
+        for place, watcher in cohort.watchers.items():
             at, group = float(cohort.clock[place]), int(groups[place])
-            kept.append(Watched("communication", cohort.step, at, np.nan, call, meeting, group))
+            watcher.append(Watched("communication", cohort.step, at, np.nan, call, meeting, group))
 
     def _end(self, cohort: Cohort) -> None:
         self._compute(cohort)
         cohort.step_ends.append(cohort.clock.copy())
-        cohort.underway = [one for one in cohort.underway if (one.left > 0.0).any()]
+        cohort.underway = [underway for underway in cohort.underway if (underway.left > 0.0).any()]
         del cohort.step_ends[:-64]
         for key in [key for key in cohort.begun if key[0] < cohort.step]:
             del cohort.begun[key]
@@ -384,10 +384,10 @@ class Replay:
 
     def _forget(self) -> None:
         """Meetings of steps that everybody has left."""
-        left = min(one.step for one in self.cohorts)
+        left = min(cohort.step for cohort in self.cohorts)
         if left > self._left:
             self._left = left
-            self._meetings = {key: found for key, found in self._meetings.items() if found[1] >= left}
+            self._meetings = {key: meeting for key, meeting in self._meetings.items() if meeting[1] >= left}
 
     def _channel(self, cohort: Cohort, call: Communication) -> tuple[Channel, Roster, Ranks]:
         """What a call goes through, the same for all its members; the roster; and the group of each rank."""

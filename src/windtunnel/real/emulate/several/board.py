@@ -153,7 +153,7 @@ class _Page:
             self._next += 1
 
     def _forget(self, step: int) -> None:
-        for old in [one for one in self._of_step if one <= step]:
+        for old in [number for number in self._of_step if number <= step]:
             for ident in self._of_step.pop(old):
                 self.idents.pop(ident, None)
             for key in [key for key in self.places if key[0] <= old]:

@@ -132,13 +132,13 @@ class Company:
         """Whether every rank's program is known, so that both ends of a message can be waited for."""
         return not self.not_alike
 
-    def _kinds(self, known: Mapping[int, HostProgram]) -> dict[int, int]:
+    def _kinds(self, entry: Mapping[int, HostProgram]) -> dict[int, int]:
         """Real ranks by class: a captured job's, or the first real rank that runs the same calls."""
         if self._class_of is not None:
-            return {rank: self._class_of[rank] for rank in known}
+            return {rank: self._class_of[rank] for rank in entry}
         kinds: dict[int, int] = {}
-        for rank, program in sorted(known.items()):
-            kinds[rank] = next((one for one in kinds.values() if _alike(known[one], program)), rank)
+        for rank, program in sorted(entry.items()):
+            kinds[rank] = next((kind for kind in kinds.values() if _alike(entry[kind], program)), rank)
         return kinds
 
     def _ranks_of(

@@ -91,15 +91,15 @@ class RealData:
 
     def _all_reduce(self, exchange: Exchange, among: Among) -> Begun:
         made = [_Reduction(tensor, exchange, among) for tensor in exchange.outputs]
-        return [among.all_reduce(one.given, one.op) for one in made], lambda: _end(made)
+        return [among.all_reduce(reduction.given, reduction.op) for reduction in made], lambda: _end(made)
 
     def _reduce(self, exchange: Exchange, among: Among) -> Begun:
         root = among.number_of(exchange.call.members.index(exchange.call.peer))
         if root is None:
             return [], None  # others' tensors are left as they are
         mine = root == among.me
-        made = [_Reduction(one if mine else one.clone(), exchange, among) for one in exchange.outputs]
-        works = [among.reduce(one.given, root, one.op) for one in made]
+        made = [_Reduction(output if mine else output.clone(), exchange, among) for output in exchange.outputs]
+        works = [among.reduce(reduction.given, root, reduction.op) for reduction in made]
         return works, (lambda: _end(made)) if mine else None
 
     def _reduce_scatter(self, exchange: Exchange, among: Among) -> Begun:
@@ -124,13 +124,13 @@ class RealData:
                 kept.append((one, taken, output if number == among.me else None))
 
         def finish() -> None:
-            for one, taken, output in kept:
+            for reduction, number, output in kept:
                 if output is not None:
-                    one.end()
-                    if taken > 1:
-                        one.tensor.mul_(1.0 / math.sqrt(taken))
-                    if one.tensor.data_ptr() != output.data_ptr():
-                        output.copy_(one.tensor.reshape(output.shape))
+                    reduction.end()
+                    if number > 1:
+                        reduction.tensor.mul_(1.0 / math.sqrt(number))
+                    if reduction.tensor.data_ptr() != output.data_ptr():
+                        output.copy_(reduction.tensor.reshape(output.shape))
             kept.clear()
 
         return works, finish
@@ -190,7 +190,7 @@ class RealData:
 
     def _broadcast(self, exchange: Exchange, among: Among) -> Begun:
         place = exchange.call.members.index(exchange.call.peer)
-        return [among.broadcast(one, among.proxies.of_place[place]) for one in exchange.outputs], None
+        return [among.broadcast(output, among.proxies.of_place[place]) for output in exchange.outputs], None
 
     # ----------------------------------------------------------------------------------------------------- others
 
@@ -252,9 +252,9 @@ class _Reduction:
             reduce_equals(self.tensor, "sum", proxies.even)
 
 
-def _end(made: Sequence[_Reduction]) -> None:
-    for one in made:
-        one.end()
+def _end(reductions: Sequence[_Reduction]) -> None:
+    for reduction in reductions:
+        reduction.end()
 
 
 def _parts(exchange: Exchange) -> list[tuple[torch.Tensor, Parts]]:

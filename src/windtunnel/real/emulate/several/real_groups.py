@@ -152,9 +152,9 @@ class RealGroups:
         return c10d.ProcessGroupNCCL(dist.PrefixStore(name, self._store), number, count, options)
 
 
-def _options(kind: str, **given: object) -> object:
+def _options(kind: str, **entry: object) -> object:
     options = getattr(compat.c10d(), f"{kind}Options")()
-    for name, value in given.items():
+    for name, value in entry.items():
         setattr(options, name, value)
     return options
 

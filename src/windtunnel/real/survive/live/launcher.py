@@ -214,10 +214,12 @@ class _Run:
             self._look_for_broken()
             self._reap_left()
             if watching is not None and not self.over:
-                pids = {name: one.popen.pid for name, one in self.processes.items() if one.popen.pid is not None}
+                pids = {
+                    name: process.popen.pid for name, process in self.processes.items() if process.popen.pid is not None
+                }
                 if self.server is not None:
                     pids["server"] = self.server.pid
-                pids |= {f"host {one.number}": one.pid for one in self.hosts if one.alive()}
+                pids |= {f"host {host.number}": host.pid for host in self.hosts if host.alive()}
                 members = tuple(name or "" for name in self.membership.members)
                 watching(pids, members, tuple(self.membership.warm))
             time.sleep(POLL_S)
@@ -230,7 +232,7 @@ class _Run:
             return
         self.told.not_replaced = list(self.to_replace)
         idle = (*self.membership.warm, *self.membership.starting)
-        played = {name: one.popen for name, one in self.processes.items() if name not in idle}
+        played = {name: process.popen for name, process in self.processes.items() if name not in idle}
         deadline = time.time() + self.end_s
         while (running := [name for name, one in played.items() if one.poll() is None]) and time.time() < deadline:
             time.sleep(POLL_S)
@@ -252,11 +254,11 @@ class _Run:
             self.server.close()
         for host in self.hosts:
             host.close()
-        for one in self.processes.values():
-            while one.popen.poll() is None:
-                one.popen.kill()
+        for process in self.processes.values():
+            while process.popen.poll() is None:
+                process.popen.kill()
                 time.sleep(POLL_S)
-            self._end_group(one)
+            self._end_group(process)
         while self.left_groups:
             self._reap_left()
             time.sleep(POLL_S)
@@ -324,9 +326,9 @@ class _Run:
         self.processes[name] = _Process(popen, self.folder / f"{name}.log")
 
     def _look_for_warm(self) -> None:
-        for name, one in self.processes.items():
-            if not one.warm and self.store.check([f"warm/{name}"]):
-                one.warm = True
+        for name, process in self.processes.items():
+            if not process.warm and self.store.check([f"warm/{name}"]):
+                process.warm = True
                 self._perform(self.membership.is_warm(name))
 
     def _look_for_first_steps(self) -> None:
@@ -373,8 +375,8 @@ class _Run:
         if self.over:
             return
         dead = []
-        for name, one in list(self.processes.items()):
-            status = one.popen.poll()
+        for name, process in list(self.processes.items()):
+            status = process.popen.poll()
             if status is None:
                 continue
             if self.store.check([f"done/{name}"]):
@@ -389,7 +391,7 @@ class _Run:
                 needed = False
                 self._perform(self.membership.on_process_left(name))
             del self.processes[name]
-            self._end_group(one)
+            self._end_group(process)
             if needed:
                 dead.append(name)
         if dead:

@@ -178,16 +178,16 @@ def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> 
     progress.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed((seed * 1_000_003 + progress.step) * 65_537 + rank)
     buffers = _averages(progress.model)
-    before = [one.clone() for one in buffers]
+    before = [buffer.clone() for buffer in buffers]
     value = loss(progress.step, rank, world)
     value.backward()
     parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in _trained(progress.model)]
-    parts += [one.clone() if rank == 0 else torch.zeros_like(one) for one in buffers]
-    for one, old in zip(buffers, before, strict=True):
-        one.copy_(old)
-    double = any(one.dtype == torch.float64 for one in parts)
+    parts += [buffer.clone() if rank == 0 else torch.zeros_like(buffer) for buffer in buffers]
+    for buffer, old in zip(buffers, before, strict=True):
+        buffer.copy_(old)
+    double = any(part.dtype == torch.float64 for part in parts)
     parts += [value.detach().reshape(1), value.detach().new_zeros(1)]
-    flat = torch.cat([one.reshape(-1).to(torch.float64 if double else torch.float32) for one in parts])
+    flat = torch.cat([part.reshape(-1).to(torch.float64 if double else torch.float32) for part in parts])
     return list(flat.split(BUCKET_BYTES // flat.element_size()))
 
 
@@ -201,9 +201,9 @@ def _commit(progress: Progress, pieces: list[torch.Tensor], world: int) -> None:
         piece = flat[at : at + one.numel()] / world
         one.grad = piece.view_as(one).to(one.dtype)
         at += one.numel()
-    for one in _averages(progress.model):
-        one.copy_(flat[at : at + one.numel()].view_as(one))
-        at += one.numel()
+    for average in _averages(progress.model):
+        average.copy_(flat[at : at + average.numel()].view_as(average))
+        at += average.numel()
     progress.optimizer.step()
     progress.losses.append(float(flat[at]) / world)
     for other in progress.others.values():
@@ -216,12 +216,12 @@ def _commit(progress: Progress, pieces: list[torch.Tensor], world: int) -> None:
 
 def _averages(model: torch.nn.Module) -> list[torch.Tensor]:
     """Buffers that a forward pass may change: what layers with running statistics keep."""
-    layers = [one for one in model.modules() if getattr(one, "track_running_stats", False)]
-    return [buffer for one in layers for buffer in one.buffers(recurse=False)]
+    layers = [module for module in model.modules() if getattr(module, "track_running_stats", False)]
+    return [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
 
 
 def _trained(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [one for one in model.parameters() if one.requires_grad]
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class _Member:

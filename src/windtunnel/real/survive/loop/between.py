@@ -54,11 +54,11 @@ class Tape:
 
     def keep(self, key: str, tensors: Sequence[torch.Tensor]) -> None:
         """The answer of a call."""
-        size = sum(one.numel() * one.element_size() for one in tensors)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if size <= KEPT_BYTES and self.kept_bytes + size <= KEPT_IN_ALL_BYTES:
             self.kept_bytes += size
             file = io.BytesIO()
-            torch.save([one.detach().clone() for one in tensors], file)
+            torch.save([tensor.detach().clone() for tensor in tensors], file)
             self.store.set(key, file.getvalue())
 
     def fill(self, key: str, tensors: Sequence[torch.Tensor]) -> bool:
@@ -66,7 +66,7 @@ class Tape:
         if not self.store.check([key]):
             return False
         kept = torch.load(io.BytesIO(self.store.get(key)), weights_only=True)
-        if [one.shape for one in kept] != [one.shape for one in tensors]:
+        if [one.shape for one in kept] != [tensor.shape for tensor in tensors]:
             return False
         for one, value in zip(tensors, kept, strict=True):
             one.detach().copy_(value)
@@ -95,7 +95,7 @@ class Communication:
 
     def __init__(self, group: Passing, name: str, words: Sequence[object], written: int | None, reads: bool):
         self.group, self.name, self.words, self.written, self.reads = group, name, words, written, reads
-        self.inputs = [mapped(one, _shape if at == written and not reads else _copy) for at, one in enumerate(words)]
+        self.inputs = [mapped(word, _shape if at == written and not reads else _copy) for at, word in enumerate(words)]
         self.work: dist.Work | None = None
         self.issued = self.awaited = self.over = False
 
@@ -140,17 +140,17 @@ class Between:
         """There are new connections."""
         if self.input_bytes > INPUT_BYTES:
             self.give_up()
-        for one in self.since:
-            one.work = None
+        for communication in self.since:
+            communication.work = None
 
     def settle(self, awaited: Communication | None = None) -> None:
         """Issue what is to be issued; wait for what is done again and for `awaited`. RuntimeError: a member is gone."""
-        for one in self.since:
-            if one.work is None:
-                one.issue()
-        for one in self.since:
-            if one.over or one is awaited:
-                one.wait()
+        for communication in self.since:
+            if communication.work is None:
+                communication.issue()
+        for communication in self.since:
+            if communication.over or communication is awaited:
+                communication.wait()
 
     def call(
         self, group: Passing, name: str, words: Sequence[object], written: int | None, reads: bool, tape: Tape
@@ -160,7 +160,7 @@ class Between:
         answers = list(tensors(words[written])) if written is not None else []
         key = tape.next_key() if answers else ""
         self.since.append(one)
-        self.input_bytes += sum(kept.nbytes for kept in tensors(one.inputs) if not kept.is_meta)
+        self.input_bytes += sum(tensor.nbytes for tensor in tensors(one.inputs) if not tensor.is_meta)
 
         def finish() -> None:
             if one.over:
@@ -194,8 +194,8 @@ def tensors(words: object) -> Iterator[torch.Tensor]:
     if isinstance(words, torch.Tensor):
         yield words
     elif isinstance(words, list | tuple):
-        for one in words:
-            yield from tensors(one)
+        for word in words:
+            yield from tensors(word)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def remember_wrappers() -> None:
 
 def wrappers(things: Iterable[object]) -> list[DistributedDataParallel]:
     """Those inside these things, then the others in the order in which the script made them."""
-    inside = [each for one in things if isinstance(one, nn.Module) for each in one.modules()]
+    inside = [module for thing in things if isinstance(thing, nn.Module) for module in thing.modules()]
     every = [*inside, *sorted(MADE, key=lambda one: one.number_made)]
     return list(dict.fromkeys(one for one in every if isinstance(one, DistributedDataParallel)))
 
@@ -100,9 +100,12 @@ class Unreduced:
         """By parameter: of the whole one, and in the dtype of the reduction; by group what replicas have yet to add."""
         now: list[object] = []
         for group in fsdp_groups(self.module):
-            for one in group.fsdp_params:
-                whole = getattr(one, "_unsharded_param", None)  # there is none before the first forward pass
-                now += [placed(whole.grad if whole is not None else None), placed(one.unsharded_accumulated_grad)]
+            for fsdp_param in group.fsdp_params:
+                whole = getattr(fsdp_param, "_unsharded_param", None)  # there is none before the first forward pass
+                now += [
+                    placed(whole.grad if whole is not None else None),
+                    placed(fsdp_param.unsharded_accumulated_grad),
+                ]
             now.append(group._partial_reduce_output)
         return now
 
@@ -111,12 +114,12 @@ class Unreduced:
         assert isinstance(tree, list), "as read"
         kept = iter(tree)
         for group in fsdp_groups(self.module):
-            for one in group.fsdp_params:
-                whole = getattr(one, "_unsharded_param", None)
+            for fsdp_param in group.fsdp_params:
+                whole = getattr(fsdp_param, "_unsharded_param", None)
                 gradient, accumulated = next(kept), next(kept)
                 if whole is not None:
                     whole.grad = unplaced(gradient, whole)
-                    one.unsharded_accumulated_grad = unplaced(accumulated, whole)
+                    fsdp_param.unsharded_accumulated_grad = unplaced(accumulated, whole)
             group._partial_reduce_output = next(kept)
 
 
@@ -157,7 +160,7 @@ class Buckets:
         if self.known is None or self.known[:2] != (reducer, self.module._has_rebuilt_buckets):
             number = {id(one): at for at, one in enumerate(self.module._build_params_for_reducer()[0])}
             zeros = reducer._get_zeros_like_grad_buckets()
-            layout = [[number[id(one)] for one in bucket.parameters()] for bucket in zeros]
+            layout = [[number[id(parameter)] for parameter in bucket.parameters()] for bucket in zeros]
             self.known = reducer, self.module._has_rebuilt_buckets, layout
         return self.known[2]
 

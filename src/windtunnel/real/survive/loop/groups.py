@@ -197,8 +197,8 @@ class Replaceable(dist.ProcessGroup):  # type: ignore[misc]
 
 
 def _copies(rank: int, parts: Sequence[torch.Tensor], mine: torch.Tensor, *_: object) -> None:
-    for one in parts:
-        one.copy_(mine)
+    for part in parts:
+        part.copy_(mine)
 
 
 def _repeated(rank: int, output: torch.Tensor, mine: torch.Tensor, *_: object) -> None:
@@ -222,8 +222,8 @@ def _exchanged(rank: int, output: torch.Tensor, mine: torch.Tensor, *_: object) 
 
 
 def _nothing_came(rank: int, tensors: Sequence[torch.Tensor], *_: object) -> None:
-    for one in tensors:
-        one.zero_()
+    for tensor in tensors:
+        tensor.zero_()
 
 
 def _each(answer: Answer) -> Answer:

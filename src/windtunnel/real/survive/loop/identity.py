@@ -44,7 +44,7 @@ class Identity:
 
     def key(self, *words: object) -> str:
         """A key of the launcher's store that belongs to this attempt."""
-        return "/".join(("loop", str(self.attempt), *(str(one) for one in words)))
+        return "/".join(("loop", str(self.attempt), *(str(word) for word in words)))
 
 
 IDENTITY: list[Identity] = []
@@ -94,11 +94,11 @@ def known_identity() -> Identity:
         if not follower.follow():
             time.sleep(POLL_S)
     rank, attempt = view["members"].index(place.name), view["attempt"]
-    one = Identity(place, store, log, rank, attempt, view["generation"], joins=view["generation"] > view["began"])
-    IDENTITY.append(one)
+    identity = Identity(place, store, log, rank, attempt, view["generation"], joins=view["generation"] > view["began"])
+    IDENTITY.append(identity)
     log.play(rank)
-    GROUPS.alone, GROUPS.recording = one.joins, not one.joins
-    GROUPS.tape = Tape(for_tape, one.key("tape", rank))
+    GROUPS.alone, GROUPS.recording = identity.joins, not identity.joins
+    GROUPS.tape = Tape(for_tape, identity.key("tape", rank))
     size = str(place.size)
     os.environ.update(
         {
@@ -108,7 +108,7 @@ def known_identity() -> Identity:
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
         }
     )
-    return one
+    return identity
 
 
 class _AskedEnvironment(os._Environ):  # type: ignore[type-arg]

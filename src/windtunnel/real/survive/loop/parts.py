@@ -47,18 +47,18 @@ class Part:
 
 def parts_of(things: Mapping[str, object]) -> list[Part]:
     """The parts of what a loop holds. Raises SpecError for what has no state that could be read and set."""
-    found: list[Part] = []
+    parts: list[Part] = []
     for name, thing in things.items():
         if isinstance(thing, nn.Module):
-            found += _of_module(name, thing)
+            parts += _of_module(name, thing)
         elif hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-            found.append(Part(name, thing.state_dict, thing.load_state_dict))
+            parts.append(Part(name, thing.state_dict, thing.load_state_dict))
         else:
             remedy = "give what has state_dict and load_state_dict: a model, an optimizer, a scheduler, a scaler"
             raise SpecError(f"standby: {name}", type(thing).__name__, remedy)
-    layouts = [Buckets(one) for one in wrappers(things.values())]
-    found += [Part(f"buckets {at}", one.read, one.write) for at, one in enumerate(layouts)]
-    return [*found, Part("random numbers", random_numbers, set_random_numbers)]
+    layouts = [Buckets(wrapper) for wrapper in wrappers(things.values())]
+    parts += [Part(f"buckets {at}", layout.read, layout.write) for at, layout in enumerate(layouts)]
+    return [*parts, Part("random numbers", random_numbers, set_random_numbers)]
 
 
 def _of_module(name: str, module: nn.Module) -> list[Part]:
@@ -159,8 +159,8 @@ def digest(tree: object) -> int:
 
 def _joined(numbers: list[int]) -> int:
     value = len(numbers)
-    for one in numbers:
-        value = (value * 1_000_003 + one) & MASK
+    for number in numbers:
+        value = (value * 1_000_003 + number) & MASK
     return value
 
 

@@ -57,7 +57,7 @@ def standby(step: Callable[P, R], *things: object, **named: object) -> Callable[
     `things`: all that a step changes: models, optimizers, scalers, schedulers, averages. What a call returns has to be
     picklable: a replacement gets it for the calls that it leaves out. Raises SpecError for a thing without state.
     """
-    every = {f"{at}": one for at, one in enumerate(things)} | named
+    every = {f"{at}": thing for at, thing in enumerate(things)} | named
     parts = parts_of(every)
     if own_place() is None:
         return step
@@ -307,7 +307,7 @@ class _Standby(Generic[P, R]):
     def _tell_table(self) -> None:
         """Digests of the last call that counts, to those who were not there."""
         known, width = bool(self.held.table), len(self.parts)
-        flat = [one for row in self.held.table for one in row] if known else [-1] * (self.size * width)
+        flat = [number for row in self.held.table for number in row] if known else [-1] * (self.size * width)
         told = next(row for row in self._gathered(flat) if row[0] >= 0)
         self.held.table = [told[at : at + width] for at in range(0, len(told), width)]
 
@@ -357,7 +357,9 @@ class _Standby(Generic[P, R]):
         for at in range(len(self.parts)):
             if _alone_with_it(table, at, rank):
                 continue
-            alike = [one for one, row in enumerate(table) if row[at] == table[rank][at] and one not in newcomers]
+            alike = [
+                number for number, row in enumerate(table) if row[at] == table[rank][at] and number not in newcomers
+            ]
             if not alike:
                 self._start_anew()
             sources.setdefault(alike[0], []).append(at)

@@ -53,7 +53,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
-        culprits = [{name: getattr(one, name) for name in Culprit.__slots__} for one in self.culprits]
+        culprits = [{name: getattr(culprit, name) for name in Culprit.__slots__} for culprit in self.culprits]
         own = {str(rank): dict(parts) for rank, parts in self.own_s.items()}
         return {"culprits": culprits, "own_s": own, "step_s": self.step_s}
 
@@ -172,10 +172,10 @@ def _own(view: RankView, since_s: float) -> dict[str, float]:
         for code in np.unique(calls[1:, 1]):
             before = calls[1:, 1] == code
             lengths[f"before {view.names[int(code)]}"] = (calls[1:, 3] - calls[:-1, 4])[before]
-    steps = max((len(one) for one in lengths.values()), default=0)
+    steps = max((len(length) for length in lengths.values()), default=0)
     return {
-        name: float(np.median(one) * len(one) / steps) if len(one) > steps / 2 else float(one.sum() / steps)
-        for name, one in lengths.items()
+        name: float(np.median(length) * len(length) / steps) if len(length) > steps / 2 else float(length.sum() / steps)
+        for name, length in lengths.items()
     }
 
 
@@ -200,4 +200,4 @@ def find_slow(own: Mapping[int, Mapping[str, float]]) -> list[Culprit]:
                 found.append(Culprit(rank, "slow", name, excess, sentence))
     found.sort(key=lambda one: (-one.excess_s, one.rank, one.where))
     # Beside a rank that takes a second longer, some milliseconds of another accuse nobody.
-    return [one for one in found if one.excess_s >= BESIDE * found[0].excess_s]
+    return [culprit for culprit in found if culprit.excess_s >= BESIDE * found[0].excess_s]

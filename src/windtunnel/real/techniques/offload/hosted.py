@@ -118,7 +118,7 @@ class _Unit:
     def kept(self) -> list[_Copies]:
         """Of forward passes that have not come back, newest last; those of one that failed went with its graph."""
         there = [one for came in self._came if (one := came()) is not None]
-        self._came = [ref(one) for one in there]
+        self._came = [ref(copies) for copies in there]
         return there
 
     def keep(self, copies: _Copies) -> None:
@@ -301,7 +301,7 @@ def _tensors(out: object) -> list[torch.Tensor]:
     if isinstance(out, dict):
         out = list(out.values())
     if isinstance(out, tuple | list):
-        return [one for each in out for one in _tensors(each)]
+        return [tensor for each in out for tensor in _tensors(each)]
     return []
 
 

@@ -395,7 +395,7 @@ class Windowed:
         self.wait()
         return {
             "model": self.whole_parameters(),
-            "layers": [one and one.state_dict() for one in self.optimizers],
+            "layers": [optimizer and optimizer.state_dict() for optimizer in self.optimizers],
             "rest": self.rest_optimizer.state_dict() if self.rest_optimizer is not None else None,
         }
 

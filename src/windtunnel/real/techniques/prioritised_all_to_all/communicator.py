@@ -184,7 +184,9 @@ class Communicator:
         except BaseException as failure:  # handed to whoever waits, on the threads that can do something about it
             with self._changed:
                 self._failure = failure
-                waiting = [one for queue in self._queues.values() for one in queue] + [one for one, _ in flying]
+                waiting = [operation for queue in self._queues.values() for operation in queue] + [
+                    operation for operation, _ in flying
+                ]
                 for queue in self._queues.values():
                     queue.clear()
             for one in (*waiting, *([part] if "part" in locals() else [])):

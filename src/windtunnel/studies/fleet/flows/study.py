@@ -78,7 +78,7 @@ class FlowsStudy(Answer):
 
     def to_dict(self) -> dict[str, object]:
         """The study as JSON-able data."""
-        policies = {one.policy: one.to_dict() for one in self.answers}
+        policies = {answer.policy: answer.to_dict() for answer in self.answers}
         return {"trace": self.trace, "ports": self.ports, "policies": policies}
 
     def write_rows(self, path: Path) -> None:

@@ -70,10 +70,10 @@ def read_clouds(path: Path, own_gpus: int) -> Clouds:
     if not isinstance(listed, list) or not listed or not all(isinstance(each, Mapping) for each in listed):
         raise SpecError("pools", listed, "list the clouds beside the own GPUs, each with name and price", where)
     own = {key: value for key, value in data.items() if key not in OWN}
-    made = [_cloud({"privacy": "private", "startup": 0.0, **own}, "own", own_gpus, where)]
+    clouds = [_cloud({"privacy": "private", "startup": 0.0, **own}, "own", own_gpus, where)]
     for place, each in enumerate(listed, 1):
         name = each.get("name", f"pool-{place}")
-        if not isinstance(name, str) or name == "own" or name in [cloud.name for cloud in made]:
+        if not isinstance(name, str) or name == "own" or name in [cloud.name for cloud in clouds]:
             raise SpecError("name", name, "give each pool a name of its own", where)
         gpus = each.get("gpus")
         if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
@@ -82,11 +82,11 @@ def read_clouds(path: Path, own_gpus: int) -> Clouds:
         if "price_per_gpu_hour" not in each:  # one that is free takes all jobs
             raise SpecError(f"price_per_gpu_hour of {name}", None, "say what a GPU costs there, such as 3.4", where)
         terms = {key: value for key, value in each.items() if key not in ("name", "gpus")}
-        made.append(_cloud(terms, name, gpus, where))
+        clouds.append(_cloud(terms, name, gpus, where))
     wait = data.get("starburst", {})
     if not isinstance(wait, Mapping) or set(wait) - {"wait", "per"} or wait.get("per", "runtime") not in PER:
         raise SpecError("starburst", wait, f"give wait, and per: one of {', '.join(PER)}", where)
-    return Clouds(tuple(made), wait.get("per", "runtime"), number(wait, "wait", where, 1.0))
+    return Clouds(tuple(clouds), wait.get("per", "runtime"), number(wait, "wait", where, 1.0))
 
 
 def label_of(text: str, field: str, where: str | None) -> int:

@@ -127,15 +127,15 @@ class Part:
     def conditions(self) -> dict[str, float | None]:
         """Conditions that hold, and since when."""
         return {
-            text_at(each, "type"): time_at(each, "lastTransitionTime")
-            for each in items_at(self.item, "status", "conditions")
-            if text_at(each, "status") == "True"
+            text_at(entry, "type"): time_at(entry, "lastTransitionTime")
+            for entry in items_at(self.item, "status", "conditions")
+            if text_at(entry, "status") == "True"
         }
 
     def owner(self) -> Object | None:
         """The reference to its owner: the controller, else the first."""
         owners = items_at(self.item, "metadata", "ownerReferences")
-        return next((each for each in owners if each.get("controller") is True), owners[0] if owners else None)
+        return next((owner for owner in owners if owner.get("controller") is True), owners[0] if owners else None)
 
     def top(self, uids: Mapping[str, Part]) -> str:
         """The key of the object at the top of its owners, in the file or not; empty for itself."""
@@ -190,7 +190,7 @@ class Part:
         status = mapping_at(self.item, "status")
         if self.kind == "Pod":
             ends = [
-                time_at(each, "state", "terminated", "finishedAt") for each in items_at(status, "containerStatuses")
+                time_at(entry, "state", "terminated", "finishedAt") for entry in items_at(status, "containerStatuses")
             ]
             return max((end for end in ends if end is not None), default=None) if None not in ends else None
         said = time_at(status, "completionTime") or time_at(status, "endTime")
@@ -206,16 +206,16 @@ class Part:
             return [(1, spec)]
         if self.kind == "Workload":
             return [
-                (count_at(each, "count"), mapping_at(each, "template", "spec")) for each in items_at(spec, "podSets")
+                (count_at(entry, "count"), mapping_at(entry, "template", "spec")) for entry in items_at(spec, "podSets")
             ]
         if self.kind == "JobSet":
             return [
-                (count_at(each, "replicas") * number, pod)
-                for each in items_at(spec, "replicatedJobs")
-                for number, pod in _pods_of_job(mapping_at(each, "template", "spec"))
+                (count_at(entry, "replicas") * number, pod)
+                for entry in items_at(spec, "replicatedJobs")
+                for number, pod in _pods_of_job(mapping_at(entry, "template", "spec"))
             ]
         if self.kind == "AppWrapper":
-            inner = [replace(self, item=mapping_at(each, "template")) for each in items_at(spec, "components")]
+            inner = [replace(self, item=mapping_at(entry, "template")) for entry in items_at(spec, "components")]
             return [pods for part in inner for pods in part.pods()]
         if self.kind in ("RayJob", "RayCluster"):
             cluster = mapping_at(spec, "rayClusterSpec") or spec
@@ -233,9 +233,9 @@ class Part:
                 return [(nodes, {"containers": [{"resources": trainer["resourcesPerNode"]}]})]
             steps = items_at(runtime, "template", "spec", "replicatedJobs")
             return [
-                (nodes, mapping_at(each, "template", "spec", "template", "spec"))
-                for each in steps
-                if text_at(each, "template", "metadata", "labels", TRAINER) == "trainer"
+                (nodes, mapping_at(step, "template", "spec", "template", "spec"))
+                for step in steps
+                if text_at(step, "template", "metadata", "labels", TRAINER) == "trainer"
             ]
         if self.kind == "LeaderWorkerSet":
             template = mapping_at(spec, "leaderWorkerTemplate")
@@ -269,11 +269,11 @@ class Part:
 
     def _gpus_of_pod(self, pod: Object, name: str, notes: Notes) -> int:
         inits = items_at(pod, "initContainers")
-        stay = [each for each in inits if text_at(each, "restartPolicy") == "Always"]
-        plain = sum(_gpus_of_container(each, name, notes) for each in items_at(pod, "containers"))
-        alone = max((_gpus_of_container(each, name, notes) for each in inits if each not in stay), default=0)
-        claimed = sum(self._gpus_of_claim(each, name, notes) for each in items_at(pod, "resourceClaims"))
-        return max(plain, alone) + sum(_gpus_of_container(each, name, notes) for each in stay) + claimed
+        stay = [init for init in inits if text_at(init, "restartPolicy") == "Always"]
+        plain = sum(_gpus_of_container(entry, name, notes) for entry in items_at(pod, "containers"))
+        alone = max((_gpus_of_container(init, name, notes) for init in inits if init not in stay), default=0)
+        claimed = sum(self._gpus_of_claim(entry, name, notes) for entry in items_at(pod, "resourceClaims"))
+        return max(plain, alone) + sum(_gpus_of_container(entry, name, notes) for entry in stay) + claimed
 
     def _gpus_of_claim(self, claim: Object, name: str, notes: Notes) -> int:
         """GPUs that one claim of a pod gets, by the template that it names."""
@@ -313,8 +313,8 @@ class Part:
         """What its pods ask of the topology, as `required LEVEL`; of slices `slice LEVEL`."""
         spec, found = mapping_at(self.item, "spec"), []
         if self.kind == "Workload":
-            for each in items_at(spec, "podSets"):
-                asked = mapping_at(each, "topologyRequest")
+            for entry in items_at(spec, "podSets"):
+                asked = mapping_at(entry, "topologyRequest")
                 found += [
                     f"{word} {text_at(asked, word)}" for word in ("required", "preferred") if text_at(asked, word)
                 ]

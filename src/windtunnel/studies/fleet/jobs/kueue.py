@@ -40,14 +40,14 @@ def cohorts_of_objects(objects: Sequence[Object]) -> tuple[Cohort, ...]:
     """Cohorts that have quotas, limits or parents of their own; those that queues only name need none."""
     return tuple(
         Cohort(
-            text_at(each, "metadata", "name"),
-            text_at(each, "spec", "parentName") or text_at(each, "spec", "parent"),
+            text_at(entry, "metadata", "name"),
+            text_at(entry, "spec", "parentName") or text_at(entry, "spec", "parent"),
             sum(count_at(row, "nominalQuota", default=0) for row in rows),
             _limit(rows, "borrowingLimit"),
             _limit(rows, "lendingLimit"),
-            _weight(text_at(each, "spec", "fairSharing", "weight")),
+            _weight(text_at(entry, "spec", "fairSharing", "weight")),
         )
-        for each, rows in ((each, _gpu_quotas(each)) for each in objects if text_at(each, "kind") == "Cohort")
+        for entry, rows in ((each, _gpu_quotas(each)) for each in objects if text_at(each, "kind") == "Cohort")
     )
 
 
@@ -68,8 +68,8 @@ def _number(text: str) -> float | None:
 
 def _weight(text: str) -> float:
     """Of fair sharing: 1 where it is not said, and by thousandths as `500m`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", text)
-    return 1.0 if found is None else float(found.group(1)) / (1000 if found.group(2) else 1)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", text)
+    return 1.0 if match is None else float(match.group(1)) / (1000 if match.group(2) else 1)
 
 
 def _limit(rows: Sequence[Object], key: str) -> int | None:

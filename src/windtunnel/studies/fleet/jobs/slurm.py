@@ -161,13 +161,13 @@ def _attempt(path: Path, line: int, row: dict[str, str], notes: Notes) -> Attemp
 
 def _tasks(attempt: Attempt, notes: Notes) -> Iterator[Attempt]:
     """The tasks of an array that wait in one line; any other line as it is."""
-    found = WAITING_TASKS.fullmatch(attempt.job)
-    if not found:
+    match = WAITING_TASKS.fullmatch(attempt.job)
+    if not match:
         if "[" in attempt.job:
             notes.add("is an array whose tasks are not told in full: counted as one job", attempt.job)
         yield attempt
         return
-    array, ranges = found.groups()
+    array, ranges = match.groups()
     numbers: list[int] = []
     for part in ranges.split(","):
         ends = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
@@ -219,7 +219,9 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
         notes.add("runs far beyond its time limit: `sacctmgr show runawayjobs` may know it as lost", first.job)
     started = next((attempt.start_s for attempt in runs if attempt.start_s is not None), None)
     gpus = sum(component[-1].gpus for component in components)
-    held = [attempt.held_s * attempt.gpus for each in components for attempt in each if attempt.held_s is not None]
+    held = [
+        attempt.held_s * attempt.gpus for component in components for attempt in component if attempt.held_s is not None
+    ]
     ended = "unfinished" if state in GOING else "failed" if state in FAILED else ""
     return {
         "job": first.job,

@@ -97,8 +97,8 @@ def _tres(said: object) -> str:
     """`[{type: gres, name: gpu, count: 8}]` as `gres/gpu=8`."""
     parts = [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
     return ",".join(
-        f"{each.get('type')}{'/' if each.get('name') else ''}{each.get('name') or ''}={_number(each.get('count')) or 0}"
-        for each in parts
+        f"{part.get('type')}{'/' if part.get('name') else ''}{part.get('name') or ''}={_number(part.get('count')) or 0}"
+        for part in parts
     )
 
 

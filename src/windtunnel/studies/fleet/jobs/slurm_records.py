@@ -98,9 +98,9 @@ def settled(row: Row, per_node: str) -> Row:
 
 def on_each_node(row: Row, per_node: str) -> Row:
     """With the GPUs that are asked of each node, such as `gpu:a100:4`, where its resources count none."""
-    asked = PER_NODE.search(per_node)
+    match = PER_NODE.search(per_node)
     nodes = row.get("NNodes", "").partition("-")[0]
-    if asked and nodes.isdigit() and "gres/gpu" not in row.get("AllocTRES", "") + row.get("ReqTRES", ""):
-        tres = f"{row.get('AllocTRES', '')},gres/gpu={int(asked[2]) * int(nodes)}"
+    if match and nodes.isdigit() and "gres/gpu" not in row.get("AllocTRES", "") + row.get("ReqTRES", ""):
+        tres = f"{row.get('AllocTRES', '')},gres/gpu={int(match[2]) * int(nodes)}"
         row["AllocTRES"] = tres.removeprefix(",")
     return row

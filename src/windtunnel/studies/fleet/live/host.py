@@ -137,7 +137,7 @@ class There:
 
 def hosts_of(words: tuple[str, ...]) -> list[Host]:
     """One for each; '' is this machine."""
-    return [There(one) if one else Here() for one in words] or [Here()]
+    return [There(word) if word else Here() for word in words] or [Here()]
 
 
 def main() -> None:

@@ -91,8 +91,8 @@ class Scheduler:
         return [self.hosts[host].status(folder, self._name(job, host)) for host in job.parts]
 
     def _stop(self, job: LiveJob) -> None:
-        for host, found in job.parts.items():
-            self.hosts[host].stop(found)
+        for host, part in job.parts.items():
+            self.hosts[host].stop(part)
 
     def _is_due(self, changed: bool) -> bool:
         """Whether the policy is to be asked; one with `interval_s` is at multiples of it only, as in the clock."""
@@ -150,7 +150,7 @@ class Scheduler:
                 changed = True
             if not job.placement:
                 continue
-            running = [self.hosts[host].alive(found) for host, found in job.parts.items()]
+            running = [self.hosts[host].alive(part) for host, part in job.parts.items()]
             if all(running):
                 continue
             statuses = self._statuses(job)

@@ -57,7 +57,7 @@ def run_live(
         raise SpecError(
             "command", None, "each job of a live run needs one, such as command: python train.py", jobs.source
         )
-    made = [
+    live_jobs = [
         LiveJob(
             at,
             jobs.name[at],
@@ -68,15 +68,15 @@ def run_live(
         )
         for at in range(len(jobs))
     ]
-    large = next((job for job in made if not 0 < job.gpus <= site.gpus), None)
+    large = next((job for job in live_jobs if not 0 < job.gpus <= site.gpus), None)
     if large is not None:
         raise SpecError(f"gpus of {large.name}", large.gpus, f"give from 1 to {site.gpus}", jobs.source)
-    odd = next((job for job in made if "/" in job.name or job.name in ("", ".", "..")), None)
+    odd = next((job for job in live_jobs if "/" in job.name or job.name in ("", ".", "..")), None)
     if odd is not None:
         raise SpecError(
             "job", odd.name, "a live job's name is a folder's: leave out slashes and dots alone", jobs.source
         )
-    unsaid = next((job for job in made if job.duration_s is None), None)
+    unsaid = next((job for job in live_jobs if job.duration_s is None), None)
     if unsaid is not None and names[0] in BY_DURATION:
         remedy = f"{names[0]} orders jobs by it: add it to each, or give --policy fifo"
         raise SpecError(f"duration_s of {unsaid.name}", None, remedy, jobs.source)
@@ -87,9 +87,9 @@ def run_live(
     def policy() -> Policy:
         return POLICIES[names[0]].make_policy(site, Options())
 
-    Scheduler(made, nodes, policy(), folder, restart_s, hosts_of(hosts)).run()
+    Scheduler(live_jobs, nodes, policy(), folder, restart_s, hosts_of(hosts)).run()
     simulated: dict[int, float] = {}
-    if all(job.duration_s is not None for job in made):
+    if all(job.duration_s is not None for job in live_jobs):
         running = [
             Running(
                 job.index,
@@ -97,7 +97,7 @@ def run_live(
                 job.gpus,
                 Rigid(max((job.duration_s or 0.0) - restart_s, 0.0), restart_s),
             )
-            for job in made
+            for job in live_jobs
         ]
         Clock(running, nodes, policy()).run()
         simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
@@ -111,7 +111,7 @@ def run_live(
             "starts": job.attempt,
             "state": "failed" if job.failed else "completed",
         }
-        for job in made
+        for job in live_jobs
     ]
     # Of the jobs that completed, real and simulated alike: what failed has no completion time.
     whole = [row for row in rows if row["state"] == "completed"]

@@ -261,11 +261,11 @@ class LoanClock:
 
     def _give_back(self, now_ns: int, count: int) -> None:
         """Empty servers, then those that only extra workers hold, then those whose jobs are stopped."""
-        base_free = sorted((s for s, held in self.on.items() if not held), key=lambda s: (-self.servers.free[s], s))
+        base_free = sorted((s for s, entry in self.on.items() if not entry), key=lambda s: (-self.servers.free[s], s))
         going = base_free[:count]
         stopped: list[int] = []
         if len(going) < count:
-            rest = {server: held for server, held in self.on.items() if server not in going}
+            rest = {server: entry for server, entry in self.on.items() if server not in going}
             chosen, stopped = reclaim(rest, count - len(going))
             going += chosen
         leaving = set(going)

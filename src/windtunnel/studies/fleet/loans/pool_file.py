@@ -153,11 +153,11 @@ def read_pool(path: Path) -> PoolFile:
     )
 
 
-def _stream(asked: Mapping[str, object], path: Path) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
+def _stream(entry: Mapping[str, object], path: Path) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
     """Times, rates, and whether these are in servers."""
-    if "stream" not in asked:
-        return (0.0,), (number(asked, "rate", str(path)),), False
-    file = path.parent / str(asked["stream"])
+    if "stream" not in entry:
+        return (0.0,), (number(entry, "rate", str(path)),), False
+    file = path.parent / str(entry["stream"])
     table = read_table(file, "give time_s and rate_per_s")
     column = next((name for name in ("rate_per_s", "servers_needed") if table.has(name)), None)
     if column is None or not table.has("time_s") or not len(table):
@@ -195,14 +195,14 @@ def loans_of(serving: Path | None, elastic: float, seed: int) -> Loans:
     """How the site lends and scales. Raises UserError."""
     if serving is None:
         return Loans(elastic=elastic)
-    asked = read_pool(serving)
-    machine = parse_cluster(f"{asked.gpu}:{asked.gpus_per_server}")
-    engine = engine_of(load_model(asked.model), machine, Deployment(**asked.deployment))
-    prompts, outputs = lengths(PROBED, asked.prompt, asked.output, asked.length_ratio, seed)
-    load = Workload(prompts, outputs, arrivals(PROBED, 1.0, asked.cv, seed))
+    pool_file = read_pool(serving)
+    machine = parse_cluster(f"{pool_file.gpu}:{pool_file.gpus_per_server}")
+    engine = engine_of(load_model(pool_file.model), machine, Deployment(**pool_file.deployment))
+    prompts, outputs = lengths(PROBED, pool_file.prompt, pool_file.output, pool_file.length_ratio, seed)
+    load = Workload(prompts, outputs, arrivals(PROBED, 1.0, pool_file.cv, seed))
 
     def run(workload: Workload) -> ServingResult:
-        return serve_with(engine, workload, slo=asked.slo_s)
+        return serve_with(engine, workload, slo=pool_file.slo_s)
 
-    found = attained(run, load, asked.promise)
-    return Loans(lambda begin_s, end_s: asked.pool(found.goodput_per_s, found.at, begin_s, end_s), elastic)
+    found = attained(run, load, pool_file.promise)
+    return Loans(lambda begin_s, end_s: pool_file.pool(found.goodput_per_s, found.at, begin_s, end_s), elastic)

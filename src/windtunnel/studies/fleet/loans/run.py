@@ -114,7 +114,7 @@ def trainings_of(jobs: Jobs, site: Site, policy: Lyra, loans: Loans, options: Op
 
 def proportional(gpus: int) -> Callable[[int], float]:
     """Twice the GPUs, twice the speed."""
-    return lambda held: held / gpus
+    return lambda number: number / gpus
 
 
 def _ranges(jobs: Jobs, share: float, speeds: Sequence[object], seed: int) -> list[int]:
@@ -158,7 +158,7 @@ def _relative(rates: dict[int, float], gpus: int) -> Callable[[int], float] | No
         return None
     levels, values = list(rates), list(rates.values())
     base = float(np.interp(gpus, levels, values))
-    known = {held: float(np.interp(held, levels, values)) / base for held in range(gpus, GROWTH * gpus + 1)}
+    known = {number: float(np.interp(number, levels, values)) / base for number in range(gpus, GROWTH * gpus + 1)}
 
     def speed(held: int) -> float:
         found = known.get(held)

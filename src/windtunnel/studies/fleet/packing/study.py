@@ -115,7 +115,7 @@ def packing_figures(
         curve.append(
             {"arrived_pct": point, **{key: round(float(value), 4) for key, value in zip(columns, means, strict=True)}}
         )
-    at_full = next((each for each in curve if each["arrived_pct"] == 100), curve[-1])
+    at_full = next((entry for entry in curve if entry["arrived_pct"] == 100), curve[-1])
     return {
         "policy": name,
         "seeds": seeds,
@@ -131,12 +131,12 @@ def packing_figures(
 def write_placements(jobs: Jobs, figures: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The first seed's placements: policy, arrival, job, node, state."""
     rows = []
-    for each in figures:
+    for figure in figures:
         run: Packing
-        run, order, names = each["runs"]
+        run, order, names = figure["runs"]
         for arrival, (pod, node) in enumerate(zip(run.pods.tolist(), run.placed.tolist(), strict=True)):
             place = names[node] if node >= 0 else ""
-            rows.append((each["policy"], arrival, jobs.name[order[pod]], place, "placed" if node >= 0 else "failed"))
+            rows.append((figure["policy"], arrival, jobs.name[order[pod]], place, "placed" if node >= 0 else "failed"))
     write_csv(path, ("policy", "arrival", "job", "node", "state"), rows)
 
 
@@ -152,7 +152,7 @@ class PackAnswer(Answer):
     @property
     def figures(self) -> list[dict[str, Any]]:
         """What is said of each policy."""
-        return [{key: value for key, value in each.items() if key != "runs"} for each in self.packings]
+        return [{key: value for key, value in packing.items() if key != "runs"} for packing in self.packings]
 
     @property
     def provenance(self) -> dict[str, object]:

@@ -79,7 +79,7 @@ class Auction:
         return Decision(
             {index: gpus for index, gpus in total.items() if gpus > 0},
             wake_s=min(ends) if ends else None,
-            memory=(held + (offered > 0), {index: each for index, each in leases.items() if each}),
+            memory=(held + (offered > 0), {index: lease for index, lease in leases.items() if lease}),
         )
 
     def _auction(
@@ -114,15 +114,15 @@ def _whole_s(job: JobState) -> float:
     return (job.remaining_s or 0.0) + float(job.progress[1])
 
 
-def _bid(job: JobState, kept: int, now_s: float) -> Bid:
-    return Bid(now_s - job.submit_s, max(job.remaining_s or 0.0, 1e-9) * job.gpus, kept, job.gpus)
+def _bid(job: JobState, number: int, now_s: float) -> Bid:
+    return Bid(now_s - job.submit_s, max(job.remaining_s or 0.0, 1e-9) * job.gpus, number, job.gpus)
 
 
 def _drawn(
-    queue: Sequence[int], bids: Mapping[int, Bid], given: Mapping[int, int], gpus: int, random: np.random.Generator
+    queue: Sequence[int], bids: Mapping[int, Bid], entry: Mapping[int, int], gpus: int, random: np.random.Generator
 ) -> list[int]:
     """Who gets each of the left-over GPUs: drawn from those of `queue` that can use one more."""
-    room = {index: bids[index].most - bids[index].kept - given.get(index, 0) for index in queue}
+    room = {index: bids[index].most - bids[index].kept - entry.get(index, 0) for index in queue}
     there = [index for index in queue if room[index] > 0]
     result: list[int] = []
     while there and len(result) < gpus:

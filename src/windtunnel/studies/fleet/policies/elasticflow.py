@@ -57,10 +57,10 @@ class ElasticFlow:
         planned: tuple[Jobs, Room, bool] | None = None
         newcomers = [job for job in snapshot.jobs if job.index not in accepted]
         for newcomer in sorted(newcomers, key=lambda job: (job.submit_s, job.index)):
-            asked = sorted([*going, newcomer], key=by_deadline)
-            planned = self._plans(asked, snapshot)
+            job_states = sorted([*going, newcomer], key=by_deadline)
+            planned = self._plans(job_states, snapshot)
             if planned[2]:
-                going = asked
+                going = job_states
             else:
                 rejected.append(newcomer.index)
                 planned = None

@@ -62,22 +62,22 @@ class Gandiva:
             sets[size] = []
         sets = dict(sorted(sets.items()))
         self._divide(sets)
-        placed = {index for each in sets.values() for one in each for index in one.jobs}
+        placed = {index for each in sets.values() for node_set in each for index in node_set.jobs}
         for job in sorted(snapshot.jobs, key=lambda job: (job.submit_s, job.index)):
             if job.index not in placed:
                 self._join(sets, job.gpus, job.index)
-        every = [one for each in sets.values() for one in each]
+        every = [node_set for each in sets.values() for node_set in each]
         if snapshot.now_s + SOON_S >= switched_s + SLICE_S:
             switched_s = snapshot.now_s
             for one in every:
                 if one.is_shared:
                     one.jobs = [*one.jobs[one.at_once :], *one.jobs[: one.at_once]]
-        gpus = {index: there[index].gpus for one in every for index in one.jobs[: one.at_once]}
-        wake_s = switched_s + SLICE_S if any(one.is_shared for one in every) else None
+        gpus = {index: there[index].gpus for node_set in every for index in node_set.jobs[: node_set.at_once]}
+        wake_s = switched_s + SLICE_S if any(node_set.is_shared for node_set in every) else None
         return Decision(gpus, wake_s=wake_s, memory=(sets, switched_s))
 
     def _free_nodes(self, sets: Sets) -> int:
-        return self.nodes - sum(one.nodes for each in sets.values() for one in each)
+        return self.nodes - sum(node_set.nodes for each in sets.values() for node_set in each)
 
     def _new_set(self, sets: Sets, gpus: int) -> bool:
         """Take free nodes for a gang, if there are enough."""
@@ -103,11 +103,11 @@ class Gandiva:
 
     def _divide(self, sets: Sets) -> None:
         """Give each gang size its share of the nodes."""
-        demand = {size: size * sum(len(one.jobs) for one in each) for size, each in sets.items()}
+        demand = {size: size * sum(len(node_set.jobs) for node_set in each) for size, each in sets.items()}
         total = sum(demand.values())
         if total == 0:
             return
-        held = {size: self.per_node * sum(one.nodes for one in each) for size, each in sets.items()}
+        held = {size: self.per_node * sum(node_set.nodes for node_set in each) for size, each in sets.items()}
         for size, mine in sets.items():
             if demand[size] == 0:
                 continue
@@ -126,26 +126,29 @@ class Gandiva:
                 spread = math.ceil(size / self.per_node) - 1
         if spread > 0:
             mine = sets[size]
-            jobs = [job for one in mine for job in one.jobs]
+            jobs = [job for node_set in mine for job in node_set.jobs]
             for one in mine:
                 one.jobs, one.load = [], 0
             for job in jobs:
                 _add(mine, mine[0], job)
 
 
-def _without_gone(known: Mapping[int, list[NodeSet]], there: Mapping[int, object]) -> Sets:
+def _without_gone(entry: Mapping[int, list[NodeSet]], there: Mapping[int, object]) -> Sets:
     """Copies of the sets with the jobs that are still there; sets without a job are free nodes."""
     found: Sets = {}
-    for size, each in known.items():
-        kept = [NodeSet(one.nodes, one.capacity, [job for job in one.jobs if job in there], one.load) for one in each]
-        found[size] = [one for one in kept if one.jobs]
+    for size, node_sets in entry.items():
+        kept = [
+            NodeSet(node_set.nodes, node_set.capacity, [job for job in node_set.jobs if job in there], node_set.load)
+            for node_set in node_sets
+        ]
+        found[size] = [node_set for node_set in kept if node_set.jobs]
     return found
 
 
 def _add(sets: list[NodeSet], to: NodeSet, job: int) -> None:
     to.jobs.append(job)
     to.load += 1
-    sets.sort(key=lambda one: one.load)
+    sets.sort(key=lambda node_set: node_set.load)
 
 
 def _shrink(sets: list[NodeSet], count: int) -> None:

@@ -51,10 +51,10 @@ def reclaim(jobs_on: Mapping[int, Mapping[int, int]], count: int) -> tuple[list[
     are empty, or become so, count.
     """
     assert 0 <= count <= len(jobs_on)
-    left = {server: dict(held) for server, held in jobs_on.items()}
+    left = {server: dict(entry) for server, entry in jobs_on.items()}
     spans: dict[int, set[int]] = {}
-    for server, held in left.items():
-        for job in held:
+    for server, entry in left.items():
+        for job in entry:
             spans.setdefault(job, set()).add(server)
     chosen: list[int] = []
     stopped: list[int] = []

@@ -50,12 +50,12 @@ def fit_of(patterns: Sequence[Pattern], capacity: float) -> Fit:
     """The score of jobs on a link, and the shifts that give it: exact for two, one job after the other for more."""
     if not patterns:
         return Fit(1.0, ())
-    cell = min(one.period_s for one in patterns) / CELLS
-    periods = [round(one.period_s / cell) for one in patterns]
+    cell = min(pattern.period_s for pattern in patterns) / CELLS
+    periods = [round(pattern.period_s / cell) for pattern in patterns]
     circle = math.lcm(*periods)
     if circle > MOST:
         return Fit(_drifting(patterns, capacity), None)
-    waves = [_wave(one, cell, cells, circle) for one, cells in zip(patterns, periods, strict=True)]
+    waves = [_wave(pattern, cell, cells, circle) for pattern, cells in zip(patterns, periods, strict=True)]
     shifts = [0] * len(waves)
     order = sorted(range(len(waves)), key=lambda at: -patterns[at].rate * patterns[at].busy_s / patterns[at].period_s)
     placed: list[int] = []
@@ -65,7 +65,9 @@ def fit_of(patterns: Sequence[Pattern], capacity: float) -> Fit:
         for at in order:
             if turn == 0:
                 placed.append(at)
-            others = sum((np.roll(waves[one], shifts[one]) for one in placed if one != at), np.zeros(circle))
+            others = sum(
+                (np.roll(waves[number], shifts[number]) for number in placed if number != at), np.zeros(circle)
+            )
             if len(placed) > 1 and at != order[0]:  # the first one's shift is nobody's gain
                 tried = [_excess(others + np.roll(waves[at], by), capacity) for by in range(periods[at])]
                 shifts[at] = int(np.argmin(tried))
@@ -128,8 +130,8 @@ def slowdowns(patterns: Sequence[Pattern], capacity: float, shifts_s: Sequence[f
         ends_s = min((bytes_ / rate for bytes_, rate in zip(left.values(), rates, strict=True)), default=0.0)
         sent = queue.push(now_ns + math.ceil(NS * ends_s), SENT) if left else 0
     return [
-        (end - shift) / (STEPS * one.period_s - (one.period_s - one.busy_s))
-        for end, shift, one in zip(ends, shifts_s, patterns, strict=True)
+        (end - shift) / (STEPS * pattern.period_s - (pattern.period_s - pattern.busy_s))
+        for end, shift, pattern in zip(ends, shifts_s, patterns, strict=True)
     ]
 
 

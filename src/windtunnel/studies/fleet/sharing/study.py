@@ -73,7 +73,7 @@ def link_document(link: OnLink) -> dict[str, object]:
 
 def slower_of(links: Sequence[OnLink]) -> list[float]:
     """Step over step alone of every job, shifted."""
-    return [one for link in links for one in link.shifted]
+    return [value for link in links for value in link.shifted]
 
 
 def answer(question: FleetShare) -> Shared:
@@ -132,7 +132,7 @@ def _on_link(those: tuple[int, ...], patterns: Sequence[Pattern], capacity: floa
     here = [patterns[at] for at in those]
     together = tuple(slowdowns(here, capacity, [0.0] * len(here)))
     apart = together if fit.shifts_s is None else tuple(slowdowns(here, capacity, fit.shifts_s))
-    return OnLink(tuple(one.name for one in here), fit.score, fit.shifts_s, together, apart)
+    return OnLink(tuple(pattern.name for pattern in here), fit.score, fit.shifts_s, together, apart)
 
 
 def read_jobs_of(path: Path) -> tuple[float, list[Pattern]]:

@@ -66,7 +66,7 @@ def best_stages(
         found = _least_sum(times, devices, total_devices, longest, most_successors)
         if found is None:
             continue
-        each = [float(times[one.first, one.last, one.submesh, one.configuration]) for one in found]
+        each = [float(times[stage.first, stage.last, stage.submesh, stage.configuration]) for stage in found]
         total = sum(each) + (micro_batches - 1) * max(each)
         if best is None or total < best.time:
             best = Staging(found, total)

@@ -139,7 +139,7 @@ def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -
     ends = tuple(stage.last + 1 for stage in found.stages)
     starts = (0, *ends[:-1])
     passes = [_passes(script, a, b - 1, hop, cluster, pricer, dp) for a, b in zip(starts, ends, strict=True)]
-    done = walked_1f1b(pp, rounds, [one for one, _ in passes], [two for _, two in passes])
+    done = walked_1f1b(pp, rounds, [value for value, _ in passes], [two for _, two in passes])
     finish = 0.0
     for stage, (a, b) in enumerate(zip(starts, ends, strict=True)):
         share = _share(script, a, b - 1)
@@ -155,7 +155,7 @@ def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -
     step = (finish + script.other_s) * (1.0 + pricer.training.straggling(cluster.n_gpus))
     whole = sum(unit.forward_s + unit.backward_s for unit in units)
     low, high = (sum(part) / whole for part in zip(*((u.low_s, u.high_s) for u in units), strict=True))
-    stage_s = tuple(one + two for one, two in passes)
+    stage_s = tuple(value + two for value, two in passes)
     return Cut(pp, dp, rounds, ends, step, step * min(1.0, low), step * max(1.0, high), stage_s, tuple(memory))
 
 

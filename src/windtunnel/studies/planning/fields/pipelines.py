@@ -55,18 +55,18 @@ def _by_type(has: Features, layers: int, pp: int, mixed: MixedCluster) -> list[P
     if any(part.n_gpus * pp % mixed.n_gpus for part in mixed.parts) or layers < pp:
         return []
     if len(ranks) == 2:
-        shares: list[tuple[int, ...]] = [(one, layers - one) for one in range(ranks[0], layers - ranks[1] + 1)]
+        shares: list[tuple[int, ...]] = [(number, layers - number) for number in range(ranks[0], layers - ranks[1] + 1)]
     else:
         shares = [_by_peak(layers, ranks, mixed)]
     usual = {dealt(layers, pp), *uneven(layers, pp)}  # those are there already
     found: list[Pipeline] = []
     for share in shares:
         each = list(zip(ranks, share, strict=True))
-        counts = tuple(one for own, held in each for one in dealt(held, own))
+        counts = tuple(one for own, number in each for one in dealt(number, own))
         if counts not in usual and min(counts) > 0:
             found += [(1, name, counts) for name in has.schedules if name in ONE_PIECE]
-        for chunks in range(2, min(held // own for own, held in each) + 1):
-            piece = tuple(one for own, held in each for one in [held // (own * chunks)] * own)
+        for chunks in range(2, min(number // own for own, number in each) + 1):
+            piece = tuple(one for own, number in each for one in [number // (own * chunks)] * own)
             if has.interleaves and sum(piece) * chunks == layers and len(set(piece)) > 1:
                 found.append((chunks, "interleaved", piece * chunks))
     return found

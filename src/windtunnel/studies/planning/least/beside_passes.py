@@ -68,7 +68,7 @@ def least_memory(layout: Layout, ranks: Ranks, activations: list[float]) -> int:
     for one in set(ranks):
         state = state_bytes(layout, *one)
         states[one] = state.parameters + state.optimizer + (0.0 if fresh else state.gradients)
-    most = max(states[one] + more for one, more in zip(ranks, activations, strict=True))
+    most = max(states[rank] + more for rank, more in zip(ranks, activations, strict=True))
     return int((most - CATEGORIES) * least_reserved(layout)) - ROUNDED + outside_bytes(layout)
 
 
@@ -93,12 +93,12 @@ def ends_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float
     if gathers_first(layout):
         outside += _first_bucket(layout, pricer, float(dense[0]), float(expert[0]), len(dense))
     if reduces_last(layout):
-        outside += min(_last_bucket(layout, pricer, one, other, len(dense)) for one, other in ranks)
+        outside += min(_last_bucket(layout, pricer, value, other, len(dense)) for value, other in ranks)
     if layout.habits.clips_gradients:
         outside += nanoseconds(pricer.transfer(Transfer("all_reduce", "world", 4.0))[0].seconds)
     tensors = layout.habits.pure_precision  # then the update goes through tensors that are not known here
     if not tensors:
-        updates = [nanoseconds(optimizer_price(layout, pricer, one, other).seconds) for one, other in ranks]
+        updates = [nanoseconds(optimizer_price(layout, pricer, value, other).seconds) for value, other in ranks]
         outside += max(updates) if layout.habits.clips_gradients else min(updates)
     outside += nanoseconds(pricer.step_s)
     return Ends(hop, outside)

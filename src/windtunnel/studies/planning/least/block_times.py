@@ -99,8 +99,8 @@ def forward_costs(pricer: Pricer, blocks: Mapping[int, Block]) -> BlockCosts:
     return _costs_of(pricer, blocks, {FORWARD: (Kind.FORWARD,)}, recompute=False)
 
 
-def _less(one: dict[Key, int], two: Mapping[Key, int]) -> dict[Key, int]:
-    return {key: min(value, two.get(key, 0)) for key, value in one.items()}
+def _less(entry: dict[Key, int], two: Mapping[Key, int]) -> dict[Key, int]:
+    return {key: min(value, two.get(key, 0)) for key, value in entry.items()}
 
 
 def _costs_of(
@@ -133,10 +133,10 @@ class _Stretches:
 
 def _add(costs: BlockCosts, which: int, found: _Stretches, pairs: list[tuple[int, int]]) -> None:
     """What embedding and head gather and reduce may be done for both at once: left out."""
-    for kind in dict.fromkeys(one for one, _ in pairs):
+    for kind in dict.fromkeys(number for number, _ in pairs):
         costs.lead[which, kind] = costs.lead.get((which, kind), 0) + found.lead[kind]
-    for one, two in pairs:
-        costs.step[which, one, two] = costs.step.get((which, one, two), 0) + found.step[one, two]
+    for number, two in pairs:
+        costs.step[which, number, two] = costs.step.get((which, number, two), 0) + found.step[number, two]
     for kind in dict.fromkeys(two for _, two in pairs):
         costs.trail[which, kind] = costs.trail.get((which, kind), 0) + found.trail[kind]
     for (name, kind), busy in found.busy.items():
@@ -150,8 +150,8 @@ def _in_one_chain(
 ) -> _Stretches | None:
     """Read off one pass over blocks of which every pair of neighbours is one; None where a block computes nothing."""
     chain = [pairs[0][0]]
-    for one, two in pairs:
-        chain += [two] if chain[-1] == one else [one, two]
+    for number, two in pairs:
+        chain += [two] if chain[-1] == number else [number, two]
     ops = _Ops(build_pass(pricer, [own[kind] for kind in chain], phase))
     found = _Stretches({}, {}, {}, {})
     spans = [(chain[place], begin, end) for place, begin, end in ops.spans()]

@@ -32,7 +32,7 @@ class ByStage(Bounds):
 
     def layouts(self, layout: Layout) -> tuple[Layout, ...]:
         """The same on each type."""
-        return (layout, *(replace(layout, cluster=one) for one in self.clusters[1:]))
+        return (layout, *(replace(layout, cluster=cluster) for cluster in self.clusters[1:]))
 
     def memory(self, layout: Layout) -> int:
         """Bytes to hold against the first type's capacity, as its allocator would have them."""
@@ -45,7 +45,7 @@ class ByStage(Bounds):
         return staged_step_ns(self.layouts(layout), stages_of(layout, self.mixed))
 
     def _as_of_first(self, needed: list[tuple[int, int]]) -> int:
-        capacity = [one.gpu.usable_memory_bytes for one in self.clusters]
+        capacity = [cluster.gpu.usable_memory_bytes for cluster in self.clusters]
         return capacity[0] + max(most - capacity[number] for most, number in needed)
 
     def _types(self, layout: Layout) -> NDArray[np.int64]:

@@ -16,13 +16,13 @@ from windtunnel.studies.planning.search import Objective
 
 def slower(mixed: MixedCluster) -> Cluster:
     """All GPUs as if they were of the type with the least dense bf16 rate."""
-    return min(mixed.clusters_on_slowest_network(), key=lambda one: one.gpu.peak_flops("bf16"))
+    return min(mixed.clusters_on_slowest_network(), key=lambda cluster: cluster.gpu.peak_flops("bf16"))
 
 
 def slowest_of(model: Model, mixed: MixedCluster) -> Objective:
     """The step on the type where it takes longest; infinite where the plan cannot be, or does not fit, on one."""
     searched = slower(mixed)
-    others = [one for one in mixed.clusters_on_slowest_network() if one != searched]
+    others = [cluster for cluster in mixed.clusters_on_slowest_network() if cluster != searched]
 
     def score(layout: Layout, step_ns: int) -> float:
         longest = float(step_ns)

@@ -78,9 +78,9 @@ def _signature(alive: Sequence[int], end: int, flow: Flow, dead: set[int]) -> tu
             found.append(None)
             continue
         op = flow.ops[index]
-        reads = tuple((storages.setdefault(one, len(storages)), max(-1, by - first)) for one, by, _ in op.reads)
-        writes = tuple(storages.setdefault(one, len(storages)) for one, _ in op.writes)
-        after = tuple(one - first for one in op.after if one >= first)
+        reads = tuple((storages.setdefault(number, len(storages)), max(-1, by - first)) for number, by, _ in op.reads)
+        writes = tuple(storages.setdefault(number, len(storages)) for number, _ in op.writes)
+        after = tuple(number - first for number in op.after if number >= first)
         row = (op.name, op.kind, op.inputs, op.outputs, op.recompute, index in members, reads, writes, after)
         found.append(row)
     return tuple(found)
@@ -95,7 +95,9 @@ def _reads_and_writes(kernel: Kernel, owner: dict[int, Kernel], flow: Flow) -> N
                 size += kernel.reads.get((storage, writer), 0)
                 kernel.reads[storage, writer] = min(size, flow.storage_bytes[storage])
         for value in flow.made[index]:
-            elsewhere = any(owner.get(one) is not kernel for one in flow.readers.get(value, ()) if one in owner)
+            elsewhere = any(
+                owner.get(number) is not kernel for number in flow.readers.get(value, ()) if number in owner
+            )
             if elsewhere or not flow.is_own(value):
                 kernel.writes[value] = flow.bytes[value]
 
@@ -115,7 +117,7 @@ class _Remaking:
             for index in kernel.ops:
                 op = flow.ops[index]
                 if op.compiled and op.phase == "backward":
-                    self.kept.setdefault(op.compiled, set()).update((one, by) for one, by, _ in op.reads)
+                    self.kept.setdefault(op.compiled, set()).update((number, by) for number, by, _ in op.reads)
                 domain = domain_of(op) if kernel.fused else None
                 if domain is not None and domain.reduction:
                     self.reduced.add(index)
@@ -128,25 +130,29 @@ class _Remaking:
 
     def _value(self, kernel: Kernel, value: Value, size: int) -> None:
         takers = [one for one in self.readers.get(value, ()) if one is not kernel]
-        as_it_is = any(not self.owner[one].fused for one in self.flow.readers.get(value, ()) if one in self.owner)
+        as_it_is = any(
+            not self.owner[number].fused for number in self.flow.readers.get(value, ()) if number in self.owner
+        )
         if as_it_is or not takers or not self.flow.is_own(value) or value[1] in self.reduced:
             return
         parts: dict[Value, int] = {}
         if not self._made_of(kernel, value, parts) or not self._at_hand(parts, value, size, takers):
             return
         own = {one: self.flow.bytes[one] for one in parts if self._is_from(kernel, one) and one not in kernel.writes}
-        more = sum(own.values()) + sum(held for one in takers for part, held in parts.items() if part not in one.reads)
-        if more > size + sum(one.reads[value] for one in takers):
+        more = sum(own.values()) + sum(
+            held for taker in takers for part, held in parts.items() if part not in taker.reads
+        )
+        if more > size + sum(taker.reads[value] for taker in takers):
             return
         self.remade[value] = parts
         del kernel.writes[value]
         kernel.writes |= own
-        for one in takers:
-            del one.reads[value]
+        for taker in takers:
+            del taker.reads[value]
             for part, held in parts.items():
-                if part not in one.reads:
-                    one.reads[part] = held
-                    self.readers.setdefault(part, []).append(one)
+                if part not in taker.reads:
+                    taker.reads[part] = held
+                    self.readers.setdefault(part, []).append(taker)
 
     def _is_from(self, kernel: Kernel, value: Value) -> bool:
         return self.owner.get(value[1]) is kernel
@@ -166,7 +172,7 @@ class _Remaking:
     def _at_hand(self, parts: dict[Value, int], value: Value, size: int, takers: Sequence[Kernel]) -> bool:
         """Whether what a value is made of is there where it is made again, or takes less room than the value."""
         ops, maker = self.flow.ops, self.flow.ops[value[1]]
-        passes = {(ops[one.ops[0]].compiled, ops[one.ops[0]].phase == "backward") for one in takers}
+        passes = {(ops[taker.ops[0]].compiled, ops[taker.ops[0]].phase == "backward") for taker in takers}
         own = (maker.compiled, maker.phase == "backward")
         if passes == {own}:
             return True

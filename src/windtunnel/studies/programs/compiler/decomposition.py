@@ -49,8 +49,14 @@ class _Simplifier:
         return replace(
             self.old,
             ops=tuple(self.ops),
-            memory=tuple(one._replace(op=self._at(one.op)) for one in self.old.memory if one.storage not in gone),
-            answers=tuple(one._replace(op=self._at(one.op)) if one.op >= 0 else one for one in self.old.answers),
+            memory=tuple(
+                memory_event._replace(op=self._at(memory_event.op))
+                for memory_event in self.old.memory
+                if memory_event.storage not in gone
+            ),
+            answers=tuple(
+                answer._replace(op=self._at(answer.op)) if answer.op >= 0 else answer for answer in self.old.answers
+            ),
         )
 
     def _at(self, index: int) -> int:
@@ -113,7 +119,7 @@ class _Simplifier:
     @staticmethod
     def _pure(op: Op) -> bool:
         taken = {storage for storage, _, _ in op.reads}
-        return domain_of(op) is not None and bool(op.writes) and not any(one in taken for one, _ in op.writes)
+        return domain_of(op) is not None and bool(op.writes) and not any(number in taken for number, _ in op.writes)
 
     def _equal(self, op: Op, number: int) -> int | None:
         if not self._pure(op):
@@ -128,7 +134,7 @@ class _Simplifier:
 def _read_from(op: Op, at: int, other: int, known: dict[Value, Value]) -> Op:
     """An op that takes what another one than was thought has made."""
     reads = tuple((*known.get((storage, writer), (storage, writer)), size) for storage, writer, size in op.reads)
-    return replace(op, after=tuple(other if one == at else one for one in op.after), reads=reads)
+    return replace(op, after=tuple(other if number == at else number for number in op.after), reads=reads)
 
 
 def parts_of(op: Op, index: int, at: int) -> Sequence[Op]:
@@ -160,6 +166,6 @@ def parts_of(op: Op, index: int, at: int) -> Sequence[Op]:
         outputs=op.outputs[: len(op.outputs) - len(statistics)] if len(op.outputs) > 1 and forward else op.outputs,
         after=(*op.after, at),
         reads=(*op.reads, *((storage, at, size) for storage, size in written)),
-        writes=tuple(one for one in op.writes if one not in written),
+        writes=tuple(write for write in op.writes if write not in written),
     )
     return (first, second)

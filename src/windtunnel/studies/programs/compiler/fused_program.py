@@ -57,7 +57,8 @@ class _Rebuilt:
         ops = tuple(self._op(place, kernel) for place, kernel in enumerate(self.kernels))
         last = max(0, len(ops) - 1)
         answers = tuple(
-            one._replace(op=min(self.at[one.op], last) if one.op >= 0 else one.op) for one in self.old.answers
+            answer._replace(op=min(self.at[answer.op], last) if answer.op >= 0 else answer.op)
+            for answer in self.old.answers
         )
         return replace(self.old, ops=ops, memory=tuple(self._memory(last)), answers=answers)
 
@@ -120,7 +121,9 @@ class _Rebuilt:
                 made[storage] = (min(places), max(places))
         inner = {storage for storage in made if len(regions[storage]) == 1 and len(events[storage]) == 2}
         reused = self._reused({storage: made[storage] for storage in inner}, made, events, written)
-        never = {one for one, by in self.flow.readers if by >= 0 and by not in self.index and not self.flow.made[by]}
+        never = {
+            number for number, by in self.flow.readers if by >= 0 and by not in self.index and not self.flow.made[by]
+        }
         never -= self.flow.found | touched.keys()  # what a collective would have given that is not needed
         rows: list[tuple[int, int, int, MemoryEvent]] = []
         for order, event in enumerate(self.old.memory):
@@ -150,13 +153,13 @@ class _Rebuilt:
     def _reused(
         self,
         inner: dict[int, tuple[int, int]],
-        made: dict[int, tuple[int, int]],
+        entry: dict[int, tuple[int, int]],
         events: dict[int, list[MemoryEvent]],
         written: dict[int, set[int]],
     ) -> set[int]:
         """Inputs that nobody needs after a kernel, of the same size as an output of it: the output takes their room."""
         room: dict[tuple[int, int], int] = {}
-        for storage, (first, _) in made.items():
+        for storage, (first, _) in entry.items():
             if first >= 0 and self.kernels[first].fused:
                 key = (first, events[storage][0].bytes)
                 room[key] = room.get(key, 0) + 1
@@ -177,7 +180,7 @@ class _Rebuilt:
             if value[1] in self.index and not self.flow.made[value[1]]:  # a communication wrote it
                 touched.setdefault(value[0], set()).add(self.index[value[1]])
         for op in self.flow.ops:
-            for storage in (*(one for one, _, _ in op.reads), *(one for one, _ in op.writes)):
+            for storage in (*(number for number, _, _ in op.reads), *(number for number, _ in op.writes)):
                 regions.setdefault(storage, set()).add(op.compiled or None)
         for value, readers in self.flow.readers.items():
             for reader in readers:
@@ -191,8 +194,8 @@ class _Rebuilt:
                 written[place] = {value[0] for value in kernel.writes}
             else:
                 op = self.flow.ops[kernel.ops[0]]
-                written[place] = {one for one, _ in op.writes}
-                storages = written[place] | {one for one, _, _ in op.reads}
+                written[place] = {number for number, _ in op.writes}
+                storages = written[place] | {number for number, _, _ in op.reads}
             for storage in storages:
                 touched.setdefault(storage, set()).add(place)
         return touched, written, regions

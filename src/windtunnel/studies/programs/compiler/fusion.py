@@ -304,7 +304,7 @@ class Graph:
                 break
         for index in self.order:
             if index not in group and any(
-                at.get(group.get(one, -1), -1) > self.place[index] for one in self.needs[index]
+                at.get(group.get(number, -1), -1) > self.place[index] for number in self.needs[index]
             ):
                 return None
         waits = waits_of(group, self.needs)
@@ -319,7 +319,7 @@ class Graph:
         use = dict.fromkeys(of, float(last))
         for index in reversed(self.order):
             name = group.get(index)
-            if name is not None and not all(ops[one].recompute for one in of[name]):
+            if name is not None and not all(ops[number].recompute for number in of[name]):
                 use[name] = min(use[name], after.get(name, -1) + 0.5)
             mine = float(self.place[index]) if name is None else use[name]
             for earlier in self.needs[index]:
@@ -328,8 +328,8 @@ class Graph:
         for name in of:
             key[name] = max(use[name] - 0.25, after.get(name, -1) + 0.25)
         alone = [index for index in self.order if index not in group]
-        for one, other in itertools.pairwise(alone):
-            waits[other].add(one)
+        for number, other in itertools.pairwise(alone):
+            waits[other].add(number)
         kernels = []
         for name in sorted_by(key, waits):
             kernels.append(Kernel(of[name], over[name]) if name in of else Kernel([name]))
@@ -341,7 +341,7 @@ def waits_of(group: Mapping[int, int], needs: Mapping[int, set[int]]) -> dict[in
     waits: dict[int, set[int]] = {}
     for index, before in needs.items():
         name = group.get(index, index)
-        waits.setdefault(name, set()).update(group.get(one, one) for one in before)
+        waits.setdefault(name, set()).update(group.get(number, number) for number in before)
     for name, before in waits.items():
         before.discard(name)
     return waits
@@ -352,16 +352,16 @@ def sorted_by(key: Mapping[int, float], waits: Mapping[int, set[int]]) -> list[i
     left = {name: len(before) for name, before in waits.items()}
     followers: dict[int, list[int]] = {}
     for name, before in waits.items():
-        for one in before:
-            followers.setdefault(one, []).append(name)
+        for number in before:
+            followers.setdefault(number, []).append(name)
     ready = [(key[name], name) for name, count in left.items() if not count]
     heapq.heapify(ready)
     found = []
     while ready:
         _, name = heapq.heappop(ready)
         found.append(name)
-        for one in followers.get(name, ()):
-            left[one] -= 1
-            if not left[one]:
-                heapq.heappush(ready, (key[one], one))
+        for number in followers.get(name, ()):
+            left[number] -= 1
+            if not left[number]:
+                heapq.heappush(ready, (key[number], number))
     return found

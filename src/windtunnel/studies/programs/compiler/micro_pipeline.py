@@ -75,7 +75,7 @@ class _Rewriter:
                 self._scatter(index, op, call)
         if not self.instead:
             return self.old
-        early = {name for one in self.instead.values() for name in one.first}
+        early = {name for instead in self.instead.values() for name in instead.first}
         order: list[int] = []
         for index in range(len(self.ops)):
             if index in self.instead:
@@ -97,10 +97,10 @@ class _Rewriter:
             value = (self.ops[cat].writes[0][0], cat)
         own = {index, cat, self.wait_of.get(index, -1)} - {-1}
         products = [
-            one
-            for one in self.readers.get(value, ())
-            if self._is_product(one, op) and self.ops[one].reads[0][:2] == value
-            if tensor_bytes(self.ops[one].inputs[0]) == call.bytes and self._divides(one, call)
+            number
+            for number in self.readers.get(value, ())
+            if self._is_product(number, op) and self.ops[number].reads[0][:2] == value
+            if tensor_bytes(self.ops[number].inputs[0]) == call.bytes and self._divides(number, call)
         ]
         first: set[int] = set()
         kept = []
@@ -109,11 +109,11 @@ class _Rewriter:
             if needed is not None:
                 first |= needed
                 kept.append(one)
-        if not kept or len({self.ops[one].name for one in kept}) > 1:
+        if not kept or len({self.ops[number].name for number in kept}) > 1:
             return
         parts = self._gathered(op, call, kept, value[0])
         self.instead[index] = _Instead(parts, sorted(first))
-        pull = max(one for one in parts if self.made[one].communication is not None)
+        pull = max(part for part in parts if self.made[part].communication is not None)
         self.stands |= dict.fromkeys(own, pull)
         if cat >= 0:
             self.gone.add(storage)
@@ -125,13 +125,13 @@ class _Rewriter:
         if plain_name(self.ops[source]) == "cat":
             cat = source
             values = {read[:2] for read in self.ops[cat].reads}
-            if len(values) != 1 or any(self.readers.get((one, cat)) for one, _ in self.ops[cat].writes):
+            if len(values) != 1 or any(self.readers.get((number, cat)) for number, _ in self.ops[cat].writes):
                 return
             source = next(iter(values))[1]
         if source < 0 or source in self.stands or not self._is_product(source, op) or not self._divides(source, call):
             return
         product = self.ops[source]
-        readers = {one for storage, _ in product.writes for one in self.readers.get((storage, source), ())}
+        readers = {number for storage, _ in product.writes for number in self.readers.get((storage, source), ())}
         if readers - {cat} or tensor_bytes(product.outputs[0]) != call.bytes:  # the product is needed as it is
             return
         parts = self._scattered(op, call, product, self.filled.get(index, NOBODYS - index))
@@ -156,7 +156,7 @@ class _Rewriter:
     def _needed(self, product: int, begin: int, own: set[int]) -> set[int] | None:
         """Ops behind `begin` that make a product's other factors; None where these need what is gathered."""
         direct = self.ops[product].reads[0][1]
-        waiting = [one for one in self.ops[product].after if one > begin and one != direct]
+        waiting = [number for number in self.ops[product].after if number > begin and number != direct]
         needed: set[int] = set()
         while waiting:
             one = waiting.pop()
@@ -180,7 +180,7 @@ class _Rewriter:
         for source in (own, *pulls):
             for product in products:
                 old = self.ops[product]
-                after = (*(one for one in old.after if one != old.reads[0][1]), source)
+                after = (*(number for number in old.after if number != old.reads[0][1]), source)
                 reads = ((storage, source, tensor_bytes(part)), *old.reads[1:])
                 if product in self.stands:  # one result: who reads the last piece needs those before it
                     reads = (*reads, (old.writes[0][0], self.stands[product], 0))

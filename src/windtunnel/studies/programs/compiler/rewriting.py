@@ -43,5 +43,5 @@ def rewritten(
         event._replace(op=where[min(event.op, len(where) - 1)]) for event in program.memory if event.storage not in gone
     ]
     memory.sort(key=lambda event: event.op)  # stable: events of one op keep their order
-    answers = tuple(one._replace(op=where[one.op]) if one.op >= 0 else one for one in program.answers)
+    answers = tuple(answer._replace(op=where[answer.op]) if answer.op >= 0 else answer for answer in program.answers)
     return replace(program, ops=ops, memory=tuple(memory), answers=answers)

@@ -56,20 +56,20 @@ def sampled(
     turns = turns_of(parts)
     found = [np.empty(count, np.int64) for _ in sets]
     for place, chosen in enumerate(sets):
-        still = [parts[one] for one in sorted(chosen) if not parts[one].random]
-        base = _durations(priced, captured, pace_of(priced, [one for one in still if one.kind != "thermal"]))
-        heats = any(one.kind == "thermal" for one in still)
+        still = [parts[number] for number in sorted(chosen) if not parts[number].random]
+        base = _durations(priced, captured, pace_of(priced, [slow for slow in still if slow.kind != "thermal"]))
+        heats = any(slow.kind == "thermal" for slow in still)
         for sample in range(count):
             duration = base
             if heats:
-                warm = [_warm(one, sample * step_s) if one.kind == "thermal" else one for one in still]
+                warm = [_warm(slow, sample * step_s) if slow.kind == "thermal" else slow for slow in still]
                 duration = _durations(priced, captured, pace_of(priced, warm))
             taken = duration[kernels.op].astype(np.float64)
             added = np.zeros(len(taken))
-            for one in sorted(chosen):
-                if parts[one].random:
-                    rng = np.random.default_rng((seed, KEYS[parts[one].kind], turns[one], sample))
-                    factor, extra = _draw(parts[one], rng, kernels, alone_ns, n)
+            for number in sorted(chosen):
+                if parts[number].random:
+                    rng = np.random.default_rng((seed, KEYS[parts[number].kind], turns[number], sample))
+                    factor, extra = _draw(parts[number], rng, kernels, alone_ns, n)
                     taken *= factor
                     added += extra
             varied = duration.copy()
@@ -79,7 +79,7 @@ def sampled(
 
 
 def _ops_of(priced: PricedJob) -> int:
-    sizes = {one.program.rank: one.n_ops for one in priced.templates}
+    sizes = {template.program.rank: template.n_ops for template in priced.templates}
     captured, counts = np.unique(priced.job.runs, return_counts=True)
     return sum(sizes[rank] * count for rank, count in zip(captured.tolist(), counts.tolist(), strict=True))
 
@@ -113,7 +113,7 @@ def _kernels(priced: PricedJob, captured: CapturedGraph) -> _Kernels:
         passes.append(np.array([known.setdefault(key, len(known)) for key in keys], np.int64))
     local = op - captured.first_op[program]
     which = captured.template_of[program]
-    widest = 1 + max((int(one.max(initial=0)) for one in passes), default=0)
+    widest = 1 + max((int(array.max(initial=0)) for array in passes), default=0)
     of_pass = np.empty(len(op), np.int64)
     for number, table in enumerate(passes):
         mine = which == number

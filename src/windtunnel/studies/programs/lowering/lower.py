@@ -79,7 +79,7 @@ class PricedJob:
         alike = rank_classes(self.places, self.templates, pace) if fold else np.arange(self.job.world_size)
         assembly = _Assembly(self, pace, alike)
         sizes = np.array([(one.n_ops, len(one.dep_idx), len(one.stream_names)) for one in assembly.of], np.int64)
-        few = (len(self.templates), sum(one.n_ops for one in self.templates))
+        few = (len(self.templates), sum(template.n_ops for template in self.templates))
         refuse_if_too_large(*sizes.sum(axis=0).tolist(), folded=None if fold else few)
         return assembly.graph()
 
@@ -105,7 +105,7 @@ class _Assembly:
         self.job, self.places, self.strings = priced.job, priced.places, priced.strings
         self.first_rank = np.unique(class_of, return_index=True)[1].astype(np.int64)
         self.slowest = slowest_links(self.places, pace)
-        number = {one.program.rank: index for index, one in enumerate(priced.templates)}
+        number = {template.program.rank: index for index, template in enumerate(priced.templates)}
         self.template_of = np.array([number[int(self.job.runs[rank])] for rank in self.first_rank], np.int64)
         self.of = [priced.templates[index] for index in self.template_of]
         self.channels: dict[tuple[int, ...], int] = {}
@@ -292,7 +292,9 @@ class _Assembly:
                 continue
             at = next((i for i, pair in enumerate(zip(mine, its, strict=False)) if pair[0] != pair[1]), -1)
             at = min(len(mine), len(its)) if at < 0 else at
-            words = [f"rank {self.first_rank[one]} {_does(calls, at)}" for one, calls in ((k, mine), (other, its))]
+            words = [
+                f"rank {self.first_rank[number]} {_does(calls, at)}" for number, calls in ((k, mine), (other, its))
+            ]
             raise UserError(
                 f"collective {at} of group {self.job.families[family].name!r}: {words[0]}, {words[1]}; the real job"
                 f" would hang there: {_REMEDY}"

@@ -117,13 +117,13 @@ def rank_classes(places: Places, templates: Sequence[Template], pace: Pace) -> I
     colour = _dense(job.runs.astype(np.int64))
     for factor in (pace.compute, pace.links):
         colour = paired(colour, _dense(factor))
-    meets = sorted({slot.family for one in templates for slot in one.slots if not slot.direction})
+    meets = sorted({slot.family for template in templates for slot in template.slots if not slot.direction})
     slowest = slowest_links(places, pace)
     matrices: list[NDArray[np.int64]] = []
     for family in meets:
         kinds: dict[object, int] = {}
         shapes = zip(places.groups[family], slowest[family].tolist(), strict=True)
-        kind = np.array([kinds.setdefault(one, len(kinds)) for one in shapes], np.int64)
+        kind = np.array([kinds.setdefault(shape, len(kinds)) for shape in shapes], np.int64)
         row = places.group_of[family]
         colour = paired(colour, np.where(row >= 0, kind[row], -1))
         by_size: dict[int, list[tuple[int, ...]]] = {}
@@ -147,10 +147,10 @@ def rank_classes(places: Places, templates: Sequence[Template], pace: Pace) -> I
 def _message_peers(places: Places, templates: Sequence[Template]) -> list[Ints]:
     """Whom each rank sends to or receives from, one array per (family, offset); -1 for ranks that do not."""
     users: dict[tuple[int, int], list[int]] = {}
-    for one in templates:
-        for slot in one.slots:
+    for template in templates:
+        for slot in template.slots:
             if slot.direction:
-                users.setdefault((slot.family, slot.offset), []).append(one.program.rank)
+                users.setdefault((slot.family, slot.offset), []).append(template.program.rank)
     found = []
     for (family, offset), captured in sorted(users.items()):
         found.append(np.where(np.isin(places.job.runs, captured), places.peers(family, offset), -1))

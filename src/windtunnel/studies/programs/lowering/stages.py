@@ -19,7 +19,7 @@ def class_names(priced: PricedJob) -> tuple[str, ...]:
     if len(priced.templates) == 1:
         return ("every rank",)
     stage, runs = stage_of(priced), priced.job.runs
-    captured = [one.program.rank for one in priced.templates]
+    captured = [template.program.rank for template in priced.templates]
     stages = [sorted(set(stage[runs == rank].tolist())) for rank in captured]
     names = []
     for rank, own in zip(captured, stages, strict=True):

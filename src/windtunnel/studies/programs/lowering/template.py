@@ -164,14 +164,14 @@ class _Build:
     def _op(self, row: _Row, after: Iterable[int] = ()) -> int:
         waits = dict.fromkeys((*self.pending.pop(row.stream, ()), *after))
         # The order of a stream goes without saying.
-        self.dep_idx.extend(one for one in waits if self.rows[one].stream != row.stream)
+        self.dep_idx.extend(wait for wait in waits if self.rows[wait].stream != row.stream)
         self.dep_ptr.append(len(self.dep_idx))
         self.rows.append(row)
         self.last[row.stream] = len(self.rows) - 1
         return len(self.rows) - 1
 
     def _after(self, op: Op) -> list[int]:
-        return [one for index in op.after for one in self.through[index]]
+        return [number for index in op.after for number in self.through[index]]
 
     def add(self, index: int, op: Op) -> None:
         """One captured op; in order."""

@@ -103,7 +103,7 @@ def disagreement(book: Book) -> Finding | None:
 
 def _collectives(book: Book, kind: object, meeting: Meeting) -> Finding | None:
     lists = {
-        run: [one for one in book.calls_of(run, kind) if not one.made.is_message] for run in set(meeting.runs) - {-1}
+        run: [call for call in book.calls_of(run, kind) if not call.made.is_message] for run in set(meeting.runs) - {-1}
     }
     if len(lists) < 2:
         return None
@@ -224,7 +224,7 @@ def _messages(book: Book, kind: object, meeting: Meeting) -> Finding | None:
 
 
 def _by_tag(messages: Sequence[Communication]) -> list[Communication]:
-    return sorted(messages, key=lambda one: one.tag)
+    return sorted(messages, key=lambda communication: communication.tag)
 
 
 def _other_place(call: Communication, place: int, size: int) -> int:
@@ -343,7 +343,7 @@ def _chosen(job: CapturedJob, book: Book) -> list[int]:
     chosen = set(job.programs)
     for kind, meetings in book.meetings.items():
         for meeting in meetings:
-            carries = any(one.made.is_message for run in set(meeting.runs) for one in book.calls_of(run, kind))
+            carries = any(call.made.is_message for run in set(meeting.runs) for call in book.calls_of(run, kind))
             if carries and len(chosen) + len(meeting.members) <= 4 * MOST_RANKS:
                 chosen.update(meeting.members)
     return sorted(chosen)

@@ -104,7 +104,7 @@ class CallLog:
 
     def to_plain(self) -> dict[str, object]:
         """As JSON takes it."""
-        groups = [[one.name, runs_of(one.members), one.ordinal] for one in self.groups]
+        groups = [[group.name, runs_of(group.members), group.ordinal] for group in self.groups]
         entries = [list(entry) for entry in self.entries]
         known = {"rank": self.rank, "is_partial": self.is_partial, "cut": self.cut, "is_loose": self.is_loose}
         return {**known, "groups": groups, "entries": entries}
@@ -165,7 +165,9 @@ def _set_up(logs: Mapping[int, CallLog], world: int) -> list[tuple[int, Finding]
     """Groups are made by all ranks of the world, in the same order."""
     calls = {rank: [entry for entry in log.entries if entry.kind in SET_UP] for rank, log in logs.items()}
     parted = _first_difference(
-        calls, logs, lambda one, other: "" if (one.kind, one.about) == (other.kind, other.about) else "?"
+        calls,
+        logs,
+        lambda call_entry, other: "" if (call_entry.kind, call_entry.about) == (other.kind, other.about) else "?",
     )
     if parted is None:
         return []
@@ -212,8 +214,10 @@ def _collectives(
     elif mine is None or (odd_next is not None and _is_same(odd_next, mine)):
         kind, cause = "extra", _SKIPS
     first, second = (
-        f"{_ranks_call(who)} {one.words()}{one.at()}" if one is not None else f"{_ranks_call(who)} nothing more"
-        for who, one in ((odd, its), (usual, mine))
+        f"{_ranks_call(who)} {call_entry.words()}{call_entry.at()}"
+        if call_entry is not None
+        else f"{_ranks_call(who)} nothing more"
+        for who, call_entry in ((odd, its), (usual, mine))
     )
     call = mine if kind == "skipped" else its
     assert call is not None
@@ -265,7 +269,7 @@ def _first_difference(
     for number in range(max(len(of) for of in calls.values())):
         parties: list[list[int]] = []
         entries = [_entry(calls, (rank,), number) for rank in ranks]
-        aside = None in entries and all(one.is_aside for one in entries if one is not None)
+        aside = None in entries and all(entry.is_aside for entry in entries if entry is not None)
         for rank, own in zip(ranks, entries, strict=True):
             if (own is None and logs[rank].is_partial) or (aside and logs[rank].is_loose):
                 continue
@@ -369,7 +373,7 @@ def _messages(group: GroupEntry, calls: Mapping[int, Sequence[CallEntry]], world
 
 
 def _by_tag(messages: Iterable[CallEntry]) -> list[CallEntry]:
-    return sorted(messages, key=lambda one: one.tag)
+    return sorted(messages, key=lambda call_entry: call_entry.tag)
 
 
 def _step(number: int) -> str:

@@ -82,7 +82,7 @@ class FailureProcess:
     def rate_per_s(self, gpus: int, gpus_per_node: int, *, planned: bool = False) -> float:
         """Interruptions a second of a job on `gpus`, bursts included; planned ones only if asked."""
         nodes = -(-gpus // gpus_per_node)
-        total = sum(one.of_job(gpus, nodes) for one in self.causes if planned or one.symptom != "planned")
+        total = sum(cause.of_job(gpus, nodes) for cause in self.causes if planned or cause.symptom != "planned")
         return total * (1.0 + self.bursts.share)
 
     def events(self, gpus: int, gpus_per_node: int, seconds: float) -> float:
@@ -93,8 +93,8 @@ class FailureProcess:
     def host_rate_per_s(self, gpus_per_node: int) -> float:
         """Events a second by which one host goes, which is what standbys are kept for."""
         share = {"gpu": float(gpus_per_node), "node": 1.0, "job": 0.0}
-        taken = [one for one in self.causes if one.hosts and one.symptom != "planned"]
-        return sum(one.rate_per_s * share[one.per] * one.hosts for one in taken) * (1.0 + self.bursts.share)
+        taken = [cause for cause in self.causes if cause.hosts and cause.symptom != "planned"]
+        return sum(cause.rate_per_s * share[cause.per] * cause.hosts for cause in taken) * (1.0 + self.bursts.share)
 
     def mttf_s(self, gpus: int, gpus_per_node: int) -> float:
         """Mean time between unplanned interruptions; infinite where nothing fails."""

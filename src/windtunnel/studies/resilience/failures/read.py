@@ -124,7 +124,7 @@ def _built(document: Mapping[str, object], where: str) -> FailureProcess:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise InputFileError(where, f"{place}: {first['msg']}", SHAPE) from None
-    causes = tuple(_cause(one, form.observed, where) for one in form.causes)
+    causes = tuple(_cause(cause, form.observed, where) for cause in form.causes)
     more = {name: part.build() for name in ("lemons", "bursts", "slow") if (part := getattr(form, name)) is not None}
     return FailureProcess(form.name, form.source, causes, **more)
 
@@ -157,7 +157,7 @@ def process_to_yaml(process: FailureProcess) -> str:
     lemons, bursts, slow = process.lemons, process.bursts, process.slow
     named = ("name", "component", "per", "hosts", "symptom")
     causes = [
-        {**{key: getattr(one, key) for key in named}, "per_day": one.rate_per_s * DAY_S} for one in process.causes
+        {**{key: getattr(cause, key) for key in named}, "per_day": cause.rate_per_s * DAY_S} for cause in process.causes
     ]
     document: dict[str, object] = {"name": process.name, "source": process.source, "causes": causes}
     if lemons.share_of_hosts:

@@ -43,9 +43,9 @@ def tabulated(policy: Policy, trace: FailureTrace) -> Reactions:
     table = [[policy.react(cause, spare) for spare in (False, True)] for cause in causes]
     n = len(causes)
     return Reactions(
-        phases=np.array([[_ns(one.phases) for one in row] for row in table], np.int64).reshape(n, 2, 6),
-        keeps_step=np.array([[one.keeps_step for one in row] for row in table], bool).reshape(n, 2),
-        away_ns=np.array([[round(one.away_s * 1e9) for one in row] for row in table], np.int64).reshape(n, 2),
+        phases=np.array([[_ns(reaction.phases) for reaction in row] for row in table], np.int64).reshape(n, 2, 6),
+        keeps_step=np.array([[reaction.keeps_step for reaction in row] for row in table], bool).reshape(n, 2),
+        away_ns=np.array([[round(reaction.away_s * 1e9) for reaction in row] for row in table], np.int64).reshape(n, 2),
         units=np.array([policy.units(cause) for cause in causes], np.int64),
         rejoin=np.array(_ns(policy.rejoin), np.int64),
         swap=np.array(_ns(policy.swap), np.int64),

@@ -125,7 +125,7 @@ def _formula(node: ast.expr) -> Formula:
             return _both(_OPERATORS[type(op)], _formula(left), _formula(right))
         case ast.Call(ast.Name(name), [_, *_] as given, []) if name in _FUNCTIONS:
             function, arguments = _FUNCTIONS[name], [_formula(one) for one in given]
-            return lambda d, p: float(function(*(one(d, p) for one in arguments)))
+            return lambda d, p: float(function(*(argument(d, p) for argument in arguments)))
         case ast.IfExp(ast.Compare(left, [op], [right]), then, otherwise) if type(op) in _OPERATORS:
             holds = _both(_OPERATORS[type(op)], _formula(left), _formula(right))
             a, b = _formula(then), _formula(otherwise)

@@ -45,7 +45,7 @@ def parcae(moves: Moves, trace: SpotTrace, look_ahead: int, forecast: Forecast =
     model, interval_ms = moves.model, moves.model.interval_s * 1000.0
     most = max((minute.nodes for minute in trace.minutes), default=0)
     search = _Search(moves, most)
-    layout, left_ms, found = IDLE, 0.0, []
+    layout, left_ms, decisions = IDLE, 0.0, []
     for at, minute in enumerate(trace.minutes):
         ahead = trace.minutes[at : at + look_ahead]
         if forecast == "persistence":
@@ -54,9 +54,9 @@ def parcae(moves: Moves, trace: SpotTrace, look_ahead: int, forecast: Forecast =
         cost = moves.from_layout(layout, minute)[choice] if choice != IDLE else 0.0
         if cost > 0:
             left_ms = cost + model.restart_ms(choice, adding=False) if left_ms > 0 else cost
-        found.append(_minute(model, choice, cost, left_ms))
+        decisions.append(_minute(model, choice, cost, left_ms))
         layout, left_ms = choice, max(0.0, left_ms - interval_ms)
-    return found
+    return decisions
 
 
 def varuna(model: SpotModel, trace: SpotTrace) -> list[Decision]:
@@ -107,7 +107,7 @@ class _Search:
         self.rates = np.array([model.samples_per_s.get(layout, 0.0) for layout in self.layouts])
         self.depth = np.array([layout[1] for layout in self.layouts], np.int64)
         self.nodes = np.array([d * p for d, p in self.layouts])
-        self.again = np.array([0.0, *(model.restart_ms(one, adding=False) for one in self.layouts[1:])])
+        self.again = np.array([0.0, *(model.restart_ms(layout, adding=False) for layout in self.layouts[1:])])
         self.costs: dict[Minute, np.ndarray[tuple[int, int], np.dtype[np.float64]]] = {}
 
     def first_move(self, layout: Layout, left_ms: float, ahead: Sequence[Minute]) -> Layout:

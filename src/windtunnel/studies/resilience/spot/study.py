@@ -57,8 +57,8 @@ class SpotAnswer(Shown):
     entries: Sequence[SpotEntry]
 
     def __post_init__(self) -> None:
-        for one in self.entries:
-            check_sum(one.waterfall, self.wall_s)
+        for entry in self.entries:
+            check_sum(entry.waterfall, self.wall_s)
 
     @property
     def wall_s(self) -> float:
@@ -68,7 +68,7 @@ class SpotAnswer(Shown):
     def to_dict(self) -> dict[str, Plain]:
         """Plain data for JSON: the first policy's figures on top, and one entry per policy."""
         removals = sum(minute.removed for minute in self.trace.minutes)
-        entries = [self._entry(one, removals) for one in self.entries]
+        entries = [self._entry(entry, removals) for entry in self.entries]
         head = {name: value for name, value in entries[0].items() if name != "decisions"}
         whole: dict[str, Plain] = {
             "model": self.model,
@@ -175,14 +175,14 @@ def _entry(
         decisions = on_demand(model, trace)
     nodes = [minute.nodes for minute in trace.minutes]
     hired = [max(nodes, default=0)] * len(nodes) if name == "on-demand" else nodes
-    idle = sum(one.idle_s for one in decisions if one.layout != IDLE)
-    waiting = sum(one.idle_s for one in decisions if one.layout == IDLE)
+    idle = sum(decision.idle_s for decision in decisions if decision.layout != IDLE)
+    waiting = sum(decision.idle_s for decision in decisions if decision.layout == IDLE)
     wall = len(nodes) * model.interval_s
     node_hours = sum(hired) * model.interval_s / 3600.0
     return SpotEntry(
         policy=name,
         decisions=decisions,
-        samples=sum(one.samples for one in decisions),
+        samples=sum(decision.samples for decision in decisions),
         node_hours=node_hours,
         waterfall={"productive": wall - idle - waiting, "moving": idle, "too few machines": waiting},
         cost_usd=None if usd_per_hour is None else node_hours * usd_per_hour,

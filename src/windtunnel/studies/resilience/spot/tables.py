@@ -86,7 +86,7 @@ class SpotModel:
         """Time to send each stage's state, (stages,)."""
         prefix = np.concatenate([[0.0], np.cumsum(self.layer_parameters)])
         volumes, known = np.diff(prefix[self.cuts(stages)]) * STATE_BYTES, self.transfer
-        return np.array([transfer_ms(one, known.size_bytes, known.time_us) for one in volumes])
+        return np.array([transfer_ms(volume, known.size_bytes, known.time_us) for volume in volumes])
 
 
 def models_in(folder: Path) -> list[str]:
@@ -167,7 +167,7 @@ def _build(rows: list[dict[str, str]]) -> Formula:
 def _nearest(table: Mapping[int, float], p: int) -> float:
     """Straight lines between the depths that were measured, level beyond them."""
     known = sorted(table)
-    return float(np.interp(p, known, [table[one] for one in known]))
+    return float(np.interp(p, known, [table[number] for number in known]))
 
 
 @lru_cache(maxsize=8)

@@ -79,9 +79,9 @@ def read_steps(path: Path) -> tuple[int, tuple[tuple[float, int, int], ...]]:
     places = sorted({counts.first, *counts.added, *counts.removed})
     minutes = _minutes(path, counts, places)
     steps = (
-        ((place - counts.first) * counts.interval_s, one.added, one.removed)
-        for place, one in zip(places[1:], minutes[1:], strict=True)
-        if one.added or one.removed
+        ((place - counts.first) * counts.interval_s, minute.added, minute.removed)
+        for place, minute in zip(places[1:], minutes[1:], strict=True)
+        if minute.added or minute.removed
     )
     return minutes[0].nodes, tuple(steps)
 

@@ -72,7 +72,7 @@ def _below(place: Path, settings: Settings) -> Settings:
 
 def _framework(settings: Settings) -> str | None:
     """Whose settings these are."""
-    names = sorted(one.stem for one in FOLDER.glob("*.yaml"))
+    names = sorted(path.stem for path in FOLDER.glob("*.yaml"))
     return next((name for name in names if any(_known(word, settings) for word in _table(name)["known_by"])), None)
 
 
@@ -138,7 +138,7 @@ def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, obj
         read.update([rule["only_if"], *names])  # of no effect where that is off
         if settings.get(rule["only_if"]) is not True:
             names = [rule["else"]] if "else" in rule else []
-    there = [one for one in names if settings.get(one) is not None]
+    there = [name for name in names if settings.get(name) is not None]
     read.update(there)
     value = settings[there[0]] if there else rule.get("default")
     if value is None or (isinstance(value, str) and "<" in value.rstrip("/").rpartition("/")[2]):  # of a path its end
@@ -161,11 +161,11 @@ def _value(rule: Mapping[str, Any], settings: Settings, values: Mapping[str, obj
 
 def _product(names: list[str | int] | tuple[str | int, ...], settings: Settings, read: set[str]) -> int | None:
     """Of settings, with `=1` behind them what they are by default, and numbers; None where one is missing."""
-    factors = [_factor(one, settings) for one in names]
-    if not names or not all(isinstance(one, int) and not isinstance(one, bool) for one in factors):
+    factors = [_factor(name, settings) for name in names]
+    if not names or not all(isinstance(factor, int) and not isinstance(factor, bool) for factor in factors):
         return None
-    read.update(one.partition("=")[0] for one in names if isinstance(one, str))
-    return prod(one for one in factors if isinstance(one, int))
+    read.update(name.partition("=")[0] for name in names if isinstance(name, str))
+    return prod(factor for factor in factors if isinstance(factor, int))
 
 
 def _factor(name: str | int, settings: Settings) -> object:

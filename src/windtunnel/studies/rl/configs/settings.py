@@ -98,7 +98,7 @@ def _reference(text: str, settings: Settings, depth: int) -> object:
     if kind in ("oc.env", "env"):
         return value_of(rest.partition(",")[2].strip())
     if kind in ("mul", "div", "add", "sub", "max", "min"):
-        several = [_resolved(value_of(one.strip()), settings, depth + 1) for one in rest.split(",")]
+        several = [_resolved(value_of(word.strip()), settings, depth + 1) for word in rest.split(",")]
         numbers = [one for one in several if isinstance(one, int | float)]
         if len(numbers) == len(several) == 2:
             a, b = numbers
@@ -178,7 +178,9 @@ def _spelled(text: str, values: Mapping[str, str]) -> str:
     """Text with its variables and sums worked out."""
     for _ in range(DEEPEST):
         before = text
-        text = re.sub(rf"\$\{{({NAME})(?::?[-=]([^${{}}]*))?\}}", lambda one: _value(one[1], one[2], values), text)
+        text = re.sub(
+            rf"\$\{{({NAME})(?::?[-=]([^${{}}]*))?\}}", lambda match: _value(match[1], match[2], values), text
+        )
         text = re.sub(rf"\$({NAME})", lambda one: values.get(one[1], f"<{one[1]}>"), text)
         text = re.sub(r"\$\(\((.*?)\)\)(?!\))", lambda one: _sum(one[1], values), text)
         if text == before:
@@ -194,7 +196,7 @@ def _value(name: str, other: str | None, values: Mapping[str, str]) -> str:
 
 def _sum(text: str, values: Mapping[str, str]) -> str:
     """A whole number from + - * / % and brackets of whole numbers; the text where it is none."""
-    text = re.sub(NAME, lambda one: values.get(one[0], one[0]), text)
+    text = re.sub(NAME, lambda match: values.get(match[0], match[0]), text)
     tokens = re.findall(r"\d+|[-+*/%()]|\S", text)
     try:
         value, rest = _terms(tokens)

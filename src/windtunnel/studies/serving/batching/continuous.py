@@ -31,18 +31,18 @@ class ContinuousBatching:
         running = list(state.running)
         mixed = rules.batching == "mixed"
         free = state.pool.free
-        decoding = [one for one in running if one.computed == one.known]
-        partial = [one for one in running if one.computed < one.known]
+        decoding = [sequence for sequence in running if sequence.computed == sequence.known]
+        partial = [sequence for sequence in running if sequence.computed < sequence.known]
         if state.waiting or partial:
             kept = 0
             if mixed and decoding:
                 free = self._make_room(plan, decoding, partial, free, state)
                 kept = _growth(decoding, rules.block_size)
             budget = rules.token_budget - (len(decoding) if mixed else 0)
-            for one in partial:
-                n = min(one.known - one.computed, budget, rules.longest_chunk)
+            for sequence in partial:
+                n = min(sequence.known - sequence.computed, budget, rules.longest_chunk)
                 if n > 0:
-                    plan.chunks.append((one, n))
+                    plan.chunks.append((sequence, n))
                     budget -= n
             if not plan.preempt and state.waiting and budget > 0:
                 self._admit(plan, decoding, partial, budget, free, kept, state)
@@ -72,43 +72,43 @@ class ContinuousBatching:
         partial: list[Sequence],
         budget: int,
         free: int,
-        kept: int,
+        number: int,
         state: State,
     ) -> None:
         rules, size = state.rules, state.rules.block_size
         running = len(decoding) + len(partial)
-        promised = sum(_final_blocks(one, rules) for one in (*decoding, *partial))
-        lacking = sum(one.output - one.generated for one in (*decoding, *partial))
-        for one in state.waiting:
+        promised = sum(_final_blocks(sequence, rules) for sequence in (*decoding, *partial))
+        lacking = sum(sequence.output - sequence.generated for sequence in (*decoding, *partial))
+        for sequence in state.waiting:
             if budget <= 0 or running >= rules.max_num_seqs:
                 return
-            n = min(one.known, budget, rules.longest_chunk)
-            if n < one.known and not rules.chunked and (plan.chunks or one.known <= rules.longest_whole):
+            n = min(sequence.known, budget, rules.longest_chunk)
+            if n < sequence.known and not rules.chunked and (plan.chunks or sequence.known <= rules.longest_whole):
                 return
-            blocks = -(-one.known // size) + rules.beside_blocks
+            blocks = -(-sequence.known // size) + rules.beside_blocks
             if running == 0:
-                fits = blocks + kept <= free
+                fits = blocks + number <= free
             elif rules.reserve == "output":
-                fits = promised + _final_blocks(one, rules) <= state.pool.total and blocks + kept <= free
+                fits = promised + _final_blocks(sequence, rules) <= state.pool.total and blocks + number <= free
             elif rules.reserve == "ratio":
                 ratio = expected_share(rules.reserve_ratio, state.steps - self._ratio_from)
-                expected = ratio * lacking + (one.output - one.generated) * ratio
-                fits = blocks + kept + int(expected / size) <= free
+                expected = ratio * lacking + (sequence.output - sequence.generated) * ratio
+                fits = blocks + number + int(expected / size) <= free
             else:
-                fits = blocks + kept + rules.watermark_blocks <= free
+                fits = blocks + number + rules.watermark_blocks <= free
             if not fits:
                 return
-            plan.chunks.append((one, n))
+            plan.chunks.append((sequence, n))
             running += 1
             budget -= n
             free -= blocks
-            promised += _final_blocks(one, rules)
-            lacking += one.output - one.generated
+            promised += _final_blocks(sequence, rules)
+            lacking += sequence.output - sequence.generated
 
 
 def _growth(decoding: list[Sequence], size: int) -> int:
     """Blocks that one more token of each takes."""
-    return sum(1 for one in decoding if one.context % size == 0)
+    return sum(1 for sequence in decoding if sequence.context % size == 0)
 
 
 def _final_blocks(one: Sequence, rules: Rules) -> int:

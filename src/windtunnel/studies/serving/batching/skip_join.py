@@ -60,13 +60,13 @@ class SkipJoinBatching:
         self._join(state)
         if self._steps % LOOK_EVERY == 0:
             self._promote(state.now_ns)
-        on_host = {one.index for one in state.swapped}
+        on_host = {sequence.index for sequence in state.swapped}
         chosen = self._pick(state, on_host)
         plan = self._room(state, chosen, on_host)
-        for one in plan.decode:
-            self._take(one, state.now_ns)
-        for one, _ in plan.chunks:
-            self._take(one, state.now_ns)
+        for sequence in plan.decode:
+            self._take(sequence, state.now_ns)
+        for sequence, _ in plan.chunks:
+            self._take(sequence, state.now_ns)
         return plan
 
     def _take(self, one: Sequence, now_ns: int) -> None:
@@ -76,38 +76,40 @@ class SkipJoinBatching:
 
     def _return_chosen(self, state: State) -> None:
         """Those that ran: a level down where their quantum is used, else to the head of theirs; the finished go."""
-        for one in reversed(self._chosen):
-            if one.last_ns >= 0:
+        for sequence in reversed(self._chosen):
+            if sequence.last_ns >= 0:
                 for book in (self._level, self._used_at, self._ran_at):
-                    del book[one.index]
+                    del book[sequence.index]
                 continue
-            level = self._level[one.index]
-            if one.used_ns - self._used_at[one.index] >= self._quantum(level) and level + 1 < LEVELS:
-                self._level[one.index] = level = level + 1
-                self._used_at[one.index] = one.used_ns
-                self._queues[level].append(one)
+            level = self._level[sequence.index]
+            if sequence.used_ns - self._used_at[sequence.index] >= self._quantum(level) and level + 1 < LEVELS:
+                self._level[sequence.index] = level = level + 1
+                self._used_at[sequence.index] = sequence.used_ns
+                self._queues[level].append(sequence)
             else:
-                self._queues[level].appendleft(one)
+                self._queues[level].appendleft(sequence)
         self._chosen.clear()
 
     def _join(self, state: State) -> None:
-        for one in state.waiting:
-            if one.index in self._level:
+        for sequence in state.waiting:
+            if sequence.index in self._level:
                 continue
-            level, wanted = 0, self.prefill_ns(one.known)
+            level, wanted = 0, self.prefill_ns(sequence.known)
             while self._quantum(level) < wanted and level + 1 < LEVELS:
                 level += 1
-            self._level[one.index] = level
-            self._used_at[one.index] = one.used_ns
-            self._ran_at[one.index] = state.now_ns
-            self._queues[level].append(one)
+            self._level[sequence.index] = level
+            self._used_at[sequence.index] = sequence.used_ns
+            self._ran_at[sequence.index] = state.now_ns
+            self._queues[level].append(sequence)
 
     def _quantum(self, level: int) -> int:
         return self.first_quantum_ns << level
 
     def _promote(self, now_ns: int) -> None:
         for level in range(1, LEVELS):
-            for one in [one for one in self._queues[level] if now_ns - self._ran_at[one.index] > STARVED_NS]:
+            for one in [
+                sequence for sequence in self._queues[level] if now_ns - self._ran_at[sequence.index] > STARVED_NS
+            ]:
                 self._queues[level].remove(one)
                 self._level[one.index] = 0
                 self._used_at[one.index] = one.used_ns
@@ -117,40 +119,40 @@ class SkipJoinBatching:
         """By priority, up to the batch and the token budget of prompts."""
         chosen: list[Sequence] = []
         budget = self.prompt_tokens
-        host_free = self.host_blocks - sum(one.blocks for one in state.swapped)
+        host_free = self.host_blocks - sum(sequence.blocks for sequence in state.swapped)
         held_back = bool(state.running or state.swapped) and host_free < HOST_KEPT * self.host_blocks
         for queue in self._queues:
-            for one in queue:
-                if held_back and one.blocks == 0:
+            for sequence in queue:
+                if held_back and sequence.blocks == 0:
                     continue  # a new prompt would push out a cache that host memory cannot take
                 if len(chosen) >= self.batch or budget <= 0:
                     return chosen
-                fresh = one.computed < one.known
-                if fresh and one.known > budget and chosen:
+                fresh = sequence.computed < sequence.known
+                if fresh and sequence.known > budget and chosen:
                     return chosen
-                budget -= one.known if fresh else 1
-                chosen.append(one)
+                budget -= sequence.known if fresh else 1
+                chosen.append(sequence)
         return chosen
 
     def _room(self, state: State, chosen: list[Sequence], on_host: set[int]) -> Plan:
         """Swaps that make the chosen fit; those that cannot are left for later, last first."""
         size = state.rules.block_size
-        needs = {one.index: _blocks_needed(one, size, on_host) for one in chosen}
+        needs = {sequence.index: _blocks_needed(sequence, size, on_host) for sequence in chosen}
         mine = set(needs)
         need = sum(needs.values())
         keep = min(max(self.batch, state.rules.watermark_blocks), state.pool.total // 4)
         free = state.pool.free
-        host_free = self.host_blocks - sum(one.blocks for one in state.swapped)
+        host_free = self.host_blocks - sum(sequence.blocks for sequence in state.swapped)
         plan = Plan()
         for queue in reversed(self._queues):
-            for one in reversed(queue):
+            for sequence in reversed(queue):
                 if need + keep <= free:
                     break
-                resident = one.blocks > 0 and one.index not in on_host
-                if resident and one.index not in mine and one.blocks <= host_free:
-                    plan.swap_out.append(one)
-                    host_free -= one.blocks
-                    free += one.blocks
+                resident = sequence.blocks > 0 and sequence.index not in on_host
+                if resident and sequence.index not in mine and sequence.blocks <= host_free:
+                    plan.swap_out.append(sequence)
+                    host_free -= sequence.blocks
+                    free += sequence.blocks
         while len(chosen) > 1 and need > free:
             last = chosen.pop()
             need -= needs[last.index]
@@ -164,15 +166,15 @@ class SkipJoinBatching:
         if chosen and need > free:
             free += self._make_way(plan, chosen[0], on_host, need - free)
         coming = free - need
-        for one in chosen:
-            if one.computed < one.known:
-                plan.chunks.append((one, one.known))
+        for sequence in chosen:
+            if sequence.computed < sequence.known:
+                plan.chunks.append((sequence, sequence.known))
             else:
-                plan.decode.append(one)
-                if one.index in on_host:
-                    plan.swap_in.append(one)
+                plan.decode.append(sequence)
+                if sequence.index in on_host:
+                    plan.swap_in.append(sequence)
         if self.proactive and not plan.swap_out:
-            for one in self._next_on_host(on_host, {one.index for one in chosen}):
+            for one in self._next_on_host(on_host, {sequence.index for sequence in chosen}):
                 if one.blocks + keep > coming:
                     break
                 plan.swap_in.append(one)
@@ -182,30 +184,30 @@ class SkipJoinBatching:
     def _make_way(self, plan: Plan, first: Sequence, on_host: set[int], lacking: int) -> int:
         """Drop caches from the lowest level up until the first in line fits; it always does alone."""
         freed = 0
-        gone = {one.index for one in (*plan.swap_out, *plan.preempt)} | on_host | {first.index}
+        gone = {sequence.index for sequence in (*plan.swap_out, *plan.preempt)} | on_host | {first.index}
         for queue in reversed(self._queues):
-            for one in reversed(queue):
+            for sequence in reversed(queue):
                 if freed >= lacking:
                     return freed
-                if one.blocks > 0 and one.index not in gone:
-                    plan.preempt.append(one)
-                    freed += one.blocks
+                if sequence.blocks > 0 and sequence.index not in gone:
+                    plan.preempt.append(sequence)
+                    freed += sequence.blocks
         return freed
 
     def _next_on_host(self, on_host: set[int], chosen: set[int]) -> list[Sequence]:
         """Those on host among the next `batch` in line."""
-        found: list[Sequence] = []
+        sequences: list[Sequence] = []
         seen = 0
         for queue in self._queues:
-            for one in queue:
-                if one.index in chosen:
+            for sequence in queue:
+                if sequence.index in chosen:
                     continue
                 seen += 1
-                if one.index in on_host:
-                    found.append(one)
+                if sequence.index in on_host:
+                    sequences.append(sequence)
                 if seen >= self.batch:
-                    return found
-        return found
+                    return sequences
+        return sequences
 
 
 def _blocks_needed(one: Sequence, size: int, on_host: set[int]) -> int:

@@ -58,7 +58,7 @@ class DecodeOnly:
 
     def _take(self, now_ns: int) -> None:
         while self._ready and can_hold(self.replica, self._ready[0]):
-            one = self._ready.popleft()
-            one.scheduled_ns = now_ns
-            hold(self.replica, one)
-            adopt(self.replica, one, now_ns)
+            sequence = self._ready.popleft()
+            sequence.scheduled_ns = now_ns
+            hold(self.replica, sequence)
+            adopt(self.replica, sequence, now_ns)

@@ -14,7 +14,7 @@ from windtunnel.studies.serving.replica.sequence import Sequence
 
 def step_ends_ns(server: Disaggregated, now_ns: int) -> int:
     """When the next step or copy ends after `now_ns`; `NEVER` where nothing goes on."""
-    return min(server.next_ns, *(one.step_ends_ns(now_ns) for one in server.decode))
+    return min(server.next_ns, *(replica.step_ends_ns(now_ns) for replica in server.decode))
 
 
 def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
@@ -29,13 +29,13 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
             give_up(server.prefill[ready[1]], ready[0], now_ns)
             server.look_again(ready[1], now_ns)
             return True
-    if any(one.index == index for one in server.copying):
+    if any(sequence.index == index for sequence in server.copying):
         server.unwanted.add(index)
         return True
     for place, replica in enumerate(server.decode):
-        for one in replica.adopted:
-            if one.index == index:
-                hand_back(replica, one, now_ns)
+        for sequence in replica.adopted:
+            if sequence.index == index:
+                hand_back(replica, sequence, now_ns)
                 server.look_again(len(server.prefill) + place, now_ns)
                 return True
     return False
@@ -43,20 +43,20 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
 
 def unfinished(server: Disaggregated, now_ns: int) -> list[Sequence]:
     """What goes with the machines: every request, with the tokens that its client has, to be computed elsewhere."""
-    gone = [one for replica in server.decode for one in interrupted.unfinished(replica, now_ns)]
-    gone += [one for replica in server.decode for one in _homeless(replica.adopted, 1)]
-    moving = [one for one in server.copying if one.index not in server.unwanted]
-    gone += _homeless(moving, 0) + _homeless([one for one, _, _ in server.ready], 0)
-    gone += [one for replica in server.prefill for one in interrupted.unfinished(replica, now_ns)]
+    gone = [sequence for replica in server.decode for sequence in interrupted.unfinished(replica, now_ns)]
+    gone += [sequence for replica in server.decode for sequence in _homeless(replica.adopted, 1)]
+    moving = [sequence for sequence in server.copying if sequence.index not in server.unwanted]
+    gone += _homeless(moving, 0) + _homeless([sequence for sequence, _, _ in server.ready], 0)
+    gone += [sequence for replica in server.prefill for sequence in interrupted.unfinished(replica, now_ns)]
     server.stop()
     return gone
 
 
-def _homeless(here: list[Sequence], given: int) -> list[Sequence]:
+def _homeless(here: list[Sequence], number: int) -> list[Sequence]:
     """Sequences without a cache; those in the handover count one token more than their client has, or none."""
-    for one in here:
-        one.generated += given - 1
-        if one.generated == 0:
-            one.first_ns = -1
-        one.lose_cache()
+    for sequence in here:
+        sequence.generated += number - 1
+        if sequence.generated == 0:
+            sequence.first_ns = -1
+        sequence.lose_cache()
     return here

@@ -161,7 +161,7 @@ def run_pools(
     )
     first, second = server.prefill, server.decode
     watts = [
-        gpu_watts(engine, [one.tally for one in side], result.duration_s) * engine.gpus * len(side)
+        gpu_watts(engine, [replica.tally for replica in side], result.duration_s) * engine.gpus * len(side)
         for engine, side in ((pools.prefill, first), (pools.decode, second))
     ]
     return replace(

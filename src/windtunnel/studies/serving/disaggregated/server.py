@@ -50,17 +50,19 @@ class Disaggregated:
     @property
     def load(self) -> int:
         """Requests that are here."""
-        return sum(one.load for one in (*self.prefill, *self.decode)) + len(self.ready)
+        return sum(replica.load for replica in (*self.prefill, *self.decode)) + len(self.ready)
 
     @property
     def outstanding_tokens(self) -> int:
         """Prompt tokens still to be computed."""
-        return sum(one.outstanding_tokens for one in self.prefill)
+        return sum(replica.outstanding_tokens for replica in self.prefill)
 
     @property
     def waiting(self) -> list[Sequence]:
         """Requests whose prompt has not begun, or is done and waits for a place."""
-        return [one for replica in self.prefill for one in replica.waiting] + [one for one, _, _ in self.ready]
+        return [sequence for replica in self.prefill for sequence in replica.waiting] + [
+            sequence for sequence, _, _ in self.ready
+        ]
 
     @property
     def copying(self) -> list[Sequence]:

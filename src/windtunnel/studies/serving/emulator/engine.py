@@ -77,8 +77,8 @@ class Engine:
         self._draw = draw
         self._most_waiting = most_waiting
         self._plans = sorted(
-            [(one.at_ns, 0, one.replica) for one in losses]
-            + [(one.back_ns, 1, one.replica) for one in losses if one.back_ns is not None]
+            [(loss.at_ns, 0, loss.replica) for loss in losses]
+            + [(loss.back_ns, 1, loss.replica) for loss in losses if loss.back_ns is not None]
         )
         self._record = record
         self._count = 0
@@ -91,7 +91,7 @@ class Engine:
         if self.broken:
             raise ApiError(500, f"the engine has stopped: {self.broken}", "server_error")
         now_ns = self.clock.now_ns()
-        waiting = sum(len(one.waiting) for one in self.fleet.replicas if one is not None)
+        waiting = sum(len(replica.waiting) for replica in self.fleet.replicas if replica is not None)
         if waiting >= self._most_waiting:
             self.metrics.refused += 1
             raise ApiError(503, f"{waiting} requests wait already: try again later", "overloaded_error")

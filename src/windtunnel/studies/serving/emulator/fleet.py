@@ -79,7 +79,7 @@ class Fleet:
     @property
     def able(self) -> Listed[int]:
         """Replicas that are there."""
-        return [place for place, one in enumerate(self.replicas) if one is not None]
+        return [place for place, replica in enumerate(self.replicas) if replica is not None]
 
     def submit(self, one: Sequence, now_ns: int) -> bool:
         """A request arrives; False where no replica is left to take it."""
@@ -119,9 +119,9 @@ class Fleet:
         gone = unfinished(server, now_ns)
         self.replicas[place] = None
         self._loop.put(place, None)
-        for one in gone:
-            del self._live[one.index], self._given[one.index]
-            self._told.append(Output(one.index, now_ns + self.delay_ns, 0, True, lost=True))
+        for sequence in gone:
+            del self._live[sequence.index], self._given[sequence.index]
+            self._told.append(Output(sequence.index, now_ns + self.delay_ns, 0, True, lost=True))
         return len(gone)
 
     def restore(self, place: int, now_ns: int) -> None:
@@ -134,21 +134,21 @@ class Fleet:
     def advance(self, now_ns: int) -> list[Output]:
         """What clients have got by `now_ns` and were not told of yet."""
         self._catch_up(now_ns)
-        told, found = self._told, []
+        told, outputs = self._told, []
         while told and told[0].at_ns <= now_ns:
-            found.append(told.popleft())
-        return found
+            outputs.append(told.popleft())
+        return outputs
 
     def next_ns(self, now_ns: int) -> int:
         """When `advance` has something new to tell or to do; `NEVER` where all is quiet."""
-        ends = [step_ends_ns(one, now_ns) for one in self.replicas if one is not None]
+        ends = [step_ends_ns(replica, now_ns) for replica in self.replicas if replica is not None]
         if self._told:
             ends.append(self._told[0].at_ns)
         return min(ends, default=NEVER)
 
     def cache_config(self) -> dict[str, object]:
         """What is constant of the KV cache of a replica, under vLLM's names; of a pair of pools, of its decode side."""
-        one = next((decoders_of(one)[0] for one in self.replicas if one is not None), None)
+        one = next((decoders_of(replica)[0] for replica in self.replicas if replica is not None), None)
         if one is None:
             return {}
         return {
@@ -200,14 +200,14 @@ class Fleet:
             self._note(part, part.steps_done(now_ns), now_ns)
 
     def _note(self, replica: Replica, done: int, at_ns: int) -> None:
-        for one in replica.waiting:  # those that were preempted at once are at the head
-            if not one.preemptions:
+        for sequence in replica.waiting:  # those that were preempted at once are at the head
+            if not sequence.preemptions:
                 break
-            self._tell(one, one.generated, at_ns)
-        for one in replica.adopted:
-            self._tell(one, one.generated, at_ns)
-        for one in replica.running.values():
-            self._tell(one, tokens_given(replica, one, done), at_ns)
+            self._tell(sequence, sequence.generated, at_ns)
+        for sequence in replica.adopted:
+            self._tell(sequence, sequence.generated, at_ns)
+        for sequence in replica.running.values():
+            self._tell(sequence, tokens_given(replica, sequence, done), at_ns)
 
     def _tell(self, one: Sequence, tokens: int, at_ns: int) -> None:
         more = tokens - self._given[one.index]

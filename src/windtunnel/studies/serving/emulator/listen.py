@@ -42,7 +42,7 @@ def parsed_address(text: str) -> tuple[str, int]:
 
 def parsed_losses(text: str | None, replicas: int) -> list[Loss]:
     """`0@30s` or `0@30s+10s` (back 10 s later), several with commas; simulated times. Raises SpecError."""
-    found = []
+    loss = []
     for part in (text or "").split(","):
         if not part.strip():
             continue
@@ -53,8 +53,8 @@ def parsed_losses(text: str | None, replicas: int) -> list[Loss]:
             raise SpecError("lose", part, f"replicas are 0 to {replicas - 1}")
         at_ns = round(1e9 * parse_time(match[2].strip(), "lose"))
         back = None if match[3] is None else at_ns + round(1e9 * parse_time(match[3].strip(), "lose"))
-        found.append(Loss(int(match[1]), at_ns, back))
-    return found
+        loss.append(Loss(int(match[1]), at_ns, back))
+    return loss
 
 
 def drawn_lengths(output: int | None, ratio: float, seed: int, workload: Workload | None) -> Callable[[], int] | None:

@@ -96,7 +96,7 @@ class Metrics:
             lines.append(
                 f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="{name}"}} {count}'
             )
-        for metric, words, one in (
+        for metric, words, histogram in (
             ("vllm:time_to_first_token_seconds", "Time to first token.", self.ttft),
             ("vllm:inter_token_latency_seconds", "Time between tokens.", self.itl),
             ("vllm:e2e_request_latency_seconds", "From arrival to last token.", self.e2e),
@@ -112,9 +112,9 @@ class Metrics:
         ):
             head(metric, "histogram", words)
             below = 0
-            for edge, count in zip((*map(str, one.buckets), "+Inf"), one.counts, strict=True):
+            for edge, count in zip((*map(str, histogram.buckets), "+Inf"), histogram.counts, strict=True):
                 below += count
                 lines.append(f'{metric}_bucket{{engine="0",le="{edge}",model_name="{name}"}} {below}')
-            lines.append(f'{metric}_sum{{engine="0",model_name="{name}"}} {one.total:.9g}')
-            lines.append(f'{metric}_count{{engine="0",model_name="{name}"}} {one.count}')
+            lines.append(f'{metric}_sum{{engine="0",model_name="{name}"}} {histogram.total:.9g}')
+            lines.append(f'{metric}_count{{engine="0",model_name="{name}"}} {histogram.count}')
         return "\n".join(lines) + "\n"

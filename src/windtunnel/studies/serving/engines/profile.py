@@ -151,9 +151,12 @@ class Profile:
         Blackwell are no better on each other's than without.
         """
         held: dict[str, Any] = {}
-        for one in reversed(self.by_gpu):
-            held |= dict(one.fields) if one.hold_on(gpu) else {}
-        elsewhere = any("decode_factor" in dict(one.fields) for one in self.by_gpu) and "decode_factor" not in held
+        for gpu_defaults in reversed(self.by_gpu):
+            held |= dict(gpu_defaults.fields) if gpu_defaults.hold_on(gpu) else {}
+        elsewhere = (
+            any("decode_factor" in dict(gpu_defaults.fields) for gpu_defaults in self.by_gpu)
+            and "decode_factor" not in held
+        )
         if elsewhere:
             sibling = {} if gpu.generation == DEFAULTS_ON else self._of_sibling(gpu)
             held = {**sibling, **held, "band": hypot(self.band, ELSEWHERE_BAND)}
@@ -161,7 +164,9 @@ class Profile:
 
     def _of_sibling(self, gpu: Gpu) -> dict[str, object]:
         """Constants of kernels fitted on a GPU of the same generation with memory of its kind."""
-        fitted = [(get_gpu(one.gpu), dict(one.fields)) for one in self.by_gpu if one.gpu]
+        fitted = [
+            (get_gpu(gpu_defaults.gpu), dict(gpu_defaults.fields)) for gpu_defaults in self.by_gpu if gpu_defaults.gpu
+        ]
         alike = [
             (one.generation != gpu.generation, fields)
             for one, fields in fitted
@@ -258,7 +263,7 @@ def _nearest(wanted: str, releases: list[str]) -> str:
     if not wanted:
         return releases[-1]
     order = order_of(wanted)
-    older = [one for one in releases if order_of(one) <= order]
+    older = [release for release in releases if order_of(release) <= order]
     return older[-1] if older else releases[0]
 
 
@@ -299,13 +304,13 @@ def _values(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return values
 
 
-def _of_gpu(one: Mapping[str, Any], path: Path) -> GpuDefaults:
-    own = dict(one)
+def _of_gpu(entry: Mapping[str, Any], path: Path) -> GpuDefaults:
+    own = dict(entry)
     below, generation, gpu = own.pop("memory_below", None), own.pop("generation", ""), own.pop("gpu", "")
     if below is None and not generation and not gpu:
         raise SpecError(
             "by_gpu",
-            one,
+            entry,
             "give `memory_below: 70 GiB`, `generation: ampere` or `gpu: l40s` beside the defaults",
             str(path),
         )

@@ -120,7 +120,7 @@ def _compressed_cache(model: Model, pp: int) -> Cache | None:
     layers of the commonest kind. Beside them, in tuples as well: each layer's window of 128 tokens in pages of 64, and
     what compressors keep: of keys of 4 tokens the last 8 in pages of 4, of 128 the last 128 in pages of 8.
     """
-    kinds = [(one.attention, n) for one, n in model.distinct_layers() if isinstance(one.attention, Compressed)]
+    kinds = [(layer.attention, n) for layer, n in model.distinct_layers() if isinstance(layer.attention, Compressed)]
     if not kinds or sum(n for _, n in kinds) != model.n_layers:
         return None
     counts: dict[int, float] = {}
@@ -172,7 +172,7 @@ def cache_of(model: Model, deployment: Deployment, kv: str, profile: Profile) ->
             full[each] = full.get(each, 0.0) + layers
         if state:
             states[state] = states.get(state, 0.0) + layers
-    whole = sum(each * layers for each, layers in full.items())
+    whole = sum(value * layers for value, layers in full.items())
     windows = sum(each * layers for (_, each), layers in recent.items())
     if not whole or not (recent or states) or profile.windows != "freed":
         share = profile.window_share if whole and profile.windows == "pool" else 1.0

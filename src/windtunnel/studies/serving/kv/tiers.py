@@ -41,7 +41,7 @@ class Tier:
 
 def tiers_of(text: str) -> tuple[Tier, ...]:
     """`host=200GB,disk=4TB@12GB/s,remote=20TB@6GB/s@2ms`, from the nearest to the farthest. Raises SpecError."""
-    found: list[Tier] = []
+    tiers: list[Tier] = []
     for part in text.split(","):
         name, equals, values = part.strip().partition("=")
         size, *more = values.split("@")
@@ -51,11 +51,11 @@ def tiers_of(text: str) -> tuple[Tier, ...]:
         if rate is not None and rate <= 0.0:
             raise SpecError("kv_tiers", text, "give a bandwidth above zero")
         latency_s = parse_time(more[1], "kv_tiers") if len(more) > 1 else 0.0
-        found.append(Tier(name, parse_bytes(size, "kv_tiers"), rate, latency_s))
-    places = [NAMES.index(one.name) for one in found]
+        tiers.append(Tier(name, parse_bytes(size, "kv_tiers"), rate, latency_s))
+    places = [NAMES.index(tier.name) for tier in tiers]
     if places != sorted(set(places)):
         raise SpecError("kv_tiers", text, "name each tier once: host, then disk, then remote")
-    return tuple(found)
+    return tuple(tiers)
 
 
 @final

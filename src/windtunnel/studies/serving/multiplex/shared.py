@@ -71,7 +71,7 @@ class Sharing(Answer):
     def warnings(self) -> list[str]:  # type: ignore[override]
         """What is assumed, what is not possible, and what is refused."""
         impossible = [f"{name}: not possible: {why}" for name, why in self.impossible.items()]
-        refused = ((name, one[0].refused) for name, one in self.policies.items())
+        refused = ((name, policy[0].refused) for name, policy in self.policies.items())
         impossible = [*self.assumed, *impossible]
         return impossible + [f"{name}: {count} requests need more than the cache" for name, count in refused if count]
 
@@ -87,7 +87,7 @@ class Sharing(Answer):
                 policy: {
                     **plain_fields(total),
                     "placement": words,
-                    "models": {name: plain_fields(one) for name, one in each.items()},
+                    "models": {name: plain_fields(shares) for name, shares in each.items()},
                 }
                 for policy, (total, each, words) in self.policies.items()
             }
@@ -101,19 +101,19 @@ def share(asked: Several, policies: Sequence[str], price: float | None) -> Shari
     sources: dict[str, None] = {}
     for policy in policies:
         try:
-            found, placed = meshes(asked, 0.0 if policy == "apart" else SM_LIMIT)
+            mux_placement, placed = meshes(asked, 0.0 if policy == "apart" else SM_LIMIT)
         except SpecError as error:
             impossible[policy] = str(error)
             continue
         llms: dict[int, Llm] = {}
         refused = [0] * len(placed)
-        for mesh in found.meshes:
+        for mesh in mux_placement.meshes:
             llms |= _served(asked, policy, mesh, placed, refused, sources)
         total = _figures(asked, list(llms.values()), sum(refused), price)
         each = {asked.models[m].name: _figures(asked, [llms[m]], refused[m]) for m in sorted(llms)}
-        played[policy] = (total, each, _words(asked, found.meshes, policy == "shares"))
+        played[policy] = (total, each, _words(asked, mux_placement.meshes, policy == "shares"))
     if not played:
-        raise SpecError("model", [one.name for one in asked.models], "; ".join(impossible.values()))
+        raise SpecError("model", [model.name for model in asked.models], "; ".join(impossible.values()))
     return Sharing(played, impossible, tuple(sources), asked.workload.notes)
 
 
@@ -140,23 +140,23 @@ class _Times:
 
 
 def _served(
-    asked: Several, policy: str, mesh: Mesh, placed: list[Placed], refused: list[int], sources: dict[str, None]
+    several: Several, policy: str, mesh: Mesh, placed: list[Placed], refused: list[int], sources: dict[str, None]
 ) -> dict[int, Llm]:
     """The models of one mesh, their requests served."""
     here = [placed[m] for m, _ in mesh.models]
     if not here:
         return {}
-    gpu = asked.cluster.gpu
+    gpu = several.cluster.gpu
     pool = pool_bytes(here, mesh.gpus, float(gpu.usable_memory_bytes)) / mesh.gpus
-    prompt, output = mean_lengths(asked.workload)
-    wants = sum(one.rate_per_s * one.kv_token_bytes for one in here)
+    prompt, output = mean_lengths(several.workload)
+    wants = sum(model.rate_per_s * model.kv_token_bytes for model in here)
     llms: dict[int, Llm] = {}
     for m, decode_share in mesh.models:
-        one, engine = placed[m], engine_on(asked, asked.models[m], mesh.gpus)
+        one, engine = placed[m], engine_on(several, several.models[m], mesh.gpus)
         assert engine is not None, "it was placed there"
         sources |= dict.fromkeys(sources_of(engine))
         token = one.kv_token_bytes / mesh.gpus
-        requests = _requests(asked, m, min(engine.longest, int(pool / token)), refused)
+        requests = _requests(several, m, min(engine.longest, int(pool / token)), refused)
         quota = pool * one.rate_per_s * one.kv_token_bytes / wants / token / (prompt + output)
         shared = policy == "shares"
         llms[m] = Llm(
@@ -190,7 +190,7 @@ def _requests(asked: Several, model: int, longest: int, refused: list[int]) -> l
 
 
 def _figures(asked: Several, llms: Sequence[Llm], refused: int, price: float | None = None) -> Shares:
-    done = [one for llm in llms for one in llm.requests]
+    done = [request for llm in llms for request in llm.requests]
     assert all(one.last_s >= 0.0 for one in done), "every request ends"
     stamps = [(one.arrival_s, one.first_s, one.last_s, one.output) for one in done]
     arrival, first, last, outputs = np.array(stamps).reshape(-1, 4).T

@@ -125,8 +125,8 @@ def run_unit(llms: list[Llm], policy: Literal["adbs", "fcfs"], pool_bytes: float
     start = _adbs if policy == "adbs" else _fcfs
     queue: EventQueue[tuple[Llm, Asked] | None] = EventQueue()  # a request that comes, or None: a job ends
     for llm in llms:
-        for one in llm.requests:
-            queue.push(math.ceil(one.arrival_s * NS), (llm, one))
+        for request in llm.requests:
+            queue.push(math.ceil(request.arrival_s * NS), (llm, request))
     now, slow, adapt_at, ends = 0.0, 1.0, ADAPT_EVERY_S, 0
     while queue:
         now_ns = queue.next_ns()

@@ -31,16 +31,16 @@ class Placed(Answer):
 
 def place_phases(question: Question) -> Placed:
     """Prompts and answers of one model by DistServe. Raises UserError."""
-    found = search_distserve(question)
-    never = [one for one in found.tried if one.goodput_per_s > MOST_RATE / 2]
+    placement = search_distserve(question)
+    never = [candidate for candidate in placement.tried if candidate.goodput_per_s > MOST_RATE / 2]
     if never:
         raise UserError(
-            f"{len(never)} of {len(found.tried)} candidates miss the limits at no rate up to {MOST_RATE:g} per second"
-            f" with {len(question.workload)} requests; use more requests (--requests), or tighter limits"
+            f"{len(never)} of {len(placement.tried)} candidates miss the limits at no rate up to {MOST_RATE:g} per"
+            f" second with {len(question.workload)} requests; use more requests (--requests), or tighter limits"
         )
     there, rate = question.cluster.n_gpus, question.rate_per_s
-    more = (f"the cluster has {there} GPUs: --rate {rate:g} takes {found.gpus}",) if found.gpus > there else ()
-    return Placed("distserve", question.attain, found, more)
+    more = (f"the cluster has {there} GPUs: --rate {rate:g} takes {placement.gpus}",) if placement.gpus > there else ()
+    return Placed("distserve", question.attain, placement, more)
 
 
 def place_models(
@@ -53,10 +53,10 @@ def place_models(
     limits: dict[str, float],
 ) -> Placed:
     """Several models on one cluster by AlpaServe or MuxServe. Raises UserError."""
-    asked = several_of(models, rate, cluster, deployment, workload, limits)
-    found = search_alpaserve(asked) if method == "alpaserve" else search_muxserve(asked)
+    several = several_of(models, rate, cluster, deployment, workload, limits)
+    found = search_alpaserve(several) if method == "alpaserve" else search_muxserve(several)
     placed = {name for group in found.groups for name in group.models}
-    lacking = [model.name for model in asked.models if model.name not in placed]
+    lacking = [model.name for model in several.models if model.name not in placed]
     without = (f"{', '.join(lacking)}: no place, so none of their requests is served",) if lacking else ()
     return Placed(method, 1.0, found, without)
 

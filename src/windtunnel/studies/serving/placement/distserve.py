@@ -68,7 +68,7 @@ class Placement:
             "goodput_per_gpu_per_s": self.goodput_per_gpu_per_s,
             "candidates": len(self.tried),
             "runner_up": None if self.runner_up is None else _told(self.runner_up),
-            "tried": [_told(one) for one in self.tried],
+            "tried": [_told(candidate) for candidate in self.tried],
         }
 
 
@@ -121,7 +121,7 @@ def low_affinity(pair: PairGoodput, choices: list[Layout], gpus_per_node: int, r
 
 
 def _best(tried: list[Candidate], what: str) -> tuple[Candidate, Candidate | None]:
-    able = [one for one in tried if one.goodput_per_s > 0.0]
+    able = [candidate for candidate in tried if candidate.goodput_per_s > 0.0]
     if not able:
         raise SpecError("placement", f"{len(tried)} candidates", f"no {what} holds the limits at any rate; loosen them")
     ranked = sorted(able, key=lambda one: (-one.per_gpu, one.gpus))

@@ -127,10 +127,10 @@ def fewest(
                 break
             continue
         break
-    held = sorted((one for one in known.values() if one.holds), key=lambda one: (one.plan.gpus, one.rank))
-    if not held:
+    rans = sorted((ran for ran in known.values() if ran.holds), key=lambda one: (one.plan.gpus, one.rank))
+    if not rans:
         return None
-    return Found(tuple(held), len(known), min(ruled_out + 1, held[0].plan.gpus))
+    return Found(tuple(rans), len(known), min(ruled_out + 1, rans[0].plan.gpus))
 
 
 def grown(begin: Plan, most_gpus: int, holds: Callable[[Plan], bool]) -> int:

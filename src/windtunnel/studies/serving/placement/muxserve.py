@@ -60,7 +60,7 @@ class MuxPlacement:
 
 def pool_bytes(placed: Sequence[Model], gpus: int, gpu_bytes: float) -> float:
     """What the weights of these models leave of a mesh for the cache."""
-    return MEMORY_USED * gpu_bytes * gpus - sum(one.weight_bytes + RESERVED_BYTES for one in placed)
+    return MEMORY_USED * gpu_bytes * gpus - sum(model.weight_bytes + RESERVED_BYTES for model in placed)
 
 
 def estimate(models: Sequence[Model], mesh: Mesh, gpu_bytes: float) -> list[float] | None:
@@ -69,20 +69,20 @@ def estimate(models: Sequence[Model], mesh: Mesh, gpu_bytes: float) -> list[floa
     memory = pool_bytes(placed, mesh.gpus, gpu_bytes)
     if memory <= 0.0:
         return None
-    wants = [one.rate_per_s * one.kv_token_bytes for one in placed]
+    wants = [model.rate_per_s * model.kv_token_bytes for model in placed]
     most = [
-        int(memory * want / sum(wants) / one.kv_token_bytes / (one.prompt + one.answer))
-        for want, one in zip(wants, placed, strict=True)
+        int(memory * want / sum(wants) / model.kv_token_bytes / (model.prompt + model.answer))
+        for want, model in zip(wants, placed, strict=True)
     ]
     if min(most) < 1:
         return None
     batch = [1] * len(placed)
 
     def throughput() -> list[float]:
-        prompts = sum(one.prefill_s(mesh.gpus, b) for one, b in zip(placed, batch, strict=True))
+        prompts = sum(model.prefill_s(mesh.gpus, b) for model, b in zip(placed, batch, strict=True))
         return [
-            b / (one.decode_s(mesh.gpus, share, b) * one.answer + prompts)
-            for one, b, (_, share) in zip(placed, batch, mesh.models, strict=True)
+            b / (model.decode_s(mesh.gpus, share, b) * model.answer + prompts)
+            for model, b, (_, share) in zip(placed, batch, mesh.models, strict=True)
         ]
 
     while True:
@@ -93,7 +93,7 @@ def estimate(models: Sequence[Model], mesh: Mesh, gpu_bytes: float) -> list[floa
             if got + min(0.5, 0.1 * got) <= one.rate_per_s and batch[place] < most[place]
         ]
         if not lacking:
-            return [min(got, one.rate_per_s) for one, got in zip(placed, now, strict=True)]
+            return [min(got, model.rate_per_s) for model, got in zip(placed, now, strict=True)]
         batch[min(lacking)[1]] += max(1, batch[min(lacking)[1]] // 8)  # by one, faster where it is large
         batch[min(lacking)[1]] = min(batch[min(lacking)[1]], most[min(lacking)[1]])
 

@@ -64,7 +64,7 @@ class ServingPlans(Answer):
 
     def with_spares(self, failures: Failures) -> ServingPlans:
         """The same plans, those first that have the fewest GPUs with their spares. Raises UserError."""
-        spares = {one.plan: spares_of(one.plan, failures) for one in self.found.plans}
+        spares = {plan.plan: spares_of(plan.plan, failures) for plan in self.found.plans}
         order = sorted(self.found.plans, key=lambda one: one.plan.gpus + spares[one.plan].gpus)
         said = list(self.warnings)
         whole = order[0].plan.gpus + spares[order[0].plan].gpus
@@ -85,12 +85,12 @@ class ServingPlans(Answer):
         both = [("prefill", plan.prefill, plan.n_prefill), ("decode", plan.shape, plan.n)]
         if plan.prefill is None:
             both = [("", plan.shape, plan.n)]
-        return [Side(role, self.deployments[one.name], n) for role, one, n in both if one is not None]
+        return [Side(role, self.deployments[shape.name], n) for role, shape, n in both if shape is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "plans": [self._told(one) for one in self.found.plans[:SHOWN]],
+            "plans": [self._told(plan) for plan in self.found.plans[:SHOWN]],
             "runs": self.found.runs,
             "ruled_out_below_gpus": self.found.ruled_out_below,
             "proved": self.found.gap == 0.0,
@@ -151,18 +151,18 @@ def plan_for(asked: Sought) -> ServingPlans:
     return ServingPlans(asked, found, {name: engine.deployment for name, engine in engines.items()}, said)
 
 
-def _prefills(asked: Sought, engine: Engine, least: int) -> int | None:
+def _prefills(sought: Sought, engine: Engine, least: int) -> int | None:
     """The fewest prefill workers whose first tokens are in time where caches move at once; None: too many."""
-    limit = asked.limits.get("ttft_s")
+    limit = sought.limits.get("ttft_s")
     if limit is None:
         return least
     engine = replace(engine, rules=replace(engine.rules, reserve="prompt", lag=False))
-    prompts = replace(asked.workload, output_tokens=np.ones_like(asked.workload.output_tokens))
-    most = (asked.cluster.n_gpus - 1) // engine.gpus
+    prompts = replace(sought.workload, output_tokens=np.ones_like(sought.workload.output_tokens))
+    most = (sought.cluster.n_gpus - 1) // engine.gpus
 
     def holds(n: int) -> bool:
         result = serve_with(engine, prompts, replicas=n, slo={"ttft_s": limit})
-        return (result.slo_attainment or 0.0) >= asked.attain
+        return (result.slo_attainment or 0.0) >= sought.attain
 
     low, n = least - 1, least
     while n <= most and not holds(n):
@@ -190,7 +190,7 @@ def deployments_of(asked: Sought) -> Iterator[Deployment]:
                 break  # more stages make no answer faster
             for dp in _powers(domain // tp) if routed and pp == 1 else (1,):
                 spread = {tp * dp} | ({1} if dp == 1 else set()) if routed else {None}
-                for ep in sorted(spread, key=lambda one: one or 0):
+                for ep in sorted(spread, key=lambda number: number or 0):
                     for budget in budgets:
                         yield replace(
                             base, tp=tp, pp=pp, attn_dp=dp, moe_tp=None, moe_ep=ep, max_num_batched_tokens=budget

@@ -62,13 +62,13 @@ def search_distserve(asked: Question) -> Placement:
     return high_affinity(lambda p: _prefill(asked, p), lambda d: _decode(asked, d), choices, asked.rate_per_s)
 
 
-def _check_room(asked: Question, choices: Sequence[Layout]) -> None:
+def _check_room(question: Question, choices: Sequence[Layout]) -> None:
     """Raises SpecError where no layout holds the model and its shortest request: no limit would help."""
-    shortest = int((asked.workload.input_tokens + asked.workload.output_tokens).min())
-    engines = (_engine(asked, layout) for layout in choices)
+    shortest = int((question.workload.input_tokens + question.workload.output_tokens).min())
+    engines = (_engine(question, layout) for layout in choices)
     if not any(engine is not None and engine.longest >= shortest for engine in engines):
-        told = f"no layout has room for {asked.model.name} and a request of {shortest} tokens"
-        raise SpecError("--cluster", asked.cluster.name, f"{told}: use more GPUs, or fewer bits")
+        told = f"no layout has room for {question.model.name} and a request of {shortest} tokens"
+        raise SpecError("--cluster", question.cluster.name, f"{told}: use more GPUs, or fewer bits")
 
 
 def _pair(asked: Question, prefill: Layout, decode: Layout) -> float:

@@ -136,7 +136,7 @@ def meshes(asked: Several, sm_limit: float = SM_LIMIT) -> tuple[MuxPlacement, li
 
 def search_muxserve(asked: Several) -> Grouping:
     """Meshes of 1, 2, 4, 8 GPUs and the models that share each. Raises SpecError."""
-    found, _ = meshes(asked)
+    mux_placement, _ = meshes(asked)
 
     def placed(those: Sequence[Mesh]) -> tuple[Placed, ...]:
         return tuple(
@@ -148,12 +148,12 @@ def search_muxserve(asked: Several) -> Grouping:
             for mesh in those
         )
 
-    next_value, next_meshes = found.runner_up or (None, ())
+    next_value, next_meshes = mux_placement.runner_up or (None, ())
     return Grouping(
         "muxserve",
-        placed(found.meshes),
-        found.throughput_per_s,
-        found.tried,
+        placed(mux_placement.meshes),
+        mux_placement.throughput_per_s,
+        mux_placement.tried,
         "partitions of the cluster into meshes",
         " + ".join(f"{format_many(one.gpus, 'GPU')} {one.layout}" for one in placed(next_meshes)),
         next_value,
@@ -192,11 +192,11 @@ def _weights(engine: Engine) -> float:
     return engine.memory.weights * engine.deployment.tp * engine.deployment.pp
 
 
-def _capacity(asked: Several, engines: Sequence[Engine | None], gpus: int) -> float:
+def _capacity(several: Several, engines: Sequence[Engine | None], gpus: int) -> float:
     """Bytes that a group has for weights: what is usable less what a step and a runtime take."""
-    beside = max(one.memory.activations + one.memory.reserved for one in engines if one is not None)
-    share = asked.deployment.gpu_memory_utilization or 0.9
-    return gpus * (share * float(asked.cluster.gpu.usable_memory_bytes) - beside)
+    beside = max(engine.memory.activations + engine.memory.reserved for engine in engines if engine is not None)
+    share = several.deployment.gpu_memory_utilization or 0.9
+    return gpus * (share * float(several.cluster.gpu.usable_memory_bytes) - beside)
 
 
 def _simulator(
@@ -205,7 +205,7 @@ def _simulator(
     limits = [limit] * len(asked.models)
 
     def simulate(groups: Groups) -> Outcome:
-        placed = [Group({m: stages[m] for m in sorted(one) if m in stages}) for one in groups]
+        placed = [Group({m: stages[m] for m in sorted(group) if m in stages}) for group in groups]
         served = serve_groups(placed, requests, limits, slack_s=0.0)
         unserved = [0] * len(asked.models)
         busy = [0.0] * len(placed)

@@ -86,11 +86,11 @@ def spares_of(plan: Plan, failures: Failures) -> Spares:
     without = share_held(plan.n, 0, up) * share_held(plan.n_prefill, 0, first_up)
     found: list[Spares] = []
     spare = fewest_spares(plan.n_prefill, first_up, share)
-    while not found or spare * first.gpus < min(one.gpus for one in found):
+    while not found or spare * first.gpus < min(spares.gpus for spares in found):
         of_first = share_held(plan.n_prefill, spare, first_up)
         if of_first >= share:
             decode = fewest_spares(plan.n, up, share / of_first)
             held = of_first * share_held(plan.n, decode, up)
             found.append(Spares(decode, spare, decode * shape.gpus + spare * first.gpus, alone, held, without))
         spare += 1
-    return min(found, key=lambda one: (one.gpus, -one.held))
+    return min(found, key=lambda spares: (spares.gpus, -spares.held))

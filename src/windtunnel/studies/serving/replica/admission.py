@@ -103,13 +103,13 @@ class Admission:
         Nobody new is taken in where one was preempted for this step. `clock`: when it begins, in ticks.
         """
         chunks: Chunks = []
-        for one in self.prefilling:
-            n = min(one.known - one.computed, budget, self.rules.longest_chunk)
+        for sequence in self.prefilling:
+            n = min(sequence.known - sequence.computed, budget, self.rules.longest_chunk)
             if n > 0:
-                chunks.append((one, n))
+                chunks.append((sequence, n))
                 budget -= n
-                if one.names:
-                    self.cache.name(one, n)
+                if sequence.names:
+                    self.cache.name(sequence, n)
         if not preempted and self.waiting and budget > 0:
             if self.gate is None:
                 passed: list[Sequence] = []  # whose adapter has no slot: others may go first
@@ -124,7 +124,7 @@ class Admission:
             self.seen = bool(self.waiting)
         return chunks
 
-    def _admit(self, chunks: Chunks, budget: int, kept: int, clock: int, passed: list[Sequence]) -> None:
+    def _admit(self, chunks: Chunks, budget: int, number: int, clock: int, passed: list[Sequence]) -> None:
         """Take in waiting requests while there is room."""
         rules, cache, waiting = self.rules, self.cache, self.waiting
         size, longest = rules.block_size, rules.longest_chunk
@@ -144,7 +144,7 @@ class Admission:
             n = min(rest, budget, longest)
             if n < rest and not rules.chunked and (chunks or rest <= rules.longest_whole):
                 return  # whole prompts only: it waits for an empty step; one that never fits is taken in pieces
-            if not self._room_for(one, cache.fresh(one, hit) + kept, here):
+            if not self._room_for(one, cache.fresh(one, hit) + number, here):
                 return
             waiting.popleft()
             here += 1

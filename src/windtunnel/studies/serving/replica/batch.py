@@ -92,9 +92,9 @@ class RunningBatch:
 
     def pop_ended(self) -> Sequence:
         """The next sequence whose end has come (`next_end` <= `steps`); it is still among the running."""
-        one = self._ends.pop()[1]
+        sequence = self._ends.pop()[1]
         self._look()
-        return one
+        return sequence
 
     def _look(self) -> None:
         end = self._ends.next_ns()

@@ -60,5 +60,5 @@ def give_up(replica: Replica, one: Sequence, now_ns: int) -> None:
     replica.wake_if_idle(now_ns)
 
 
-def _blocks(replica: Replica, one: Sequence) -> int:
-    return -(-one.known // replica.rules.block_size) + replica.rules.beside_blocks
+def _blocks(replica: Replica, sequence: Sequence) -> int:
+    return -(-sequence.known // replica.rules.block_size) + replica.rules.beside_blocks

@@ -28,11 +28,13 @@ def blocks_held(replica: Replica, done: int) -> int:
 
 def cancel(replica: Replica, index: int, now_ns: int) -> bool:
     """A client hangs up: forget its request; True if it was there. Its blocks are free at once."""
-    found = replica.running.get(index) or next((one for one in replica.prefilling if one.index == index), None)
+    found = replica.running.get(index) or next(
+        (sequence for sequence in replica.prefilling if sequence.index == index), None
+    )
     if found is not None:
         replica.drop(found, now_ns)
         return True
-    found = next((one for one in replica.waiting if one.index == index), None)
+    found = next((sequence for sequence in replica.waiting if sequence.index == index), None)
     if found is None:
         return False
     replica.admission.forget(found)
@@ -47,12 +49,12 @@ def unfinished(replica: Replica, now_ns: int) -> list[Sequence]:
     again elsewhere. The replica is of no further use.
     """
     done = replica.steps_done(now_ns)
-    for one in replica.running.values():
-        one.token_ticks = replica.last_token_ticks(one, done)
+    for sequence in replica.running.values():
+        sequence.token_ticks = replica.last_token_ticks(sequence, done)
     here = [*replica.running.values(), *replica.prefilling, *replica.waiting]
-    for one in here:
-        one.generated = tokens_given(replica, one, done)
-        one.lose_cache()
+    for sequence in here:
+        sequence.generated = tokens_given(replica, sequence, done)
+        sequence.lose_cache()
     replica.running.clear()
     replica.prefilling.clear()
     replica.waiting.clear()

@@ -189,11 +189,11 @@ class Replica:
     def _begin(self) -> None:
         rules, batch, queue = self.rules, self.batch, self.admission
         if self.adopted:
-            for one in self.adopted:
+            for sequence in self.adopted:
                 self.coming -= 1
-                self._join(one)
+                self._join(sequence)
                 if rules.reserve == "output":
-                    self.cache.promised += self.cache.final_blocks(one)
+                    self.cache.promised += self.cache.final_blocks(sequence)
             self.adopted.clear()
         if not queue.waiting and not queue.prefilling:
             pass  # for the most part
@@ -231,9 +231,9 @@ class Replica:
         if beside:
             self.pool.take(due)
         shapes, done = [], 0
-        for one, n in chunks:
-            shapes.append((n, one.computed))
-            done += one.computed + n == one.known
+        for sequence, n in chunks:
+            shapes.append((n, sequence.computed))
+            done += sequence.computed + n == sequence.known
         length = self.times.mixed(beside, batch.context_sum + beside, shapes, done) + self.admission.swap_in_ticks
         self.admission.swap_in_ticks = 0
         if self.cache.slots is not None:
@@ -317,31 +317,31 @@ class Replica:
                 self._pop_finished(now_ns, finished)
         elif batch.running:
             batch.stall_ticks += length
-        for one, n in self._chunks:
+        for sequence, n in self._chunks:
             tokens += n
-            one.computed += n
+            sequence.computed += n
             queue.outstanding_tokens -= n
-            if one.computed < one.known:
+            if sequence.computed < sequence.known:
                 continue
-            queue.prefilling.remove(one)
-            one.generated += 1
-            if one.first_ns < 0:
-                one.first_ns = now_ns
-            elif one.token_ticks >= 0:  # its cache was lost, or swapped out, after that token
-                self.tally.gaps(clock - one.token_ticks, 0, 1, 1)
-            one.token_ticks = clock
+            queue.prefilling.remove(sequence)
+            sequence.generated += 1
+            if sequence.first_ns < 0:
+                sequence.first_ns = now_ns
+            elif sequence.token_ticks >= 0:  # its cache was lost, or swapped out, after that token
+                self.tally.gaps(clock - sequence.token_ticks, 0, 1, 1)
+            sequence.token_ticks = clock
             if self.on_first is not None:
-                self._gone(one)
-                if self.on_first(one):
+                self._gone(sequence)
+                if self.on_first(sequence):
                     self.load -= 1
                     continue
-            if one.generated >= one.output:
-                one.last_ns = now_ns
-                self.cache.give_back(one, one.blocks)
-                self._gone(one)
-                finished.append(one)
+            if sequence.generated >= sequence.output:
+                sequence.last_ns = now_ns
+                self.cache.give_back(sequence, sequence.blocks)
+                self._gone(sequence)
+                finished.append(sequence)
             else:
-                self._join(one)
+                self._join(sequence)
         self.tally.tokens += tokens
         self._chunks = []
         queue.received = batch.steps

@@ -68,7 +68,7 @@ class StepwiseReplica:
     def outstanding_tokens(self) -> int:
         """Prompt tokens that wait or are being computed."""
         here = (*self.waiting, *self.running)
-        return sum(one.known - one.computed for one in here)
+        return sum(sequence.known - sequence.computed for sequence in here)
 
     def known_blocks(self, one: Sequence) -> int:
         """None: this replica keeps no prefixes."""
@@ -88,10 +88,10 @@ class StepwiseReplica:
         return finished
 
     def _begin(self) -> None:
-        for one in reversed(self.waiting):
-            if one.queued_ns >= 0:
+        for sequence in reversed(self.waiting):
+            if sequence.queued_ns >= 0:
                 break
-            one.queued_ns = self._clock >> SHIFT
+            sequence.queued_ns = self._clock >> SHIFT
         plan = self.policy.plan(self)
         if not plan.chunks and not plan.decode:
             self._plan = None
@@ -99,46 +99,46 @@ class StepwiseReplica:
             return
         size, pool = self.rules.block_size, self.pool
         moved = 0
-        for one in plan.preempt:
-            pool.release(one.blocks, ())
-            self.running.remove(one)
-            one.known = one.prompt + one.generated
-            one.blocks = one.computed = one.context = 0
-            one.preemptions += 1
+        for sequence in plan.preempt:
+            pool.release(sequence.blocks, ())
+            self.running.remove(sequence)
+            sequence.known = sequence.prompt + sequence.generated
+            sequence.blocks = sequence.computed = sequence.context = 0
+            sequence.preemptions += 1
             self.tally.preemptions += 1
-            self.waiting.appendleft(one)
-        for one in plan.swap_out:
-            pool.release(one.blocks, ())
-            self.host_pool.take(one.blocks)
-            self.running.remove(one)
-            self.swapped.append(one)
-            moved += one.blocks
-        for one in plan.swap_in:
-            self.host_pool.release(one.blocks, ())
-            pool.take(one.blocks)
-            self.swapped.remove(one)
-            self.running.append(one)
-            moved += one.blocks
-        for one, _ in plan.chunks:
-            if one.blocks == 0:
-                self.waiting.remove(one)
-                self.running.append(one)
-                one.blocks = -(-one.known // size) + self.rules.beside_blocks
-                pool.take(one.blocks)
-                if one.scheduled_ns < 0:
-                    one.scheduled_ns = self._clock >> SHIFT
-        for one in plan.decode:
-            if one.context % size == 0:
+            self.waiting.appendleft(sequence)
+        for sequence in plan.swap_out:
+            pool.release(sequence.blocks, ())
+            self.host_pool.take(sequence.blocks)
+            self.running.remove(sequence)
+            self.swapped.append(sequence)
+            moved += sequence.blocks
+        for sequence in plan.swap_in:
+            self.host_pool.release(sequence.blocks, ())
+            pool.take(sequence.blocks)
+            self.swapped.remove(sequence)
+            self.running.append(sequence)
+            moved += sequence.blocks
+        for sequence, _ in plan.chunks:
+            if sequence.blocks == 0:
+                self.waiting.remove(sequence)
+                self.running.append(sequence)
+                sequence.blocks = -(-sequence.known // size) + self.rules.beside_blocks
+                pool.take(sequence.blocks)
+                if sequence.scheduled_ns < 0:
+                    sequence.scheduled_ns = self._clock >> SHIFT
+        for sequence in plan.decode:
+            if sequence.context % size == 0:
                 pool.take(1)
-                one.blocks += 1
+                sequence.blocks += 1
         batch = len(plan.decode)
-        contexts = sum(one.context for one in plan.decode) + batch
+        contexts = sum(sequence.context for sequence in plan.decode) + batch
         if self.carry_out is not None:
             length = self.carry_out(plan) << SHIFT
             moved = 0  # its swaps are in that time
         elif plan.chunks:
-            shapes = [(n, one.computed) for one, n in plan.chunks]
-            done = sum(1 for one, n in plan.chunks if one.computed + n == one.known)
+            shapes = [(n, sequence.computed) for sequence, n in plan.chunks]
+            done = sum(1 for sequence, n in plan.chunks if sequence.computed + n == sequence.known)
             length = self.times.mixed(batch, contexts, shapes, done)
         else:
             length = self.times.decode(batch).at(contexts)
@@ -157,25 +157,25 @@ class StepwiseReplica:
         if batch:
             self.steps += 1
         finished: list[Sequence] = []
-        for one in plan.decode:
-            one.context += 1
-            self._token(one)
-            one.used_ns += self._length >> SHIFT
-            if one.generated >= one.output:
-                self._finish(one, now_ns, finished)
-        for one, n in plan.chunks:
-            one.computed += n
-            one.used_ns += self._length >> SHIFT
-            if one.computed < one.known:
+        for sequence in plan.decode:
+            sequence.context += 1
+            self._token(sequence)
+            sequence.used_ns += self._length >> SHIFT
+            if sequence.generated >= sequence.output:
+                self._finish(sequence, now_ns, finished)
+        for sequence, n in plan.chunks:
+            sequence.computed += n
+            sequence.used_ns += self._length >> SHIFT
+            if sequence.computed < sequence.known:
                 continue
-            self.running.remove(one)  # in the order in which they began to decode, as the replica in runs has it
-            self.running.append(one)
-            one.context = one.known
-            self._token(one)
-            if one.first_ns < 0:
-                one.first_ns = now_ns
-            if one.generated >= one.output:
-                self._finish(one, now_ns, finished)
+            self.running.remove(sequence)  # in the order in which they began to decode, as the replica in runs has it
+            self.running.append(sequence)
+            sequence.context = sequence.known
+            self._token(sequence)
+            if sequence.first_ns < 0:
+                sequence.first_ns = now_ns
+            if sequence.generated >= sequence.output:
+                self._finish(sequence, now_ns, finished)
         return finished
 
     def _token(self, one: Sequence) -> None:

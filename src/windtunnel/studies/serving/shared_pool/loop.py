@@ -71,12 +71,14 @@ class SharedPool:
         self._loop = Loop(self._ended)
         self._gpus = {name: group.gpus[0][1] for name, group in pool.groups.items()}  # to place on
         self._starting: set[int] = set()  # numbers of instances
-        self._clients = [client_of(one.workload) for one in pool.models]
-        self._routers = [ROUTERS[one.router].make() for one in pool.models]
-        self._scalers = [None if one.scaling is None else Scaler(one.scaling) for one in pool.models]
+        self._clients = [client_of(model.workload) for model in pool.models]
+        self._routers = [ROUTERS[model.router].make() for model in pool.models]
+        self._scalers = [None if model.scaling is None else Scaler(model.scaling) for model in pool.models]
         self._homeless: list[deque[Sequence]] = [deque() for _ in pool.models]
-        self._names = [one.workload.names_in(next(iter(one.engines.values())).rules.block_size) for one in pool.models]
-        self._left = sum(len(one.workload) for one in pool.models)  # requests that have not ended
+        self._names = [
+            model.workload.names_in(next(iter(model.engines.values())).rules.block_size) for model in pool.models
+        ]
+        self._left = sum(len(model.workload) for model in pool.models)  # requests that have not ended
         self._changed_ns = 0  # when something other than a look happened last
         self._instances: list[Instance] = []
 
@@ -97,7 +99,7 @@ class SharedPool:
                 self._loop.at(scaler.rules.every_ns, partial(self._look, model, scaler), LOOK)
         self._fill(first=True)
         rules = [one.rules for one in self._scalers if one is not None]
-        settled_ns = max((one.idle_ns + 2 * one.every_ns for one in rules), default=0)
+        settled_ns = max((rule.idle_ns + 2 * rule.every_ns for rule in rules), default=0)
         loop = self._loop
         while self._left and len(loop.events):
             loop.step()
@@ -140,9 +142,9 @@ class SharedPool:
             self._left -= 1
             self._answered(model, index)
             return
-        one = Sequence(index, prompt, output, self.now_ns, names[index] if names is not None else (), span)
-        run.sent.append(one)
-        self._send(model, one)
+        sequence = Sequence(index, prompt, output, self.now_ns, names[index] if names is not None else (), span)
+        run.sent.append(sequence)
+        self._send(model, sequence)
 
     def _send(self, model: int, one: Sequence) -> None:
         size = one.prompt + one.output
@@ -168,13 +170,13 @@ class SharedPool:
         return self.pool.models[model].replicas if scaler is None else scaler.wanted
 
     def _used(self, group: str) -> int:
-        here = (one for one in self._instances if one.group == group and one.gone_ns == NEVER)
-        return sum(one.engine.gpus for one in here)
+        here = (instance for instance in self._instances if instance.group == group and instance.gone_ns == NEVER)
+        return sum(instance.engine.gpus for instance in here)
 
     def _fill(self, first: bool = False) -> None:
         """Start what is wanted and has room: models and groups in their order."""
         for model, served in enumerate(self.pool.models):
-            there = [one for one in self.runs[model].instances if one.serving]
+            there = [instance for instance in self.runs[model].instances if instance.serving]
             lacking = self._wanted(model) - len(there)
             for group in served.engines:
                 while lacking > 0 and self._used(group) + served.gpus <= self._gpus[group]:
@@ -212,13 +214,15 @@ class SharedPool:
     def _look(self, model: int, scaler: Scaler, now_ns: int) -> None:
         self.now_ns = now_ns
         run = self.runs[model]
-        load = len(self._homeless[model]) + sum(one.replica.load for one in run.instances if one.gone_ns == NEVER)
+        load = len(self._homeless[model]) + sum(
+            instance.replica.load for instance in run.instances if instance.gone_ns == NEVER
+        )
         wanted = scaler.look(self.now_ns, load)
-        there = [one for one in run.instances if one.serving]
-        for one in sorted(there, key=lambda one: (one.number not in self._starting, -one.number))[
+        there = [instance for instance in run.instances if instance.serving]
+        for instance in sorted(there, key=lambda one: (one.number not in self._starting, -one.number))[
             : len(there) - wanted
         ]:
-            self._leave(one)
+            self._leave(instance)
         self._fill()
         self._loop.at(now_ns + scaler.rules.every_ns, partial(self._look, model, scaler), LOOK)
 
@@ -237,40 +241,40 @@ class SharedPool:
     def _notice(self, group: str, gpus: int) -> None:
         """GPUs will go: the replicas that started last are to be empty by then, and nothing new is placed on them."""
         self._gpus[group] = min(self._gpus[group], gpus)
-        for one in self._too_many(group, gpus):
-            self._leave(one)
+        for instance in self._too_many(group, gpus):
+            self._leave(instance)
         self._fill()
 
     def _too_many(self, group: str, gpus: int) -> list[Instance]:
         """Those beyond `gpus`: the ones that leave already, then the last that started."""
-        here = [one for one in self._instances if one.group == group and one.gone_ns == NEVER]
+        here = [instance for instance in self._instances if instance.group == group and instance.gone_ns == NEVER]
         here.sort(key=lambda one: (not one.leaving, -one.number))
-        used, found = sum(one.engine.gpus for one in here), []
-        for one in here:
+        used, found = sum(instance.engine.gpus for instance in here), []
+        for instance in here:
             if used <= gpus:
                 break
-            used -= one.engine.gpus
-            found.append(one)
+            used -= instance.engine.gpus
+            found.append(instance)
         return found
 
     def _lose(self, group: str, gpus: int) -> None:
         self._gpus[group] = gpus
         homeless: list[tuple[int, Sequence]] = []
-        for one in self._too_many(group, gpus):
-            run = self.runs[one.model]
-            gone = unfinished(one.replica, self.now_ns)
-            homeless += [(one.model, other) for other in gone]
+        for instance in self._too_many(group, gpus):
+            run = self.runs[instance.model]
+            gone = unfinished(instance.replica, self.now_ns)
+            homeless += [(instance.model, other) for other in gone]
             run.moved += len(gone)
             run.lost_replicas += 1
-            self._end(one)
+            self._end(instance)
         for model, other in homeless:
             self._send(model, other)
         self._fill()
 
     def _count(self, model: int) -> None:
         run = self.runs[model]
-        serving = sum(self._takes(one) for one in run.instances)
-        starting = sum(one.number in self._starting and not one.leaving for one in run.instances)
+        serving = sum(self._takes(instance) for instance in run.instances)
+        starting = sum(instance.number in self._starting and not instance.leaving for instance in run.instances)
         point = (self.now_ns, serving, starting)
         if run.counts and run.counts[-1][0] == self.now_ns:
             run.counts[-1] = point

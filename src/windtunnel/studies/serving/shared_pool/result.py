@@ -91,13 +91,13 @@ class PoolResult(Answer):
     @property
     def warnings(self) -> list[str]:  # type: ignore[override]
         """Replicas that never found room, and requests that no replica can hold, by model."""
-        words = [f"{name}: {text}" for name, one in self.models.items() for text in refusals(one.result)]
+        words = [f"{name}: {text}" for name, model in self.models.items() for text in refusals(model.result)]
         return [*self.homeless, *words]
 
     def to_dict(self) -> dict[str, Plain]:
         """Ready for JSON."""
         return {
-            "models": {name: {**one.result.to_dict(), **plain_fields(one)} for name, one in self.models.items()},
+            "models": {name: {**model.result.to_dict(), **plain_fields(model)} for name, model in self.models.items()},
             "total": plain(self.total),
             "groups": plain(self.groups),
         }
@@ -111,42 +111,44 @@ def serve_pool(path: Path | str) -> PoolResult:
 def run_pool(pool: Pool) -> PoolResult:
     """Run it."""
     runs = SharedPool(pool).run()
-    end_ns = max([*(one.last_ns for run in runs for one in run.sent), 1])
+    end_ns = max([*(sequence.last_ns for run in runs for sequence in run.sent), 1])
     models = {served.name: _of_model(pool, served, run, end_ns) for served, run in zip(pool.models, runs, strict=True)}
-    instances = [one for run in runs for one in run.instances]
+    instances = [instance for run in runs for instance in run.instances]
     groups = {
-        name: _use(group, [one for one in instances if one.group == name], end_ns)
+        name: _use(group, [instance for instance in instances if instance.group == name], end_ns)
         for name, group in pool.groups.items()
     }
     homeless = tuple(
-        f"{one.name}: {one.replicas} replicas are asked for, and its groups never have room for more than {most}"
-        for one in pool.models
-        if one.scaling is None and (most := models[one.name].result.spec.replicas or 0) < one.replicas
+        f"{model.name}: {model.replicas} replicas are asked for, and its groups never have room for more than {most}"
+        for model in pool.models
+        if model.scaling is None and (most := models[model.name].result.spec.replicas or 0) < model.replicas
     )
     return PoolResult(models, _total([*models.values()], end_ns * 1e-9), groups, homeless)
 
 
 def _use(group: Group, instances: list[Instance], end_ns: int) -> GroupUse:
-    here = (one for one in instances if one.group == group.name)
-    seconds = [_seconds(one.born_ns, one.gone_ns, end_ns) * one.engine.gpus for one in here]
+    here = (instance for instance in instances if instance.group == group.name)
+    seconds = [_seconds(instance.born_ns, instance.gone_ns, end_ns) * instance.engine.gpus for instance in here]
     hour = group.gpu_hour
-    return GroupUse(sum(seconds, 0.0), None if hour is None else sum((one / 3600.0 * hour for one in seconds), 0.0))
+    return GroupUse(
+        sum(seconds, 0.0), None if hour is None else sum((second / 3600.0 * hour for second in seconds), 0.0)
+    )
 
 
 def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> PooledModel:
     first = next(iter(served.engines.values()))
-    units = [one.replica for one in run.instances] or [first.replica()]
+    units = [instance.replica for instance in run.instances] or [first.replica()]
     servers = [replica for unit in units for replica in replicas_of(unit)]
     shown = first.decode if isinstance(first, Pools) else first
     hand_on(run.sent, first.profile)
     found = summarise(shown, served.workload, servers, stamps_of(run.sent), run.refused, served.slo)
-    there = [_seconds(one.born_ns, one.gone_ns, end_ns) for one in run.instances]
+    there = [_seconds(instance.born_ns, instance.gone_ns, end_ns) for instance in run.instances]
     seconds = sum(there) * served.gpus
-    hours = [pool.groups[one.group].gpu_hour for one in run.instances]
+    hours = [pool.groups[instance.group].gpu_hour for instance in run.instances]
     paid = [time * served.gpus / 3600.0 * hour for time, hour in zip(there, hours, strict=True) if hour is not None]
-    busy = sum(one.tally.busy_ticks for one in servers) / 1024e9 * len(units) / len(servers)
+    busy = sum(server.tally.busy_ticks for server in servers) / 1024e9 * len(units) / len(servers)
     most = max((serving + starting for _, serving, starting in run.counts), default=0)
-    tallies = [one.tally for one in servers]
+    tallies = [server.tally for server in servers]
     result = replace(
         found,
         gpu_watts=gpu_watts(shown, tallies, sum(there) / len(units)) if sum(there) else found.gpu_watts,
@@ -178,27 +180,27 @@ def _seconds(born_ns: int, gone_ns: int, end_ns: int) -> float:
 
 
 def _total(models: Sequence[PooledModel], span_s: float) -> PoolTotal:
-    results = [one.result for one in models]
-    finished = sum(one.finished for one in results)
-    tokens = sum(one.output_tokens_per_s * one.duration_s for one in results)
-    limited = [one for one in results if one.slo_attainment is not None]
-    asked = sum(one.requests for one in limited)
-    costs = [one.cost for one in models if one.cost is not None]
+    results = [model.result for model in models]
+    finished = sum(result.finished for result in results)
+    tokens = sum(result.output_tokens_per_s * result.duration_s for result in results)
+    limited = [result for result in results if result.slo_attainment is not None]
+    asked = sum(serving_result.requests for serving_result in limited)
+    costs = [model.cost for model in models if model.cost is not None]
     cost = sum(costs) if len(costs) == len(models) else None
-    met = sum((one.slo_attainment or 0.0) * one.requests for one in limited)
+    met = sum((serving_result.slo_attainment or 0.0) * serving_result.requests for serving_result in limited)
     return PoolTotal(
         duration_s=span_s,
-        requests=sum(one.requests for one in results),
+        requests=sum(result.requests for result in results),
         finished=finished,
-        refused=sum(one.refused for one in results),
-        unfinished=sum(one.unfinished for one in models),
-        requests_moved=sum(one.requests_moved for one in models),
-        replicas_lost=sum(one.replicas_lost for one in models),
+        refused=sum(result.refused for result in results),
+        unfinished=sum(model.unfinished for model in models),
+        requests_moved=sum(model.requests_moved for model in models),
+        replicas_lost=sum(model.replicas_lost for model in models),
         requests_per_s=finished / span_s,
         output_tokens_per_s=tokens / span_s,
         slo_attainment=met / asked if asked else None,
         goodput_requests_per_s=met / span_s if asked else None,
-        gpu_seconds=sum(one.gpu_seconds for one in results),
+        gpu_seconds=sum(result.gpu_seconds for result in results),
         cost=cost,
         cost_per_million_output_tokens=None if cost is None or not tokens else cost / tokens * 1e6,
     )

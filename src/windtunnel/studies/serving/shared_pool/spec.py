@@ -128,7 +128,7 @@ def _group(name: str, body: object) -> Group:
     cluster = parse_cluster(needed(body, "cluster", where))
     hour = None if body.get("gpu_hour") is None else parse_number(body["gpu_hour"], f"{where}.gpu_hour")
     steps = body.get("gpus", [[0, cluster.n_gpus]])
-    if not isinstance(steps, list) or not steps or not all(isinstance(one, list) and len(one) == 2 for one in steps):
+    if not isinstance(steps, list) or not steps or not all(isinstance(step, list) and len(step) == 2 for step in steps):
         raise SpecError(f"{where}.gpus", steps, "give pairs of time and GPUs: [[0s, 8], [300s, 4]]")
     gpus = tuple(
         (nanoseconds(at, f"{where}.gpus"), whole(count, f"{where}.gpus", 0, cluster.n_gpus)) for at, count in steps

@@ -26,8 +26,8 @@ class Queue:
 
     def put(self, *requests: int) -> None:
         """They wait, again or for the first time."""
-        for one in requests:
-            heapq.heappush(self._waiting, one)
+        for request in requests:
+            heapq.heappush(self._waiting, request)
 
     def take_back(self, replica: Replica) -> None:
         """What a replica got ahead waits again."""
@@ -44,7 +44,7 @@ class Queue:
                 yield number, own[:size]
         if not self.rules.ahead:
             return
-        there = [one for one in replicas.values() if one.open]
+        there = [replica for replica in replicas.values() if replica.open]
         while self._waiting and there:
             least = min(there, key=_load)
             if _load(least) >= self.rules.ahead * most:

@@ -104,8 +104,8 @@ class SpotServing:
         elif event.kind == "done":
             replica = self.replicas[event.which]
             assert replica.batch is not None
-            for one in replica.batch.requests:
-                self.ended_ns[one] = now_ns
+            for request in replica.batch.requests:
+                self.ended_ns[request] = now_ns
             replica.batch = None
         elif event.kind == "open":
             if event.which in self.replicas:
@@ -327,7 +327,7 @@ class SpotServing:
         _, pipeline, tensor = self.layout.layout
         size, gpus = pipeline * tensor, self.machine.gpus
         need, each = -(-size // gpus), max(1, gpus // size)
-        busy = {m for one in self.replicas.values() for m in one.machines}
+        busy = {m for replica in self.replicas.values() for m in replica.machines}
         free = sorted(self.usable - busy)
         while len(free) >= need:
             taken, free = frozenset(free[:need]), free[need:]
@@ -350,9 +350,9 @@ class SpotServing:
         fits = (lambda one: True) if not self.traits.adds_replicas else self._whole_machines
         return choose(self._choices, gpus, self._rate(now_ns), fits)
 
-    def _whole_machines(self, one: Choice) -> bool:
+    def _whole_machines(self, choice: Choice) -> bool:
         """Re-routing shares no machine between replicas that have others too."""
-        size, gpus = one.layout[1] * one.layout[2], self.machine.gpus
+        size, gpus = choice.layout[1] * choice.layout[2], self.machine.gpus
         return size % gpus == 0 or gpus % size == 0
 
     def _rate(self, now_ns: int) -> float:
@@ -365,7 +365,7 @@ class SpotServing:
 
     def _touches(self, machine: int) -> bool:
         """Whether a machine serves."""
-        return any(machine in one.machines for one in self.replicas.values())
+        return any(machine in replica.machines for replica in self.replicas.values())
 
     def _leaves_ns(self) -> int:
         """When the first machine that serves goes; NEVER_NS where none is known to."""
@@ -399,24 +399,24 @@ class SpotServing:
         ranks = {self.replicas[number].rank: rank for number, rank in carried.items()}
         gpus = self._gpus()
         held = [self.held.get(gpu) for gpu in gpus]
-        found = map_positions(held, old, new, model.weight_bytes, cache, ranks)
+        migration = map_positions(held, old, new, model.weight_bytes, cache, ranks)
         received = [
             Received(
-                found.received_cache[place],
-                *missing_layers(held[found.gpu_of[place]], old, wanted, new, model.layers, model.weight_bytes),
+                migration.received_cache[place],
+                *missing_layers(held[migration.gpu_of[place]], old, wanted, new, model.layers, model.weight_bytes),
             )
-            for place, wanted in enumerate(found.positions)
+            for place, wanted in enumerate(migration.positions)
         ]
         pass_s = model.token_s(new[1], new[2], 1)
         schedule = migrate(received, self.machine.network_bytes_per_s / self.machine.gpus, pass_s / model.layers)
         return Move(
             plan,
-            {gpus[place]: at for place, at in zip(found.gpu_of, found.positions, strict=True)},
+            {gpus[place]: at for place, at in zip(migration.gpu_of, migration.positions, strict=True)},
             carried,
             now_ns,
             now_ns + round(schedule.serving_s * NS),
             now_ns + round(schedule.done_s * NS),
-            found.moved_bytes,
+            migration.moved_bytes,
             frozenset(self.usable),
         )
 
@@ -439,14 +439,14 @@ def play(
     rules: ServerRules | None = None,
 ) -> Played:
     """All requests through one policy. `machines` are there at the start: 0, 1, ...; `changes` name others or these."""
-    leaves = {one.machine: round(one.gone_s * NS) for one in changes if one.gone_s is not None}
+    leaves = {change.machine: round(change.gone_s * NS) for change in changes if change.gone_s is not None}
     serving = SpotServing(
         model, machine, TRAITS[policy], arrivals_s, grace_s, tuple(range(machines)), leaves, rules or ServerRules()
     )
     start = [At(round(at * NS), Happens("arrive", number)) for number, at in enumerate(arrivals_s)]
-    for one in changes:
-        at = one.at_s + (machine.launch_s if one.comes else 0.0)  # a new machine launches beside those that serve
-        start.append(At(round(at * NS), Happens("ready" if one.comes else "notice", one.machine), LEARN))
+    for change in changes:
+        at = change.at_s + (machine.launch_s if change.comes else 0.0)  # a new machine launches beside those that serve
+        start.append(At(round(at * NS), Happens("ready" if change.comes else "notice", change.machine), LEARN))
     run(serving.handle, start, until_ns=round(horizon_s * NS))
     latency = tuple(
         serving.ended_ns[number] / NS - at if number in serving.ended_ns else float("inf")

@@ -34,10 +34,10 @@ def choose(
     choices: Iterable[Choice], gpus: int, rate_per_s: float, more: Callable[[Choice], bool] = lambda one: True
 ) -> Choice | None:
     """The layout for so many GPUs; None where none fits. Of equals the one with fewer GPUs, then the first."""
-    fitting = [one for one in choices if one.gpus <= gpus and more(one)]
+    fitting = [choice for choice in choices if choice.gpus <= gpus and more(choice)]
     if not fitting:
         return None
-    enough = [one for one in fitting if one.throughput_per_s >= rate_per_s]
+    enough = [choice for choice in fitting if choice.throughput_per_s >= rate_per_s]
     if enough:
         return min(enough, key=lambda one: (one.latency_s, one.gpus))
     return min(fitting, key=lambda one: (-one.throughput_per_s, one.gpus))

@@ -254,8 +254,8 @@ def play_policies(
         gpu=cluster.gpu.name,
         gpus_per_machine=machine.gpus,
         machines=Machines(there.first, min(there.counts), most),
-        machines_come=sum(one.comes for one in changes),
-        machines_go=sum(not one.comes for one in changes),
+        machines_come=sum(change.comes for change in changes),
+        machines_go=sum(not change.comes for change in changes),
         notice_s=notice_s,
         launch_s=machine.launch_s,
         storage_bytes_per_s=machine.storage_bytes_per_s,
@@ -272,7 +272,7 @@ def play_policies(
 def _named(policies: Sequence[str]) -> list[Policy]:
     found: list[Policy] = []
     for name in policies:
-        known = next((one for one in POLICIES if one == name), None)
+        known = next((policy for policy in POLICIES if policy == name), None)
         if known is None:
             raise UnknownNameError("policy for spot machines", name, POLICIES)
         if known not in found:
@@ -314,6 +314,8 @@ def _check(cluster: Cluster, deployment: Deployment, there: Availability, notice
 
 
 def _machine_seconds(first: int, changes: Sequence[Change], last_s: float) -> float:
-    begun = dict.fromkeys(range(first), 0.0) | {one.machine: one.at_s for one in changes if one.comes}
-    gone = {one.machine: last_s if one.gone_s is None else one.gone_s for one in changes if not one.comes}
-    return sum(max(0.0, min(gone.get(one, last_s), last_s) - begin) for one, begin in begun.items())
+    begun = dict.fromkeys(range(first), 0.0) | {change.machine: change.at_s for change in changes if change.comes}
+    gone = {
+        change.machine: last_s if change.gone_s is None else change.gone_s for change in changes if not change.comes
+    }
+    return sum(max(0.0, min(gone.get(number, last_s), last_s) - begin) for number, begin in begun.items())

@@ -40,7 +40,7 @@ class Room:
 
 def cost_of(sessions: Sequence[Session], where: Sequence[int]) -> tuple[int, float]:
     """(instances, bytes moved) of a placement."""
-    moved = sum(one.state for one, to in zip(sessions, where, strict=True) if one.at not in (to, FRESH))
+    moved = sum(session.state for session, to in zip(sessions, where, strict=True) if session.at not in (to, FRESH))
     return len(set(where)), moved
 
 
@@ -66,7 +66,7 @@ def _greedy(sessions: Sequence[Session], room: Room, instances: Sequence[int]) -
 
 
 def _state(sessions: Sequence[Session], at: int) -> float:
-    return sum(one.state for one in sessions if one.at == at)
+    return sum(session.state for session in sessions if session.at == at)
 
 
 def _fitted(sessions: Sequence[Session], room: Room, keep: Sequence[int]) -> list[int] | None:
@@ -112,15 +112,19 @@ def _exact(sessions: Sequence[Session], room: Room, instances: Sequence[int], fi
             best, cost = list(where), (used, moved)
             return
         number = order[depth]
-        one = sessions[number]
+        session = sessions[number]
         opened = sum(at >= new for at in load)
-        for at in [one.at] if one.fixed else [*instances, *range(new, new + opened + 1)]:
+        for at in [session.at] if session.fixed else [*instances, *range(new, new + opened + 1)]:
             taken = at in load
-            if taken and not one.fixed and (load[at] + one.load > room.load or memory[at] + one.state > room.memory):
+            if (
+                taken
+                and not session.fixed
+                and (load[at] + session.load > room.load or memory[at] + session.state > room.memory)
+            ):
                 continue
             before = load.get(at, 0.0), memory.get(at, 0.0)
-            load[at], memory[at], where[number] = before[0] + one.load, before[1] + one.state, at
-            go(depth + 1, used + (not taken), moved + (one.state if one.at not in (at, FRESH) else 0.0))
+            load[at], memory[at], where[number] = before[0] + session.load, before[1] + session.state, at
+            go(depth + 1, used + (not taken), moved + (session.state if session.at not in (at, FRESH) else 0.0))
             if taken:
                 load[at], memory[at] = before
             else:

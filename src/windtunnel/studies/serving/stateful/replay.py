@@ -101,7 +101,7 @@ class _Replica:
 def replay(arrivals: Sequence[Arrival], replicas: Replicas, policy: Policy) -> Replayed:
     """Serve all of them. `arrivals` in order of time."""
     machine = _Machine(arrivals, replicas, policy)
-    comes = [machine.after(one.at_s, ("arrives", number, -1)) for number, one in enumerate(arrivals)]
+    comes = [machine.after(arrival.at_s, ("arrives", number, -1)) for number, arrival in enumerate(arrivals)]
     run(machine.handle, [machine.after(0.0, ("look", -1, -1)), *comes])
     return machine.found
 
@@ -113,7 +113,7 @@ class _Machine:
         self.now = self.calm_since = 0.0
         self.made = rules.first
         self.running = {number: _Replica(0.0) for number in range(rules.first)}
-        self.left = [float(one.tokens) for one in arrivals]
+        self.left = [float(arrival.tokens) for arrival in arrivals]
         self.waiting: deque[int] = deque()
         self.sent: list[At[Event]] = []  # sessions that have just begun to move
         self.found = Replayed([Seen() for _ in arrivals], most_replicas=rules.first)
@@ -153,8 +153,8 @@ class _Machine:
 
     def _pass(self, now_ns: int) -> None:
         span = now_ns / NS - self.now
-        for one in self.running.values():
-            one.tokens += span / (self.rules.base_s + one.load)
+        for replica in self.running.values():
+            replica.tokens += span / (self.rules.base_s + replica.load)
         self.found.replica_seconds += span * len(self.running)
         self.found.ideal_seconds += span * self._spread(0.0, 0.0)
         self.now_ns, self.now = now_ns, now_ns / NS
@@ -162,8 +162,8 @@ class _Machine:
     def _spread(self, load: float, memory: float) -> int:
         """Replicas for what runs and so much more, were sessions divisible."""
         room, every = self.rules.room, self.running.values()
-        load += sum(one.load for one in every)
-        memory += sum(one.memory for one in every)
+        load += sum(replica.load for replica in every)
+        memory += sum(replica.memory for replica in every)
         return max(math.ceil(load / room.load - 1e-9), math.ceil(memory / room.memory - 1e-9))
 
     def _enter(self, one: _Replica, session: int) -> None:
@@ -194,14 +194,15 @@ class _Machine:
         """From the head of the queue: where the bound is kept, else where there is memory."""
         while self.waiting:
             new = self.arrivals[self.waiting[0]]
-            fit = [one for one in self.running.values() if one.open and one.warm_s <= self.now
-                   and (one.memory + new.state <= self.rules.room.memory or not (one.here or one.coming))]  # fmt: skip
+            fit = [replica for replica in self.running.values() if replica.open and replica.warm_s <= self.now
+                   and (replica.memory + new.state <= self.rules.room.memory
+                        or not (replica.here or replica.coming))]  # fmt: skip
             if not fit:
                 return
             session = self.waiting.popleft()
             to = min(fit, key=lambda one: one.load)
             if self.policy in ("recompute", "move"):  # the fullest that keeps its bound: others can go
-                kept = [one for one in fit if one.load + new.load <= self.rules.room.load * self.rules.fill]
+                kept = [replica for replica in fit if replica.load + new.load <= self.rules.room.load * self.rules.fill]
                 to = max(kept, key=lambda one: one.load) if kept else to
             self._reserve(to, session, 1)
             self._enter(to, session)
@@ -215,11 +216,14 @@ class _Machine:
         return one.state / self.rules.link_bytes_per_s + self.rules.round_trip_s
 
     def _look(self) -> None:
-        rules, warm = self.rules, [n for n, one in self.running.items() if one.warm_s <= self.now and one.open]
+        rules, warm = (
+            self.rules,
+            [n for n, replica in self.running.items() if replica.warm_s <= self.now and replica.open],
+        )
         if self.policy == "fixed":
             return
         asked = [self.arrivals[n] for n in self.waiting]
-        wanted = max(1, self._spread(sum(one.load for one in asked), sum(one.state for one in asked)))
+        wanted = max(1, self._spread(sum(arrival.load for arrival in asked), sum(arrival.state for arrival in asked)))
         held, where = [], []
         if self.policy != "drain":
             for number in self.running:
@@ -230,8 +234,8 @@ class _Machine:
             room = Room(rules.room.load * rules.fill, rules.room.memory * rules.fill)
             where = place([one for _, one in held], room, warm) if held else []
             wanted = max(wanted, len(set(where)))
-        opened = [n for n, one in self.running.items() if one.open]
-        for number in [n for n, one in self.running.items() if not one.open][: max(0, wanted - len(opened))]:
+        opened = [n for n, replica in self.running.items() if replica.open]
+        for number in [n for n, replica in self.running.items() if not replica.open][: max(0, wanted - len(opened))]:
             self.running[number].open = True  # one that was to go stays
             opened.append(number)
         for _ in range(min(wanted, rules.most) - len(opened)):
@@ -242,7 +246,7 @@ class _Machine:
         if wanted >= len(opened):
             self.calm_since = self.now
         fewer = self.now - self.calm_since >= rules.calm_s
-        burst = any(one.load > rules.room.load * (1 + 1e-9) for one in self.running.values())
+        burst = any(replica.load > rules.room.load * (1 + 1e-9) for replica in self.running.values())
         if self.policy != "drain" and (burst or fewer) and set(where) <= set(warm):
             for (session, was), to in zip(held, where, strict=True):
                 if to != was.at:
@@ -251,7 +255,7 @@ class _Machine:
             spare = sorted(warm, key=lambda n: (len(self.running[n].here) + self.running[n].coming, -n))
             for number in spare[: len(opened) - wanted]:
                 self.running[number].open = False
-        gone = [n for n, one in self.running.items() if not (one.open or one.here or one.coming)]
+        gone = [n for n, replica in self.running.items() if not (replica.open or replica.here or replica.coming)]
         for number in gone:
             del self.running[number]
 

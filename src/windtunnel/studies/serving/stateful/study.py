@@ -73,7 +73,7 @@ def answer(question: ServeScale) -> Scaled:
         link_bytes_per_s=cluster.scale_out.bandwidth_bytes_per_s,
         longest_stop_s=question.stop,
     )
-    refused = sum(one.load > rules.room.load for one in arrivals)
+    refused = sum(arrival.load > rules.room.load for arrival in arrivals)
     said = (f"{refused} sessions alone are longer than --tpot: each has a replica of its own",) if refused else ()
     spec = {"model": engine.model.name, "sessions": len(arrivals), "tpot_s": question.tpot, "most_replicas": rules.most}
     found = {name: figures(replay(arrivals, rules, _policy(name)), arrivals, question.tpot) for name in names}
@@ -81,7 +81,7 @@ def answer(question: ServeScale) -> Scaled:
 
 
 def _policy(name: str) -> Policy:
-    return next(one for one in POLICIES if one == name)
+    return next(policy for policy in POLICIES if policy == name)
 
 
 def sessions_of(engine: Engine, load: Workload) -> tuple[float, list[Arrival]]:
@@ -109,9 +109,9 @@ def sessions_of(engine: Engine, load: Workload) -> tuple[float, list[Arrival]]:
 def figures(found: Replayed, arrivals: list[Arrival], tpot_s: float) -> dict[str, float | int]:
     """A policy in numbers; seconds from when a session comes."""
     both = list(zip(found.sessions, arrivals, strict=True))
-    took = np.array([seen.ended_s - one.at_s for seen, one in both])
-    waited = np.array([seen.began_s - one.at_s for seen, one in both])
-    paced = np.array([(seen.ended_s - seen.began_s) / one.tokens for seen, one in both])
+    took = np.array([seen.ended_s - arrival.at_s for seen, arrival in both])
+    waited = np.array([seen.began_s - arrival.at_s for seen, arrival in both])
+    paced = np.array([(seen.ended_s - seen.began_s) / arrival.tokens for seen, arrival in both])
     return {
         "mean_s": float(took.mean()),
         "p99_s": float(np.quantile(took, 0.99)),
@@ -120,7 +120,7 @@ def figures(found: Replayed, arrivals: list[Arrival], tpot_s: float) -> dict[str
         "replica_hours": found.replica_seconds / 3600,
         "over_ideal": found.replica_seconds / found.ideal_seconds if found.ideal_seconds else 0.0,
         "most_replicas": found.most_replicas,
-        "moves": sum(seen.moves for seen in found.sessions),
+        "moves": sum(session.moves for session in found.sessions),
         "moved_bytes": found.moved_bytes,
-        "longest_stop_s": max(seen.stopped_s for seen in found.sessions),
+        "longest_stop_s": max(session.stopped_s for session in found.sessions),
     }

@@ -71,9 +71,11 @@ class Denoising(Layers):
             return chunk * self.model.step_passes * sustained.attention_flash2 * Layers.prefill(self, n, n // 2)
         peak, seconds = self.kernels.gpu.peak_flops("bf16"), 0.0
         for layer, count in self.kinds:
-            one = layer.attention
-            share = shares[min(shares, key=lambda size: abs(size - one.head_dim))]
-            seconds += count * 4.0 * n * n * -(-one.heads // self.deployment.tp) * one.head_dim / (share * peak)
+            attention = layer.attention
+            share = shares[min(shares, key=lambda size: abs(size - attention.head_dim))]
+            seconds += (
+                count * 4.0 * n * n * -(-attention.heads // self.deployment.tp) * attention.head_dim / (share * peak)
+            )
         return chunk * self.model.step_passes * sustained.attention * seconds
 
     @property

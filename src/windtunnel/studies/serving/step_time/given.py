@@ -103,7 +103,7 @@ def given_prices(
     Rows of other GPUs, models or tensor-parallel sizes are passed over where such columns are there.
     Raises InputFileError.
     """
-    tables = [(one, _read(one)) for one in _files(path)]
+    tables = [(file, _read(file)) for file in _files(path)]
     attention = _chosen(
         path, [t for t in tables if set(ATTENTION) <= set(t[1])], "attention", model, deployment, cluster
     )
@@ -135,8 +135,8 @@ def given_prices(
 
 def _files(path: Path) -> list[Path]:
     folder = path if path_of(path).is_dir() else path.parent
-    found = sorted(folder.glob("*.csv")) if path.is_dir() else [path, *sorted(folder.glob("*kernels*.csv"))]
-    unique = list({one.resolve(): one for one in reversed(found)}.values())[::-1]  # by the names as they are given
+    paths = sorted(folder.glob("*.csv")) if path.is_dir() else [path, *sorted(folder.glob("*kernels*.csv"))]
+    unique = list({one.resolve(): one for one in reversed(paths)}.values())[::-1]  # by the names as they are given
     if not unique or not path.exists():
         raise InputFileError(path, "holds no table", "give a kernel table in CSV, or the folder that holds them")
     return unique

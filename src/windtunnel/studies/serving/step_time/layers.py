@@ -222,23 +222,29 @@ class Layers:
 
         def seconds(sequences: float, context: float) -> float:
             total = sum(count * queries * mixer_s(gpu, framework, mixer, 1, sequences, tp) for mixer, count in mixers)
-            for table, count, one, heads in parts:
+            for table, count, attention, heads in parts:
                 if not heads:  # timed whole
                     total += count * table.at(sequences * queries, context)
                     continue
-                chosen = context if not isinstance(one, Indexed) else min(context, float(one.selected))
-                if isinstance(one, Compressed):
-                    chosen = min(context, (one.window or context) + one.far_keys(2.0 * context))
+                chosen = context if not isinstance(attention, Indexed) else min(context, float(attention.selected))
+                if isinstance(attention, Compressed):
+                    chosen = min(context, (attention.window or context) + attention.far_keys(2.0 * context))
                 spent = table.at(sequences, chosen)
-                if one.kind == "mla" and queries > 1:  # no slower than as many sequences of one token each
-                    spent = min(spent, self._decode_table(one, heads).at(sequences * queries, chosen))
-                if isinstance(one, Compressed) and one.index_heads:
-                    spent += self.kernels.stream_s(TWO_BYTES * sequences * context / one.ratio * one.index_dim)
-                if isinstance(one, Indexed) and one.index_heads:  # keys of the indexer are read, in 16 bits
-                    spent += self.kernels.stream_s(TWO_BYTES * sequences * context * one.index_dim)
-                if one.kind == "mla":
+                if attention.kind == "mla" and queries > 1:  # no slower than as many sequences of one token each
+                    spent = min(spent, self._decode_table(attention, heads).at(sequences * queries, chosen))
+                if isinstance(attention, Compressed) and attention.index_heads:
+                    spent += self.kernels.stream_s(
+                        TWO_BYTES * sequences * context / attention.ratio * attention.index_dim
+                    )
+                if isinstance(attention, Indexed) and attention.index_heads:  # keys of the indexer are read, in 16 bits
+                    spent += self.kernels.stream_s(TWO_BYTES * sequences * context * attention.index_dim)
+                if attention.kind == "mla":
                     spent += self.kernels.absorbed_s(
-                        sequences * queries, heads, one.nope_head_dim, one.value_head_dim, one.kv_lora_rank or 0
+                        sequences * queries,
+                        heads,
+                        attention.nope_head_dim,
+                        attention.value_head_dim,
+                        attention.kv_lora_rank or 0,
                     )
                 total += count * spent
             return total

@@ -28,10 +28,10 @@ class Holder:
 
 def route(model: str, servers: Sequence[Holder], most_backlog: int = MOST_BACKLOG) -> int | None:
     """The server that gets a request; None: it waits. Ties go to the first."""
-    able = [place for place, one in enumerate(servers) if model in one.models and one.backlog < most_backlog]
+    able = [place for place, server in enumerate(servers) if model in server.models and server.backlog < most_backlog]
     if able:
         return min(able, key=lambda place: (servers[place].backlog, place))
-    idle = [(one.idle_since_s, place) for place, one in enumerate(servers) if one.idle_since_s is not None]
+    idle = [(server.idle_since_s, place) for place, server in enumerate(servers) if server.idle_since_s is not None]
     return min(idle)[1] if idle else None
 
 

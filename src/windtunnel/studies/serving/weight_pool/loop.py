@@ -124,19 +124,19 @@ class _Machine:
         return Holder(frozenset((str(holds),)), len(gpu.queue), None if gpu.queue else gpu.idle_since_ns / NS)
 
     def _spent_s(self, gpu: _Gpu, model: int) -> float:
-        one = self.models[model]
+        small_model = self.models[model]
         if self.system == "fixed" or gpu.holds == model:
             gpu.holds = model
-            return one.compute_s
+            return small_model.compute_s
         self.loads += 1
         gpu.holds = model
         here = model in gpu.host
         self.hits += here
         self._keep(gpu, model)
-        parts = one.parts
+        parts = small_model.parts
         loaded = first_answer_s(
-            [one.weight_bytes / parts] * parts,
-            [one.compute_s / parts] * parts,
+            [small_model.weight_bytes / parts] * parts,
+            [small_model.compute_s / parts] * parts,
             self.servers.network_bytes_per_s,
             self.servers.pcie_bytes_per_s,
             [here] * parts,
@@ -180,6 +180,6 @@ def play_pool(
     run(machine.handle, start, until_ns=None if until_s is None else round(NS * until_s))
     order = sorted(machine.sent_ns)
     never = float("inf")
-    ended = [machine.ended_ns[one] / NS if one in machine.ended_ns else never for one in order]
-    latency = [end - machine.sent_ns[one] / NS for one, end in zip(order, ended, strict=True)]
+    ended = [machine.ended_ns[number] / NS if number in machine.ended_ns else never for number in order]
+    latency = [end - machine.sent_ns[number] / NS for number, end in zip(order, ended, strict=True)]
     return Answered(tuple(latency), tuple(ended), machine.loads, machine.hits)

@@ -87,8 +87,8 @@ def read_weight_pool(path: Path) -> WeightPool:
         raise SpecError("workload.zipf", exponent, "give 0 (all models alike) to 10")
     seed = whole(load_body.get("seed", 0), "workload.seed", 0, 10_000_000)
     load = workload_of(load_body, "workload", path.parent)
-    prompt, output = (max(1, round(float(one.mean()))) for one in (load.input_tokens, load.output_tokens))
-    one_length = all(int(one.min()) == int(one.max()) for one in (load.input_tokens, load.output_tokens))
+    prompt, output = (max(1, round(float(array.mean()))) for array in (load.input_tokens, load.output_tokens))
+    one_length = all(int(array.min()) == int(array.max()) for array in (load.input_tokens, load.output_tokens))
     models: list[SmallModel] = []
     sources: dict[str, None] = {}
     for name, entry in mapping_at(found.get("models"), "models").items():
@@ -126,7 +126,7 @@ def _compute_s(engine: Engine, prompt: int, output: int) -> float:
 
 def _systems(given: object) -> tuple[System, ...]:
     names = given if isinstance(given, list) else [given]
-    found = tuple(one for one in SYSTEMS if one in names)
+    found = tuple(system for system in SYSTEMS if system in names)
     if not names or any(name not in SYSTEMS for name in names):
         raise SpecError("systems", given, f"name some of {', '.join(SYSTEMS)}")
     return found
@@ -201,7 +201,7 @@ def run_weight_pool(pool: WeightPool) -> WeightPoolResult:
         gpu=pool.cluster.gpu.name,
         gpus=servers.gpus,
         models=len(pool.models),
-        weight_bytes=sum(one.weight_bytes for one in pool.models),
+        weight_bytes=sum(model.weight_bytes for model in pool.models),
         network_bytes_per_s=servers.network_bytes_per_s,
         pcie_bytes_per_s=servers.pcie_bytes_per_s,
         host_cache_bytes=servers.host_cache_bytes,
@@ -213,7 +213,10 @@ def run_weight_pool(pool: WeightPool) -> WeightPoolResult:
     reason = _too_full(pool)
     return WeightPoolResult(
         spec,
-        {one: DoesNotFit(reason) if one == "fixed" and reason else _played(pool, one) for one in pool.systems},
+        {
+            system: DoesNotFit(reason) if system == "fixed" and reason else _played(pool, system)
+            for system in pool.systems
+        },
         pool.sources,
         pool.warnings,
     )
@@ -232,7 +235,7 @@ def _played(pool: WeightPool, system: System) -> SystemServed:
         output_tokens_per_s=tokens / span,
         loads=done.loads,
         host_hits=done.host_hits,
-        utilisation=sum(pool.models[one].compute_s for one in pool.asked) / seconds,
+        utilisation=sum(pool.models[number].compute_s for number in pool.asked) / seconds,
         duration_s=span,
         gpu_seconds=seconds,
         cost=cost,
@@ -243,5 +246,5 @@ def _played(pool: WeightPool, system: System) -> SystemServed:
 def _too_full(pool: WeightPool) -> str:
     """Why models cannot stay in fixed places; "" where they can."""
     gpus, usable = pool.servers.gpus, float(pool.cluster.gpu.usable_memory_bytes)
-    fullest = max(sum(one.weight_bytes for one in pool.models[place::gpus]) for place in range(gpus))
+    fullest = max(sum(model.weight_bytes for model in pool.models[place::gpus]) for place in range(gpus))
     return f"{fullest / 1e9:.0f} GB of weights on a GPU of {usable / 1e9:.0f} GB" if fullest > usable else ""

@@ -74,10 +74,10 @@ class Sessions:
         firsts = workload.turns.firsts
         if workload.arrival_ns is not None:
             times = workload.arrival_ns.tolist()
-            self._start, self._later = sorted((times[one], one) for one in firsts), []
+            self._start, self._later = sorted((times[first], first) for first in firsts), []
         else:
             lanes = workload.concurrency or 1
-            self._start = [(self._delays[one], one) for one in firsts[:lanes]]
+            self._start = [(self._delays[first], first) for first in firsts[:lanes]]
             self._start.sort()
             self._later = firsts[lanes:][::-1]
 

@@ -115,7 +115,7 @@ def read_workload(
 
 def _column_of_arrivals(first: Mapping[str, str]) -> tuple[str, float, bool] | None:
     """(name, ns of one, whether name or format say so)."""
-    found = next((one for one in ARRIVALS if one[0] in first), None)
+    found = next((arrival for arrival in ARRIVALS if arrival[0] in first), None)
     return None if found is None else (found[0], found[1], not found[2] or found[2] in first)
 
 

@@ -46,10 +46,10 @@ def rewrite(step: FlatStep, asked: PartitionPlan) -> tuple[FlatStep, PartitionPl
     best: tuple[float, FlatStep, PartitionPlan] | None = None
     for group, count, weights in product(groups, pieces, late):
         chosen = replace(asked, group=group, pieces=count, late_weights=weights)
-        made = step.rewritten(partial(partitioned, pricer=step.pricer, chosen=chosen))
-        seconds = made.seconds()
+        flat_step = step.rewritten(partial(partitioned, pricer=step.pricer, chosen=chosen))
+        seconds = flat_step.seconds()
         if best is None or seconds < best[0]:
-            best = (seconds, made, chosen)
+            best = (seconds, flat_step, chosen)
     assert best is not None, "there is always the identity"
     return best[1], best[2]
 
@@ -93,8 +93,10 @@ def _three(task: Task, pricer: Pricer) -> tuple[Task, ...]:
     sizes = (task.bytes_total, task.bytes_total / inside, task.bytes_total)
     lanes = (SCALE_UP, SCALE_OUT, SCALE_UP)
     return tuple(
-        replace(task, name=f"{task.name}: {name}", lane=lane, work_ns=nanoseconds(one), bytes_total=size, latency_ns=0)
-        for name, lane, one, size in zip(names, lanes, seconds, sizes, strict=True)
+        replace(
+            task, name=f"{task.name}: {name}", lane=lane, work_ns=nanoseconds(second), bytes_total=size, latency_ns=0
+        )
+        for name, lane, second, size in zip(names, lanes, seconds, sizes, strict=True)
     )
 
 

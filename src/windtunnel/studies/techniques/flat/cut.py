@@ -18,7 +18,7 @@ def chained(tasks: Sequence[Task], parts: Callable[[Task], Sequence[Task]]) -> t
     made: list[Task] = []
     ends: list[tuple[int, ...]] = []  # of each old task
     for task in tasks:
-        after = tuple(sorted({other for one in task.after for other in ends[one]}))
+        after = tuple(sorted({other for number in task.after for other in ends[number]}))
         for part in parts(task):
             made.append(replace(part, after=after))
             after = (len(made) - 1,)

@@ -112,7 +112,7 @@ def layer_tasks(pricer: Pricer, block: Block, phase: Kind) -> tuple[Task, ...]:
         if stream in last:
             before.append(last[stream])
         last[stream] = op
-        after = tuple(sorted({task for one in before for task in new[one]}))
+        after = tuple(sorted({task for number in before for task in new[number]}))
         if label in SHARDED:
             new[op] = after
             continue

@@ -31,7 +31,9 @@ class Tasks:
 
     def add(self, task: Task) -> int:
         """Append; the index is what later tasks wait for."""
-        assert all(0 <= one < len(self.tasks) for one in task.after), f"{task.name} waits for a task that is not there"
+        assert all(0 <= number < len(self.tasks) for number in task.after), (
+            f"{task.name} waits for a task that is not there"
+        )
         self.tasks.append(task)
         return len(self.tasks) - 1
 

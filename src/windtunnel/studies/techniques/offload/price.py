@@ -100,7 +100,7 @@ def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
         away = layers - max(fitting, default=1)
         remedy = f"holds {int(host // state)} layers' state, and {away} or more are not on the device: give a larger"
         raise SpecError("host_memory", format_bytes(host), f"{remedy} host_memory, or nvme=true")
-    window = asked.window or chosen(times, layers, [one for one in fitting if one >= least], ends)
+    window = asked.window or chosen(times, layers, [number for number in fitting if number >= least], ends)
     needed = sizes.reserved(window)
     if asked.device_memory is not None and needed > budget:
         remedy = f"a window of {window} needs {format_bytes(needed)}: give that or more"

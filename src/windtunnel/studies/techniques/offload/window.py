@@ -116,5 +116,5 @@ def timeline(
         resident = end_s + window * times.resident_update
         last = (add("update on the device", COMPUTE, resident, *last, phase="end"),)
     played = play(tasks.finish(), {HOST: Lane(servers=updaters)})
-    starts = [played.start_ns[one] for one in begins]
+    starts = [played.start_ns[begin] for begin in begins]
     return Windowed(tasks.finish(), played, ([b - a for a, b in pairwise(starts)][-1]) / 1e9)

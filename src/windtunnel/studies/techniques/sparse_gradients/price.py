@@ -57,7 +57,7 @@ def sparse(tasks: Sequence[Task], pricer: Pricer, asked: SparsePlan) -> tuple[Ta
             task, name=f"{task.name}, chosen chunks", work_ns=task.latency_ns + divided,
             bytes_total=task.bytes_total * asked.ratio,
         )  # fmt: skip
-        if any(tasks[one].role == "reduce" for one in task.after):
+        if any(tasks[number].role == "reduce" for number in task.after):
             return (packed,)
         # Its place among the backward's kernels: after what made the gradients, before what is launched next.
         choosing = nanoseconds(pricer.copied(task.bytes_total).scaled(constants.SELECT_PASSES / 2.0).seconds)

@@ -66,7 +66,7 @@ def _ops(file: ChakraFile, rank: int) -> RankOps:
         )
     ordered = sorted(range(len(usable)), key=lambda at: (usable[at].start_us, at))
     place: dict[int, int] = {}
-    kept: list[Node] = []
+    nodes: list[Node] = []
     streams: dict[Hashable, int] = {}
     loose = doubled = free = 0
     for at in ordered:
@@ -80,12 +80,12 @@ def _ops(file: ChakraFile, rank: int) -> RankOps:
         key: Hashable = ("node", node.id) if where is None else where
         if key not in streams:
             streams[key] = ops.stream_of(f"node {node.id}" if where is None else " ".join(map(str, where)))
-        kept.append(node)
+        nodes.append(node)
         place[node.id] = _op(ops, streams[key], node)
         free += node.type in _KINDS and node.duration_us == 0
     missing = 0
     example = 0
-    for node in kept:
+    for node in nodes:
         op = place[node.id]
         for need in node.needs:
             if need not in place:

@@ -193,7 +193,7 @@ def _arranged(path: Path, kind: NDArray[np.int32], columns: dict[str, Any], note
             raise InputFileError(path, f"column '{name}' goes from {low} to {high}", _REMEDY)
     radix = int(columns["seq_id"].max()) + 1
     key = (columns["stage"] * len(KINDS) + kind) * radix + columns["seq_id"]
-    part = usable_part(path, columns["step"], columns["dp_rank"], key, lambda one: _shown(one, radix))
+    part = usable_part(path, columns["step"], columns["dp_rank"], key, lambda number: _shown(number, radix))
     notes += part.notes
     stage, of_kind, seq = _decoded(part.keys, radix)
     missing = set(range(int(stage.max()) + 1)) - set(stage.tolist())

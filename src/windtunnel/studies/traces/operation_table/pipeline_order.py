@@ -73,12 +73,12 @@ def find_pattern(path: Path, table: OperationTable, usual: tuple[int, int]) -> P
     # By name where start and number are the same: those who published the tables sort them so.
     by_name = np.argsort(np.argsort(KINDS))[kind]
     in_order = np.lexsort((by_name, seq, start_s))
-    found = _Search(path, table, usual)
+    search = _Search(path, table, usual)
     for s in range(table.n_stages):
-        found.stage(s, in_order[stage[in_order] == s].tolist())
+        search.stage(s, in_order[stage[in_order] == s].tolist())
     streams = np.array([_stream_of(KINDS[number]) for number in kind], dtype=np.int32) + stage * len(STREAMS)
     tail_rank = np.array([_TAIL.index(KINDS[number]) if KINDS[number] in _TAIL else 0 for number in kind])
-    meets = found.partners()
+    meets = search.partners()
     for name in (EMBEDDING, CLIP):
         # One op per stage each; only the first and the last stage hold the embedding.
         rounds: dict[int, list[int]] = {}
@@ -88,7 +88,7 @@ def find_pattern(path: Path, table: OperationTable, usual: tuple[int, int]) -> P
     return Pattern(
         stream=streams,
         order=np.lexsort((by_name, seq, np.where(tail_rank > 0, 0.0, start_s), tail_rank, streams)),
-        waits=tuple(found.waits),
+        waits=tuple(search.waits),
         meets=tuple(meets),
         across_replicas=np.isin(kind, [KINDS.index(name) for name in (GATHER, SCATTER, SEPARATE, CLIP)]),
     )

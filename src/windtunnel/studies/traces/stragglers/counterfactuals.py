@@ -201,8 +201,8 @@ def _worker_scores(
 ) -> list[float]:
     """A slow worker makes its replica and its stage slow: the smaller of the two. Else its own replay."""
     if by_replica and by_stage:
-        of_replica = {int(one.name): one.slowdown for one in by_replica}
-        of_stage = {int(one.name): one.slowdown for one in by_stage}
+        of_replica = {int(part.name): part.slowdown for part in by_replica}
+        of_stage = {int(part.name): part.slowdown for part in by_stage}
         return [min(of_replica[int(r)], of_stage[int(s)]) for r, s in zip(trace.replica, trace.stage, strict=True)]
     workers = range(len(trace.worker_names))
     return [replays.mean_with_only_measured(trace.worker == w) / ideal_ns if ideal_ns > 0 else 1.0 for w in workers]

@@ -40,7 +40,7 @@ def verdict(
     said: list[str] = []
     if n_workers > 1 and (slowest_workers.share or 0.0) >= MOST:
         said.append(f"A slow worker is to blame: {slowest_workers.name}{_gain(slowest_workers)}.")
-    stages = [one for one in by_stage if (one.share or 0.0) >= MOST and one.name in slow_stages]
+    stages = [part for part in by_stage if (part.share or 0.0) >= MOST and part.name in slow_stages]
     if len(by_stage) > 1 and stages:
         said.append(f"Stage {stages[0].name} has more to do than the others{_gain(stages[0])}.")
     if correlation is not None and correlation >= _ALIKE:
@@ -60,8 +60,8 @@ def one_rank(steps: Sequence[StepTime]) -> str:
     whole = sum(seconds.values()) or 1.0
     parts = sorted(seconds.items(), key=lambda item: -item[1])[:4]
     said = ", ".join(f"{value / whole:.0%} {name}" for name, value in parts)
-    lengths = sorted(one.length_s for one in steps)
-    longest = max(steps, key=lambda one: one.length_s)
+    lengths = sorted(step.length_s for step in steps)
+    longest = max(steps, key=lambda step_time: step_time.length_s)
     late = longest.length_s / lengths[len(lengths) // 2]
     beside = f" Step {longest.step} took {late:.1f} times as long." if len(steps) > 2 and late > OUTLYING else ""
     return f"One rank, whom nobody is held against: a step is {said}.{beside}"

@@ -47,7 +47,7 @@ def uplink_factors(layout: Layout, left: Mapping[int, Floats], ecmp_seed: int | 
     """
     even = topology_of(layout.cluster)
     real = weakened(topology_of(layout.cluster, ecmp_seed=ecmp_seed), left)
-    found = LinkFactors.none(layout)
+    link_factors = LinkFactors.none(layout)
     data_parallel = _data_parallel(layout)
     for name, groups in _families(layout).items():
         source, target, share, of = _hops_of(name, groups, layout.cluster.scale_up_domain)
@@ -58,16 +58,16 @@ def uplink_factors(layout: Layout, left: Mapping[int, Floats], ecmp_seed: int | 
         factor[times[0] == 0.0] = 1.0
         if name == "pp":  # one pair per rank, in rank order: a factor for each place between two stages
             pairs = factor.reshape(-1, layout.dp, layout.plan.tp * layout.plan.cp).max(axis=2).T
-            np.maximum(found.hops[:, : pairs.shape[1]], pairs, out=found.hops[:, : pairs.shape[1]])
+            np.maximum(link_factors.hops[:, : pairs.shape[1]], pairs, out=link_factors.hops[:, : pairs.shape[1]])
             continue
         of_rank = np.ones(layout.cluster.n_gpus)
         np.maximum.at(of_rank, groups.ravel(), np.repeat(factor, groups.shape[1]))
         cells = of_rank.reshape(layout.plan.pp, layout.dp, -1).max(axis=2).T
         if name not in data_parallel or data_parallel[name].inside:
-            np.maximum(found.inside, cells, out=found.inside)
+            np.maximum(link_factors.inside, cells, out=link_factors.inside)
         if name in data_parallel and data_parallel[name].between:
-            np.maximum(found.reduced, cells.max(axis=0), out=found.reduced)
-    return found
+            np.maximum(link_factors.reduced, cells.max(axis=0), out=link_factors.reduced)
+    return link_factors
 
 
 class _Where(NamedTuple):

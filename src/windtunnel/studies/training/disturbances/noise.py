@@ -168,7 +168,7 @@ def _warm_cells(
         if key not in priced:
             knots = np.linspace(cold, hot, KNOTS if hot > cold else 1)
             prices = [pricer.slowed(float(knot), key[2]) for knot in knots]
-            taken = np.array([pass_durations(step, pieces, one) for one in prices], np.float64)
+            taken = np.array([pass_durations(step, pieces, price) for price in prices], np.float64)
             priced[key] = knots, taken / np.maximum(taken[-1], 1.0)
         cells.append(_Warm(unit, stage, cold, float(work[stage]), tuple(found), *priced[key]))
     return cells

@@ -113,7 +113,7 @@ class PlannedStep:
     ) -> list[NDArray[np.int64]]:
         """int64[count] makespans for each of these sets of the job's disturbances, all on the same draws."""
         graph, varying = self.step.graph, passes_of(self.step)
-        if any(one.kind == "thermal" for one in job.parts):  # the optimizer of a hot GPU takes longer too
+        if any(part.kind == "thermal" for part in job.parts):  # the optimizer of a hot GPU takes longer too
             varying = varying | (graph.kind == OpKind.COMPUTE)
         variants = [self._variant(job, random, numbers) for numbers in sets]
         return list(sample_steps(graph, meets_across(graph), varying, variants, count))
@@ -138,10 +138,10 @@ def uneven_fabric(layout: Layout, slow: tuple[Slow, ...]) -> LinkFactors:
         return LinkFactors.none(layout)
     single = topology_of(layout.cluster, ecmp_seed=0).uplinks
     kept: dict[int, NDArray[np.float64]] = {}
-    for one in uplinks:
-        which = slice(None) if one.uplink < 0 else one.uplink
-        shares = kept.setdefault(one.leaf, np.ones(single))
-        shares[which] = np.minimum(shares[which], one.share)
+    for uplink in uplinks:
+        which = slice(None) if uplink.uplink < 0 else uplink.uplink
+        shares = kept.setdefault(uplink.leaf, np.ones(single))
+        shares[which] = np.minimum(shares[which], uplink.share)
     if hashed is None:  # a leaf's traffic is spread over all of its uplinks
         return uplink_factors(layout, {leaf: shares.mean() for leaf, shares in kept.items()})
     return uplink_factors(layout, kept, hashed.seed)

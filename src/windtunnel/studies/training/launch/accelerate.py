@@ -94,7 +94,7 @@ def write(plan: OpenPlan, dp: int, n_gpus: int) -> tuple[str, tuple[str, ...]]:
         ]
     steps = max(1, plan.global_batch // (micro * dp))
     lines.append(f"# of the script: per-device batch {micro}, gradient accumulation {steps}, sequence {plan.seq_len}")
-    left = [one for one in left if not one.startswith(("micro_batch ", "global_batch ", "seq_len "))]
+    left = [word for word in left if not word.startswith(("micro_batch ", "global_batch ", "seq_len "))]
     if left:
         lines.append(f"# no key for: {'; '.join(left)}")
     return "\n".join(lines) + "\n", tuple(left)

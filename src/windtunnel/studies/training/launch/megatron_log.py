@@ -28,9 +28,9 @@ def arguments_of(lines: Iterable[str]) -> dict[str, str]:
     for line in lines:
         if inside or BLOCK_BEGINS.search(line):
             inside = not BLOCK_ENDS.search(line)
-            said = ARGUMENT.match(ESCAPES.sub("", line))
-            if said:
-                found[said[1]] = said[2]
+            match = ARGUMENT.match(ESCAPES.sub("", line))
+            if match:
+                found[match[1]] = match[2]
     return found
 
 

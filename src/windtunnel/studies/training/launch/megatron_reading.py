@@ -54,24 +54,27 @@ TOKENS_MOST = 100_000
 
 def read(text: str, n_gpus: int, where: str) -> Native:
     """The job that arguments state. Raises InputFileError on what is no shell text, SpecError on a value."""
-    found = Arguments(shell_words(text, where), where)
-    if not any(name.startswith("--") for name in found.given):
+    arguments = Arguments(shell_words(text, where), where)
+    if not any(name.startswith("--") for name in arguments.given):
         raise InputFileError(where, "holds no --options", "give Megatron-Core arguments, or a plan in YAML")
     of_swift = SWIFT.search(text) is not None
     if of_swift:
-        found.given = {**SWIFT_DEFAULTS, **{SWIFT_NAMES.get(name, name): of for name, of in found.given.items()}}
-    fields = _fields(found, n_gpus)
-    if not (found.asked - SHARED | set(MODEL)) & found.given.keys():
+        arguments.given = {
+            **SWIFT_DEFAULTS,
+            **{SWIFT_NAMES.get(name, name): of for name, of in arguments.given.items()},
+        }
+    fields = _fields(arguments, n_gpus)
+    if not (arguments.asked - SHARED | set(MODEL)) & arguments.given.keys():
         remedy = "give the launch file of Megatron-Core or of Hugging Face's Trainer, or name the model and give flags"
         raise InputFileError(where, "states no argument of Megatron-Core", remedy)
-    sizes = {name: found.number(option) for option, name in MODEL.items() if option in found.given}
-    model: str | dict[str, object] | None = _model(found, sizes)
+    sizes = {name: arguments.number(option) for option, name in MODEL.items() if option in arguments.given}
+    model: str | dict[str, object] | None = _model(arguments, sizes)
     if of_swift:
-        model = catalogued(found.word("--model", "") or "") or model
-        found.asked -= set() if model else {"--model"}
-        if found.word("--tuner-type", found.word("--train-type")) == "lora":
-            fields["lora_rank"] = found.count("--lora-rank", 8)
-    unknown = tuple(found.unread())
+        model = catalogued(arguments.word("--model", "") or "") or model
+        arguments.asked -= set() if model else {"--model"}
+        if arguments.word("--tuner-type", arguments.word("--train-type")) == "lora":
+            fields["lora_rank"] = arguments.count("--lora-rank", 8)
+    unknown = tuple(arguments.unread())
     stated = {} if model else {name: size for name, size in sizes.items() if size is not None}
     return Native("megatron", fields, model, unknown, where, stated)
 

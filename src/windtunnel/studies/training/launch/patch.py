@@ -83,7 +83,7 @@ def patch(path: str, before: tuple[Plan, int], after: tuple[Plan, int], n_gpus: 
     changed |= {
         name
         for name, others in FOLLOWS.items()
-        if name in new and own.get(name, -1) == -1 and any(one.startswith(others) for one in changed)
+        if name in new and own.get(name, -1) == -1 and any(word.startswith(others) for word in changed)
     }
     for name in sorted(changed):
         if name not in AUTO or own.get(name) != AUTO[name]:
@@ -216,9 +216,9 @@ def _with_value(text: str, name: str, words: list[str]) -> str:
     variable = re.fullmatch(r"[\"']?\$\{?([A-Za-z_]\w*)\}?[\"']?", match[1])
     if variable and len(words) == 1:
         uses = len(re.findall(rf"\$\{{?{variable[1]}\b", text))
-        said = list(re.finditer(rf"(?m)^([ \t]*(?:export[ \t]+)?{variable[1]}=){VALUE}", text))
-        if uses == 1 and len(said) == 1:
-            return text[: said[0].start(2)] + words[0] + text[said[0].end(2) :]
+        matches = list(re.finditer(rf"(?m)^([ \t]*(?:export[ \t]+)?{variable[1]}=){VALUE}", text))
+        if uses == 1 and len(matches) == 1:
+            return text[: matches[0].start(2)] + words[0] + text[matches[0].end(2) :]
     end = match.end(1)
     for _ in range(1, _count_of(text, end)):  # further values of a list
         more = re.compile(rf"[ \t]+{VALUE}").match(text, end)
@@ -337,7 +337,7 @@ def _python(text: str, name: str, value: object) -> str:
     if len(calls) != 1 or not calls[0].keywords or "." in name:
         raise UserError(f"{name} has no place in this script")
     spelled = "False" if value is None else json.dumps(value) if isinstance(value, str) else repr(value)
-    there = next((one.value for one in calls[0].keywords if one.arg == name), None)
+    there = next((keyword.value for keyword in calls[0].keywords if keyword.arg == name), None)
     if there is None and value is None:
         return text
     lines = text.encode().splitlines(keepends=True)  # columns are of UTF-8

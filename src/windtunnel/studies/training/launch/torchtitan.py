@@ -276,7 +276,14 @@ def _model(name: str, flavour: str) -> str | None:
     wanted = FLAVOURS.get(wanted, wanted)
     if wanted in catalogue_names():
         return wanted
-    return next((one for one in catalogue_names() if re.sub(r"[-_.]", "", one) == re.sub(r"[-_.]", "", wanted)), None)
+    return next(
+        (
+            catalogue_name
+            for catalogue_name in catalogue_names()
+            if re.sub(r"[-_.]", "", catalogue_name) == re.sub(r"[-_.]", "", wanted)
+        ),
+        None,
+    )
 
 
 def _toml(value: bool) -> str:

@@ -154,7 +154,7 @@ def read(path: str | Path, n_gpus: int, place: Path | None = None) -> Native:
         fields["task"] = "dpo"
     elif stage not in (None, "pt", "sft"):
         unknown.append(f"stage {stage}")
-    name = next((str(settings[one]) for one in MODEL if isinstance(settings.get(one), str)), "")
+    name = next((str(settings[word]) for word in MODEL if isinstance(settings.get(word), str)), "")
     stated = settings.get("stated_model")
     model = stated if isinstance(stated, Mapping) else catalogued(name)
     if name and not model:
@@ -182,7 +182,7 @@ def _sharding(settings: Settings, n_gpus: int, path: Path, unknown: list[str]) -
             unknown.append(f"deepspeed {config} (no such file beside it: ZeRO 0)")
             return {"framework": "deepspeed", "zero_stage": 0}
         stated = deepspeed.read(read_mapping(place, GIVE), n_gpus, str(place))
-        unknown += [one for one in stated.unknown if '"auto"' not in one]
+        unknown += [word for word in stated.unknown if '"auto"' not in word]
         own = (
             "framework", "zero_stage", "overlap_grad_reduce", "bucket_parameters", "offload_optimizer", "shard_group",
         )  # fmt: skip
@@ -223,8 +223,8 @@ def _adapters(settings: Settings, of_factory: bool, unknown: list[str]) -> dict[
     targets = settings.get("lora_target") or settings.get("lora_target_modules") or settings.get("target_modules")
     words = targets.replace(",", " ").split() if isinstance(targets, str) else _strings(targets)
     if words and words not in (["all"], ["all-linear"]):
-        known = [TARGETS[one] for one in words if one in TARGETS]
-        unknown += [f"adapters of {one}" for one in words if one not in TARGETS]
+        known = [TARGETS[word] for word in words if word in TARGETS]
+        unknown += [f"adapters of {word}" for word in words if word not in TARGETS]
         fields["lora_targets"] = ",".join(known) or "all"
     bits = settings.get("quantization_bit")
     if bits == 4 or _on(settings.get("load_in_4bit")):
@@ -278,7 +278,7 @@ def _on(value: object) -> bool:
 
 def _first(settings: Settings, names: tuple[str, ...], where: str) -> int | None:
     """The first of these that says a number; None where none does. Raises SpecError."""
-    return next((_whole(settings, one, where) for one in names if settings.get(one) not in (None, "auto")), None)
+    return next((_whole(settings, name, where) for name in names if settings.get(name) not in (None, "auto")), None)
 
 
 def _whole(settings: Settings, name: str, where: str) -> int:
@@ -309,7 +309,7 @@ def _of_script(text: str, where: str) -> Iterator[tuple[str, object]]:
         of = node.func
         name = _called(node)
         owner = of.value.id if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else ""
-        said = {one.arg: _constant(one.value, values) for one in node.keywords if one.arg}
+        said = {keyword.arg: _constant(keyword.value, values) for keyword in node.keywords if keyword.arg}
         if says_how(node) or name.endswith(("LoraConfig", "BitsAndBytesConfig")):
             yield from said.items()
         elif name == "from_pretrained" and "Model" in owner:
@@ -341,7 +341,7 @@ def _constant(node: ast.expr, values: Settings) -> object:
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.List | ast.Tuple):
-        return [_constant(one, values) for one in node.elts]
+        return [_constant(elt, values) for elt in node.elts]
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return {_constant(key, values): _constant(value, values) for key, value in pairs if key is not None}

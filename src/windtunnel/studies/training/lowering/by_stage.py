@@ -31,7 +31,7 @@ def simulate_by_stage(
     pricers: Sequence[Pricer], pieces: Sequence[Pieces], schedule: Schedule, type_of: Sequence[int]
 ) -> Simulated:
     """Lower and replay. `pricers`, `pieces`: of each type; `type_of`: that of each pipeline rank."""
-    steps = [lower(pricer.layout, held, schedule, pricer) for pricer, held in zip(pricers, pieces, strict=True)]
+    steps = [lower(pricer.layout, piece, schedule, pricer) for pricer, piece in zip(pricers, pieces, strict=True)]
     of_rank = np.array(type_of, np.int64)
     step = _joined(steps, of_rank, _crossing(pricers))
     factors = [np.array(pricer.training.slowdown_factors()) for pricer in pricers]
@@ -98,7 +98,7 @@ def _joined(steps: Sequence[LoweredStep], of_rank: NDArray[np.int64], crossing: 
         graph=graph,
         duration_ns=duration,
         interference=_chosen(owner, [step.interference for step in steps]),
-        segments=tuple(one for step in steps for one in step.segments),
+        segments=tuple(segment for step in steps for segment in step.segments),
         segment_names=tuple(name for step in steps for name in step.segment_names),
         segment_of=segment_of,
         optimizer=tuple(steps[number].optimizer[rank] for rank, number in enumerate(of_rank.tolist())),

@@ -340,7 +340,7 @@ def _units(
             kept = own * layout.gradient_bytes
         flat = gathered
         if number in ends[:1]:
-            flat = width * sum(blocks[one].dense_parameters + blocks[one].expert_parameters for one in set(ends))
+            flat = width * sum(blocks[end].dense_parameters + blocks[end].expert_parameters for end in set(ends))
         if not keep.fsdp2 or layout.shard_group == 1:
             flat = 0.0
         sizes = (int(gathered), int(flat), int(reduced), int(kept))

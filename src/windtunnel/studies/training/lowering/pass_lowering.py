@@ -81,10 +81,10 @@ def build_pass(
         key = (phase, id(order[number].operations), order[number].recompute, repr((waits, gathered)))
         fetches = any(block.offload for block in order[number : number + 2])  # ahead, too
         alone = built is not None and noted is None and gathers.idle and not fetches
-        known = built.get(key, built.get((*key, last))) if built is not None and alone else None
-        if known is not None:
+        stretch = built.get(key, built.get((*key, last))) if built is not None and alone else None
+        if stretch is not None:
             build.block = gathers.index(number)
-            build.copy_of(known)
+            build.copy_of(stretch)
         else:
             _add_block(build, order, number, phase, gathers, fetched)
             build.looks_back |= build.last < build.begun  # without a kernel of its own the last one stays

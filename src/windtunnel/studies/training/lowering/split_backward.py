@@ -23,21 +23,21 @@ class Halves(NamedTuple):
 
 def halves(tape: Tape, *, graph: bool) -> Halves:
     """Of one block; `graph`: autograd's graph stays until W."""
-    learners = [one for one in tape.learners if graph or one.linear]
-    kept = {slot for one in learners for slot in (*one.inputs, one.gradient)}
-    begins = min((one.at for one in learners), default=len(tape.backward))
+    learners = [learner for learner in tape.learners if graph or learner.linear]
+    kept = {slot for learner in learners for slot in (*learner.inputs, learner.gradient)}
+    begins = min((learner.at for learner in learners), default=len(tape.backward))
     if graph:  # what is saved and not freed in front of the last linear layer
         saved = {slot for slot, size in tape.forward if size} - {slot for slot, size in tape.forward if not size}
         kept |= saved - {slot for slot, size in tape.backward[:begins] if not size} - {tape.output}
-    put_off = {slot for one in learners for slot in (one.weight, one.gathered)}
+    put_off = {slot for learner in learners for slot in (learner.weight, learner.gathered)}
     inputs = [(slot, size) for slot, size in tape.backward if slot not in put_off and (size or slot not in kept)]
     freed = {slot for slot, size in tape.backward if not size}
     weights: list[tuple[int, int]] = []
-    for number, one in enumerate(learners):
-        made = [slot for slot in (one.gathered, one.weight) if slot >= 0]
+    for number, learner in enumerate(learners):
+        made = [slot for slot in (learner.gathered, learner.weight) if slot >= 0]
         weights += [(slot, tape.sizes[slot]) for slot in made]
         wanted = {slot for other in learners[number + 1 :] for slot in (*other.inputs, other.gradient)}
-        gone = dict.fromkeys((one.gathered, one.weight, *one.inputs, one.gradient))
+        gone = dict.fromkeys((learner.gathered, learner.weight, *learner.inputs, learner.gradient))
         weights += [(slot, 0) for slot in gone if slot in freed and slot not in wanted]
         freed -= set(gone) - wanted
     return Halves(tuple(inputs), tuple(weights), tuple(sorted(kept & freed)))

@@ -101,7 +101,7 @@ def with_tokens(step: LoweredStep, tokens: Tokens, segments: tuple[Segment, ...]
     hops = np.zeros(2, np.int64)
     for far in tokens.reach:
         hops[int(far)], _ = hop(pricer, far=far)
-    whole = np.array([one.duration_ns for one in segments], np.int64)[tokens.segment]
+    whole = np.array([segment.duration_ns for segment in segments], np.int64)[tokens.segment]
     passed = whole * (tokens.part + 1) // tokens.parts - whole * tokens.part // tokens.parts
     is_send, size = tokens.far >= 0, hop_bytes(pricer.layout)
     duration[tokens.ops] = np.where(is_send, hops[tokens.far], passed)

@@ -79,10 +79,10 @@ class StepBuilder:
 
     def bucket(self, key: tuple[object, ...], made: Callable[[], list[Collective]]) -> list[Collective]:
         """Collectives of a bucket that is like others: made once."""
-        known = self._buckets.get(key)
-        if known is None:
-            known = self._buckets[key] = made()
-        return known
+        collectives = self._buckets.get(key)
+        if collectives is None:
+            collectives = self._buckets[key] = made()
+        return collectives
 
     def add(self, one: Collective, rank: int, *, rendezvous: int = -1, stream: int = DP) -> int:
         """A collective on a rank's stream."""
@@ -134,6 +134,6 @@ class StepBuilder:
         messages = count if self.layout.habits.sums_norms_apart else 1
         transfer = Transfer("all_reduce", "tp", size)
         op = self.add(self.collective("sum norms", transfer, messages=messages, shared=False), rank)
-        for one in after:
-            self.ops.wait(op, one)
+        for number in after:
+            self.ops.wait(op, number)
         return [op]

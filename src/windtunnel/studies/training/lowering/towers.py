@@ -64,6 +64,6 @@ def tower_tape(block: Block, keep: Keeping, plan: Plan, compiled: bool) -> Tape:
     tape = replace(tape, forward=(*tape.forward, (tape.output, 0)), output=-1)
     if block.forward_only:
         return tape
-    later = tuple(one._replace(at=one.at + 1) for one in tape.learners)
+    later = tuple(learner._replace(at=learner.at + 1) for learner in tape.learners)
     arrives = (tape.incoming, tape.sizes[tape.incoming])
     return replace(tape, backward=(arrives, *tape.backward), incoming=-1, learners=later)

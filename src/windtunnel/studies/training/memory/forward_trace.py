@@ -273,9 +273,9 @@ class ForwardTape:
         soft = [w.new(rows * s), w.new(rows * s), w.new(rows * s / FP32)]
         w.drop(*soft)
         scores = w.new(rows * s)
-        held = [slot for one in (*wide, scores) for slot in self._keep(one, not dropped)]
-        sources = [slot for one in self.branches for slot in self._keep(one, dropped)]
-        again = sum(w.size[one] for one in (*wide, scores)) if dropped else 0.0
+        held = [slot for number in (*wide, scores) for slot in self._keep(number, not dropped)]
+        sources = [slot for branch in self.branches for slot in self._keep(branch, dropped)]
+        again = sum(w.size[number] for number in (*wide, scores)) if dropped else 0.0
         out = w.new(op.output_bytes)
         w.drop(*wide, scores, *self.branches)
         self.branches, self.now = [], out

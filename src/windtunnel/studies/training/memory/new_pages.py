@@ -53,7 +53,7 @@ class _Rank:
         self.counted = [0, 0, 0]
         width = layout.gradient_bytes
         held = [pieces[int(v)] for v in schedule.virtual_stage[rank]]
-        self.weights = [int(width * one) for one in tensors_of(held)]
+        self.weights = [int(width * value) for value in tensors_of(held)]
         self.moments = 2 if layout.plan.optimizer == "adam" else 1
         window = schedule.of_rank(rank)
         kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]

@@ -158,7 +158,9 @@ class _Line:
     def _back(self, number: int, events: tuple[tuple[int, int], ...]) -> list[Events]:
         """A block's events, its parameters there, and the block's before it asked for when its gradient has come."""
         tape = self.units[number].tape
-        begins = min((one.at for one in tape.learners), default=0) if tape.output < 0 else 0  # the loss comes first
+        begins = (
+            min((learner.at for learner in tape.learners), default=0) if tape.output < 0 else 0
+        )  # the loss comes first
         ahead, rest = self._mapped(number, events[:begins]), self._mapped(number, events[begins:])
         if not self.how.fsdp2:
             return [ahead, self._gather(number, number - 1), rest, self._there(number, -1)]

@@ -76,13 +76,17 @@ def memory_of(
     here = range(schedule.stages) if ranks is None else ranks
     if max(device[rank] for rank in here) > usable and all_ranks.get_through(here):
         room = usable - outside_bytes(layout)
-        reserved, device, full = [min(one, room) for one in reserved], [min(one, usable) for one in device], True
-    found = []
+        reserved, device, full = (
+            [min(number, room) for number in reserved],
+            [min(number, usable) for number in device],
+            True,
+        )
+    stage_memories = []
     for rank in here:
         categories, walk = all_ranks.drafts[rank]
         times = end_ns[step.action_last[schedule.of_rank(rank)]]
         allocated = all_ranks.allocated[rank]
-        found.append(
+        stage_memories.append(
             StageMemory(
                 stage=rank,
                 ranks=layout.cluster.n_gpus // schedule.stages,
@@ -95,7 +99,7 @@ def memory_of(
                 gives_back=full,
             )
         )
-    return tuple(found)
+    return tuple(stage_memories)
 
 
 def peak_bytes(
@@ -349,12 +353,12 @@ class _Ranks:
         share = 1.0 - master / (master + moments * MOMENT_BYTES[plan.moments_dtype])
         made_later = state.optimizer * share / moments
         units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
-        first = [int(state.parameters * one / whole) for one in units]
+        first = [int(state.parameters * unit / whole) for unit in units]
         transient = self._updated(held)
         if layout.habits.pure_precision:
             share, made_later = 1.0, state.optimizer / moments
         if layout.habits.pure_precision or (fresh_gradients(layout) and layout.micro_batches == 1):
-            transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
+            transient = [*(int(state.gradients * weight / whole) for weight in weights), *transient]
             state = replace(state, gradients=0.0)
         first += [int(size) for piece in held for size in (piece.whole_bytes, piece.summed_bytes)]
         first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *self._buckets(held)]
@@ -362,7 +366,7 @@ class _Ranks:
         return Resident(
             first=tuple(size for size in first if size > 0),
             optimizer=tuple(
-                size for one in weights for _ in range(moments) if (size := int(made_later * one / whole)) > 0
+                size for weight in weights for _ in range(moments) if (size := int(made_later * weight / whole)) > 0
             ),
             transient=tuple(size for size in transient if size > 0),
         )
@@ -399,7 +403,7 @@ class _Ranks:
         if self.forward_only:
             return []
         if layout.habits.pure_precision and layout.plan.optimizer == "adam":
-            sizes = [int(self.width * one) for one in tensors_of(held)]
+            sizes = [int(self.width * value) for value in tensors_of(held)]
             if not _exact(layout):
                 return sizes
             return list(max(zip([0, *sizes], sizes, sizes, strict=False), key=sum, default=()))

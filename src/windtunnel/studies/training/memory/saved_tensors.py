@@ -185,7 +185,7 @@ def kept_products(operations: tuple[Operation, ...], compiled: bool) -> dict[str
 def _matrices(op: Operation, operations: tuple[Operation, ...]) -> tuple[float, ...]:
     """Widths of the matrices that an op stands for."""
     if op.name == "qkv":
-        core = next((one.shape for one in operations if one.kind == "attention"), None)
+        core = next((operation.shape for operation in operations if operation.kind == "attention"), None)
         if core is not None:
             return core[3] * core[5], core[4] * core[5], core[4] * core[6]
         return 1.0, 1.0, 1.0
@@ -196,5 +196,5 @@ def _matrices(op: Operation, operations: tuple[Operation, ...]) -> tuple[float, 
 def _gated(up: Operation, operations: tuple[Operation, ...]) -> bool:
     """Whether it is two matrices, gate and up: twice as wide as what goes on."""
     names = {"mlp_up": "mlp_down", "shared_up": "shared_down", "experts_up": "experts_down"}
-    down = next((one for one in operations if one.name == names[up.name]), None)
+    down = next((operation for operation in operations if operation.name == names[up.name]), None)
     return down is not None and up.shape[-2] > 1.5 * down.shape[-1]

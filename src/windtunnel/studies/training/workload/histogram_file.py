@@ -29,12 +29,12 @@ def read_histogram(path: Path, forms: Sequence[tuple[str, ...]], see: str) -> tu
     return header, rows
 
 
-def _row(header: tuple[str, ...], cells: list[str], where: str, line: int, seen: dict[tuple[int, ...], int]) -> Row:
+def _row(header: tuple[str, ...], cells: list[str], where: str, line: int, entry: dict[tuple[int, ...], int]) -> Row:
     keys = tuple(_whole(name, cell, where) for name, cell in zip(header[:-1], cells[:-1], strict=True))
-    if keys in seen:
+    if keys in entry:
         same = ",".join(header[:-1])
-        raise SpecError(same, ",".join(map(str, keys)), f"is given twice, first in line {seen[keys]}", where)
-    seen[keys] = line
+        raise SpecError(same, ",".join(map(str, keys)), f"is given twice, first in line {entry[keys]}", where)
+    entry[keys] = line
     return line, keys, _count(header[-1], cells[-1], where)
 
 

@@ -49,7 +49,7 @@ def routed(
     """Simulate the steps of a router trace, at most STEPS_MOST of them."""
     chosen = [loads[i] for i in np.unique(np.linspace(0, len(loads) - 1, STEPS_MOST).astype(int))]
     steps = [simulate(pieces_of(layout, load)) for load in chosen]
-    times = np.array([one.makespan_ns for one in steps])
+    times = np.array([step.makespan_ns for step in steps])
     middle = int(np.argsort(times, kind="stable")[(len(times) - 1) // 2])
     samples = None
     if len(times) > 1:
@@ -73,7 +73,7 @@ def packed(
     """
     tied = tied_replicas(layout)
     variants = attention_variants(step, pieces, pricer)
-    nominal = np.array([max(1, one.duration_ns) for one in step.segments], np.float64)[:, None, None, None]
+    nominal = np.array([max(1, segment.duration_ns) for segment in step.segments], np.float64)[:, None, None, None]
     micro_batch = micro_batch_of(step)
 
     def start(first_sample: int, lanes: int) -> Draw:

@@ -123,9 +123,9 @@ def _insert(at: Line, time: float, gpus: int) -> int:
         place -= 1
     if place < n and at.time[place] == time:
         return place
-    for each in range(n, place, -1):
-        at.time[each] = at.time[each - 1]
-        at.gpus[each] = at.gpus[each - 1]
+    for number in range(n, place, -1):
+        at.time[number] = at.time[number - 1]
+        at.gpus[number] = at.gpus[number - 1]
     at.time[place], at.gpus[place] = time, gpus
     at.used[0] = n + 1
     return place
@@ -170,8 +170,8 @@ def plan(jobs: Jobs, job: int, free: Line, assigned: int, whole: bool, out: Plan
         place = _insert(out.free, bound, -1)
         if after[place] < 0:
             after[place] = after[place - 1]
-            for each in range(n, place, -1):
-                before[each] = before[each - 1]
+            for number in range(n, place, -1):
+                before[number] = before[number - 1]
             before[place] = -1
             n += 1
     for at in range(n):

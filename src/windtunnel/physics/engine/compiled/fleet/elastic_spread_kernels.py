@@ -85,7 +85,7 @@ def _gpu_time(time: Array, gpus: Array, count: int, end: float) -> float:
 def _consider(
     jobs: Jobs,
     job: int,
-    held: int,
+    number: int,
     end: float,
     spare: int,
     free: Line,
@@ -97,13 +97,13 @@ def _consider(
 ) -> float:
     """What one level more is worth to a job that holds some; its plan is left in `out`. -inf where it cannot be.
     `held_gpu_s`: of its plan so far. `whole`: as for `plan`."""
-    level = level_up(jobs, job, held)
-    if level == held or level - held > spare:
+    level = level_up(jobs, job, number)
+    if level == number or level - number > spare:
         return -np.inf
     _given_back(kept, job, end, free, jobs.cluster, wide)
     plan(jobs, job, wide, level_within(jobs, job, level), whole, out)
     added = _gpu_time(out.allocations.time, out.allocations.gpus, out.allocations.used[0], out.end[0]) - held_gpu_s
-    worth: float = added / (level - held)
+    worth: float = added / (level - number)
     return worth if jobs.as_released else -worth
 
 

@@ -163,17 +163,17 @@ def minimise(u: Array, low: Array, high: Array, case: Array, seen: Array) -> flo
 
 
 @njit(cache=True)
-def _bounds(seen: Array, start: Array, low: Array, high: Array) -> None:
+def _bounds(array: Array, start: Array, low: Array, high: Array) -> None:
     """Where the search for a curve begins, and its bounds: what was not seen stays at its floor."""
-    n = len(seen)
+    n = len(array)
     sizes, across, inside, wide = False, False, False, False
     compute = 0.0
     for at in range(n):
-        sizes |= seen[at, 2] != seen[0, 2]
-        across |= seen[at, 0] > 1
-        inside |= seen[at, 0] == 1 and seen[at, 1] > 1
-        wide |= seen[at, 1] > 2
-        compute += (seen[at, 3] - seen[at, 4]) / n
+        sizes |= array[at, 2] != array[0, 2]
+        across |= array[at, 0] > 1
+        inside |= array[at, 0] == 1 and array[at, 1] > 1
+        wide |= array[at, 1] > 2
+        compute += (array[at, 3] - array[at, 4]) / n
     start[:] = START
     low[:6], low[6] = FLOOR, 1.0
     high[:6], high[6] = np.inf, 10.0

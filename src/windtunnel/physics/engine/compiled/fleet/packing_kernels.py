@@ -221,11 +221,11 @@ def pack(policy: int, pods: Array, demand: Demand, there: Nodes, seed: int, plac
                 gpu = gpu_of[which, node]
                 if policy == RANDOM:
                     fitting = 0
-                    for each in range(there.gpus[node]):
-                        if gpu_left[each] >= kind[3]:
+                    for number in range(there.gpus[node]):
+                        if gpu_left[number] >= kind[3]:
                             fitting += 1
                             if np.random.randint(fitting) == 0:
-                                gpu = each
+                                gpu = number
                 gpu_left[gpu] -= kind[3]
             else:
                 for gpu in range(there.gpus[node]):

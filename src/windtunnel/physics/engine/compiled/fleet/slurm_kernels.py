@@ -121,14 +121,14 @@ def _count(jobs: Array, first: Array, caps: Array, used: Array, job: int, sign: 
 
 @njit(cache=True)
 def _begin(
-    now: Array, jobs: Array, lists: Array, held: Array, free: Array, least: Array, spans: Array, job: int, nodes: int
+    now: Array, jobs: Array, lists: Array, array: Array, free: Array, least: Array, spans: Array, job: int, nodes: int
 ) -> None:
     """A job starts on the nodes of the last row of `spans`."""
     jobs[START, job] = now[NOW]
     left, begin, per_node = jobs[GPUS, job], jobs[FIRST, job], len(least) - 1
     for at in range(nodes):
         node, count = spans[2, at], min(left, per_node)
-        held[begin + at] = node
+        array[begin + at] = node
         set_free(free, least, node, free[node] - count)
         left -= count
     at, end = now[RUNNING], now[NOW] + jobs[LIMIT, job]
@@ -172,8 +172,8 @@ def _end(now: Array, jobs: Array, lists: Array) -> None:
     at = 0
     while lists[BY_LIMIT, at] != job:
         at += 1
-    for each in range(at, size):
-        lists[BY_LIMIT, each] = lists[BY_LIMIT, each + 1]
+    for number in range(at, size):
+        lists[BY_LIMIT, number] = lists[BY_LIMIT, number + 1]
     lists[ENDED, now[GIVEN]] = job
     now[GIVEN] += 1
 
@@ -330,8 +330,8 @@ def _backfill(
     times[0] = now[NOW]
     steps[0] = sets[site[PARTITIONS] + ALL]
     busy[:] = 0
-    for each in range(now[COMPLETING]):
-        job = lists[ENDING, each]
+    for number in range(now[COMPLETING]):
+        job = lists[ENDING, number]
         for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
             busy[held[at] // BITS] |= 1 << (held[at] % BITS)
     for at in range(queued):

@@ -128,10 +128,10 @@ def choose(free: Array, least: Array, gpus: int, among: Array, mask: Array, span
     chosen, least_total = -1, 0
     for at in range(_runs(mask, spans)):
         total, node = 0, spans[0, at]
-        for each in range(spans[0, at], spans[1, at] + 1):
-            total += free[each]
-            if free[each] < free[node]:
-                node = each
+        for number in range(spans[0, at], spans[1, at] + 1):
+            total += free[number]
+            if free[number] < free[node]:
+                node = number
         if chosen < 0 or total < least_total:
             chosen, least_total = node, total
     spans[2, whole] = chosen
@@ -164,10 +164,10 @@ def give_back(jobs: Array, held: Array, free: Array, least: Array, job: int) -> 
 
 
 @njit(cache=True)
-def _on(jobs: Array, held: Array, job: int, among: Array) -> bool:
+def _on(jobs: Array, array: Array, job: int, among: Array) -> bool:
     """Whether a running job has one of these nodes."""
     for at in range(jobs[FIRST, job], jobs[FIRST, job + 1]):
-        node = held[at]
+        node = array[at]
         if (among[node // BITS] >> (node % BITS)) & 1:
             return True
     return False

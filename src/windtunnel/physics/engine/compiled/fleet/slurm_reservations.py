@@ -25,9 +25,9 @@ def _cut(times: Array, steps: Array, many: int, time: int) -> int:
     at = _step_of(times, many, time)
     if times[at] == time:
         return many
-    for each in range(many, at + 1, -1):
-        times[each] = times[each - 1]
-        steps[each] = steps[each - 1]
+    for number in range(many, at + 1, -1):
+        times[number] = times[number - 1]
+        steps[number] = steps[number - 1]
     times[at + 1] = time
     steps[at + 1] = steps[at]
     return many + 1

@@ -34,7 +34,7 @@ class Node:
         """Sum up the quotas below."""
         for cohort in self.cohorts:
             cohort.settle()
-        self.quota += sum(each.quota - each.local for each in (*self.cohorts, *self.queues))
+        self.quota += sum(node.quota - node.local for node in (*self.cohorts, *self.queues))
         self.local = 0 if self.lending is None else max(self.quota - self.lending, 0)
 
     def above(self) -> Iterator[Node]:
@@ -75,7 +75,7 @@ class Node:
     @property
     def height(self) -> int:
         """Steps down to the farthest leaf."""
-        return max((each.height + 1 for each in (*self.cohorts, *self.queues)), default=0)
+        return max((node.height + 1 for node in (*self.cohorts, *self.queues)), default=0)
 
     def add(self, gpus: int) -> None:
         """It uses more, or less."""
@@ -107,10 +107,10 @@ class Books:
         self.queues: dict[str, Node] = {}
         self.cohorts: dict[str, Node] = {}
         parents = {}
-        for each in cohorts:
-            limits = each.nominal, each.borrowing_limit, each.lending_limit, each.weight
-            self.cohorts[each.name] = Node(each.name, *limits)
-            parents[each.name] = each.parent
+        for cohort in cohorts:
+            limits = cohort.nominal, cohort.borrowing_limit, cohort.lending_limit, cohort.weight
+            self.cohorts[cohort.name] = Node(cohort.name, *limits)
+            parents[cohort.name] = cohort.parent
         for name, parent in parents.items():
             if parent and name not in self._path(parent, parents):  # a cycle is cut where it closes
                 self.cohorts[name].parent = self._cohort(parent)
@@ -122,9 +122,9 @@ class Books:
             if quota.cohort:
                 node.parent = self._cohort(quota.cohort)
                 node.parent.queues.append(node)
-        for cohort in self.cohorts.values():
-            if cohort.parent is None:
-                cohort.settle()
+        for root in self.cohorts.values():
+            if root.parent is None:
+                root.settle()
 
         self.roots = [each for each in (*self.cohorts.values(), *self.queues.values()) if each.parent is None]
 

@@ -97,7 +97,7 @@ class Preemption:
             gpus = max(gpus - max(cohort.local - cohort.used, 0), 0)
             skip = cohort
         for each in found:
-            each.sort(key=lambda one: order(one.job))
+            each.sort(key=lambda candidate: order(candidate.job))
         return found
 
     def _borrowing(self, cohort: Node, skip: Node) -> Iterator[Node]:

@@ -73,7 +73,7 @@ class Rules(Lines):
         left = {job.queue: job for job in heads}
         while left:
             chances = [self._first(node, left, books) for node in books.roots]
-            job = min((each for each in chances if each is not None), key=self.rank)
+            job = min((chance for chance in chances if chance is not None), key=self.rank)
             del left[job.queue]
             yield job
 

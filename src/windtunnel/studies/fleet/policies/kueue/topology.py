@@ -83,7 +83,7 @@ class Topology:
         for below in range(level + 1, len(self.levels)):
             apart = self.levels[below - 1][1] // self.levels[below][1]
             inner = {number * apart + at for _, number in chosen for at in range(apart)}
-            chosen = _few((each for each in self._domains(below, rooms) if each[1] in inner), pods, least=False)
+            chosen = _few((domain for domain in self._domains(below, rooms) if domain[1] in inner), pods, least=False)
             assert chosen is not None
         counts = {number: taken * each for taken, number in chosen}
         counts[chosen[-1][1]] -= pods * each - gpus
@@ -99,13 +99,15 @@ FLAT = Topology(())
 
 def _one(domains: Iterable[Domain], pods: int) -> list[Domain] | None:
     """The domain with least room that holds all."""
-    best = min((each for each in domains if each[0] >= pods), default=None)
+    best = min((domain for domain in domains if domain[0] >= pods), default=None)
     return None if best is None else [(pods, best[1])]
 
 
 def _few(domains: Iterable[Domain], pods: int, *, least: bool) -> list[Domain] | None:
     """Domains with most room first and the last as tight as may be; `least`: those with least room. Pods of each."""
-    left = sorted((each for each in domains if each[0]), key=lambda each: (each[0] if least else -each[0], each[1]))
+    left = sorted(
+        (domain for domain in domains if domain[0]), key=lambda each: (each[0] if least else -each[0], each[1])
+    )
     chosen: list[Domain] = []
     while left and pods:
         last = None if least else _one(left, pods)

@@ -123,7 +123,7 @@ def read_conf(path: Path) -> Cluster:
         names=tuple(names),
         per_node=sizes.pop(),
         cpus=sum(nodes[name][1] for name in names),
-        partitions={each.name: each for each in made},
+        partitions={partition.name: partition for partition in made},
         default_partition=default or (made[0].name if made else ""),
         multifactor="multifactor" in settings.get("prioritytype", "basic"),
         weights=_weights(settings),
@@ -144,11 +144,11 @@ def hosts(text: str) -> list[str]:
     """`n[1-3,7],x` as n1, n2, n3, n7, x."""
     names: list[str] = []
     for part in re.findall(r"[^\[,]*\[[^\]]*\][^,]*|[^,]+", text):
-        found = RANGE.fullmatch(part)
-        if found is None:
+        match = RANGE.fullmatch(part)
+        if match is None:
             names.append(part)
             continue
-        before, ranges, after = found.groups()
+        before, ranges, after = match.groups()
         for each in ranges.split(","):
             first, _, last = each.partition("-")
             most = min(int(last or first), int(first or 0) + NODES_MOST)
@@ -179,7 +179,7 @@ def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
 
 def _partition(words: Mapping[str, str], bit: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> Partition:
     told = words.get("nodes", "ALL")
-    names = [each for name in hosts(told) for each in (bit if name.upper() == "ALL" else groups.get(name, (name,)))]
+    names = [word for name in hosts(told) for word in (bit if name.upper() == "ALL" else groups.get(name, (name,)))]
     return Partition(
         words["partitionname"],
         sum(bit[name] for name in dict.fromkeys(names) if name in bit),
@@ -242,10 +242,10 @@ def _weights(settings: Mapping[str, str]) -> Weights:
     )
 
 
-def _parameters(said: Mapping[str, str]) -> dict[str, float]:
+def _parameters(entry: Mapping[str, str]) -> dict[str, float]:
     """The policy's settings, by its own names."""
-    found = {name: _whole(said[key], 0) * unit for key, (name, unit) in PARAMETERS.items() if said.get(key)}
-    return found | {name: 1.0 for key, name in FLAGS.items() if name and key in said}
+    found = {name: _whole(entry[key], 0) * unit for key, (name, unit) in PARAMETERS.items() if entry.get(key)}
+    return found | {name: 1.0 for key, name in FLAGS.items() if name and key in entry}
 
 
 def _mode(text: str) -> str:

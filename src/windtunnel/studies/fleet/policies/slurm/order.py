@@ -70,7 +70,7 @@ def fair_tree(associations: tuple[Association, ...], usage: Mapping[Key, float])
             used[account] = total
         return used[account]
 
-    users = sum(1 for each in associations if each.user)
+    users = sum(1 for association in associations if association.user)
     factors: dict[Key, float] = {}
     rank = left = users
 
@@ -80,7 +80,7 @@ def fair_tree(associations: tuple[Association, ...], usage: Mapping[Key, float])
     def visit(siblings: list[Association], tied: bool, seen: frozenset[str]) -> None:
         """Siblings, the best first; `tied`: the first of them stands no lower than who came before."""
         nonlocal rank, left
-        shares, total = sum(each.share for each in siblings), sum(of(each) for each in siblings)
+        shares, total = sum(sibling.share for sibling in siblings), sum(of(sibling) for sibling in siblings)
         level: dict[Association, float] = {}
         for each in siblings:
             own = of(each)
@@ -115,8 +115,8 @@ def levels(cluster: Cluster) -> dict[str, int]:
 
     def level(name: str, seen: frozenset[str]) -> int:
         if name not in found:
-            below = [each for each in cluster.qos[name].stops if each in cluster.qos and each not in seen]
-            found[name] = 1 + max((level(each, seen | {name}) for each in below), default=-1)
+            below = [stop for stop in cluster.qos[name].stops if stop in cluster.qos and stop not in seen]
+            found[name] = 1 + max((level(word, seen | {name}) for word in below), default=-1)
         return found[name]
 
     for name in cluster.qos:
@@ -173,8 +173,8 @@ def factors_of(cluster: Cluster) -> Factors:
     """The factors of a cluster."""
     return Factors(
         cluster,
-        max((each.factor for each in cluster.partitions.values()), default=0),
-        max((each.priority for each in cluster.qos.values()), default=0),
-        max((each.priority for each in cluster.associations), default=0),
-        {(each.account, each.user): each for each in cluster.associations},
+        max((partition.factor for partition in cluster.partitions.values()), default=0),
+        max((qos.priority for qos in cluster.qos.values()), default=0),
+        max((association.priority for association in cluster.associations), default=0),
+        {(association.account, association.user): association for association in cluster.associations},
     )

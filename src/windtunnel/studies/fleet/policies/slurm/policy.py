@@ -98,7 +98,7 @@ class Slurm(Rules, Lines):
         if self.recalculates and (board.running or state.completing):  # else nothing ends, whoever is first
             every_ns = round(self.cluster.calculated_every_s * NS)
             times.append(now_ns - now_ns % every_ns + every_ns)
-        board.wake_ns = min((each for each in times if each > now_ns), default=None)
+        board.wake_ns = min((time for time in times if time > now_ns), default=None)
 
     def _turns(self, now_ns: int) -> tuple[int, int]:
         """When the main loop and backfill are next due, from a time on."""

@@ -49,7 +49,7 @@ class Rules:
 
     @cached_property
     def _accounts(self) -> dict[str, Association]:
-        return {each.account: each for each in self.cluster.associations if not each.user}
+        return {association.account: association for association in self.cluster.associations if not association.user}
 
     @property
     def recalculates(self) -> bool:

@@ -119,7 +119,7 @@ class Gathers:
     def _fetch(self, blocks: Sequence[Block], after: Sequence[int]) -> list[int]:
         ops = []
         # Adapters are gathered with what they stand beside; they are a few parts in a thousand of it.
-        for parameters, group in self._shared([(one.dense_parameters, one.expert_parameters) for one in blocks]):
+        for parameters, group in self._shared([(block.dense_parameters, block.expert_parameters) for block in blocks]):
             transfer = Transfer("all_gather", group, parameters * self._parameter_bytes)
             # Nothing to wait for at the start of a pass: the gather is the first thing that runs.
             ops.append(self._build.transfer("gather parameters", transfer, after=after))

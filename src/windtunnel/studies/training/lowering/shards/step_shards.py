@@ -126,15 +126,15 @@ def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> d
         todo = [(int(buckets.last[rank, chunk]) + 1, "", chunk, 0) for chunk in range(schedule.chunks)]
         fetched = fetches(schedule, rank)
         if not by_torch:
-            fetched = list({one.chunk: one for one in reversed(fetched)}.values())
-        todo += [(begin + one.before, "gather", one.chunk, begin + one.used) for one in fetched]
+            fetched = list({fetch.chunk: fetch for fetch in reversed(fetched)}.values())
+        todo += [(begin + fetch.before, "gather", fetch.chunk, begin + fetch.used) for fetch in fetched]
         for place, gather, chunk, used in sorted(todo, key=lambda one: (one[0], one[1], one[3])):
             piece = build.piece(rank, chunk)
             name, kind = ("gather parameters", "all_gather") if gather else ("reduce gradients", "reduce_scatter")
             count = int(buckets.count[rank, chunk]) if gather and layer_by_layer else 1
             begins = [int(actions.last[place - 1])] if place > begin else []
             if gather and layer_by_layer:  # not before its input has come
-                begins = [int(actions.arrival[one]) for one in needs[pointer[used] : pointer[used + 1]]]
+                begins = [int(actions.arrival[need]) for need in needs[pointer[used] : pointer[used + 1]]]
             if not gather and build.layout.sums_norms:
                 begins = build.sum_norms(rank, [piece], begins)
             for number in range(count):
@@ -178,30 +178,34 @@ def _buckets(
     own = build.bucket(key, lambda: _bucket(build, name, kind, piece, count, width))
     found = []
     for _ in range(times or count):
-        for one in own:
-            last = build.add(one, rank)
+        for collective in own:
+            last = build.add(collective, rank)
         found.append(last)
     return found
 
 
 def _bucket(build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float) -> list[Collective]:
     """One bucket's collectives: dense and expert parameters have their own groups."""
-    layout, found = build.layout, []
+    layout, collectives = build.layout, []
     # Where shards are gathered for every step all are, the frozen ones too.
     everything = kind == "all_gather" and layout.shares_once
     dense, experts = (piece.dense_parameters, piece.expert_parameters) if everything else piece.learning
     for parameters, group in ((dense, "dp"), (experts, "edp")):
         if parameters and group == "dp" and layout.shard_group == 1 and layout.replicas > 1:
             if kind != "all_gather":  # every rank shards with itself alone: whole gradients are summed
-                found.append(build.collective(name, Transfer("all_reduce", "replica", parameters * width / count)))
+                collectives.append(
+                    build.collective(name, Transfer("all_reduce", "replica", parameters * width / count))
+                )
         elif parameters and layout.group(group).size > 1:
             whole = _units(piece) if layout.shares_once else parameters / layout.message_parameters
             messages = max(1, round(whole / count))
-            found.append(build.collective(name, Transfer(kind, group, parameters * width / count), messages=messages))
+            collectives.append(
+                build.collective(name, Transfer(kind, group, parameters * width / count), messages=messages)
+            )
             if kind == "reduce_scatter" and group == "dp" and layout.replicas > 1:
                 own = parameters * width / count / layout.shard_group
-                found.append(build.collective("reduce replicas", Transfer("all_reduce", "replica", own)))
-    return found
+                collectives.append(build.collective("reduce replicas", Transfer("all_reduce", "replica", own)))
+    return collectives
 
 
 def _units(piece: Piece) -> int:
