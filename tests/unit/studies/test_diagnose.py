@@ -139,7 +139,7 @@ def test_a_log_of_other_work_is_not_held_against_the_question(line: str, says: s
 
 
 def test_a_quicker_plan_in_the_log_is_said_in_the_verdict(tmp_path: Path, step_s: float) -> None:
-    said = "  recompute_granularity ...... None\n  bf16 ...... True"
+    said = "  recompute_granularity ...... None\n  bf16 ...... True\n  tensor_model_parallel_size ...... 1"
     block = f"------ arguments ------\n{said}\n------ end of arguments ------"
     asked = {**STEP, "question": "diagnose", "plan": {**PLAN, "recompute": "full"}}
     found = ask({**asked, "log": [log(tmp_path, [step_s] * 20, block)]})

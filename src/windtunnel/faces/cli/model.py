@@ -23,12 +23,12 @@ def model_app(*, everything: bool = False) -> Callable[..., object]:
 def model(question: ModelFacts, outputs: Outputs) -> None:
     """Answer, print."""
     found = load_model(question.config)
-    give(question, _facts(found), outputs, Document("model", question.config, list(_views(found))))
+    give(question, facts_of(found), outputs, Document("model", question.config, list(_views(found))))
 
 
 def answer(question: ModelFacts) -> dict[str, object]:
     """Its facts. Raises UserError."""
-    return _facts(load_model(question.config))
+    return facts_of(load_model(question.config))
 
 
 def _views(model: Model) -> Iterator[View]:
@@ -67,7 +67,7 @@ def _layers(model: Model) -> dict[str, int]:
     return layers
 
 
-def _facts(model: Model) -> dict[str, object]:
+def facts_of(model: Model) -> dict[str, object]:
     """The facts, with caches of 16 bits."""
     return {
         "parameters": model.parameters,

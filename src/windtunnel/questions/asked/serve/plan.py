@@ -64,6 +64,7 @@ class Failing:
             FAILURES,
             least=1.0,
             unit="time",
+            rare=True,
         ),
     ]
     repair: Annotated[
