@@ -201,14 +201,14 @@ def test_cells_that_say_nan_are_empty_and_infinite_ones_an_error(
     table.write_text("\n".join([names, *lines, ""]))
     found = _json(capsys, "validate", str(table), "--rows", str(rows), "--workers", "1")
     with open(rows, newline="") as file:
-        assert [line["status"] for line in csv.DictReader(file)] == ["predicted", "refused", "assumed"]
+        assert [line["status"] for line in csv.DictReader(file)] == ["predicted", "assumed", "assumed"]
     assert found["overall"]["rows"] == 3
     table.write_text(f"{names}\na,llama-3.1-8b,h100-sxm,vllm,,inf,20,2,,,9\n")
     assert main(["validate", str(table), "--rows", str(rows), "--workers", "1"]) == 2
     assert "isl" in capsys.readouterr().err
 
 
-def test_a_row_of_deployments_without_lengths_is_refused_and_a_cell_of_letters_an_error(
+def test_a_row_of_deployments_without_lengths_takes_a_length_and_a_cell_of_letters_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     table, rows = tmp_path / "table.csv", tmp_path / "rows.csv"
@@ -217,7 +217,7 @@ def test_a_row_of_deployments_without_lengths_is_refused_and_a_cell_of_letters_a
     assert main(["validate", str(table), "--rows", str(rows), "--workers", "1"]) == 0
     with open(rows, newline="") as file:
         told = [(line["status"], line["reason"].partition(":")[0]) for line in csv.DictReader(file)]
-    assert told == [("refused", "isl = ''"), ("predicted", "")]
+    assert told == [("assumed", "1,024 tokens for isl"), ("predicted", "")]
     table.write_text(f"{names}\na,llama-3.1-8b,h100-sxm,vllm,100,200,x,9\n")
     capsys.readouterr()
     assert main(["validate", str(table)]) == 2
