@@ -399,6 +399,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the result into the calibration file")
     parser.add_argument("--leave-one-out", type=Path, metavar="FILE", help="write the table of sources left out")
     options = parser.parse_args()
+    target = options.leave_one_out
+    table_of_ours = [",".join(LEFT_OUT_HEADER)]
+    if target is not None and target.exists() and target.read_text("utf-8").splitlines()[:1] != table_of_ours:
+        parser.error(f"--leave-one-out {target}: is another file, which would be lost: name a new one")
 
     fit = Fit(runs_of(options.tables))
     if options.leave_one_out:
