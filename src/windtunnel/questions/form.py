@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from windtunnel.errors import SpecError
-from windtunnel.questions.about import kind_of, word_of
+from windtunnel.questions.about import kind_of, phrase_of, word_of
 from windtunnel.questions.changing import nested
 from windtunnel.questions.fields import Field, fields_of
 from windtunnel.questions.reading import plain, read
@@ -35,6 +35,7 @@ class Input:
     when: tuple[str, ...] = ()  # the members of a union that it belongs to; empty: of none
     default: str = ""
     rare: bool = False
+    phrases: tuple[str, ...] = ()  # what each of its choices is called; empty: as it is
 
     @property
     def label(self) -> str:
@@ -78,7 +79,14 @@ def _inputs(part: type, data: Mapping[str, Any], prefix: str, when: tuple[str, .
             first = kinds[0] if field.required else kind_of(field.default) if field.default is not None else ""
             group = about.group or next((one.group for one in own.values()), "")
             name = f"{field.path}.kind"
-            yield Input(name, about.text, group, "choice", stated, kinds, when=when, default=first, rare=about.rare)
+            phrases = tuple(phrase_of(member).partition(" (--")[0] for member in field.members)
+            yield Input(
+                *(name, about.text, group, "choice", stated, kinds),
+                when=when,
+                default=first,
+                rare=about.rare,
+                phrases=phrases,
+            )
             yield from own.values()
         elif field.parts:
             inside = value if isinstance(value, Mapping) else {} if value is None else {word_of(field.type): value}

@@ -107,3 +107,12 @@ def test_lengths_that_nobody_gives_are_assumed_and_said(verb: str, given: dict[s
     assert [note.startswith(said) for note in load.notes] == [True] * bool(said)
     given = given or {}
     assert (load.input_tokens[0], load.output_tokens[0]) == (given.get("prompt", 1024), given.get("output", 1024))
+
+
+def test_a_choice_of_parts_is_called_what_each_is() -> None:
+    """Every kind has a phrase of its own, without the flag that asks for it on the command line."""
+    choosers = [field for verb in QUESTIONS for field in inputs(verb) if field.name.endswith(".kind")]
+    assert choosers
+    for chooser in choosers:
+        assert len(set(chooser.phrases)) == len(chooser.choices), chooser.name
+        assert not any("--" in phrase for phrase in chooser.phrases), chooser.phrases
