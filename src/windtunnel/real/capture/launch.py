@@ -97,8 +97,8 @@ def _with_workers(
             return _captured(launch, options, workers, checks, out, begun)
         except ScriptError as error:
             if any(outcome.get("ended") for outcome in workers.outcomes.values()):  # do all end like this one?
-                few = launch.world_size <= FEW_RANKS
-                others = range(launch.world_size) if few else _named(launch, workers)
+                few = range(launch.world_size) if launch.world_size <= FEW_RANKS else _named(launch, workers)
+                others = options.ranks or few
                 workers.run_whatever_comes(others, task_of(launch, options))
             checks.explain(error)
             raise

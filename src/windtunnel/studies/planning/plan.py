@@ -197,7 +197,7 @@ def plan(
     ranked = _ranked(found, objective)
     searched_s = monotonic() - begun
     attempts: Tried | None = None
-    by_size = {siz.n_gpus: siz for siz in sizes}
+    by_size = {size.n_gpus: size for size in sizes}
     if asked:
 
         def rewritten(one: Planned, words_of: tuple[str, ...]) -> Planned | None:

@@ -29,9 +29,9 @@ def _published() -> Facts:
     return read_mapping(Path(__file__).with_suffix(".yaml"), "is part of the package: install it again")
 
 
-def _first(facts: list[Facts], row: ServingRow, **entry: object) -> Facts:
-    """The first entry whose conditions a row fulfils; `known`: what its deployment says. Nothing where none does."""
-    return next((fact for fact in facts if _holds(fact.get("when", {}), row, entry)), {})
+def _first(facts: list[Facts], row: ServingRow, **deployment: object) -> Facts:
+    """The first entry whose conditions a row and its deployment fulfil. Nothing where they fulfil none."""
+    return next((fact for fact in facts if _holds(fact.get("when", {}), row, deployment)), {})
 
 
 def _holds(when: Facts, row: ServingRow, known: Facts) -> bool:

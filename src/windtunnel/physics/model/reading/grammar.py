@@ -322,7 +322,7 @@ def _tower(config: object) -> tuple[int, int] | None:
     if not isinstance(config, dict):
         return None
     sizes = [config.get("num_hidden_layers", 24), config.get("hidden_size", 1024)]
-    return (sizes[0], sizes[1]) if all(type(siz) is int and 0 < siz < SIZE_MAX for siz in sizes) else (24, 1024)
+    return (sizes[0], sizes[1]) if all(type(size) is int and 0 < size < SIZE_MAX for size in sizes) else (24, 1024)
 
 
 def _read(fields: Fields, name: str, rules: dict[str, Any], notes: tuple[str, ...]) -> Model:

@@ -207,11 +207,12 @@ class Workers:
         return after
 
     def run_whatever_comes(self, ranks: Sequence[int], task: Mapping[str, object]) -> None:
-        """Play these ranks too, each by itself: for what they call, however they end."""
+        """Play these ranks too, each by itself: for what they call, however they and those that still run end."""
         for rank in ranks:
+            self._running, self._kept = self._kept | self._running, {}
+            self._end_helpers()
             with suppress(ScriptError):
                 self.run([rank], task, helpers_end=True)
-            self._end_helpers()
 
     def close(self) -> None:
         """End everything. An interrupt meanwhile waits until that is done."""
