@@ -1,15 +1,18 @@
-"""Verbs that answer, print and write, and do nothing else."""
+"""Verbs that answer, print and write, and do little else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App
+from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Below, Given, Outputs, Reader, command, plain_app
+from windtunnel.faces.cli.flags import Below, Command, Given, Outputs, Reader
 from windtunnel.faces.cli.output import give, note, working
+from windtunnel.questions.asked.explain import Watch
+from windtunnel.questions.asked.saved import WhatIf
+from windtunnel.questions.asked.sweep import Techniques
 from windtunnel.questions.header import Answer
 from windtunnel.questions.registry import QUESTIONS, Question, named
 
@@ -25,8 +28,7 @@ def answered(
     reader: Reader | None = None,
     noting: bool = True,
     status: Callable[..., int] = lambda found: 0,
-    everything: bool = False,
-) -> Callable[..., object]:
+) -> Command:
     """A verb by its row of QUESTIONS and its answer's views.
 
     `doing`: what is said meanwhile; `noting`: its warnings are notes as well; `status`: on exit, by the answer.
@@ -43,41 +45,7 @@ def answered(
         give(question, answer, outputs, document_of(found), noting=noting)
         return status(found)
 
-    return command(verb, show, outputs, reader=reader, everything=everything)
-
-
-def nic_app(*, everything: bool = False) -> Callable[..., object]:
-    """`windtunnel nic GRAPH.yaml --nic bluefield-2 --target 100Gb/s`."""
-    return answered("nic", "cutting", everything=everything)
-
-
-def fabric_app(*, everything: bool = False) -> Callable[..., object]:
-    """`windtunnel fabric --cluster ... --collective all-reduce --bytes 64MiB..8GiB`."""
-    return answered("fabric", "pricing", everything=everything)
-
-
-def rl_app(*, everything: bool = False) -> App:
-    """`windtunnel rl MODEL --cluster ...`, and `rl plan`. The exit status is 3 where the job does not fit."""
-    app = plain_app("rl")
-    app.default(answered("rl", "simulating", status=lambda found: 0 if found.feasible else 3, everything=everything))
-    app.command(answered("rl plan", "searching", everything=everything))
-    return app
-
-
-def compare_app(*, everything: bool = False) -> Callable[..., object]:
-    """`windtunnel compare RUN_A RUN_B` and `windtunnel compare RUN TRACE...`."""
-    return answered("compare", "reading", ("report", "json"), everything=everything)
-
-
-def explain_app(*, everything: bool = False) -> Callable[..., object]:
-    """`windtunnel explain TRACE...`."""
-    return answered("explain", "reading the trace", noting=False, everything=everything)
-
-
-def decide_app(*, everything: bool = False) -> Callable[..., object]:
-    """`windtunnel decide MODEL... --clusters A:N,B:M --tokens N`. The exit status is 3 where no cluster can."""
-    doing = "planning on each cluster, and living through its failures"
-    return answered("decide", doing, reader=_plan_below, noting=False, status=_undecided, everything=everything)
+    return Command(verb, show, outputs, reader)
 
 
 def _undecided(decision: Decision) -> int:
@@ -93,3 +61,60 @@ def _plan_below(given: Given) -> Below:
         return Below({})
     stated = plan_file("", "", Path(file), {})
     return Below({"plan": stated.fields}, stated.notes, stated.path)
+
+
+def techniques(question: Techniques, outputs: Outputs) -> None:
+    """List, print."""
+    from windtunnel.faces.report.techniques import techniques_document
+    from windtunnel.studies.helping import answer
+
+    found = answer(question)
+    give(question, found, outputs, techniques_document(found["techniques"]))
+
+
+def watch(
+    question: Watch,
+    outputs: Outputs,
+    *,
+    follow: Annotated[bool, Parameter(negative="", help="Look again every second until somebody is named.")] = False,
+) -> None:
+    """Read the logs, say who is to blame."""
+    from windtunnel.faces.report.survival import verdict_document
+    from windtunnel.real.survive.watch.verdict import answer, answer_at_last
+
+    verdict = answer_at_last(question) if follow else answer(question)
+    give(question, verdict.to_dict(), outputs, verdict_document(verdict), provenance={"logs": question.folder})
+
+
+def whatif(question: WhatIf, outputs: Outputs) -> None:
+    """Ask again, print, and save the new answer."""
+    from windtunnel.faces.report.comparison.compare import asked_again, compare
+    from windtunnel.faces.report.comparison.views import comparison_document
+    from windtunnel.faces.report.run_folder import save
+
+    with working("predicting"):
+        before, after = asked_again(question)
+    made_by, now = before.spec.get("version"), after.spec["version"]
+    by = f"{question.run} was made by version {made_by or 'unknown'}, this is {now}"
+    warnings = [f"{by}: not all that differs is the change"] if made_by != now else []
+    for text in warnings:
+        note(text)
+    comparison = compare(before, after)
+    give(question, comparison.to_dict(), outputs, comparison_document(comparison), warnings=warnings)
+    if outputs.save:
+        note(f"wrote {save(after, Path(question.runs))}")
+
+
+DECIDING = "planning on each cluster, and living through its failures"
+COMMANDS = (
+    answered("nic", "cutting"),
+    answered("fabric", "pricing"),
+    answered("rl", "simulating", status=lambda found: 0 if found.feasible else 3),  # 3: the job does not fit
+    answered("rl plan", "searching"),
+    answered("compare", "reading", ("report", "json")),
+    answered("explain", "reading the trace", noting=False),
+    answered("decide", DECIDING, reader=_plan_below, noting=False, status=_undecided),
+    Command("techniques", techniques, ("report", "json")),
+    Command("watch", watch, ("report", "json")),
+    Command("whatif", whatif, ("report", "json", "save")),
+)

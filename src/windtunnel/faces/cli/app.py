@@ -17,8 +17,8 @@ from inspect import Parameter as Argument
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from windtunnel.errors import UserError
-from windtunnel.faces.cli.flags import spelled
-from windtunnel.faces.cli.verbs import GROUPS, LAUNCHERS, VERBS, made, named
+from windtunnel.faces.cli.flags import GROUPS, spelled
+from windtunnel.faces.cli.verbs import LAUNCHERS, VERBS, made, named
 from windtunnel.faces.cli.version import version_line
 from windtunnel.questions.former import current
 from windtunnel.questions.registry import QUESTIONS, question_class

@@ -8,24 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Outputs, command, plain_app
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import give, note, stdout, working
 from windtunnel.questions.asked.calibrate import CalibrateCollectives, CalibrateDevice, CalibrateShow
 from windtunnel.units import format_many
 
 Place = Annotated[Path, Parameter(help="The file to write, or to add collectives to.")]
 DEVICE_FILE = Path("my-device.yaml")
-
-
-def calibrate_app(*, everything: bool = False) -> App:
-    """The verbs of calibration."""
-    app = plain_app("calibrate")
-    app.command(command("calibrate device", calibrate_device, (), everything=everything))
-    app.command(command("calibrate collectives", calibrate_collectives, (), everything=everything))
-    app.command(command("calibrate show", show_calibration, ("report", "full", "json"), everything=everything))
-    return app
 
 
 def calibrate_device(question: CalibrateDevice, outputs: Outputs, *, out: Place = DEVICE_FILE) -> None:
@@ -98,3 +89,10 @@ def _spending(what: str) -> Iterator[Callable[[float, float, str], None]]:
             bar.update(task, completed=spent, total=budget, description=now)
 
         yield report
+
+
+COMMANDS = (
+    Command("calibrate device", calibrate_device, ()),
+    Command("calibrate collectives", calibrate_collectives, ()),
+    Command("calibrate show", show_calibration, ("report", "full", "json")),
+)

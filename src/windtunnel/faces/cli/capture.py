@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import counting, give, note, print_question, texts, wrote
 from windtunnel.questions.asked.capture import Capture
 
 WOULD_NOT_RUN = 4  # exit status
-
-
-def capture_app(*, everything: bool = False) -> Callable[..., object]:
-    """The verb."""
-    return command("capture", capture, everything=everything)
 
 
 def capture(
@@ -53,3 +47,6 @@ def capture(
     if not outputs.json:
         wrote(out)
     return 0
+
+
+COMMANDS = (Command("capture", capture),)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import give, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.check import Check
 
 BROKEN = 1
-
-
-def check_app(*, everything: bool = False) -> Callable[..., object]:
-    """The verb."""
-    return command("check", check, ("report", "full", "json"), reader=plan_below, everything=everything)
 
 
 def check(
@@ -40,3 +34,6 @@ def check(
         for line in github_lines(found, question.model.base):
             print(line)
     return 0 if found.passed else BROKEN
+
+
+COMMANDS = (Command("check", check, ("report", "full", "json"), reader=plan_below),)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from windtunnel.faces.cli.flags import Outputs
 from windtunnel.faces.cli.output import give, note, working
 from windtunnel.questions.asked.diagnose import Diagnose
 
 
-def show_diagnosis(question: Diagnose, outputs: Outputs, notes: tuple[str, ...], save_anchor: Path | None) -> None:
+def show_diagnosis(
+    question: Diagnose,
+    outputs: Outputs,
+    *,
+    notes: tuple[str, ...] = (),
+    save_anchor: Annotated[Path | None, Parameter(help="Write what was measured here, for predict --anchor.")] = None,
+) -> None:
     """Answer, print, write."""
     from windtunnel.faces.report.own_run import diagnose_document
     from windtunnel.files.write import write_atomically

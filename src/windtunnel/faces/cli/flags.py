@@ -8,11 +8,10 @@ from inspect import Parameter as Argument
 from inspect import Signature, signature
 from keyword import iskeyword
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from cyclopts import App, Group, Parameter
 
-from windtunnel.faces.cli.verbs import help_of
 from windtunnel.questions.fields import Field, fields_of
 from windtunnel.questions.old import renamed
 from windtunnel.questions.registry import QUESTIONS, question_class
@@ -28,6 +27,14 @@ from windtunnel.questions.words import (
 SET = f"Change one number, e.g. {SET_EXAMPLE}."
 ARGUMENTS = Group.create_default_arguments()  # places, which have a flag as well
 OUTPUT = Group("Output", sort_key=100)
+GROUPS = {  # of verbs that are several: the line of help of them all
+    "runs": "List saved runs, newest first; search, tag and delete them.",
+    "calibrate": "Measure the device at hand, so that predictions rest on what it really does.",
+}
+TITLES = {  # of the help of verbs that are several
+    "serve": "What a deployment of a model does to its users.",
+    "fleet": "Many jobs, one cluster: what each policy makes of a trace.",
+}
 ON, OFF = ("on", "true", "yes"), ("off", "false", "no")
 
 
@@ -66,23 +73,42 @@ class Given:
 Reader = Callable[[Given], Below]
 
 
-def plain_app(name: str, text: str = "") -> App:
-    """An application of the verbs below one word; `text`: its help, where that is not the word's own line."""
-    return App(
+def help_of(verb: str) -> str:
+    """Its line of help."""
+    return GROUPS[verb] if verb in GROUPS else QUESTIONS[verb].text
+
+
+class Command(NamedTuple):
+    """A verb, what answers and prints it, which fields of Outputs it writes, and what reads files below its flags."""
+
+    verb: str
+    show: Callable[..., object]
+    outputs: Sequence[str] = ("json",)
+    reader: Reader | None = None
+
+
+def app_of(name: str, commands: Sequence[Command], *, everything: bool = False) -> App | Callable[..., object]:
+    """What cyclopts is given for a word: its verb, or an application of the verbs that begin with it."""
+    if [row.verb for row in commands] == [name]:
+        return command(*commands[0], everything=everything)
+    app = App(
         name=name,
-        help=text or help_of(name),
+        help=TITLES.get(name) or help_of(name),
         default_parameter=Parameter(show_default=False),
         help_format="plaintext",
         result_action="return_value",
     )
+    for row in commands:
+        (app.default if row.verb == name else app.command)(command(*row, everything=everything))
+    return app
 
 
 def command(
     verb: str,
     show: Callable[..., object],
     outputs: Sequence[str] = ("json",),
-    *,
     reader: Reader | None = None,
+    *,
     everything: bool = False,
 ) -> Callable[..., object]:
     """What cyclopts is given for a verb: it reads the question and calls `show(question, outputs, **own)`.

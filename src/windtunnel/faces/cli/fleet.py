@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.answered import answered
-from windtunnel.faces.cli.flags import Outputs, command, plain_app
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import give, note, noted, working, wrote
 from windtunnel.files.write import check_writable, write_atomically, writing
 from windtunnel.questions.asked.fleet.further import FleetFlows, FleetLive, FleetPack, FleetWhen
@@ -122,15 +122,12 @@ def _wrong(lint_answer: LintAnswer) -> int:
     return 3 if any(finding.severity == "error" for finding in lint_answer.findings) else 0
 
 
-def fleet_app(*, everything: bool = False) -> App:
-    """The verb with its sub-commands. `everything`: rare flags are listed."""
-    app = plain_app("fleet", "Many jobs, one cluster: what each policy makes of a trace.")
-    app.default(command("fleet", show_fleet, ("report", "rows", "json", "full"), everything=everything))
-    app.command(command("fleet when", show_when, ("report", "json", "full"), everything=everything))
-    app.command(command("fleet pack", show_pack, ("report", "rows", "json", "full"), everything=everything))
-    app.command(command("fleet flows", show_flows, ("report", "rows", "json"), everything=everything))
-    files = ("report", "json")
-    app.command(answered("fleet lint", "reading", files, status=_wrong, everything=everything))
-    app.command(answered("fleet share", "fitting", everything=everything))
-    app.command(command("fleet live", show_live, everything=everything))
-    return app
+COMMANDS = (
+    Command("fleet", show_fleet, ("report", "rows", "json", "full")),
+    Command("fleet when", show_when, ("report", "json", "full")),
+    Command("fleet pack", show_pack, ("report", "rows", "json", "full")),
+    Command("fleet flows", show_flows, ("report", "rows", "json")),
+    answered("fleet lint", "reading", ("report", "json"), status=_wrong),
+    answered("fleet share", "fitting"),
+    Command("fleet live", show_live),
+)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import print_question, stdout
 from windtunnel.questions.asked.saved import Launch
-
-
-def launch_app(*, everything: bool = False) -> Callable[..., object]:
-    """The verb."""
-    return command("launch", launch, everything=everything)
 
 
 def launch(question: Launch, outputs: Outputs) -> None:
@@ -33,3 +27,6 @@ def answer(question: Launch) -> dict[str, dict[str, str]]:
     from windtunnel.studies.training.launch import launch_of
 
     return {"launch": launch_of(question.framework, load(question.run, Path(question.runs)))}
+
+
+COMMANDS = (Command("launch", launch),)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import give
 from windtunnel.physics.model import Model, load_model
 from windtunnel.physics.model.cache import kv_bytes_per_token, state_bytes_per_sequence
@@ -13,11 +13,6 @@ from windtunnel.questions.asked.sweep import ModelFacts
 from windtunnel.units import format_count
 from windtunnel.views import Column, Document, Headline, Notes, Table, View
 from windtunnel.views.text import text_of
-
-
-def model_app(*, everything: bool = False) -> Callable[..., object]:
-    """The verb."""
-    return command("model", model, ("report", "json"), everything=everything)
 
 
 def model(question: ModelFacts, outputs: Outputs) -> None:
@@ -79,3 +74,6 @@ def facts_of(model: Model) -> dict[str, object]:
         "verified": "derived" if model.derived else "yaml",
         "notes": list(model.notes),
     }
+
+
+COMMANDS = (Command("model", model, ("report", "json")),)

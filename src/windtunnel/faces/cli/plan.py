@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Below, Given, Outputs, command
+from windtunnel.faces.cli.flags import Below, Command, Given, Outputs
 from windtunnel.faces.cli.output import give, note, texts, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.questions.asked.search import Search
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 INFEASIBLE = 3  # as in predict
 OUTPUTS = ("report", "rows", "full", "json")
-
-
-def plan_app(*, everything: bool = False) -> Callable[..., object]:
-    """The verb."""
-    return command("plan", plan, OUTPUTS, reader=_work_of_file, everything=everything)
 
 
 def _work_of_file(given: Given) -> Below:
@@ -125,3 +120,6 @@ def _rows(path: Path | None, question: Search) -> Iterator[Callable[[Layout, Rep
             journal.add({"status": "ok", "inputs": inputs, "outputs": outputs})
 
         yield told
+
+
+COMMANDS = (Command("plan", plan, OUTPUTS, reader=_work_of_file),)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Below, Given, Outputs, command
+from windtunnel.faces.cli.flags import Below, Command, Given, Outputs
 from windtunnel.faces.cli.output import note, print_json, show, stdout, working
 from windtunnel.questions.asked.plan import Plan, Script
 from windtunnel.questions.asked.predict import Predict
@@ -48,11 +47,6 @@ def plan_below(given: Given, cut_by: frozenset[str] = frozenset()) -> Below:
     return Below({"plan": stated.fields} if stated.fields else {}, stated.notes, stated.path)
 
 
-def predict_app(*, everything: bool = False) -> Callable[..., object]:
-    """The verb."""
-    return command("predict", predict, OUTPUTS, reader=plan_below, everything=everything)
-
-
 def predict(
     question: Predict,
     outputs: Outputs,
@@ -77,7 +71,7 @@ def predict(
         from windtunnel.studies.diagnose import with_measured
         from windtunnel.units import parse_time
 
-        show_diagnosis(with_measured(question, parse_time(measured, "--measured")), outputs, notes, None)
+        show_diagnosis(with_measured(question, parse_time(measured, "--measured")), outputs, notes=notes)
         return 0
     files: dict[Path, str] = {}
     places = {"--report": outputs.report, "--trace": outputs.trace, "--rows": outputs.rows}
@@ -193,3 +187,6 @@ def training_run(result: Result, count: int, price: float | None) -> dict[str, f
         if price is not None:
             found[f"cost{name}"] = hours * result.n_gpus * price
     return found
+
+
+COMMANDS = (Command("predict", predict, OUTPUTS, reader=plan_below),)

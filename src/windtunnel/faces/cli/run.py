@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import note, print_answered, stdout, wrote
 from windtunnel.questions.asked.capture import Run
 
 if TYPE_CHECKING:
     from windtunnel.real.emulate.run import Outcome
-
-
-def run_app(*, everything: bool = False) -> Callable[..., object]:
-    """The verb."""
-    return command("run", run, ("trace", "rows", "json"), everything=everything)
 
 
 def run(question: Run, outputs: Outputs) -> int:
@@ -69,3 +63,6 @@ def _failed(outcome: Outcome) -> int:
         if memory:
             note(f"peak until then: {memory['allocated_bytes']:,} bytes allocated")
     return {"refused": 2, "interrupted": 130}.get(outcome.status, 1)
+
+
+COMMANDS = (Command("run", run, ("trace", "rows", "json")),)

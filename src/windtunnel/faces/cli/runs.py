@@ -5,23 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cyclopts import App
-
-from windtunnel.faces.cli.flags import Outputs, command, plain_app
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import give, note
 from windtunnel.questions.asked.saved import RunsDelete, RunsList, RunsTag
 
 if TYPE_CHECKING:
     from windtunnel.faces.report.run_list import Listed
-
-
-def runs_app(*, everything: bool = False) -> App:
-    """The verbs of saved runs."""
-    app = plain_app("runs")
-    app.command(command("runs list", list_runs, everything=everything))
-    app.command(command("runs tag", tag_runs, everything=everything))
-    app.command(command("runs delete", delete_runs, (), everything=everything))
-    return app
 
 
 def list_runs(question: RunsList, outputs: Outputs) -> None:
@@ -51,3 +40,10 @@ def _print(question: RunsList | RunsTag, found: Listed, outputs: Outputs, *, som
 
     document = runs_document(found.runs, found.tags, question.runs, some=some)
     give(question, found, outputs, document)
+
+
+COMMANDS = (
+    Command("runs list", list_runs),
+    Command("runs tag", tag_runs),
+    Command("runs delete", delete_runs, ()),
+)

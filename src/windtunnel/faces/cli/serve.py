@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.answered import answered
-from windtunnel.faces.cli.flags import OUTPUT, Below, Given, Outputs, command, plain_app
+from windtunnel.faces.cli.flags import OUTPUT, Below, Command, Given, Outputs
 from windtunnel.faces.cli.output import give, note, working, wrote
 from windtunnel.files.write import check_writable, write_atomically
 from windtunnel.questions.asked.serve.listen import ServeListen
@@ -147,16 +147,14 @@ def show_listen(question: ServeListen, outputs: Outputs) -> None:
     listen(question, told)
 
 
-def serve_app(*, everything: bool = False) -> App:
-    """The verb with its sub-commands. `everything`: rare flags are listed."""
-    app = plain_app("serve", "What a deployment of a model does to its users.")
-    files = ("report", "trace", "rows", "json", "full")
-    app.default(command("serve", show_serve, files, reader=_started, everything=everything))
-    app.command(command("serve plan", show_plan, files, everything=everything))
-    app.command(answered("serve policies", "serving", everything=everything))
-    app.command(answered("serve spot", "serving", everything=everything))
-    app.command(answered("serve scale", "serving", everything=everything))
-    app.command(command("serve pool", show_pool, ("report", "json", "full"), everything=everything))
-    app.command(answered("serve real", "serving for real", everything=everything))
-    app.command(command("serve listen", show_listen, (), everything=everything))
-    return app
+FILES = ("report", "trace", "rows", "json", "full")
+COMMANDS = (
+    Command("serve", show_serve, FILES, reader=_started),
+    Command("serve plan", show_plan, FILES),
+    answered("serve policies", "serving"),
+    answered("serve spot", "serving"),
+    answered("serve scale", "serving"),
+    Command("serve pool", show_pool, ("report", "json", "full")),
+    answered("serve real", "serving for real"),
+    Command("serve listen", show_listen, ()),
+)

@@ -5,22 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Outputs, command, plain_app
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import give, note, working
 from windtunnel.faces.cli.predict import plan_below
 from windtunnel.files.write import write_atomically
 from windtunnel.questions.asked.survive import Survive, SurviveSpot
 from windtunnel.questions.header import band_entry
-
-
-def survive_app(*, everything: bool = False) -> App:
-    """`survive` with its verb `spot`."""
-    app = plain_app("survive")
-    app.default(command("survive", survive, ("report", "full", "json"), reader=plan_below, everything=everything))
-    app.command(command("survive spot", survive_spot, ("report", "rows", "full", "json"), everything=everything))
-    return app
 
 
 def survive(
@@ -69,3 +61,9 @@ def survive_spot(question: SurviveSpot, outputs: Outputs) -> None:
     from windtunnel.faces.report.survival import spot_document
 
     give(question, answer.to_dict(), outputs, spot_document(answer), provenance={"machines": question.machines})
+
+
+COMMANDS = (
+    Command("survive", survive, ("report", "full", "json"), reader=plan_below),
+    Command("survive spot", survive_spot, ("report", "rows", "full", "json")),
+)

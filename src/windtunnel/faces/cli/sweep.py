@@ -5,19 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from windtunnel.faces.cli.flags import Outputs, command, plain_app
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import counting, give, note
 from windtunnel.questions.asked.sweep import Sweep, SweepTable
-
-
-def sweep_app(*, everything: bool = False) -> App:
-    """`sweep` with its verb `table`."""
-    app = plain_app("sweep")
-    app.default(command("sweep", sweep, everything=everything))
-    app.command(command("sweep table", table, ("report", "json"), everything=everything))
-    return app
 
 
 def sweep(
@@ -46,3 +38,9 @@ def table(question: SweepTable, outputs: Outputs) -> None:
 
     found = answer(question)
     give(question, found, outputs, table_document(found["rows"], question.table))
+
+
+COMMANDS = (
+    Command("sweep", sweep),
+    Command("sweep table", table, ("report", "json")),
+)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.flags import Outputs, command
+from windtunnel.faces.cli.flags import Command, Outputs
 from windtunnel.faces.cli.output import counting, give, wrote
 from windtunnel.files.write import writing
 from windtunnel.questions.asked.validate import Validate
 from windtunnel.questions.words import command as line_of
-
-
-def validate_app(*, everything: bool = False) -> Callable[..., object]:
-    """The verb."""
-    return command("validate", validate, ("report", "rows", "full", "json"), everything=everything)
 
 
 def validate(
@@ -45,3 +39,6 @@ def validate(
     measured = report.table if isinstance(report, Report) else report.source
     document = replace(document_of(report), command=line_of(question))
     give(question, report.to_dict(), outputs, document, provenance={"measured": measured})
+
+
+COMMANDS = (Command("validate", validate, ("report", "rows", "full", "json")),)
