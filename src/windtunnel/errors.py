@@ -47,8 +47,8 @@ class SpecError(UserError):
     def __init__(self, field: str, value: object, remedy: str, where: str | None = None) -> None:
         self.field, self.value, self.remedy, self.where = field, value, remedy, where
         place = f"{where}: " if where else ""
-        said = f"{field} is not given" if value is None else f"{field} = {_shown(value)}"
-        super().__init__(f"{place}{said}: {remedy}")
+        text = f"{field} is not given" if value is None else f"{field} = {_shown(value)}"
+        super().__init__(f"{place}{text}: {remedy}")
 
 
 class UnknownNameError(UserError):

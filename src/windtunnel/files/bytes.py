@@ -36,14 +36,14 @@ def read_bytes(path: str | os.PathLike[str], remedy: str = READABLE, most: int =
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise InputFileError(path, "is a pipe or a device, not a file", remedy)
             # Said before a sparse file of terabytes is read; the size of a file of /proc is 0.
-            content = b"" if found.st_size > most else file.read(most + 1)
+            content = b"" if status.st_size > most else file.read(most + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         raise InputFileError(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
-    if found.st_size > most or len(content) > most:
+    if status.st_size > most or len(content) > most:
         raise InputFileError(path, f"is larger than {most // MIB or 1} MiB", remedy)
     return content
 

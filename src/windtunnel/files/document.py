@@ -50,10 +50,10 @@ def read_json(
 def read_documents(path: str | os.PathLike[str], remedy: str = READABLE) -> list[object]:
     """As `read_document`, of YAML every document; empty ones are left out. Raises InputFileError."""
     if path_of(path, remedy).suffix.lower() in (".json", ".toml"):
-        found = [read_document(path, remedy)]
+        documents = [read_document(path, remedy)]
     else:
-        found = _yaml_documents(read_text(path, remedy), path, remedy, several=True)
-    return [each for each in found if each is not None]
+        documents = _yaml_documents(read_text(path, remedy), path, remedy, several=True)
+    return [each for each in documents if each is not None]
 
 
 def read_mapping(path: str | os.PathLike[str], remedy: str) -> dict[str, Any]:

@@ -119,9 +119,9 @@ def pick(members: tuple[type, ...], given: Mapping[str, object], path: str = "")
     raise SpecError(prefix + odd, given[odd], remedy)
 
 
-def _unknown_key(key: str, known: list[str]) -> str:
-    near = get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"is not known; did you mean {near[0]}?" if near else f"is not known; known are {', '.join(known)}"
+def _unknown_key(key: str, names: list[str]) -> str:
+    near = get_close_matches(key, names, n=1, cutoff=0.5)
+    return f"is not known; did you mean {near[0]}?" if near else f"is not known; known are {', '.join(names)}"
 
 
 def unknown(part: type, key: str, prefix: str) -> str:

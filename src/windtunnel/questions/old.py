@@ -98,18 +98,18 @@ def _asked(verb: str, words: list[str]) -> Question:
                 raise SpecError("command", word, "nothing takes this word")
             flags[place] = word
             continue
-        known = name if name in names or name == "--set" else f"--{name.removeprefix('--no-')}"
-        if known not in names and known != "--set":
+        text = name if name in names or name == "--set" else f"--{name.removeprefix('--no-')}"
+        if text not in names and text != "--set":
             raise SpecError("command", word, "is no flag of this question")
-        if known == "--set" and known not in names:
+        if text == "--set" and text not in names:
             sets.append(value if equals else rest.pop(0) if rest else "")
             continue
-        flag = names[known]
+        flag = names[text]
         field = flag_fields(kind)[flag][0]
         if field.type is bool:
             if not equals and rest and rest[0] in ("true", "false"):
                 value = rest.pop(0)
-            flags[flag] = known == name and value != "false"
+            flags[flag] = text == name and value != "false"
             continue
         if not equals:
             if not rest:

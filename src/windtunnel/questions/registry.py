@@ -330,5 +330,5 @@ def question_class(verb: str) -> type[Question]:
         raise SpecError(
             "question", verb or None, remedy if verb else f"say what is asked, as `question: predict`; {remedy}"
         )
-    found: type[Question] = named(QUESTIONS[verb].question)
-    return found
+    kind: type[Question] = named(QUESTIONS[verb].question)
+    return kind

@@ -24,7 +24,7 @@ def plain(value: object) -> Plain:
         return value
     if is_dataclass(value):
         out = getattr(value, "JSON_LEAVES_OUT", ())
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value) if one.name not in out}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.name not in out}
     if isinstance(value, Mapping):
         return {str(name): plain(one) for name, one in value.items()}
     assert isinstance(value, Sequence), f"{type(value).__name__} has no form in JSON"
@@ -41,11 +41,11 @@ def plain_fields(answer: object) -> dict[str, Plain]:
 def check_figures(answer: object, *, unbounded: Sequence[str] = ()) -> None:
     """AssertionError for a figure of a dataclass that is not finite, or below zero. `unbounded` may be infinite."""
     assert is_dataclass(answer)
-    for one in fields(answer):
-        value = getattr(answer, one.name)
+    for field in fields(answer):
+        value = getattr(answer, field.name)
         if isinstance(value, int | float):
-            finite = math.isfinite(value) or (one.name in unbounded and value == math.inf)
-            assert finite and value >= 0, f"{type(answer).__name__}.{one.name} is {value}"  # noqa: PT018
+            finite = math.isfinite(value) or (field.name in unbounded and value == math.inf)
+            assert finite and value >= 0, f"{type(answer).__name__}.{field.name} is {value}"  # noqa: PT018
 
 
 def check_sum(parts: Mapping[str, float], whole: float) -> None:

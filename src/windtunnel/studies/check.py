@@ -142,8 +142,8 @@ def _finding(
 ) -> Finding:
     fits = result.infeasible is None
     if name == "oom":
-        said = "it fits in memory" if result.infeasible is None else result.infeasible.reason
-        return Finding("oom", fits, said)
+        text = "it fits in memory" if result.infeasible is None else result.infeasible.reason
+        return Finding("oom", fits, text)
     peak = result.peak_memory if result.memory else None
     used, capacity = (0, 1) if peak is None else (peak.device_bytes, result.capacity_of(peak))
     memory = f"{format_bytes(used)} of {format_bytes(capacity)} at the peak"

@@ -321,9 +321,9 @@ def _sentence(options: Sequence[Option], by: str, question: Decide) -> str:
     money = "" if first.cost is None else f" for {question.currency}{first.cost:,.0f}"
     paid = ", paid as well" if money else ""
     kept = f" on {format_many(first.standbys, 'machine')} more{paid}" if first.standbys else ""
-    said = f"{first.cluster} trains {first.model} in {first.days:.3g} days{money}, with failures met by {first.policy}"
+    text = f"{first.cluster} trains {first.model} in {first.days:.3g} days{money}, with failures met by {first.policy}"
     lead = f"; {_lead(able, by)}" if len(options) > 1 else "."
-    return " ".join([f"{said}{kept}{lead}", *_unmeasured(able[:2])])
+    return " ".join([f"{text}{kept}{lead}", *_unmeasured(able[:2])])
 
 
 def _lead(able: Sequence[Option], by: str) -> str:

@@ -168,9 +168,9 @@ def _memory(run: MeasuredRun | None, result: Result) -> tuple[float, list[str]]:
         if by_rank:
             most = max(by_rank.values())
             ratio = most / max(predicted, 1)
-            said = f"the log has {format_bytes(most)} {word} at the peak, {format_bytes(predicted)} predicted"
+            text = f"the log has {format_bytes(most)} {word} at the peak, {format_bytes(predicted)} predicted"
             held = ": what is proposed has to fit with as much more" if ratio > 1.0 else ""
-            return max(1.0, ratio), [f"{said}{held}"] if abs(ratio - 1.0) > MEMORY_DIFFERS else []
+            return max(1.0, ratio), [f"{text}{held}"] if abs(ratio - 1.0) > MEMORY_DIFFERS else []
     return 1.0, []
 
 
@@ -232,8 +232,8 @@ def _differs(asked: Predict, result: Result, run: MeasuredRun) -> tuple[list[tup
         as_run = answer_at_first(replace(asked, plan=_plan(plan)))[0]
     except UserError as error:
         return [], [*notes, f"what the log says of its plan cannot be predicted: {error}"]
-    said = ", ".join(f"{name} {value}, not {own.get(name)}" for name, value in others.items())
-    return [(f"the log says {said}", as_run.step_time_s - result.step_time_s)], notes
+    text = ", ".join(f"{name} {value}, not {own.get(name)}" for name, value in others.items())
+    return [(f"the log says {text}", as_run.step_time_s - result.step_time_s)], notes
 
 
 # What Megatron-Core's own names say without doubt.

@@ -174,14 +174,14 @@ def _placement(group: Group, cluster: Cluster) -> Placement:
 
 
 def _warnings(kind: str, group: Group, cluster: Cluster) -> tuple[str, ...]:
-    found = []
+    warnings = []
     if group.domains > 1 and group.size % group.per_domain:
-        found.append(f"the last domain holds {group.size % group.per_domain} ranks, the others {group.per_domain}")
+        warnings.append(f"the last domain holds {group.size % group.per_domain} ranks, the others {group.per_domain}")
     if group.domains > 1 and cluster.oversubscription > 1.0:
-        found.append(f"links above a pod are {cluster.oversubscription:g}:1 oversubscribed")
+        warnings.append(f"links above a pod are {cluster.oversubscription:g}:1 oversubscribed")
     if kind.startswith("ep_") and group.domains > 1:
-        found.append("tokens go to every expert alike; a router that limits nodes sends less")
-    return tuple(found)
+        warnings.append("tokens go to every expert alike; a router that limits nodes sends less")
+    return tuple(warnings)
 
 
 ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(.*)$")
@@ -189,7 +189,7 @@ ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)(.*)$")
 
 def read_nccl_tests(path: str | Path) -> dict[int, float]:
     """Seconds by size of what an nccl-tests binary printed, out of place. Raises InputFileError."""
-    found: dict[int, float] = {}
+    nccl_tests: dict[int, float] = {}
     for number, line in enumerate(read_text(path, REMEDY).splitlines(), 1):
         row = ROW.match(line)
         if row is None:
@@ -199,9 +199,9 @@ def read_nccl_tests(path: str | Path) -> dict[int, float]:
         if not times or float(times[0]) <= 0.0:
             raise InputFileError(path, f"line {number} has a size and no time", REMEDY)
         if int(row[1]):
-            found[int(row[1])] = float(times[0]) * 1e-6
-    if not found:
+            nccl_tests[int(row[1])] = float(times[0]) * 1e-6
+    if not nccl_tests:
         raise InputFileError(path, "holds no rows of sizes and times", REMEDY)
-    if len(found) > SIZES_MOST:
-        raise InputFileError(path, f"holds {len(found)} sizes", f"give at most {SIZES_MOST}")
-    return found
+    if len(nccl_tests) > SIZES_MOST:
+        raise InputFileError(path, f"holds {len(nccl_tests)} sizes", f"give at most {SIZES_MOST}")
+    return nccl_tests

@@ -81,8 +81,8 @@ def _mended(scenario: Scenario, value: str) -> Scenario:
         return replace(scenario, slow=(*scenario.slow[:at], *scenario.slow[at + 1 :]))
     if other in there:
         return replace(scenario, **{there[other]: getattr(CALM, there[other])})
-    known = ", ".join([*scenario.slow, *there])
-    raise SpecError("--set slow.without", value, f"give one of {known}" if known else "the run has no disturbance")
+    text = ", ".join([*scenario.slow, *there])
+    raise SpecError("--set slow.without", value, f"give one of {text}" if text else "the run has no disturbance")
 
 
 def _files(question: Predict) -> list[Path]:

@@ -283,8 +283,8 @@ def _open(row: Row) -> Iterable[tuple[str, Sequence[Any]]]:
     if isinstance(laid_out, tuple):
         yield "virtual_stages", (len(laid_out) // _int(row.pp),)
     else:
-        known = row.vpp if row.vpp is None or (row.pp or 1) > 1 else 1
-        yield "virtual_stages", _interleavings(_int(row.layers), row.pp or 1) if known is None else (known,)
+        vpp = row.vpp if row.vpp is None or (row.pp or 1) > 1 else 1
+        yield "virtual_stages", _interleavings(_int(row.layers), row.pp or 1) if vpp is None else (vpp,)
     yield "micro_batch", _micro_batches(row) if row.micro_batch is None else (row.micro_batch,)
     yield "zero_stage", (0, 1) if row.zero_stage is None else (row.zero_stage,)
     if (row.tp or 1) == 1:

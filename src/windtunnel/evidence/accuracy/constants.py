@@ -36,7 +36,7 @@ def fitted_constants() -> tuple[Constants, ...]:
     for package in PACKAGES:
         folder = files(package).joinpath("calibration")
         if folder.is_dir():
-            texts = sorted((one for one in folder.iterdir() if one.name.endswith(".yaml")), key=lambda one: one.name)
+            texts = sorted((path for path in folder.iterdir() if path.name.endswith(".yaml")), key=lambda one: one.name)
             found += [_read(f"{package.replace('.', '/')}/calibration/{text.name}", text) for text in texts]
     return tuple(found)
 

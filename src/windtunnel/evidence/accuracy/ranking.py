@@ -66,7 +66,9 @@ def rankings(outcomes: Iterable[Outcome]) -> tuple[Ranking, ...]:
 
 def _choice(model: str, gpu: str, n_gpus: int, global_batch: int, group: list[Outcome]) -> Choice:
     best = min(group, key=_time)
-    proposed = [one for one in group if one.status == "ok" and one.step_time_s is not None and not one.full]
+    proposed = [
+        outcome for outcome in group if outcome.status == "ok" and outcome.step_time_s is not None and not outcome.full
+    ]
     chosen = min(proposed, key=lambda outcome: (outcome.step_time_s, outcome.row.line), default=None)
     regret = _time(chosen) / _time(best) - 1.0 if chosen else math.inf
     return Choice(

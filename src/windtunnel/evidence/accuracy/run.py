@@ -52,8 +52,8 @@ def run_validation(
     tables = [table] if isinstance(table, str | Path) else list(table)
     rows = read_tables(tables)
     if source is not None and not any(source.lower() in row.source.lower() for row in rows):
-        known = ", ".join(sorted({row.source for row in rows})[:12])
-        raise SpecError("source", source, f"no row has it; the table's sources: {known}")
+        text = ", ".join(sorted({row.source for row in rows})[:12])
+        raise SpecError("source", source, f"no row has it; the table's sources: {text}")
     reasons = [_left_out(row, level, source) for row in rows]
     wanted = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
     if predict is None:

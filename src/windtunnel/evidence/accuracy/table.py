@@ -146,7 +146,9 @@ class Row:
 
 
 TEXTS = tuple(field.name for field in fields(Row) if field.type == "str")
-INTEGERS = tuple(one.name for one in fields(Row) if one.type == "int | None" and one.name not in NUMBERS_FROM_ZERO)
+INTEGERS = tuple(
+    field.name for field in fields(Row) if field.type == "int | None" and field.name not in NUMBERS_FROM_ZERO
+)
 NUMBERS = tuple(field.name for field in fields(Row) if field.type == "float | None")
 COLUMNS = TEXTS + INTEGERS + NUMBERS_FROM_ZERO + NUMBERS
 

@@ -337,16 +337,16 @@ def recipe_choices(row: Row) -> dict[str, tuple[bool, ...]]:
 def release_of(row: Row) -> str | None:
     """Software release, the calibration key: 'mlperf-v3.0', 'nemo-24.11', 'bridge-26.02', ... or None."""
     source = row.source.lower()
-    if found := re.search(r"mlperf training (v\d+\.\d+)", source):
-        return f"mlperf-{found[1]}"
-    if "megatron-bridge" in source and (found := re.search(r"(\d\d\.\d\d)", source)):
-        return f"bridge-{found[1]}"
+    if match := re.search(r"mlperf training (v\d+\.\d+)", source):
+        return f"mlperf-{match[1]}"
+    if "megatron-bridge" in source and (match := re.search(r"(\d\d\.\d\d)", source)):
+        return f"bridge-{match[1]}"
     if "dgx cloud" in source:
-        found = re.search(r"@v(\d\d\.\d\d)", row.url_or_file)
-        return f"nemo-{found[1]}" if found else _dated("nemo", row)
+        match = re.search(r"@v(\d\d\.\d\d)", row.url_or_file)
+        return f"nemo-{match[1]}" if match else _dated("nemo", row)
     if "nemo" in source:
-        found = re.search(r"(\d\d\.\d\d)$", source.strip())
-        return f"nemo-{found[1]}" if found else _dated("nemo", row)
+        match = re.search(r"(\d\d\.\d\d)$", source.strip())
+        return f"nemo-{match[1]}" if match else _dated("nemo", row)
     if "mosaicml llm-foundry benchmark" in source:
         return "llm-foundry-23.10"  # when its tables came (pull request 543); none came later (issue 1584)
     for word, name in (
@@ -366,7 +366,7 @@ def release_of(row: Row) -> str | None:
 def _dated(name: str, row: Row) -> str:
     # A day is that of a report, and says no release of those whose releases differ here.
     day = "" if name in ("torchtitan", "megatron") else r"(?:-\d\d)?"
-    if found := re.match(rf"(?:20)?(\d\d)-(\d\d){day}$", row.date):
-        return f"{name}-{found[1]}.{found[2]}"
+    if match := re.match(rf"(?:20)?(\d\d)-(\d\d){day}$", row.date):
+        return f"{name}-{match[1]}.{match[2]}"
     year = re.search(r"(\d{4})$", row.date)
     return f"{name}-{year[1]}" if year else name

@@ -168,7 +168,7 @@ def command(
             written: object = Annotated[places[output.name], Parameter(group=OUTPUT, show=shown)]
             arguments.append(Argument(output.name, Argument.KEYWORD_ONLY, default=output.default, annotation=written))
     order = {path: number for number, path in enumerate(positional)}
-    arguments.sort(key=lambda one: order.get(one.name, len(order)))
+    arguments.sort(key=lambda argument: order.get(argument.name, len(order)))
 
     def verb_function(*words: object, **options: Any) -> object:
         options |= zip(positional, words, strict=False)

@@ -28,12 +28,12 @@ def answer(question: ModelFacts) -> dict[str, object]:
 
 def _views(model: Model) -> Iterator[View]:
     token, sequence = kv_bytes_per_token(model), state_bytes_per_sequence(model)
-    said = f"{format_count(model.parameters)} parameters"
+    text = f"{format_count(model.parameters)} parameters"
     if model.active_parameters != model.parameters:
-        said += f", {format_count(model.active_parameters)} of them active for a token"
+        text += f", {format_count(model.active_parameters)} of them active for a token"
     cached = [f"{text_of(size, 'B')} a {what}" for size, what in ((token, "token"), (sequence, "sequence")) if size]
     kept = f", and {' and '.join(cached)} of cache" if cached else ""
-    yield Headline(f"{said}: {text_of(2.0 * model.parameters, 'B')} of weights in 16 bits{kept}.")
+    yield Headline(f"{text}: {text_of(2.0 * model.parameters, 'B')} of weights in 16 bits{kept}.")
     rows = [
         ("parameters", f"{model.parameters:,}"),
         ("active for a token", f"{model.active_parameters:,}"),

@@ -35,8 +35,8 @@ def _work_of_file(given: Given) -> Below:
 
     sought = {*STRUCTURE, *SAVINGS, *SWITCHES, "dp", "account_for_embedding", "micro_batch_group"}
     kept = {name: value for name, value in stated.items() if name not in sought}
-    said = f"the layout is sought anew; MODEL --plan {below.path} keeps what {below.path} says of it"
-    return replace(below, parts={"plan": kept}, notes=(*below.notes, said))
+    text = f"the layout is sought anew; MODEL --plan {below.path} keeps what {below.path} says of it"
+    return replace(below, parts={"plan": kept}, notes=(*below.notes, text))
 
 
 def plan(
@@ -56,8 +56,8 @@ def plan(
 
     if is_captured(question.model.base):
         return _cut(question, outputs, launch_flags)
-    with working("planning"), _rows(outputs.rows, question) as told:
-        found = plans(question, told=told, begun_s=begun_s)
+    with working("planning"), _rows(outputs.rows, question) as rows:
+        found = plans(question, told=rows, begun_s=begun_s)
     if launch_flags is not None and found.plans:
         from windtunnel.studies.training.launch import launch_flags as written
 

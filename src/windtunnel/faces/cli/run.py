@@ -30,8 +30,8 @@ def run(question: Run, outputs: Outputs) -> int:
     if outputs.json:
         print_answered(question, found)
     elif emulation.tape is not None and emulation.tape[0] == "record":
-        kept = outcome.facts["tape"]
-        note(f"wrote {emulation.tape[1]}: {kept['communications']:,} communications, {kept['bytes']:,} bytes")
+        tape = outcome.facts["tape"]
+        note(f"wrote {emulation.tape[1]}: {tape['communications']:,} communications, {tape['bytes']:,} bytes")
     else:
         lines = (
             report_lines_of_several(emulation, found.outcomes, found.predicted_step_s)

@@ -63,17 +63,17 @@ def show_plan(
                 raise SpecError(flag, str(place), "has no meaning beside --method: leave it out")
     _check_places(question, outputs)
     with working("searching"):
-        found = answer_plan(question, curve=outputs.report is not None, timeline=outputs.trace is not None)
-    if emit is not None and not isinstance(found, ServingPlans):
+        plan = answer_plan(question, curve=outputs.report is not None, timeline=outputs.trace is not None)
+    if emit is not None and not isinstance(plan, ServingPlans):
         raise SpecError("--emit", emit, "writes a plan for a rate: add --rate, and leave the layout open")
-    if isinstance(found, ServingPlans):
+    if isinstance(plan, ServingPlans):
         if emit is not None:
-            _emit(found, emit, question.model, out)
-        give(question, found, outputs, plans_document(found))
-    elif not isinstance(found, Placed):
-        _print_served(question, found, outputs)
+            _emit(plan, emit, question.model, out)
+        give(question, plan, outputs, plans_document(plan))
+    elif not isinstance(plan, Placed):
+        _print_served(question, plan, outputs)
     else:
-        give(question, found, outputs, placed_document(found))
+        give(question, plan, outputs, placed_document(plan))
 
 
 def _emit(serving_plans: ServingPlans, form: Form, model: str, folder: Path) -> None:
@@ -127,11 +127,11 @@ def show_pool(question: ServePool, outputs: Outputs) -> None:
     from windtunnel.studies.serving.study import answer_pool
 
     with working("serving"):
-        found = answer_pool(question)
-    drawn = found.to_dict()
-    grouped = isinstance(found, PoolResult)
+        pool = answer_pool(question)
+    drawn = pool.to_dict()
+    grouped = isinstance(pool, PoolResult)
     document = pool_document(drawn, question.pool.rpartition("/")[2]) if grouped else weight_pool_document(drawn)
-    give(question, found, outputs, document)
+    give(question, pool, outputs, document)
 
 
 def show_listen(question: ServeListen, outputs: Outputs) -> None:

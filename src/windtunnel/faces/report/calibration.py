@@ -36,11 +36,11 @@ def _views(answer: Calibration) -> Iterator[View]:
     telling = [curve_chart for curve_chart in shown if _tells(curve_chart)]
     mean = sum(curve_chart.mean_error for curve_chart in telling) / len(telling) if telling else 0.0
     worst = max(telling, key=lambda one: one.mean_error, default=None)
-    said = f"; {plain(worst.name)} {plain(worst.dtype)} is worst, {text_of(worst.mean_error, 'share')}" if worst else ""
+    text = f"; {plain(worst.name)} {plain(worst.dtype)} is worst, {text_of(worst.mean_error, 'share')}" if worst else ""
     if worst is None:
         yield Headline(f"Curves pass through all of their {points:,} points, which says nothing of their error.")
     else:
-        verdict = f"Curves of {points:,} measured points are {text_of(mean, 'share')} off in the mean{said}."
+        verdict = f"Curves of {points:,} measured points are {text_of(mean, 'share')} off in the mean{text}."
         yield Headline(verdict, "off by", Number(mean, "share"), "good" if mean < 0.1 else "warn")
     columns = (
         *(Column("op"), Column("dtype"), Column("points", "count"), Column("from"), Column("to")),
@@ -70,22 +70,24 @@ def _views(answer: Calibration) -> Iterator[View]:
     yield Notes("Mind", answer.notes, "warn")
 
 
-def _picture(one: CurveChart) -> Curve:
+def _picture(chart: CurveChart) -> Curve:
     """Measured time, with its spread, against the curve: on the diagonal the curve is right."""
-    shapes = [_shape(one, at) for at in range(len(one.shapes))]
-    names = ", ".join(one.size_names)
+    shapes = [_shape(chart, at) for at in range(len(chart.shapes))]
+    names = ", ".join(chart.size_names)
     labels = [
         f"{names}: {shape}; off {curve / measured - 1:+.1%}"
-        for shape, curve, measured in zip(shapes, one.curve_s, one.measured_s, strict=True)
+        for shape, curve, measured in zip(shapes, chart.curve_s, chart.measured_s, strict=True)
     ]
-    ends = [min(*one.measured_s, *one.curve_s), max(*one.measured_s, *one.curve_s)]
+    ends = [min(*chart.measured_s, *chart.curve_s), max(*chart.measured_s, *chart.curve_s)]
     series = [
         Series("right", ends, ends, dashed=True, colour="line-7"),
-        Series("points", one.curve_s, one.measured_s, one.low_s, one.high_s, "points", "line-0", labels=labels),
+        Series("points", chart.curve_s, chart.measured_s, chart.low_s, chart.high_s, "points", "line-0", labels=labels),
     ]
-    named = f"; off most: {', '.join(_worst(one))}" if _tells(one) else ""
+    named = f"; off most: {', '.join(_worst(chart))}" if _tells(chart) else ""
     axes = Axis("curve", "s", log=True), Axis("measured", "s", log=True)
-    return Curve(f"{one.name} {one.dtype}", *axes, series, note=f"{len(one.shapes):,} points: {one.formula}{named}")
+    return Curve(
+        f"{chart.name} {chart.dtype}", *axes, series, note=f"{len(chart.shapes):,} points: {chart.formula}{named}"
+    )
 
 
 def _value(name: str, value: float) -> str:
@@ -96,22 +98,22 @@ def _value(name: str, value: float) -> str:
     return text_of(value, "B") if name.endswith("_bytes") else text_of(value)
 
 
-def _off(one: CurveChart, at: int) -> float:
+def _off(chart: CurveChart, at: int) -> float:
     """Log of curve over measured."""
-    return math.log(one.curve_s[at] / one.measured_s[at])
+    return math.log(chart.curve_s[at] / chart.measured_s[at])
 
 
-def _tells(one: CurveChart) -> bool:
+def _tells(chart: CurveChart) -> bool:
     """Whether the points are more than the curve needs: it passes through very few of them whatever they are."""
-    return any(abs(_off(one, at)) > EXACTLY for at in range(len(one.shapes)))
+    return any(abs(_off(chart, at)) > EXACTLY for at in range(len(chart.shapes)))
 
 
-def _worst(one: CurveChart) -> list[str]:
-    if not _tells(one):
+def _worst(chart: CurveChart) -> list[str]:
+    if not _tells(chart):
         return []
-    worst = sorted(range(len(one.shapes)), key=lambda at: -abs(_off(one, at)))[:WORST]
-    return [f"{_shape(one, at)}: {math.exp(_off(one, at)) - 1:+.0%}" for at in worst]
+    worst = sorted(range(len(chart.shapes)), key=lambda at: -abs(_off(chart, at)))[:WORST]
+    return [f"{_shape(chart, at)}: {math.exp(_off(chart, at)) - 1:+.0%}" for at in worst]
 
 
-def _shape(one: CurveChart, at: int) -> str:
-    return " x ".join(f"{extent:,}" for extent in one.shapes[at])
+def _shape(chart: CurveChart, at: int) -> str:
+    return " x ".join(f"{extent:,}" for extent in chart.shapes[at])

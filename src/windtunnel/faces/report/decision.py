@@ -105,28 +105,32 @@ def _pictures(able: Sequence[Option], currency: str) -> Iterator[Bars]:
             yield Bars(what, unit, bars)
 
 
-def _row(one: Option, currency: str, money: bool, against: bool) -> list[Cell]:
-    if not one.fits:
-        return [one.model, one.cluster, *([None] * (9 + 2 * money + against)), "does not fit"]
+def _row(option: Option, currency: str, money: bool, against: bool) -> list[Cell]:
+    if not option.fits:
+        return [option.model, option.cluster, *([None] * (9 + 2 * money + against)), "does not fit"]
 
     def spent(value: float | None) -> str | None:
         return None if value is None else f"{currency}{value:,.0f}" if value >= 100 else f"{currency}{value:,.3g}"
 
-    days = f"{one.days:,.3g} ({one.days_p5:,.3g}-{one.days_p95:,.3g})"
-    row: list[Cell] = [one.model, one.cluster, one.step_time_s, one.mfu, one.effective_share, days]
+    days = f"{option.days:,.3g} ({option.days_p5:,.3g}-{option.days_p95:,.3g})"
+    row: list[Cell] = [option.model, option.cluster, option.step_time_s, option.mfu, option.effective_share, days]
     if money:
-        row += [f"{spent(one.cost)} ({spent(one.cost_p5)}-{spent(one.cost_p95)})" if one.cost else spent(one.cost)]
-        row += [spent(one.cost_per_million_tokens), *([spent(one.break_even_price)] * against)]
-    energy = f"{one.energy_mwh:,.0f} MWh" if (one.energy_mwh or 0) >= 10 else f"{one.energy_mwh:,.3g} MWh"
-    kept = f"{one.policy}, {format_many(one.standbys, 'machine')} kept" if one.standbys else one.policy
-    apart = "no" if not one.told_apart else "" if one.days_told_apart else "by cost, not by days"
-    return [*row, energy, one.head_room_bytes, one.estimated_share, kept, words(one.plan or {}), apart]
+        row += [
+            f"{spent(option.cost)} ({spent(option.cost_p5)}-{spent(option.cost_p95)})"
+            if option.cost
+            else spent(option.cost)
+        ]
+        row += [spent(option.cost_per_million_tokens), *([spent(option.break_even_price)] * against)]
+    energy = f"{option.energy_mwh:,.0f} MWh" if (option.energy_mwh or 0) >= 10 else f"{option.energy_mwh:,.3g} MWh"
+    text = f"{option.policy}, {format_many(option.standbys, 'machine')} kept" if option.standbys else option.policy
+    apart = "no" if not option.told_apart else "" if option.days_told_apart else "by cost, not by days"
+    return [*row, energy, option.head_room_bytes, option.estimated_share, text, words(option.plan or {}), apart]
 
 
 def check_document(answer: Checked) -> Document:
     """The rules, and whether they are kept."""
     broken = [finding for finding in answer.findings if not finding.passed]
-    said = (
+    text = (
         f"Not to be submitted: {broken[0].rule} is broken, {broken[0].said}."
         if broken
         else "It may be submitted: every rule is kept."
@@ -136,7 +140,7 @@ def check_document(answer: Checked) -> Document:
         "check",
         title(answer.result),
         [
-            Headline(said, tone="bad" if broken else "good"),
+            Headline(text, tone="bad" if broken else "good"),
             Figures(
                 [
                     Figure("step time", Number(answer.step_time_s, "s")),

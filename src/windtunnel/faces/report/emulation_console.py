@@ -55,11 +55,13 @@ def report_lines_of_several(
 
 
 def _technique(facts: Mapping[str, Any]) -> Iterator[str]:
-    told = facts.get("technique")
-    if told is not None:
-        given = ", ".join(f"{key}={value}" for key, value in told["parameters"].items() if value is not None)
-        share = f"; {told['share_sent']:.1%} of the gradients' elements were sent" if "share_sent" in told else ""
-        yield f"technique   {told['name']} ({given}) on {told['modules']} DistributedDataParallel{share}"
+    technique = facts.get("technique")
+    if technique is not None:
+        given = ", ".join(f"{key}={value}" for key, value in technique["parameters"].items() if value is not None)
+        share = (
+            f"; {technique['share_sent']:.1%} of the gradients' elements were sent" if "share_sent" in technique else ""
+        )
+        yield f"technique   {technique['name']} ({given}) on {technique['modules']} DistributedDataParallel{share}"
 
 
 def _steps(emulation: Emulation, outcome: Outcome, predicted_s: float | None) -> Iterator[str]:

@@ -135,11 +135,11 @@ def _details(answer: Explanation) -> Iterator[View]:
 
 
 def _mended(asked: Asked, replayed_ns: int) -> Notes:
-    said = (
+    text = (
         f"{text_of(asked.step_time_ns / 1e9, 's')} instead of {text_of(replayed_ns / 1e9, 's')}:"
         f" {gain_words(asked.saved_ns, asked.share)}; a slowdown of {asked.slowdown:.3f} remains"
     )
-    return Notes(f"If {' and '.join(map(plain, asked.parts))} were ideal", [said])
+    return Notes(f"If {' and '.join(map(plain, asked.parts))} were ideal", [text])
 
 
 def _parts(title: str, parts: Sequence[Part]) -> Table:

@@ -103,25 +103,37 @@ class Fleet:
     warnings: Sequence[str] = ()  # beside those of jobs left out
 
 
-def answer_document(found: FleetAnswer) -> Document:
+def answer_document(fleet_answer: FleetAnswer) -> Document:
     """What the command line answers."""
-    own = found.named
-    bands = [figure["bands"] for figure in found.figures if "bands" in figure]
+    own = fleet_answer.named
+    bands = [figure["bands"] for figure in fleet_answer.figures if "bands" in figure]
     where = (own["trace"], own["cluster"], own["gpus"])
-    known = {line for outcome in found.outcomes for line in left_out(outcome)}
-    warnings = [text for text in found.warnings if text not in known]
-    return fleet_document(Fleet(*where, found.figures, found.outcomes, found.left_out, found.frontier, bands, warnings))
+    known = {line for outcome in fleet_answer.outcomes for line in left_out(outcome)}
+    warnings = [text for text in fleet_answer.warnings if text not in known]
+    return fleet_document(
+        Fleet(
+            *where,
+            fleet_answer.figures,
+            fleet_answer.outcomes,
+            fleet_answer.left_out,
+            fleet_answer.frontier,
+            bands,
+            warnings,
+        )
+    )
 
 
-def result_document(found: FleetResult) -> Document:
+def result_document(fleet_result: FleetResult) -> Document:
     """What `windtunnel.fleet` answers."""
-    site = found.site
-    return fleet_document(Fleet("a trace", site.text, site.gpus, list(found.figures.values()), found.outcomes))
+    site = fleet_result.site
+    return fleet_document(
+        Fleet("a trace", site.text, site.gpus, list(fleet_result.figures.values()), fleet_result.outcomes)
+    )
 
 
-def pack_document(found: PackAnswer) -> Document:
+def pack_document(pack_answer: PackAnswer) -> Document:
     """What packing pods made of a trace."""
-    return fleet_document(Fleet(found.jobs.source, found.cluster, None, found.figures))
+    return fleet_document(Fleet(pack_answer.jobs.source, pack_answer.cluster, None, pack_answer.figures))
 
 
 def fleet_document(answer: Fleet) -> Document:
@@ -309,11 +321,11 @@ def when_document(answer: When) -> Document:
     for label, names in (("ahead", why.ahead), ("overtaking", why.overtaking), ("freed by", why.freed_by)):
         lines += [f"{label}: {_listed(names)}"] if names else []
     if why.holders and answer.start_s != answer.submit_s:
-        held = [
+        texts = [
             f"{holder.job} ({holder.gpus} GPUs{'' if holder.end_s is None else f', until {_moment(holder.end_s)}'})"
             for holder in why.holders
         ]
-        lines.append(f"held by: {_listed(held)}")
+        lines.append(f"held by: {_listed(texts)}")
     ended = "" if answer.ended_draws == answer.draws else f", of which {answer.ended_draws} ended"
     columns = [Column(""), *(Column(name, "s") for name in ("as traced", "5 %", "50 %", "95 %"))]
     views: list[View] = [
@@ -336,9 +348,9 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def when_answer_document(found: WhenAnswer) -> Document:
+def when_answer_document(when_answer: WhenAnswer) -> Document:
     """When a job starts and ends, by policy."""
-    return when_documents(found.when)
+    return when_documents(when_answer.when)
 
 
 def when_documents(answers: Sequence[When]) -> Document:
@@ -386,24 +398,29 @@ def sharing_document(found: Shared) -> Document:
     return Document("traffic in turns", title, views, [], found.source)
 
 
-def flows_document(found: FlowsStudy) -> Document:
+def flows_document(study: FlowsStudy) -> Document:
     """Coflow completion times, policy by policy."""
     columns = [Column("policy"), *(Column(name, "s") for name in ("mean", "p50", "p95", "p99", "last end"))]
     rows: list[tuple[Cell, ...]] = []
-    for one in found.answers:
+    for one in study.answers:
         cct = one.cct_s
         times = [cct.mean(), *np.percentile(cct, [50, 95, 99]), np.nanmax(one.finish_s)] if len(cct) else [None] * 5
         rows.append((one.policy, *(None if value is None else float(value) for value in times)))
-    return Document("fleet flows", found.trace, [Table("Coflow completion time", columns, rows)])
+    return Document("fleet flows", study.trace, [Table("Coflow completion time", columns, rows)])
 
 
-def lint_document(found: LintAnswer) -> Document:
+def lint_document(lint_answer: LintAnswer) -> Document:
     """What is wrong with a trace, and what of it was not understood."""
-    lines = [f"{finding.severity}: {finding.text}; {finding.remedy}" for finding in found.findings]
-    unread = [f"{one.count} of {found.read}: {one.reason}: {', '.join(one.examples)}" for one in found.not_understood]
-    bad = any(finding.severity == "error" for finding in found.findings)
+    lines = [f"{finding.severity}: {finding.text}; {finding.remedy}" for finding in lint_answer.findings]
+    unread = [
+        f"{one.count} of {lint_answer.read}: {one.reason}: {', '.join(one.examples)}"
+        for one in lint_answer.not_understood
+    ]
+    bad = any(finding.severity == "error" for finding in lint_answer.findings)
     views: list[View] = [Notes("Found", lines, tone="bad" if bad else "warn"), Notes("Not understood", unread)]
-    return Document("fleet lint", found.trace, views if lines or unread else [Headline("nothing found", tone="good")])
+    return Document(
+        "fleet lint", lint_answer.trace, views if lines or unread else [Headline("nothing found", tone="good")]
+    )
 
 
 def live_document(found: LiveRun) -> Document:

@@ -36,33 +36,34 @@ def verdict_of(figures: Sequence[Mapping[str, Amount]], best: Mapping[str, Amoun
         return Headline("No job came to its end.", tone="bad")
     number = Number(float(value), unit)
     rest = [figure for figure in figures if figure is not best and isinstance(figure.get(key), float | int)]
-    said = f"{best['policy']}: {text_of(number)} {name}"
+    text = f"{best['policy']}: {text_of(number)} {name}"
     others = [entry for entry in rest if entry["policy"] != HAPPENED]
     if others:
         loser = (max if less else min)(others, key=lambda one: float(one[key] or 0.0))
         worst = float(loser[key] or 0.0)
         if abs(worst - value) <= ALIKE * abs(value):
             alike = " and ".join((", ".join(str(one["policy"]) for one in others), str(best["policy"])))
-            said = f"{alike} are alike: {text_of(number)} {name}"
+            text = f"{alike} are alike: {text_of(number)} {name}"
         else:
             smaller, larger = sorted((worst, float(value)))
-            said = f"{best['policy']} is best of {len(others) + 1}: {text_of(number)} {name}, "
-            said += f"{loser['policy']} {text_of(worst, unit)}" + (f" ({larger / smaller:.2f} x)" if smaller else "")
+            text = f"{best['policy']} is best of {len(others) + 1}: {text_of(number)} {name}, "
+            text += f"{loser['policy']} {text_of(worst, unit)}" + (f" ({larger / smaller:.2f} x)" if smaller else "")
     used = best.get("utilisation")
     tail = f"; {text_of(float(used), 'share')} of the GPUs are in use" if isinstance(used, float) else ""
     then = next((entry for entry in rest if entry["policy"] == HAPPENED), None)
     if then is not None and then is not best:
         tail += f"; as it was, {text_of(float(then[key] or 0.0), unit)}"
     doubt = _doubt(figures)
-    return Headline(f"{said}{tail}.{doubt}", name, number, "warn" if doubt else "good")
+    return Headline(f"{text}{tail}.{doubt}", name, number, "warn" if doubt else "good")
 
 
 def _doubt(figures: Sequence[Mapping[str, Amount]]) -> str:
     """Why what is said is no advice: the log is not of this cluster, or no policy starts its jobs as it did."""
     log = next((figure for figure in figures if figure["policy"] == HAPPENED), {})
-    held = log.get("utilisation")
-    if isinstance(held, float) and held > 1.0:
-        return f" The log held {text_of(held, 'share')} of these GPUs: it is of another cluster, so this is no advice."
+    utilisation = log.get("utilisation")
+    if isinstance(utilisation, float) and utilisation > 1.0:
+        share = text_of(utilisation, "share")
+        return f" The log held {share} of these GPUs: it is of another cluster, so this is no advice."
     own = [figure for figure in figures if isinstance(figure.get("log_wait_error"), float)]
     own = [entry for entry in own if not str(entry["policy"]).endswith(CHANGED)]
     if not own:

@@ -82,12 +82,12 @@ def _details(answer: Plans) -> Iterator[View]:
         yield Table("The front", [Column(*pair) for pair in zip(columns, units, strict=True)], rows, note, most=30)
     if answer.techniques is not None:
         tried = answer.techniques
-        said = (
+        text = (
             f"{tried['predicted']} predictions on the {tried['finalists']} best plans, {tried['unfit_pairs']} sets that"
             " do not go together left out; the proof is of plans without any"
         )
         skipped = [f"{name} cannot be tried: {reason}" for name, reason in tried["skipped"].items()]
-        yield Notes("Techniques", [said, *skipped])
+        yield Notes("Techniques", [text, *skipped])
     if answer.launch:
         yield Files("To run the best plan", list(answer.launch.items()))
 

@@ -234,13 +234,13 @@ def _asked(command: str) -> tuple[str, ...]:
         words = shlex.split(command)
     except ValueError:
         return ()
-    found: list[str] = []
+    texts: list[str] = []
     for word in words:
         if word.startswith("--"):
-            found.append(word.replace("=", " ", 1))
-        elif found:
-            found[-1] += f" {word}"
-    return tuple(text for text in found if text.split(" ")[0] not in _IN_COLUMNS)
+            texts.append(word.replace("=", " ", 1))
+        elif texts:
+            texts[-1] += f" {word}"
+    return tuple(text for text in texts if text.split(" ")[0] not in _IN_COLUMNS)
 
 
 def summary(name: str, folder: Path, saved_s: float) -> Run:

@@ -76,8 +76,8 @@ def survival_document(answer: Survival, model: str = "") -> Document:
     )
 
 
-def _share(one: PolicyEntry) -> Number:
-    return Number(one.ettr, "share", one.ettr_p5, one.ettr_p95)
+def _share(entry: PolicyEntry) -> Number:
+    return Number(entry.ettr, "share", entry.ettr_p5, entry.ettr_p95)
 
 
 def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
@@ -85,8 +85,8 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
     loss = max((part for part in best.waterfall if part != "productive"), key=lambda part: best.waterfall[part])
     most = best.waterfall[loss] / answer.wall_s
     beside = f", {text_of(worst.ettr, 'share')} with {worst.policy}" if worst is not best else ""
-    said = f"; the largest loss is {LOSSES.get(loss, loss)}, {text_of(most, 'share')}" if most > 0 else ""
-    verdict = f"With {best.policy}, training goes on {text_of(best.ettr, 'share')} of the time{beside}{said}."
+    text = f"; the largest loss is {LOSSES.get(loss, loss)}, {text_of(most, 'share')}" if most > 0 else ""
+    verdict = f"With {best.policy}, training goes on {text_of(best.ettr, 'share')} of the time{beside}{text}."
     yield Headline(verdict, "effective training time", _share(best), "good")
     planned = f", and {first.planned:,.0f} planned" if first.planned else ""
     every = "nothing fails"
@@ -151,9 +151,10 @@ def _policies(entries: Sequence[PolicyEntry]) -> Table:
     )
 
 
-def _waterfall(one: PolicyEntry) -> Bar:
+def _waterfall(entry: PolicyEntry) -> Bar:
     return Bar(
-        one.policy, [Part(part, one.waterfall[part], slot) for part, slot in COLOURS.items() if one.waterfall[part] > 0]
+        entry.policy,
+        [Part(part, entry.waterfall[part], slot) for part, slot in COLOURS.items() if entry.waterfall[part] > 0],
     )
 
 

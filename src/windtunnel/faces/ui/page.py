@@ -366,10 +366,13 @@ def resolved_of(result: Result) -> dict[str, str]:
 def plans_of(answer: str) -> str:
     """What `plan --json` found as its report shows it, each plan linked to Ask; empty for anything else."""
     try:
-        found = json.loads(answer)
-        for one in (*found["plans"], *found["front"]):  # JSON's keys are sorted; a plan is said as a form shows it
+        document = json.loads(answer)
+        for one in (
+            *document["plans"],
+            *document["front"],
+        ):  # JSON's keys are sorted; a plan is said as a form shows it
             one["plan"] = {name: one["plan"][name] for name in plan_fields() if name in one["plan"]}
-        return body_of(plans_document(Plans.from_dict(found), "", plan_address), heading=False)
+        return body_of(plans_document(Plans.from_dict(document), "", plan_address), heading=False)
     except (ValueError, KeyError, TypeError):
         return ""
 

@@ -194,10 +194,10 @@ def application(root: Path, hosts: frozenset[str], token: str = "", ready: Calla
         return Response(content, media_type=media, headers={"content-disposition": f'attachment; filename="{name}"'})
 
     async def static(request: Request) -> Response:
-        found = static_files.get(request.path_params["name"])
-        if found is None:
+        static_file = static_files.get(request.path_params["name"])
+        if static_file is None:
             return Response("no such file", 404)
-        return Response(found, media_type="text/javascript", headers={"cache-control": "max-age=60"})
+        return Response(static_file, media_type="text/javascript", headers={"cache-control": "max-age=60"})
 
     routes = [
         Route("/", shows(lambda request: page.ask(values_of(request)))),

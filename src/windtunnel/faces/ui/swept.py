@@ -71,8 +71,8 @@ def point_of(inputs: Mapping[str, object], status: str, outputs: Mapping[str, ob
     asked = {name.removeprefix("plan."): value for name, value in inputs.items() if _is_input(name)}
     cluster = str(asked.pop("cluster", ""))
     words = " · ".join(f"{name} {shown(value)}" for name, value in sorted(asked.items()) if name != "model")
-    told = f"{cluster.rpartition(':')[2] + ' GPUs · ' if ':' in cluster else ''}{words}"
-    return [step, float(numbers.get("peak_memory_bytes") or 0) / 2**30, hours, told, address_of(cluster, asked)]
+    text = f"{cluster.rpartition(':')[2] + ' GPUs · ' if ':' in cluster else ''}{words}"
+    return [step, float(numbers.get("peak_memory_bytes") or 0) / 2**30, hours, text, address_of(cluster, asked)]
 
 
 def address_of(cluster: str, fields: Mapping[str, object]) -> str:

@@ -155,8 +155,8 @@ class CalibratedCosts:
 
     def curves(self) -> tuple[Curve, ...]:
         """All of them, by operation and dtype."""
-        found = (self.curve(*key) for key in sorted(self.calibration.points))
-        return tuple(curve for curve in found if curve is not None)
+        curves = (self.curve(*key) for key in sorted(self.calibration.points))
+        return tuple(curve for curve in curves if curve is not None)
 
     def measured(self, op_phase: str, dtype: str) -> bool:
         """Whether this operation was measured in this dtype."""

@@ -39,8 +39,8 @@ class Draw:
 
 def draw_of(gpu: Gpu) -> Draw:
     """What is known of its generation, else the mean of those that are known."""
-    found = by_generation(read_calibration("power.yaml")["generations"], gpu.generation)
-    return Draw(**{name: float(found[name]) for name in Draw.__slots__})
+    generation = by_generation(read_calibration("power.yaml")["generations"], gpu.generation)
+    return Draw(**{name: float(generation[name]) for name in Draw.__slots__})
 
 
 def step_watts(gpu: Gpu, dtype: str, parts_ns: Mapping[str, int], flops: float) -> float:

@@ -98,8 +98,8 @@ def _table(
             continue
         where = (("phase", phase), ("num_v_heads", near[0][0]), ("head_v_dim", dv))
         spent: dict[str, dict[tuple[float, float], float]] = {}
-        found = measured.rows(path, ("kernel_source", "batch_size", "seq_len", "latency"), where)
-        for kernel, sequences, tokens, ms in zip(*(found[key] for key in found), strict=True):
+        rows = measured.rows(path, ("kernel_source", "batch_size", "seq_len", "latency"), where)
+        for kernel, sequences, tokens, ms in zip(*(rows[key] for key in rows), strict=True):
             times = spent.setdefault("conv" if "conv1d" in str(kernel) else "scan", {})
             key = (float(sequences), float(tokens))
             times[key] = min(float(ms) * 1e-3, times.get(key, math.inf))

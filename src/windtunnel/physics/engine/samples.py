@@ -95,14 +95,14 @@ def sample_steps(
     """
     course = course_of(graph, across, varying)
     lanes, workers = _lanes(course, variants, samples)
-    found = np.empty((len(variants), samples), np.int64)
+    steps = np.empty((len(variants), samples), np.int64)
     durations = [np.ascontiguousarray(variant.duration_ns, np.float64) for variant in variants]
     # The kernels are compiled or loaded here, not by several threads at once.
     from windtunnel.physics.engine.compiled import lane_kernels  # noqa: F401
 
     def block(first: int) -> None:
         count = min(lanes, samples - first)
-        found[:, first : first + count] = _block(course, variants, durations, first, lanes)[:, :count]
+        steps[:, first : first + count] = _block(course, variants, durations, first, lanes)[:, :count]
 
     blocks = range(0, samples, lanes)
     if workers == 1:
@@ -111,7 +111,7 @@ def sample_steps(
     else:
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(block, blocks))
-    return found
+    return steps
 
 
 def sample_makespans(
@@ -122,8 +122,8 @@ def sample_makespans(
     `sigma`: relative standard deviation of the factor, whose mean is 1. The same seed gives the same samples.
     """
     alone = Variant(duration_ns[None, :], np.zeros(1, np.int64), (lognormal(sigma, (seed,)),))
-    found: NDArray[np.int64] = sample_steps(graph, np.zeros(graph.n_ops, bool), noisy, [alone], samples)[0]
-    return found
+    makespans: NDArray[np.int64] = sample_steps(graph, np.zeros(graph.n_ops, bool), noisy, [alone], samples)[0]
+    return makespans
 
 
 def lognormal(sigma: float, key: tuple[int, ...], table_of: NDArray[np.int64] | None = None) -> Source:

@@ -249,7 +249,7 @@ def _points(reader: _Reader, given: object) -> dict[tuple[str, str], Points]:
 
 
 def _collectives(reader: _Reader, given: object) -> dict[tuple[str, str, int], Points]:
-    found: dict[tuple[str, str, int], Points] = {}
+    collectives: dict[tuple[str, str, int], Points] = {}
     for kind, by_group in reader.mapping(given, "calibration.collectives").items():
         at = f"calibration.collectives.{kind}"
         if kind not in COLLECTIVES:
@@ -260,8 +260,8 @@ def _collectives(reader: _Reader, given: object) -> dict[tuple[str, str, int], P
                 reader.fail(at, text, "give the backend and the number of ranks, such as `gloo 2`")
             points = reader.rows(rows, f"{at}.{text}", ("bytes",), more=("waited", "beside", "queued"))
             if len(points.seconds):
-                found[str(kind), words[0], int(words[1])] = points
-    return found
+                collectives[str(kind), words[0], int(words[1])] = points
+    return collectives
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,8 +234,8 @@ def _canonical(kind: str, name: str) -> str | None:
     if normal in _stems(kind):
         return normal
     bare = "-".join(word for word in normal.split("-") if word not in ADDED)  # without its maker and kind of memory
-    found = _aliases(kind).get(normal) or (bare if bare in _stems(kind) else _aliases(kind).get(bare))
-    return found or _by_words(kind).get(_words(normal))
+    alias = _aliases(kind).get(normal) or (bare if bare in _stems(kind) else _aliases(kind).get(bare))
+    return alias or _by_words(kind).get(_words(normal))
 
 
 def _words(name: str) -> frozenset[str]:

@@ -184,10 +184,10 @@ def cluster_with(cluster: Cluster, **changes: Any) -> Cluster:
     Raises:
         SpecError: an unknown field, or a value that does not fit the rest.
     """
-    known = [item.name for item in dataclasses.fields(Cluster)]
+    names = [item.name for item in dataclasses.fields(Cluster)]
     for name, value in changes.items():
-        if name not in known:
-            raise SpecError(name, value, f"unknown field of a cluster; known: {', '.join(known)}")
+        if name not in names:
+            raise SpecError(name, value, f"unknown field of a cluster; known: {', '.join(names)}")
     if "gpus_per_node" in changes and cluster.scale_up_domain == cluster.gpus_per_node:
         changes.setdefault("scale_up_domain", changes["gpus_per_node"])
     if "sources" not in changes:  # a number must not keep the source of the one that it replaces

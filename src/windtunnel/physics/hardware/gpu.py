@@ -99,7 +99,7 @@ def check_unit(name: str, value: float, least: float, example: str) -> None:
         raise SpecError(name, value, f"too small to be meant: write the unit, such as {example}")
 
 
-def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise SpecError unless `value` is in `known`."""
-    if value not in known:
-        raise SpecError(name, value, f"must be one of {', '.join(known)}")
+def one_of(name: str, value: str, names: tuple[str, ...]) -> None:
+    """Raise SpecError unless `value` is in `names`."""
+    if value not in names:
+        raise SpecError(name, value, f"must be one of {', '.join(names)}")

@@ -127,18 +127,18 @@ def given_of(kind: type, given: object, place: Place) -> tuple[dict[str, Any], d
     if not isinstance(given, Mapping):
         here = Place(document=place.document)
         raise here.error(place.prefix.rstrip(".") or "cluster", given, "must be `key: value` lines, or nothing")
-    known = keys_of(kind)
-    written = {name: name for name in known}
+    keys = keys_of(kind)
+    written = {name: name for name in keys}
     fields: dict[str, object] = {}
     for key, value in given.items():
         field = _SHORT[kind].get(key, key) if isinstance(key, str) else str(key)
-        if field not in known:
+        if field not in keys:
             raise place.error(field, value, _unknown_key(field, kind))
         if field in fields:
             raise place.error(str(key), value, f"is the same as {written[field]}; give one of them")
         written[field] = str(key)
         fields[field] = (
-            None if value is None else _reader(field, known[field])(value, place.prefix + str(key), place.document)
+            None if value is None else _reader(field, keys[field])(value, place.prefix + str(key), place.document)
         )
     return {name: value for name, value in fields.items() if value is not None}, written
 
@@ -238,10 +238,10 @@ def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
     changes["sources"] = _sources(base, spec.get("sources"), changed, _SHORT[Cluster], place)
     if base is None:
         changes.setdefault("name", "custom")
-    found = _built(Cluster, base, changes, place, written)
+    cluster = _built(Cluster, base, changes, place, written)
     if isinstance(spec.get("scale_up"), Mapping) and spec["scale_up"].get("slice"):
-        _check_slice(found, place.inside("scale_up"))
-    return found
+        _check_slice(cluster, place.inside("scale_up"))
+    return cluster
 
 
 def _check_slice(cluster: Cluster, place: Place) -> None:

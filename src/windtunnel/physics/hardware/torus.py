@@ -81,9 +81,9 @@ class Extent(NamedTuple):
 
 def shape_of(text: str, name: str) -> tuple[int, ...]:
     """`16x16` as numbers. Raises SpecError."""
-    if not SHAPE.fullmatch(text) or not all(found := tuple(map(int, text.split("x")))):
+    if not SHAPE.fullmatch(text) or not all(shape := tuple(map(int, text.split("x")))):
         raise SpecError(name, text[:40], "give the chips along each of one to three axes, such as 16x20x28")
-    return found
+    return shape
 
 
 def axis_rates(link: Links) -> tuple[float, ...]:

@@ -285,8 +285,8 @@ def _meminfo() -> dict[str, int]:
     except OSError:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 8 << 30
         return {"MemTotal": pages, "MemAvailable": pages // 2}
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", "\n".join(lines), re.MULTILINE)
-    return {name: int(kib) * 1024 for name, kib in found}
+    matches = re.findall(r"^(\w+):\s+(\d+) kB$", "\n".join(lines), re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in matches}
 
 
 def _cpu_name() -> str:
@@ -294,8 +294,8 @@ def _cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor() or platform.machine()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return " ".join((found[1] if found else platform.machine()).split())
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return " ".join((match[1] if match else platform.machine()).split())
 
 
 def _last_level_cache_bytes() -> int:
@@ -305,7 +305,7 @@ def _last_level_cache_bytes() -> int:
             text = path.read_text(encoding="ascii").strip()
         except OSError:
             continue
-        found = re.fullmatch(r"(\d+)([KMG])", text)
-        if found:
-            largest = max(largest, int(found[1]) << {"K": 10, "M": 20, "G": 30}[found[2]])
+        match = re.fullmatch(r"(\d+)([KMG])", text)
+        if match:
+            largest = max(largest, int(match[1]) << {"K": 10, "M": 20, "G": 30}[match[2]])
     return largest or 32 << 20

@@ -93,8 +93,8 @@ def grad_call_s(torch: ModuleType, device: str) -> float:
     leaf = torch.ones(1, device=device, requires_grad=True)
     gradient = torch.ones(1, device=device)
     with no_garbage_collection():
-        found = HostTimer().samples([lambda: torch.autograd.grad(leaf, leaf, gradient)] * 200)
-    return summary(found).median_s
+        samples = HostTimer().samples([lambda: torch.autograd.grad(leaf, leaf, gradient)] * 200)
+    return summary(samples).median_s
 
 
 def calls_beside_ops(torch: ModuleType) -> dict[str, float]:

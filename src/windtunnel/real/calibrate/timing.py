@@ -103,20 +103,20 @@ class HostTimer:
     def samples(self, calls: Sequence[Call]) -> list[Sample]:
         """One sample for each call; a pause after each that other programs disturbed."""
         clock, waited = time.perf_counter_ns, self._waited
-        found: list[Sample] = []
+        samples: list[Sample] = []
         held = None  # one result lives until the next is there, as activations do
         for at, call in enumerate(calls):
-            if found and found[-1].disturbed:
+            if samples and samples[-1].disturbed:
                 self._pause(_PAUSE_S)
-                if found[-1].seconds < _PAUSE_S:
+                if samples[-1].seconds < _PAUSE_S:
                     calls[at - 1]()  # wakes the threads that slept meanwhile
             before = waited()
             begun = clock()
             held = call()
             took = clock() - begun
-            found.append(Sample(took / 1e9, waited() - before > _WAITED_SHARE * took))
+            samples.append(Sample(took / 1e9, waited() - before > _WAITED_SHARE * took))
         del held
-        return found
+        return samples
 
 
 class CudaTimer:
@@ -217,20 +217,20 @@ def measure(calls: Sequence[Call], timer: Timer, effort: Effort, taken_off_s: fl
         more = int(min(effort.seconds, 0.1) / warm)
         if more:  # the rest of the ring as well, so that its memory is there
             timer.samples([calls[at % len(calls)] for at in range(min(len(calls), more))])
-        found: list[Sample] = []
+        samples: list[Sample] = []
         begun, turn, clean = time.monotonic(), 0, 0
         while clean < effort.most:
             batch = 1 if warm * effort.least > effort.seconds else 4
             new = timer.samples([calls[(turn + at) % len(calls)] for at in range(batch)])
             turn += batch
-            found += new
-            clean = sum(not sample.disturbed for sample in found)
+            samples += new
+            clean = sum(not sample.disturbed for sample in samples)
             spent = time.monotonic() - begun
-            if clean >= effort.least and (spent >= effort.seconds or _stable(found)):
+            if clean >= effort.least and (spent >= effort.seconds or _stable(samples)):
                 break
-            if len(found) >= effort.least and spent >= _PATIENCE * effort.seconds:
+            if len(samples) >= effort.least and spent >= _PATIENCE * effort.seconds:
                 break
-    return summary(found, taken_off_s, effort.least)
+    return summary(samples, taken_off_s, effort.least)
 
 
 def _stable(samples: Sequence[Sample]) -> bool:

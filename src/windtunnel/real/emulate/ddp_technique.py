@@ -37,9 +37,9 @@ KNOWN = {name for one in TECHNIQUES for name in (one.name, *one.aliases)}
 
 def checked(texts: Sequence[str]) -> None:
     """Raise UserError where these are not techniques that can be put into a script."""
-    found = [parse_technique(text) for text in texts]
-    legal([technique for technique, _ in found])
-    for technique, plan in found:
+    techniques = [parse_technique(text) for text in texts]
+    legal([technique for technique, _ in techniques])
+    for technique, plan in techniques:
         if technique.name not in APPLIED:
             remedy = (
                 f"run applies {' and '.join(APPLIED)}, through a communication hook of DistributedDataParallel;"
@@ -51,8 +51,8 @@ def checked(texts: Sequence[str]) -> None:
                 if getattr(plan, name) is not None:
                     remedy = "run cuts gradients' all-reduces alone; chunked linears are called in the script"
                     raise SpecError(f"--technique {technique.name}:{name}", getattr(plan, name), remedy)
-    if len(found) > 1:
-        names = " and ".join(technique.name for technique, _ in found)
+    if len(techniques) > 1:
+        names = " and ".join(technique.name for technique, _ in techniques)
         raise SpecError("--technique", names, "DistributedDataParallel has one communication hook: give one technique")
 
 

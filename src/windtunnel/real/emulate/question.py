@@ -92,12 +92,12 @@ def emulation_of(question: Run, *, aside: bool = False) -> Emulation:
         return _recording(question, tape[1], aside=aside)
     if question.cluster is None:
         raise missing("--cluster", "name the cluster to emulate, e.g. h100-sxm:1024 or my-device.yaml:2", words)
-    found = parse_cluster(question.cluster)
-    line = parse_launch(words, world_size=question.world_size or found.n_gpus, local_world_size=found.gpus_per_node)
-    if line.world_size != found.n_gpus:
+    cluster = parse_cluster(question.cluster)
+    line = parse_launch(words, world_size=question.world_size or cluster.n_gpus, local_world_size=cluster.gpus_per_node)
+    if line.world_size != cluster.n_gpus:
         remedy = "name a cluster of as many GPUs as there are ranks"
         raise LayoutError(
-            f"{line.world_size} ranks do not fill --cluster {question.cluster} ({found.n_gpus} GPUs)", remedy
+            f"{line.world_size} ranks do not fill --cluster {question.cluster} ({cluster.n_gpus} GPUs)", remedy
         )
     several = parse_ranks(question.ranks)
     if several and question.rank is not None:
@@ -107,7 +107,7 @@ def emulation_of(question: Run, *, aside: bool = False) -> Emulation:
         launch=line,
         rank=chosen,
         cluster=question.cluster,
-        slow=slow_ranks(question.slow, found, question.seed, several or (chosen,)),
+        slow=slow_ranks(question.slow, cluster, question.seed, several or (chosen,)),
         jitter=question.jitter == "own",
         seed=question.seed,
         data=question.data,
@@ -128,15 +128,15 @@ def doubts(cluster: str) -> list[str]:
     return [f"note: {file} {text}" for text in said]
 
 
-def _doubts(file: str, found: Cluster) -> list[str]:
-    assert found.calibration is not None
+def _doubts(file: str, cluster: Cluster) -> list[str]:
+    assert cluster.calibration is not None
     said = []
-    if not found.calibration.collectives and found.n_gpus > 1:
+    if not cluster.calibration.collectives and cluster.n_gpus > 1:
         said.append(
             "holds no collectives: their times rest on links that were assumed; to measure them:"
             f" windtunnel calibrate collectives --out {file}"
         )
-    old = found.calibration.doubts(date.today())
+    old = cluster.calibration.doubts(date.today())
     if old:
         said.append(f"may be off: {'; '.join(old)}; to measure again: windtunnel calibrate device --out {file}")
     return said

@@ -205,9 +205,9 @@ class _Run:
             facts = json.loads((self.folder / f"outcome_{rank}.json").read_text())
         if not facts:
             return Outcome("died", 1, {}, died(status))
-        found = str(facts.get("status", "ok"))
+        text = str(facts.get("status", "ok"))
         message, place = str(facts.get("message", "")), str(facts.get("place", ""))
-        return Outcome(found, status, facts, message, place, str(facts.get("traceback", "")))
+        return Outcome(text, status, facts, message, place, str(facts.get("traceback", "")))
 
     def _interrupt(self) -> None:
         """Tell the script as a terminal would, and give it time; a second interrupt ends the patience."""
@@ -306,11 +306,12 @@ def slow_ranks(texts: Sequence[str], cluster: Cluster, seed: int, real: Sequence
     from windtunnel.physics.step.disturbances.parse import read_slow
 
     found: dict[int, float] = {}
-    for one in read_slow(texts, cluster, seed):
-        if one.kind not in ("gpu", "random"):
-            raise SpecError("--slow", one.text, "virtual peers can be given gpu=NUMBER:FACTOR or random=SHARE%:FACTOR")
-        for rank in one.gpus:
-            if rank in real and one.kind == "random":
+    for slowdown in read_slow(texts, cluster, seed):
+        if slowdown.kind not in ("gpu", "random"):
+            remedy = "virtual peers can be given gpu=NUMBER:FACTOR or random=SHARE%:FACTOR"
+            raise SpecError("--slow", slowdown.text, remedy)
+        for rank in slowdown.gpus:
+            if rank in real and slowdown.kind == "random":
                 continue
-            found[rank] = max(found.get(rank, 1.0), one.factor)
+            found[rank] = max(found.get(rank, 1.0), slowdown.factor)
     return found

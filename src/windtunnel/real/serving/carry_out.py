@@ -81,11 +81,11 @@ class Carrier:
             self.model.copy_in(self._table[sequence.index], kept)
         chunks = [self._chunk(sequence, n) for sequence, n in plan.chunks]
         decodes = [self._decode(sequence) for sequence in plan.decode]
-        told = self.model.step(chunks, decodes)
-        for (one, n), token in zip(plan.chunks, told, strict=False):
+        tokens = self.model.step(chunks, decodes)
+        for (one, n), token in zip(plan.chunks, tokens, strict=False):
             if one.computed + n == one.known:
                 self.tokens[one.index].append(token)
-        for sequence, token in zip(plan.decode, told[len(chunks) :], strict=True):
+        for sequence, token in zip(plan.decode, tokens[len(chunks) :], strict=True):
             self.tokens[sequence.index].append(token)
         took = max(1, self.now_ns() - self.policy.asked_ns)
         self.step_ns += took

@@ -168,13 +168,13 @@ def _half_turn(x: torch.Tensor) -> object:
 
 def _matrices(shape: Shape) -> list[tuple[str, int, int]]:
     h, kv = shape.hidden, shape.kv_heads * shape.head
-    found = [("model.embed_tokens.weight", shape.vocabulary, h), ("lm_head.weight", shape.vocabulary, h)]
+    matrices = [("model.embed_tokens.weight", shape.vocabulary, h), ("lm_head.weight", shape.vocabulary, h)]
     for layer in range(shape.layers):
         of = f"model.layers.{layer}."
-        found += [(f"{of}self_attn.{name}_proj.weight", rows, h) for name, rows in (("q", h), ("k", kv), ("v", kv))]
-        found += [(f"{of}self_attn.o_proj.weight", h, h), (f"{of}mlp.down_proj.weight", h, shape.feed_forward)]
-        found += [(f"{of}mlp.{name}_proj.weight", shape.feed_forward, h) for name in ("gate", "up")]
-    return found
+        matrices += [(f"{of}self_attn.{name}_proj.weight", rows, h) for name, rows in (("q", h), ("k", kv), ("v", kv))]
+        matrices += [(f"{of}self_attn.o_proj.weight", h, h), (f"{of}mlp.down_proj.weight", h, shape.feed_forward)]
+        matrices += [(f"{of}mlp.{name}_proj.weight", shape.feed_forward, h) for name in ("gate", "up")]
+    return matrices
 
 
 def _norms(shape: Shape) -> list[str]:

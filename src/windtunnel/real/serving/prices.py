@@ -149,9 +149,9 @@ class Yardstick:
 
     def mean(self) -> float:
         """Seconds since the last `mean`."""
-        found = float(np.mean(self.seconds))
+        mean = float(np.mean(self.seconds))
         self.seconds.clear()
-        return found
+        return mean
 
 
 def fit_prices(steps: Sequence[Step]) -> tuple[MeasuredPrices, float]:

@@ -228,16 +228,16 @@ def _copied(value: object) -> object:
 
 def _cause(error: BaseException) -> BaseException:
     """The system's own error, where torch wraps it."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError):
-            return found
-        wrapped = getattr(found, "failures", None)  # torch's CheckpointException: rank -> (error, traceback)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause
+        wrapped = getattr(cause, "failures", None)  # torch's CheckpointException: rank -> (error, traceback)
         if wrapped:
             first = next(iter(wrapped.values()))
-            found = first[0] if isinstance(first, tuple) else first
+            cause = first[0] if isinstance(first, tuple) else first
             continue
-        found = found.__cause__ or found.__context__
+        cause = cause.__cause__ or cause.__context__
     return error
 
 

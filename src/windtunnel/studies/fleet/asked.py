@@ -44,8 +44,8 @@ def _as_told(question: Scheduled) -> tuple[list[str], Jobs, Site, tuple[str, ...
     if question.cluster:
         site = parse_site(question.cluster, question.gpus_per_node)
         if most > site.gpus:
-            held = f"jobs of the log held {format_many(most, 'GPU')} at once, and {site.text} has {site.gpus:,}"
-            notes += (f"{held}: the cluster is not the log's, or the log's GPUs are no whole GPUs",)
+            text = f"jobs of the log held {format_many(most, 'GPU')} at once, and {site.text} has {site.gpus:,}"
+            notes += (f"{text}: the cluster is not the log's, or the log's GPUs are no whole GPUs",)
         return names, jobs, site, notes
     if not most:
         raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from windtunnel.errors import SpecError
 
 
-def known_keys(data: Mapping[str, object], known: Collection[str], where: str) -> None:
-    """Raises SpecError for a key that is none of `known`."""
+def known_keys(data: Mapping[str, object], names: Collection[str], where: str) -> None:
+    """Raises SpecError for a key that is none of `names`."""
     for key in data:
-        if key not in known:
-            raise SpecError(str(key), data[key], f"known are {', '.join(sorted(known))}", where)
+        if key not in names:
+            raise SpecError(str(key), data[key], f"known are {', '.join(sorted(names))}", where)
 
 
 def number(data: Mapping[str, object], name: str, where: str, default: float | None = None) -> float:

@@ -71,27 +71,27 @@ def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Option
     return _as_it_ended(_put(blank, keep, _run(kept, site, policy, traits, options)))
 
 
-def _run(kept: Jobs, site: Site, policy: str, traits: Traits, options: Options) -> Outcome:
+def _run(jobs: Jobs, site: Site, policy: str, traits: Traits, options: Options) -> Outcome:
     """The run of jobs that can run."""
     if traits.compiled and options.changes is None:
-        return _queue(kept, site, policy, options)
+        return _queue(jobs, site, policy, options)
     if traits.loop == "log":
-        return _current(kept, policy)
+        return _current(jobs, policy)
     if traits.loop == "loans":
         from windtunnel.studies.fleet.loans.run import run_lyra
 
-        return run_lyra(kept, site, policy, options)
+        return run_lyra(jobs, site, policy, options)
     if traits.loop == "machines":
         from windtunnel.studies.fleet.oversubscribe.run import run_oversubscribed
 
-        return run_oversubscribed(kept, site, policy, options)
+        return run_oversubscribed(jobs, site, policy, options)
     if traits.loop == "clouds":
         from windtunnel.studies.fleet.hybrid.run import run_hybrid
 
-        return run_hybrid(kept, site, policy, options)
+        return run_hybrid(jobs, site, policy, options)
     from windtunnel.studies.fleet.on_clock import run_exact
 
-    return run_exact(kept, site, traits, options)
+    return run_exact(jobs, site, traits, options)
 
 
 def _as_it_ended(outcome: Outcome) -> Outcome:

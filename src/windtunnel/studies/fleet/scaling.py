@@ -60,10 +60,10 @@ def measured_rates(jobs: Jobs, index: int, gpu: str, tables: Tables) -> dict[int
     key = (gpu.lower(), jobs.model[index], int(jobs.batch_size[index]))
     found = tables.rates.get(key)
     if not found:
-        known = ", ".join(sorted({f"{model} at {batch}" for kind, model, batch in tables.rates if kind == key[0]}))
+        text = ", ".join(sorted({f"{model} at {batch}" for kind, model, batch in tables.rates if kind == key[0]}))
         raise UserError(
             f"{jobs.where(index)}: {key[1]} at batch {key[2]} was not measured on {gpu}"
-            + (f" (measured: {known})" if known else f" (nothing was measured on {gpu})")
+            + (f" (measured: {text})" if text else f" (nothing was measured on {gpu})")
             + ": complete ef_throughput.csv"
         )
     return found

@@ -210,8 +210,8 @@ def answer_as_it_is(question: Fleet, executor: str = "serial", *, frontier: bool
     compared = [figure for figure in figures if figure.get("log_wait_error") is not None]
     if compared:
         nearest = min(compared, key=lambda entry: float(entry["log_start_error_p50_s"]))
-        said = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
-        notes += (f"{said}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
+        text = f"{nearest['policy']} is nearest to the log's own starts: mean wait {nearest['log_wait_error']:+.0%}"
+        notes += (f"{text}, half of the starts within {format_time(nearest['log_start_error_p50_s'])}",)
     return FleetAnswer(about, figures, outcomes, warnings, notes, points, files)
 
 

@@ -166,9 +166,9 @@ def when(
 
 
 def _check(options: Options, policy: str, draws: int, spread: float) -> None:
-    known = names_of(on_clock)
-    if policy not in known:
-        raise SpecError("--policy", policy, f"this is answered for {', '.join(known)}")
+    names = names_of(on_clock)
+    if policy not in names:
+        raise SpecError("--policy", policy, f"this is answered for {', '.join(names)}")
     if options.restart_s is not None and POLICIES[policy].compiled:
         raise SpecError("--restart", options.restart_s, "leave it out: bands of a queue are of run times without it")
     if draws < 1:
@@ -178,11 +178,11 @@ def _check(options: Options, policy: str, draws: int, spread: float) -> None:
 
 
 def _row(jobs: Jobs, job: str) -> int:
-    found = next((at for at, name in enumerate(jobs.name) if name == job), None)
-    if found is None:
+    row = next((at for at, name in enumerate(jobs.name) if name == job), None)
+    if row is None:
         shown = ", ".join(list(jobs.name)[:5]) + (", ..." if len(jobs) > 5 else "")
         raise SpecError("job", job, f"{jobs.source} has no such job; it has {shown}")
-    return found
+    return row
 
 
 def _at_moment(
@@ -274,10 +274,10 @@ def _reason(run: Outcome, at: int, free: int, ahead: int, holders: int, site: Si
         return f"{run.policy} turns it away"
     if run.start_s[at] <= run.jobs.submit_s[at]:
         return "it does not wait: it starts when it is submitted"
-    held = "1 job holds" if holders == 1 else f"{holders} jobs hold"
+    text = "1 job holds" if holders == 1 else f"{holders} jobs hold"
     queued = f"; {ahead} wait{'s' * (ahead == 1)} ahead of it" if ahead else ""
     if free < asked:
-        return f"it asks {asked} GPUs and {free} of {site.gpus} are free, {held} the others{queued}"
+        return f"it asks {asked} GPUs and {free} of {site.gpus} are free, {text} the others{queued}"
     if ahead:
         return f"{free} GPUs are free and it asks {asked}, but {ahead} wait{'s' * (ahead == 1)} ahead of it"
     if POLICIES[run.policy].compiled and not options.pool:

@@ -159,7 +159,7 @@ def nic_named(text: str) -> Nic:
     if text.endswith((".yaml", ".yml")):
         return _nic(text, read_form(text, REMEDY))
     folder = files(__package__) / "catalogue"
-    known = sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
+    known = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
     if text not in known:
         raise UnknownNameError("NIC", text, known)
     return _nic(text, form_of((folder / f"{text}.yaml").read_text(encoding="utf-8"), text, own=True))

@@ -106,7 +106,7 @@ def _advice(base: Layout, result: Result | None, again: Again | None = None) -> 
         advices = _asked_again(found, result, again, fits)
     had = min((advice.step_time_ns for advice in advices if advice.kind != OTHERS), default=0)
     advices = [advice for advice in advices if advice.kind != OTHERS or not had or advice.step_time_ns < had]
-    return tuple(sorted(advices, key=lambda one: (_order(one.kind), one.step_time_ns, one.flags))), tried
+    return tuple(sorted(advices, key=lambda advice: (_order(advice.kind), advice.step_time_ns, advice.flags))), tried
 
 
 def _order(kind: str) -> int:

@@ -90,16 +90,16 @@ def told_apart(one: Planned, other: Planned, objective: str = "time") -> bool:
 def changes(one: Planned, other: Planned) -> str:
     """The fields in which the other plan differs, with its values."""
     names = sorted({*one.plan, *other.plan})
-    said = [
+    texts = [
         f"{field_words(name)} {_value_words(other.plan.get(name, 'as by default'))}"
         for name in names
         if one.plan.get(name) != other.plan.get(name)
     ]
     if one.techniques != other.techniques:
-        said.append("+".join(other.techniques) or "no technique")
+        texts.append("+".join(other.techniques) or "no technique")
     if one.n_gpus != other.n_gpus:
-        said.insert(0, f"{other.n_gpus:,} GPUs")
-    return ", ".join(said) or "nothing"
+        texts.insert(0, f"{other.n_gpus:,} GPUs")
+    return ", ".join(texts) or "nothing"
 
 
 def decides(one: Planned, other: Planned, objective: str = "time") -> str:
@@ -118,10 +118,10 @@ def decides(one: Planned, other: Planned, objective: str = "time") -> str:
         if abs(seconds) > WORTH_NAMING * one.step_time_s
     ]
     more = "more" if apart >= 0 else "less"
-    said = f"{named} takes {abs(apart):.2%} {more}{unit}"
+    text = f"{named} takes {abs(apart):.2%} {more}{unit}"
     calm = "" if one.effective_step_time_s is None else " under trouble; without any"
-    said += f"{calm}: {', '.join(parts)}" if parts else ": no part of the step differs much"
-    return said + _band(one, other, objective)
+    text += f"{calm}: {', '.join(parts)}" if parts else ": no part of the step differs much"
+    return text + _band(one, other, objective)
 
 
 def _band(one: Planned, other: Planned, objective: str) -> str:

@@ -85,10 +85,10 @@ def simplicity(changes: Mapping[str, object]) -> tuple[int, int]:
     return len(ranks), max(ranks, default=0)
 
 
-def _apart(one: Advice, singles: Sequence[Advice]) -> str:
+def _apart(advice: Advice, singles: Sequence[Advice]) -> str:
     best = min(single.step_time_ns for single in singles)
-    slower = one.step_time_ns / best - 1.0
-    return "the simplest of those that are not told apart" if one is singles[0] and slower > 0.0 else ""
+    slower = advice.step_time_ns / best - 1.0
+    return "the simplest of those that are not told apart" if advice is singles[0] and slower > 0.0 else ""
 
 
 def _together(result: Result, base: Layout, singles: Sequence[Advice]) -> Advice | None:
@@ -121,14 +121,14 @@ def launch_of(word: str) -> str | None:
     return word if states_model(word) and not word.lower().endswith(LOGS) else None
 
 
-def as_change(one: Advice, model: Model, cluster: Cluster, plan: Plan, launch: str | None) -> Proposal:
+def as_change(advice: Advice, model: Model, cluster: Cluster, plan: Plan, launch: str | None) -> Proposal:
     """One piece of advice as a change of the user's own file, where it has an option for it."""
-    return _of(one, laid_out(model, cluster, plan), launch, "")
+    return _of(advice, laid_out(model, cluster, plan), launch, "")
 
 
-def _of(one: Advice, base: Layout, launch: str | None, note: str) -> Proposal:
-    text = "" if launch is None or "n_gpus" in one.changes else _diff(one.changes, base, launch)
-    return Proposal(one.changes, one.flags, text, one.step_time_s, one.gain, one.peak_memory_bytes, note)
+def _of(advice: Advice, base: Layout, launch: str | None, note: str) -> Proposal:
+    text = "" if launch is None or "n_gpus" in advice.changes else _diff(advice.changes, base, launch)
+    return Proposal(advice.changes, advice.flags, text, advice.step_time_s, advice.gain, advice.peak_memory_bytes, note)
 
 
 def _diff(changes: Mapping[str, object], base: Layout, launch: str) -> str:

@@ -114,7 +114,7 @@ def families(space: Space) -> Iterator[Family]:
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
     shapes = list(_shapes(space))
     large = sum(prod(map(len, options.values())) * len(found) for _, options, found in shapes) > FLAT_MOST
-    shapes.sort(key=lambda one: (one[0]["tp"] > space.cluster.gpus_in_domain, one[0]["cp"]))
+    shapes.sort(key=lambda shape: (shape[0]["tp"] > space.cluster.gpus_in_domain, shape[0]["cp"]))
     for fields, found in _candidates(shapes):
         together = [[each for each in found if each[1] == name] for name in dict.fromkeys(name for _, name, _ in found)]
         for several in together if large else [[each] for each in found]:

@@ -102,7 +102,9 @@ def try_techniques(finalists: Sequence[Planned], words: Sequence[str], priced: P
                 predicted += 1
                 options += [] if found is None else [found]
         if options:
-            best.append(min(options, key=lambda found: (found.step_time_s, len(found.techniques), found.techniques)))
+            best.append(
+                min(options, key=lambda option: (option.step_time_s, len(option.techniques), option.techniques))
+            )
     skipped = {word: reason for word, reason in reasons.items() if word not in worked}
     return Tried(tuple(best), len(finalists), predicted, unfit, skipped)
 

@@ -79,12 +79,12 @@ class CapturedJob:
         held = self._seen.get((call.group, id(call.members)))
         if held is not None and held[0] is call.members:
             return held[1]
-        known = self.by_group
-        found = known.get((call.group, call.members), known.get(("", call.members)))
-        if found is None:
+        by_group = self.by_group
+        family = by_group.get((call.group, call.members), by_group.get(("", call.members)))
+        if family is None:
             raise SpecError("group", call.group, f"of ranks {call.members[:8]} is in no family of this captured job")
-        self._seen[call.group, id(call.members)] = (call.members, found)
-        return found
+        self._seen[call.group, id(call.members)] = (call.members, family)
+        return family
 
 
 def moved_families(
@@ -125,7 +125,7 @@ def moved_families(
             for rank in ranks.tolist():
                 if not open_ranks[rank]:
                     continue
-                moved = tuple(int(one) for one in members_for(rank, members))
+                moved = tuple(int(member) for member in members_for(rank, members))
                 open_ranks[list(moved)] = False
                 open_ranks[rank] = False
                 number = instances.setdefault((moved, turn), len(instances))

@@ -122,20 +122,20 @@ def _by_category(events: Iterable[MemoryEvent]) -> dict[str, int]:
 def _history(program: RankProgram) -> tuple[list[MemoryEvent], int]:
     """Events from the beginning of the job, storages under names of their own, and where the last step begins."""
     step, heirs, lost = _whole_step(program)
-    found = {event.storage for event in program.resident}
+    storages = {event.storage for event in program.resident}
     freed = {*heirs, *lost}
     state = [event for event in program.resident if event.category == "optimizer" and event.storage not in freed]
     later = {*heirs, *(event.storage for event in state)}  # not there before the first step
     events = [event for event in program.resident if event.storage not in later]
     base = 1 + max((event.storage for event in (*program.resident, *program.memory)), default=0)
-    name = {storage: storage for storage in found}  # of what a step finds
+    name = {storage: storage for storage in storages}  # of what a step finds
     begin = len(events)
     for number in range(1, STEPS + 1):
         begin, met = len(events), set[int]()
         absent = set(heirs) if number == 1 else lost
         for event in _with_state(program, step, state) if number == 1 else step:
             storage = event.storage
-            if event.op >= 0 and (storage not in found or storage in met):
+            if event.op >= 0 and (storage not in storages or storage in met):
                 events.append(event._replace(storage=number * base + storage))
             elif storage not in absent:  # the end of what was found; from here on it is new
                 events.append(event._replace(storage=name[storage]))

@@ -33,7 +33,7 @@ def mean_of(kinds: Sequence[tuple[int, Result]]) -> Result:
         done = mean([value * time for value, time in zip(values, times, strict=True)])
         return done / max(mean(times), 1)
 
-    said = ", ".join(f"{count} of {format_time(result.step_time_s)}" for count, result in kinds)
+    text = ", ".join(f"{count} of {format_time(result.step_time_s)}" for count, result in kinds)
     names = dict.fromkeys(name for _, result in kinds for name in result.traffic_bytes)
     traffic = {name: round(mean([result.traffic_bytes.get(name, 0) for _, result in kinds])) for name in names}
     return replace(
@@ -54,7 +54,7 @@ def mean_of(kinds: Sequence[tuple[int, Result]]) -> Result:
         memory_p95_bytes=fullest.memory_p95_bytes,
         tight=fullest.tight,
         traffic_bytes=traffic,
-        defaults=(*first.defaults, f"the mean step of a period of {steps}: {said}"),
+        defaults=(*first.defaults, f"the mean step of a period of {steps}: {text}"),
     )
 
 

@@ -57,15 +57,15 @@ def published(gpus: int | None = None) -> RecoveryTimes:
         more = 0.0 if gpus is None or "at" not in entry else PER_GPU_S * (gpus - float(entry["at"]))
         return float(entry["seconds"]) + more
 
-    return RecoveryTimes(**{one.name: seconds(one.name) for one in fields(RecoveryTimes)})
+    return RecoveryTimes(**{field.name: seconds(field.name) for field in fields(RecoveryTimes)})
 
 
 def with_times(times: RecoveryTimes, said: Mapping[str, object]) -> RecoveryTimes:
     """`times` with some of them replaced. Raises UnknownNameError for a key, SpecError for a time that is none."""
-    known = [one.name for one in fields(RecoveryTimes)]
+    names = [field.name for field in fields(RecoveryTimes)]
     for name in said:
-        if name not in known:
-            raise UnknownNameError("recovery time", name, known)
+        if name not in names:
+            raise UnknownNameError("recovery time", name, names)
     changed = {name: parse_time(value, f"recovery {name}") for name, value in said.items()}
     for name, seconds in changed.items():
         if not math.isfinite(seconds):

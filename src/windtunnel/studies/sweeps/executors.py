@@ -166,8 +166,8 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
     if own:
         ray.init(address=address, log_to_driver=False)
     try:
-        for found in rows_on_ray(ray, function, todo, workers):
-            yield from found
+        for row in rows_on_ray(ray, function, todo, workers):
+            yield from row
     finally:
         if own:
             ray.shutdown()

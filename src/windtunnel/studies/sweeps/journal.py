@@ -20,16 +20,16 @@ HELD_S = 2.0  # children of a process that was killed hold its files a little lo
 
 def read_journal(path: Path) -> dict[str, dict[str, object]]:
     """Rows by key. Reading stops at the first line that is not whole."""
-    found: dict[str, dict[str, object]] = {}
+    journal: dict[str, dict[str, object]] = {}
     if not path.exists():
-        return found
+        return journal
     for line in path.read_bytes().split(b"\n")[:-1]:  # behind the last newline is nothing, or a torn line
         try:
             row = json.loads(line)
-            found[row["key"]] = row
+            journal[row["key"]] = row
         except (ValueError, KeyError, TypeError):
             break
-    return found
+    return journal
 
 
 class Journal:

@@ -143,10 +143,10 @@ def _run(parent: Connection, function: str, workers: int) -> None:
             pass
         parent.send(([], ""))
         batches = parent.recv()
-        for found in rows_on_ray(ray, function, batches, workers):
+        for row in rows_on_ray(ray, function, batches, workers):
             if parent.poll():  # nothing more is ever sent: what comes is the end
                 return
-            parent.send((found, ""))
+            parent.send((row, ""))
         parent.send((None, ""))
     finally:
         ray.shutdown()

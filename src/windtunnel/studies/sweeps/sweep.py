@@ -231,7 +231,7 @@ def _trials(
     sampler = optuna.samplers.TPESampler(seed=asked.get("seed", 0))
     search = optuna.create_study(direction="minimize", sampler=sampler)
     target, count, ran = str(asked.get("minimise", "step_time_s")), asked.get("trials", 20), 0
-    known = {point.key for point in points}
+    keys = {point.key for point in points}
     best: tuple[float, Mapping[str, object]] | None = None
     for number in range(count):
         trial = search.ask()
@@ -242,8 +242,8 @@ def _trials(
             rows[point.key] = {"key": point.key, **run_points(called, [point.inputs])[0]}
             log.add(rows[point.key])
             ran += 1
-        if point.key not in known:
-            known.add(point.key)
+        if point.key not in keys:
+            keys.add(point.key)
             points.append(point)
         value = rows[point.key]["outputs"].get(target)
         if rows[point.key]["status"] == "ok" and value is not None:

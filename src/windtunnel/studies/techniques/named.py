@@ -152,7 +152,7 @@ def legal(techniques: list[Named]) -> None:
 
 def list_techniques() -> list[dict[str, object]]:
     """All techniques as plain data: what `windtunnel techniques` shows."""
-    found: list[dict[str, object]] = []
+    techniques: list[dict[str, object]] = []
     for one in TECHNIQUES:
         parameters = [
             {
@@ -164,10 +164,10 @@ def list_techniques() -> list[dict[str, object]]:
             for field in fields_of(one.takes)
         ]
         excluded = sorted({*one.excludes, *(other.name for other in TECHNIQUES if one.name in other.excludes)})
-        found.append(
+        techniques.append(
             {
                 "name": one.name, "aliases": list(one.aliases), "does": one.does, "needs": one.needs,
                 "runs": one.runs, "excludes": excluded, "parameters": parameters,
             }
         )  # fmt: skip
-    return found
+    return techniques

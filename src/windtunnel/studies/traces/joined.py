@@ -210,11 +210,11 @@ def _peers(ranks: Sequence[RankOps], notes: list[str]) -> NDArray[np.int32]:
         if len(set(by_part.values())) == 1 and len(by_part) == (len(ranks) if _outside(key) else n_parts)
     }
     numbers: dict[Hashable, int] = {}
-    found = np.empty(len(places), np.int32)
+    peers = np.empty(len(places), np.int32)
     for op, place in enumerate(places):
         peer_key: Hashable = ("alone", op) if place is None else place if place[0] in regular else place[0]
-        found[op] = numbers.setdefault(peer_key, len(numbers))
-    return found
+        peers[op] = numbers.setdefault(peer_key, len(numbers))
+    return peers
 
 
 def _outside(key: Hashable) -> bool:

@@ -127,7 +127,7 @@ def _gaps(
 ) -> list[Interval]:
     program, ranks = step.graph.program, step.graph.n_programs
     windows = [first, second] if len(second) else [first]
-    found = []
+    gaps = []
     for number, window in enumerate(windows):
         begins = int(np.flatnonzero(order == window[0])[0]) + len(window) if len(window) else 0
         following = windows[number + 1] if number + 1 < len(windows) else order[:0]
@@ -142,5 +142,5 @@ def _gaps(
             np.maximum.at(resumed, program[between], timeline.end_ns[between])
         for rank in np.flatnonzero((missing > 0) & (stopped < resumed)).tolist():
             text = f"{missing[rank]} ops not shown"
-            found.append(Interval(rank, "compute", text, "not shown", int(stopped[rank]), int(resumed[rank])))
-    return found
+            gaps.append(Interval(rank, "compute", text, "not shown", int(stopped[rank]), int(resumed[rank])))
+    return gaps

@@ -180,8 +180,8 @@ def check_images(plan: Plan, model: Model) -> None:
         return
     tower = model.vision
     if tower is None:
-        known = "no vision tower" if model.tower is None else "a vision tower that cannot be read"
-        raise SpecError("images", plan.images, f"{model.name} has {known}: leave it out to price the text model alone")
+        text = "no vision tower" if model.tower is None else "a vision tower that cannot be read"
+        raise SpecError("images", plan.images, f"{model.name} has {text}: leave it out to price the text model alone")
     patches = image_patches(plan, tower)
     if not patches:
         raise SpecError("image_patches", None, f"{model.name} takes images of any size: say how many patches one has")

@@ -119,7 +119,7 @@ def _as_named(given: object, cluster: MixedCluster) -> str | Path:
 def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict) -> Result:
     alike = cluster.clusters_on_slowest_network()
     results = [predict(model, one, plan) for one in alike]
-    last = max(results, key=lambda one: one.step_time_ns)
+    last = max(results, key=lambda result: result.step_time_ns)
     lacking = [result for result in results if result.status != "ok"]
     shown = max(lacking, key=lambda one: one.peak_memory.device_bytes) if lacking else last
     times = ", ".join(

@@ -144,8 +144,8 @@ def predict(
     if layout.plan.task == "forward":  # without gradients a layer leaves nothing, as if it were recomputed
         kept = replace(layout, plan=layout.plan.with_fields({"recompute": "full"}))
     memory = fullest(
-        memory_of(kept, one.pieces if kept is layout else known_pieces(kept), one.step, one.timeline.end_ns)
-        for one in steps
+        memory_of(kept, step.pieces if kept is layout else known_pieces(kept), step.step, step.timeline.end_ns)
+        for step in steps
     )
     question = question_by(model, cluster, layout.asked, disturbances.scenario(router, lengths), named)
     result = _result(layout, (pricer,), base.step, base.timeline, memory, question, makespan, disturbed)

@@ -415,10 +415,10 @@ class Pricer:
         m, n, k = (max(1, round(size)) for size in (m, n, k))
         if self.calibrated is not None:  # what belongs to no linear layer
             return self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
-        known = self._gemms.get((m, n, k, dtype))
-        if known is None:
-            known = self._gemms[m, n, k, dtype] = sustained_gemm(self.kernels, self.training, m, n, k, dtype)
-        return known
+        gemm = self._gemms.get((m, n, k, dtype))
+        if gemm is None:
+            gemm = self._gemms[m, n, k, dtype] = sustained_gemm(self.kernels, self.training, m, n, k, dtype)
+        return gemm
 
     def _aligned(self, price: Price, op: Operation) -> Price:
         """A 16-bit product at the length of its rows; the narrow formats refuse what is not aligned."""

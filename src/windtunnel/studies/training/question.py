@@ -149,8 +149,8 @@ def _built(native: Native) -> Model:
         return load_model(native.model)
     if native.model is None:
         named = next((word for word in native.unknown if word.startswith("the model ")), "")
-        said = f"{named} is not in the catalogue" if named else "this file states none that is known"
-        raise SpecError("model", None, f"{said}: name one, and give this file as --plan", native.where)
+        text = f"{named} is not in the catalogue" if named else "this file states none that is known"
+        raise SpecError("model", None, f"{text}: name one, and give this file as --plan", native.where)
     sizes = dict(native.model)
     if sizes.get("vocab") is None:
         raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
@@ -171,23 +171,23 @@ def _check_same(word: str, native: Native, changes: Mapping[str, object]) -> Non
     model = model_of(read_part(ModelPart, {"base": word, **nested(own_changes)}, field="model"), 1)
     own = _sizes(model)
     if isinstance(native.model, str):
-        told = _sizes(load_model(native.model))
+        sizes = _sizes(load_model(native.model))
     elif native.model is None:
-        told = dict(native.sizes)
-        of_experts = told.pop("expert_ffn", None)
+        sizes = dict(native.sizes)
+        of_experts = sizes.pop("expert_ffn", None)
         if own["experts"]:
-            told = {name: size for name, size in told.items() if name != "ffn"}  # that of dense layers
-            told |= {} if of_experts is None else {"ffn": of_experts}
+            sizes = {name: size for name, size in sizes.items() if name != "ffn"}  # that of dense layers
+            sizes |= {} if of_experts is None else {"ffn": of_experts}
     else:
-        told = _sizes(
+        sizes = _sizes(
             _built(replace(native, model={**native.model, "vocab": native.model["vocab"] or model.vocab_size}))
         )
-    if 0 <= told.get("vocab", 0) - own["vocab"] < PADDING_MOST:
-        told["vocab"] = own["vocab"]
+    if 0 <= sizes.get("vocab", 0) - own["vocab"] < PADDING_MOST:
+        sizes["vocab"] = own["vocab"]
     differ = [
-        f"{name} {_shown(told[name])} in the file, {_shown(own[name])} in the model"
+        f"{name} {_shown(sizes[name])} in the file, {_shown(own[name])} in the model"
         for name in own
-        if name in told and told[name] != own[name]
+        if name in sizes and sizes[name] != own[name]
     ]
     if differ:
         what = f" ({native.model})" if isinstance(native.model, str) else ""

@@ -175,7 +175,7 @@ class RlReport(Shown):
     def phases(self) -> list[Score]:
         """By phase, of the rows that publish it."""
         pairs = list(zip(self.rows, self.predictions, strict=True))
-        return [one for name in PHASES if (one := _score(name, pairs, name)).answered]
+        return [score for name in PHASES if (score := _score(name, pairs, name)).answered]
 
     def write_rows(self, path: Path) -> None:
         """A line for each row of the table."""

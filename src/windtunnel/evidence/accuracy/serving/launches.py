@@ -34,11 +34,11 @@ def _first(facts: list[Facts], row: ServingRow, **deployment: object) -> Facts:
     return next((fact for fact in facts if _holds(fact.get("when", {}), row, deployment)), {})
 
 
-def _holds(when: Facts, row: ServingRow, known: Facts) -> bool:
-    return all(_holds_one(name, wanted, row, known) for name, wanted in when.items())
+def _holds(when: Facts, row: ServingRow, facts: Facts) -> bool:
+    return all(_holds_one(name, wanted, row, facts) for name, wanted in when.items())
 
 
-def _holds_one(name: str, wanted: Any, row: ServingRow, known: Facts) -> bool:
+def _holds_one(name: str, wanted: Any, row: ServingRow, facts: Facts) -> bool:
     if name == "gpu":
         return row.text("gpu").lower().startswith(tuple(wanted))
     if name == "generation":
@@ -54,11 +54,11 @@ def _holds_one(name: str, wanted: Any, row: ServingRow, known: Facts) -> bool:
     if name == "in_flight":
         return bool(wanted[0] <= row.whole_number("concurrency", 1) <= wanted[1])
     if name == "since":
-        release = known.get("release", engine_named(row).partition("-")[2])
+        release = facts.get("release", engine_named(row).partition("-")[2])
         return order_of(str(release)) >= order_of(str(wanted))
     if name == "gpus":
-        return bool(known[name] <= wanted)
-    return bool(known[name] == wanted)
+        return bool(facts[name] <= wanted)
+    return bool(facts[name] == wanted)
 
 
 def _model(row: ServingRow) -> str:
@@ -209,13 +209,13 @@ def decode_limit(row: ServingRow, deployment: Deployment, workers: int) -> tuple
 @cache
 def _limits() -> Mapping[tuple[object, ...], list[tuple[int, int]]]:
     """(tokens drafted, batch) by point."""
-    found: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    limits: dict[tuple[object, ...], list[tuple[int, int]]] = {}
     for _, line in read_table(Path(__file__).with_name("decode_limits.csv")).rows():
         lengths = int(line["isl"]), int(line["osl"])
         for concurrency in line["concurrency"].split():
             point = (line["gpu"], line["precision"], *lengths, int(line["workers"]), line["layout"], int(concurrency))
-            found.setdefault(point, []).append((int(line["drafted"]), int(line["batch"])))
-    return found
+            limits.setdefault(point, []).append((int(line["drafted"]), int(line["batch"])))
+    return limits
 
 
 def prompt_tokens(row: ServingRow) -> int:

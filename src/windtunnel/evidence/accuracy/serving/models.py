@@ -78,8 +78,8 @@ def _config_of(names: list[str]) -> Mapping[str, object] | None:
     for name in names:
         path = files.get(name) or plain.get(_shortened(name)[-1])
         if path is not None:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else None
+            document = json.loads(path.read_text(encoding="utf-8"))
+            return document if isinstance(document, dict) else None
     return None
 
 

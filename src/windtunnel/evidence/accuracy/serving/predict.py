@@ -305,13 +305,13 @@ def _pools(
     return serving_results
 
 
-def _in_ranks(row: ServingRow, model: Model, side: str, one: Deployment) -> Deployment:
+def _in_ranks(row: ServingRow, model: Model, side: str, deployment: Deployment) -> Deployment:
     """A worker whose attention nobody says how to split: repeated where a split leaves each GPU the whole cache."""
     whole = all(layer.attention.cache_width(2) == layer.attention.cache_width(1) for layer in model.layers)
     stated = row.text(f"{side}_attn_dp") or row.text(f"{side}_moe_ep")
-    if stated or one.tp == 1 or not whole:
-        return one
-    return replace(one, tp=1, attn_dp=one.tp, moe_tp=1, moe_ep=one.tp)
+    if stated or deployment.tp == 1 or not whole:
+        return deployment
+    return replace(deployment, tp=1, attn_dp=deployment.tp, moe_tp=1, moe_ep=deployment.tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,10 +326,10 @@ class _Reading:
 
 def _listed(row: ServingRow, taken: Collection[Recipe], drafted: bool | None) -> list[Recipe]:
     """Published deployments that a row may be."""
-    found = recipes_of(row, taken)
+    recipes = recipes_of(row, taken)
     drafted = row.text("spec") == "mtp" if row.text("spec") else drafted
-    same = [recipe for recipe in found if drafted is None or (recipe.drafted > 0) == drafted]
-    return same or found
+    same = [recipe for recipe in recipes if drafted is None or (recipe.drafted > 0) == drafted]
+    return same or recipes
 
 
 def _readings(

@@ -143,9 +143,9 @@ def _listed() -> dict[tuple[object, ...], list[Recipe]]:
         n_decode, _, decode = line["decode"].partition(" x ")
         ran = tuple(line["ran"].split())
         drafts = (int(line["drafted"]), float(line["accepted"] or 0.0))
-        one = Recipe(*drafts, int(n_prefill), prefill, int(n_decode), decode, ran)
+        recipe = Recipe(*drafts, int(n_prefill), prefill, int(n_decode), decode, ran)
         names = (line["model"], line["gpu"], line["engine"], line["precision"], bool(prefill))
         for concurrency in line["concurrency"].split():
             key = (*names, int(line["isl"]), int(line["osl"]), int(concurrency))
-            listed.setdefault(key, []).append(one)
+            listed.setdefault(key, []).append(recipe)
     return listed

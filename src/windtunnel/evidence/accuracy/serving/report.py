@@ -115,12 +115,12 @@ class ServingReport(Shown):
 
 
 def _ratios(pairs: Iterable[tuple[ServingRow, Predicted]], key: str, column: str, scale: float) -> list[float]:
-    found = []
+    ratios = []
     for row, one in pairs:
         measured, value = row.number(column), getattr(one, key)
         if measured is not None and measured > 0.0 and not math.isnan(value):
-            found.append(value / (measured * scale))
-    return found
+            ratios.append(value / (measured * scale))
+    return ratios
 
 
 def _naive(rows: Sequence[ServingRow]) -> tuple[float | None, float | None, int]:

@@ -60,8 +60,8 @@ def as_spelled(fields: Mapping[str, str]) -> dict[str, str]:
     name = given.get("model", "")
     changed["model"] = MODELS.get(re.sub(r"-99(\.9)?$", "", name.lower().replace("_", ".")), name)
     if not any(changed.get(format_column) for format_column in FORMAT_COLUMNS):  # a checkpoint's name says its format
-        told = BITS.search(name.lower())
-        changed["precision"] = _format(told[1]) if told else ""
+        match = BITS.search(name.lower())
+        changed["precision"] = _format(match[1]) if match else ""
     if given.get("mode"):
         changed["mode"] = "disagg" if MODES.match(given["mode"].lower()) else "agg"
     if given.get("kv_dtype"):

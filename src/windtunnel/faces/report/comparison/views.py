@@ -29,11 +29,11 @@ def trace_document(answer: TraceComparison) -> Document:
     worst = max(answer.classes, key=lambda class_time: class_time.difference_s)
     change = answer.measured_s / answer.predicted_s - 1.0
     lost = f"; {worst.name} has the most more, {text_of(worst.difference_s, 's')}" if worst.difference_s > 0 else ""
-    said = f"The traced step takes {text_of(answer.measured_s, 's')}, {text_of(change, 'change')} of the predicted one"
+    text = f"The traced step takes {text_of(answer.measured_s, 's')}, {text_of(change, 'change')} of the predicted one"
     return Document(
         "comparison",
         f"{answer.title} and {len(answer.traces)} trace{'s' * (len(answer.traces) > 1)}",
-        [Headline(f"{said}{lost}."), classes_table(answer.classes)],
+        [Headline(f"{text}{lost}."), classes_table(answer.classes)],
         hash=answer.content_hash,
     )
 

@@ -182,30 +182,30 @@ def chart_of(view: Curve) -> Chart:
     return Chart(plots, x.ticks(view.x.unit), y.ticks(view.y.unit), tuple(keys), limits, tuple(rows), len(plots) == 1)
 
 
-def _paths(one: Series, colour: str, x: Scale, y: Scale) -> list[Path]:
+def _paths(series: Series, colour: str, x: Scale, y: Scale) -> list[Path]:
     def place(a: float, b: float) -> tuple[str, str]:
         return f"{SIDE * x.at(a):.1f}", f"{SIDE * (1.0 - min(max(y.at(b), -0.05), 1.05)):.1f}"
 
     paths: list[Path] = []
-    if one.low and one.high and one.form == "points":
-        ends = [(place(a, low), place(a, high)) for a, low, high in zip(one.x, one.low, one.high, strict=True)]
+    if series.low and series.high and series.form == "points":
+        ends = [(place(a, low), place(a, high)) for a, low, high in zip(series.x, series.low, series.high, strict=True)]
         paths.append(Path("spread", "".join(f"M{a} {b}V{c}" for (a, b), (_, c) in ends), colour))
-    elif one.low and one.high:
-        there = [" ".join(place(a, b)) for a, b in zip(one.x, one.high, strict=True)]
-        back = [" ".join(place(a, b)) for a, b in zip(one.x, one.low, strict=True)]
+    elif series.low and series.high:
+        there = [" ".join(place(a, b)) for a, b in zip(series.x, series.high, strict=True)]
+        back = [" ".join(place(a, b)) for a, b in zip(series.x, series.low, strict=True)]
         paths.append(Path("band", f"M{'L'.join([*there, *reversed(back)])}Z", colour))
-    points = [place(a, b) for a, b in zip(one.x, one.y, strict=True)]
+    points = [place(a, b) for a, b in zip(series.x, series.y, strict=True)]
     dots = "".join(f"M{a} {b}h0" for a, b in points)
-    if one.form == "points":
+    if series.form == "points":
         return [*paths, Path("points", dots, colour)]
-    if one.form == "columns":
-        floor = place(one.x[0], max(y.low, 1.0 if y.low >= 1.0 else y.low))[1]
+    if series.form == "columns":
+        floor = place(series.x[0], max(y.low, 1.0 if y.low >= 1.0 else y.low))[1]
         return [*paths, Path("columns", "".join(f"M{a} {floor}V{b}" for a, b in points), colour)]
-    if one.form == "steps":
+    if series.form == "steps":
         d = f"M{points[0][0]} {points[0][1]}" + "".join(f"H{a}V{b}" for a, b in points[1:])
-        return [*paths, Path("line", d, colour, one.dashed)]
-    paths.append(Path("line", "M" + "L".join(f"{a} {b}" for a, b in points), colour, one.dashed))
-    return [*paths, Path("points", dots, colour)] if len(points) <= 24 and not one.dashed else paths
+        return [*paths, Path("line", d, colour, series.dashed)]
+    paths.append(Path("line", "M" + "L".join(f"{a} {b}" for a, b in points), colour, series.dashed))
+    return [*paths, Path("points", dots, colour)] if len(points) <= 24 and not series.dashed else paths
 
 
 def _plot_data(those: Sequence[Series], view: Curve, x: Scale, y: Scale) -> Data:

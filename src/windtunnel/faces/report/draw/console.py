@@ -366,9 +366,9 @@ def _heat(view: Heat, width: int) -> list[RenderableType]:
         f" {view.columns.count:,} x {view.rows.count:,} cells",
         style="dim",
     )
-    said = [Text(plain(f"{view.place(at)}: {text}")) for at, text in view.texts[:LANES_MOST]]
+    texts = [Text(plain(f"{view.place(at)}: {text}")) for at, text in view.texts[:LANES_MOST]]
     if view.rows.count > HEAT_MOST or view.columns.count > min(HEAT_MOST, (width - 20) // 2):
-        return [*_title(view.title), words, *said]
+        return [*_title(view.title), words, *texts]
     table = grid(LABEL | {"max_width": 18}, WORD)
     for row in range(view.rows.count):
         shades = ""
@@ -377,7 +377,7 @@ def _heat(view: Heat, width: int) -> list[RenderableType]:
             share = 0.0 if value is None else (value - low) / ((high - low) or 1.0)
             shades += "  " if value is None else "·░▒▓█"[max(0, min(4, int(5 * share)))] * 2
         table.add_row(Text(plain(view.rows.label(row))), shades)
-    return [*_title(view.title), table, words, *said]
+    return [*_title(view.title), table, words, *texts]
 
 
 def _flow(view: Flow, width: int) -> list[RenderableType]:

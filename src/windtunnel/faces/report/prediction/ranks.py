@@ -54,14 +54,14 @@ def told_apart(disturbed: Disturbed, n_gpus: int) -> str:
     return f"{text}; {format_many(kinds, 'kind')} of ranks can be told apart" if kinds else text
 
 
-def where_words(one: Blame, ranks: Ranks) -> str:
+def where_words(blame: Blame, ranks: Ranks) -> str:
     """Where a disturbance sits, and on how many GPUs; empty when it is nowhere in particular."""
-    if one.stage < 0:
+    if blame.stage < 0:
         return ""
-    if one.replica < 0:
-        return f"stage {one.stage}"
-    n_gpus = ranks.count(one.what)
-    return f"{n_gpus:,} GPUs" if n_gpus > 1 else f"stage {one.stage}, replica {one.replica}"
+    if blame.replica < 0:
+        return f"stage {blame.stage}"
+    n_gpus = ranks.count(blame.what)
+    return f"{n_gpus:,} GPUs" if n_gpus > 1 else f"stage {blame.stage}, replica {blame.replica}"
 
 
 def kind_of(one: Waiting) -> str:

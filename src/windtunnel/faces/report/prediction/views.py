@@ -180,9 +180,9 @@ def advice_views(result: Result) -> list[View]:
     return [Changes(name, ("against now", "step", "peak memory"), changes, note)]
 
 
-def _change(one: Advice) -> Change:
-    figures = (Number(one.step_time_s, "s"), Number(one.peak_memory_bytes, "B"))
-    return Change(one.flags, Number(-one.gain, "change"), figures, KINDS[one.kind])
+def _change(advice: Advice) -> Change:
+    figures = (Number(advice.step_time_s, "s"), Number(advice.peak_memory_bytes, "B"))
+    return Change(advice.flags, Number(-advice.gain, "change"), figures, KINDS[advice.kind])
 
 
 def time_parts(breakdown_ns: Mapping[str, int], categories: Mapping[str, Category]) -> list[Part]:

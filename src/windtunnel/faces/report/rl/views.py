@@ -181,14 +181,14 @@ def accuracy_document(report: RlReport) -> Document:
     """Predicted steps beside measured ones."""
     whole = report.scores()[-1]
     if whole.mean is None or whole.bias is None:
-        said = "No row could be predicted."
+        text = "No row could be predicted."
     else:
-        said = (
+        text = (
             f"Steps are {text_of(whole.mean, 'share')} off in the mean, {text_of(whole.bias, 'share')} with the sign;"
             f" {whole.answered} of {whole.rows} measured steps are predicted."
         )
     views: list[View] = [
-        Headline(said),
+        Headline(text),
         _scores("Step time", report.scores()),
         _scores("Published phases", report.phases()),
         Notes(

@@ -57,8 +57,8 @@ def serving_document(result: ServingResult, points: Sequence[Answer] = ()) -> Do
     )
     title = f"{spec['model']} on {result.gpus} × {spec['gpu']}"
     if not result.feasible:
-        said = result.reason if result.refusal else f"Does not fit: {result.reason.removeprefix('does not fit: ')}"
-        views: list[View] = [Headline(f"{said}.", tone="bad")]
+        reason = result.reason if result.refusal else f"Does not fit: {result.reason.removeprefix('does not fit: ')}"
+        views: list[View] = [Headline(f"{reason}.", tone="bad")]
         return Document("a model served", title, views, subtitle=under)
     return Document("a model served", title, list(_views(result)), list(_details(result, answer, points)), under)
 
@@ -100,11 +100,11 @@ def _views(result: ServingResult) -> Iterator[View]:
     lines += ["p5–p95 of TPOT is the band of the prediction of its mean"] if result.tpot is not None else []
     lines.append(f"{result.finished:,} requests finished, {result.refused:,} refused")
     if result.preemptions or result.prefix_hit_rate or result.tier_hit_rates:
-        known = text_of(result.prefix_hit_rate, "share")
+        text = text_of(result.prefix_hit_rate, "share")
         below = "".join(
             f", {text_of(rate, 'share')} copied from {name}" for name, rate in result.tier_hit_rates.items()
         )
-        lines.append(f"{result.preemptions:,} preemptions; {known} of prompt blocks were known{below}")
+        lines.append(f"{result.preemptions:,} preemptions; {text} of prompt blocks were known{below}")
     if result.adapter_loads is not None:
         lines.append(f"{result.adapter_loads:,} times an adapter was brought to a GPU")
     yield Notes("How it ran", lines)
@@ -112,23 +112,23 @@ def _views(result: ServingResult) -> Iterator[View]:
 
 def _verdict(result: ServingResult) -> Headline:
     tones: dict[str, Tone] = {"stable": "good", "near saturation": "warn", "over": "bad"}
-    said = {
+    text = {
         "stable": "Keeps up",
         "near saturation": "Near saturation: queueing is most of TTFT, which is no promise",
         "over": "Over its capacity: the queue grows as long as requests come, and TTFT is no promise",
     }[result.regime]
     if result.slo_attainment is not None:
-        said += f"; {text_of(result.slo_attainment, 'share')} of the requests meet their limits"
+        text += f"; {text_of(result.slo_attainment, 'share')} of the requests meet their limits"
     if result.search is not None and result.goodput_requests_per_s is not None:
         document: Answer = result.to_dict()
         search = document["search"]
-        said = (
+        text = (
             f"Serves {_rate(result.goodput_requests_per_s)} requests/s, {search['attain']:.0%} within their limits"
             f" ({search['rates_tried']} rates tried)"
         )
     output = Number(result.output_tokens_per_s, "tokens/s")
-    said += f"; {text_of(output)} of output, {_rate(result.requests_per_s)} requests/s."
-    return Headline(said, "output", output, tones[result.regime])
+    text += f"; {text_of(output)} of output, {_rate(result.requests_per_s)} requests/s."
+    return Headline(text, "output", output, tones[result.regime])
 
 
 def _details(result: ServingResult, answer: Answer, points: Sequence[Answer]) -> Iterator[View]:
@@ -183,12 +183,13 @@ def _layout(spec: Answer) -> str:
     if spec.get("prefill"):
         sides = (f"{name} {spec[name]['replicas']} x {spec[name]['layout']}" for name in ("prefill", "decode"))
         return ", ".join(sides)
-    one = spec["deployment"]
+    deployment = spec["deployment"]
     sizes = (
-        (short, one.get(name, 1)) for short, name in (("tp", "tp"), ("pp", "pp"), ("dp", "attn_dp"), ("ep", "moe_ep"))
+        (short, deployment.get(name, 1))
+        for short, name in (("tp", "tp"), ("pp", "pp"), ("dp", "attn_dp"), ("ep", "moe_ep"))
     )
     words = " ".join(f"{short}{size}" for short, size in sizes if size and size > 1) or "tp1"
-    return f"{spec['replicas']} x {words}, {one['weights']}"
+    return f"{spec['replicas']} x {words}, {deployment['weights']}"
 
 
 def served_document(served: Served) -> Document:
@@ -365,13 +366,13 @@ def weight_pool_document(answer: Answer) -> Document:
         rows.append(("cost", "$", [one["cost"] for one in those]))
         rows.append(("per million tokens", "$", [one["cost_per_million_output_tokens"] for one in those]))
     best = min(feasible, key=lambda name: feasible[name]["e2e_s"]["mean"], default=None)
-    said = (
+    text = (
         "No system is possible."
         if best is None
         else f"{best}: {text_of(feasible[best]['e2e_s']['mean'], 's')} in the mean."
     )
     lines = [f"{name}: {system['reason']}" for name, system in systems.items() if not system["feasible"]]
-    views: list[View] = [Headline(said, tone="good" if best else "bad")]
+    views: list[View] = [Headline(text, tone="good" if best else "bad")]
     views += [_beside("Systems", list(feasible), rows), Notes("Not possible", lines, "warn")]
     title = f"{spec['models']} models on {spec['gpus']} {spec['gpu']}"
     under = f"{spec['weight_bytes'] / 1e9:,.0f} GB of weights; {_tokens(spec)}"

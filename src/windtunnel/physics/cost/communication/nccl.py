@@ -208,13 +208,13 @@ def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[
     mesh = _mesh(k, fabric)
     wire = bytes_total * passes * fabric.nic_seconds_per_byte * share / k if m > 1 else 0.0
     bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k) if m > 1 else 0.0
-    found = []
+    rings = []
     for protocol in fabric.protocols:
         step = protocol.ring_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + (steps - net_steps) * protocol.hop_s + net_steps * step
         intra = bytes_total * up_passes * protocol.seconds_per_byte * mesh if k > 1 else 0.0
-        found.append(_cost("ring", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
-    return found
+        rings.append(_cost("ring", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
+    return rings
 
 
 def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
@@ -223,13 +223,13 @@ def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
     wire = bytes_total * crossings * fabric.nic_seconds_per_byte * share / k
     bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k)
     mesh = _mesh(k, fabric)
-    found = []
+    trees = []
     for protocol in fabric.protocols:
         step = protocol.tree_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + 2 * ((k - 1) * protocol.hop_s + math.log2(m) * step)
         intra = 2 * bytes_total * protocol.seconds_per_byte * mesh if k > 1 else 0.0
-        found.append(_cost("tree", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
-    return found
+        trees.append(_cost("tree", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
+    return trees
 
 
 def _nvls(bytes_total: float, shape: Shape, fabric: Fabric, nvls: Protocol) -> Cost:

@@ -121,9 +121,9 @@ def _nearest_experts(engine: Engine, layer: Experts) -> Experts | None:
         for kind in measured.distinct(path, shapes, where)
     ]
 
-    def unlike(one: Experts) -> float:
-        shared = one.experts / one.topk * layer.topk / layer.experts
-        sizes = (one.hidden / layer.hidden, one.inter / layer.inter, shared)
+    def unlike(experts: Experts) -> float:
+        shared = experts.experts / experts.topk * layer.topk / layer.experts
+        sizes = (experts.hidden / layer.hidden, experts.inter / layer.inter, shared)
         return sum(abs(math.log(ratio)) for ratio in sizes)
 
     return min(found, key=unlike, default=None)

@@ -167,16 +167,16 @@ def _decode_attention(
             ("kv_cache_dtype", kv),
             *by_window,
         )
-        found = measured.rows(path, ("batch_size", "step", "latency"), where)
-        if not len(found["latency"]) and by_window:
+        rows = measured.rows(path, ("batch_size", "step", "latency"), where)
+        if not len(rows["latency"]) and by_window:
             where = (*where[:-1], ("window_size", 0))
-            found = measured.rows(path, ("batch_size", "step", "latency"), where)
-        if not len(found["latency"]):
+            rows = measured.rows(path, ("batch_size", "step", "latency"), where)
+        if not len(rows["latency"]):
             continue
         # A kernel with other heads of the cache reads as much as one with other sequences does.
         more = kv_heads * head_dim / (chosen[1] * chosen[2])
-        batches, contexts = found["batch_size"].astype(float) / more, found["step"].astype(float) + 1.0
-        table = surface(batches, contexts, found["latency"] * 1e-3)
+        batches, contexts = rows["batch_size"].astype(float) / more, rows["step"].astype(float) + 1.0
+        table = surface(batches, contexts, rows["latency"] * 1e-3)
         if window is not None and by_window and where[-1][1] == window:
             return _flat_beyond(table, window)
         table = at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
@@ -194,10 +194,10 @@ def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtyp
         if not timed:
             continue
         nearest = min(timed, key=lambda n: abs(math.log(n / heads)))
-        found = measured.rows(path, ("batch_size", "step", "latency"), (("num_heads", nearest), ("kv_cache_dtype", kv)))
+        rows = measured.rows(path, ("batch_size", "step", "latency"), (("num_heads", nearest), ("kv_cache_dtype", kv)))
         # Beyond the most heads that were timed products take the time, not the cache: it grows with the heads.
-        seconds = found["latency"] * 1e-3 * max(1.0, heads / max(timed))
-        table = surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, seconds)
+        seconds = rows["latency"] * 1e-3 * max(1.0, heads / max(timed))
+        table = surface(rows["batch_size"].astype(float), rows["step"].astype(float) + 1.0, seconds)
         return at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
     return _streamed(gpu, per_token, flops_per_token=4.0 * heads * latent)
 
@@ -221,8 +221,8 @@ def _all_reduce(cluster: Cluster, framework: str, release: str, gpus: int) -> Cu
     for _, path in measured.paths(system, "comm", "custom_allreduce_perf", whose, of):
         if (gpus,) not in measured.distinct(path, ("num_gpus",), ()):
             continue
-        found = measured.rows(path, ("message_size", "latency"), (("num_gpus", gpus),))
-        line = curve(found["message_size"].astype(float) * 2.0, found["latency"] * 1e-3)  # elements of 2 bytes
+        rows = measured.rows(path, ("message_size", "latency"), (("num_gpus", gpus),))
+        line = curve(rows["message_size"].astype(float) * 2.0, rows["latency"] * 1e-3)  # elements of 2 bytes
         return Curve(
             nodes, tuple(min(line.at(b), o) if nvlink else line.at(b) for b, o in zip(nodes, ours, strict=True))
         )

@@ -82,11 +82,11 @@ def _module(
         if nearest is None:
             continue
         where, more = nearest
-        found = measured.rows(path, ("batch_size", "step", "latency"), where)
-        if len(found["latency"]) < 2:
+        rows = measured.rows(path, ("batch_size", "step", "latency"), where)
+        if len(rows["latency"]) < 2:
             continue
-        batches, contexts = found["batch_size"].astype(float), found["step"].astype(float) + 1.0
-        decode = surface(batches, contexts, found["latency"] * 1e-3 * more)
+        batches, contexts = rows["batch_size"].astype(float), rows["step"].astype(float) + 1.0
+        decode = surface(batches, contexts, rows["latency"] * 1e-3 * more)
         launches = max(0.0, prompt.seconds[0] - decode.at(1.0, prompt.nodes[0]))
         return Module(decode, Curve(prompt.nodes, tuple(seconds - launches for seconds in prompt.seconds)))
     return None
@@ -135,9 +135,9 @@ def streams_of(system: str | None, framework: str, hidden: int) -> Curve | None:
         if not widths:
             continue
         near = min(widths, key=lambda width: abs(math.log(width / hidden)))
-        found = measured.rows(path, ("op_name", "num_tokens", "latency"), (("hidden_size", near), ("hc_mult", STREAMS)))
+        rows = measured.rows(path, ("op_name", "num_tokens", "latency"), (("hidden_size", near), ("hc_mult", STREAMS)))
         spent: dict[float, dict[str, float]] = {}
-        for name, tokens, ms in zip(*(found[key] for key in ("op_name", "num_tokens", "latency")), strict=True):
+        for name, tokens, ms in zip(*(rows[key] for key in ("op_name", "num_tokens", "latency")), strict=True):
             spent.setdefault(float(tokens), {})[str(name)] = float(ms) * 1e-3
         both = sorted(tokens for tokens, parts in spent.items() if {"pre", "post"} <= set(parts))
         if len(both) > 1:

@@ -102,10 +102,10 @@ def gemm_cubes(system_folder: Path) -> list[tuple[str, list[Array], Axes]]:
 
 def timed_gemms(system_folder: Path) -> tuple[list[dict[str, tuple[Array, Array]]], Axes]:
     """What each framework timed (`gemm_of`), and the sizes m, n and k of the grid."""
-    found = [gemm_of(path) for path in _latest(system_folder / "gemm", "gemm_perf.parquet")]
-    shapes = np.concatenate([shape for times in found for shape, _ in times.values()])
+    gemms = [gemm_of(path) for path in _latest(system_folder / "gemm", "gemm_perf.parquet")]
+    shapes = np.concatenate([shape for times in gemms for shape, _ in times.values()])
     m, n, k = (common_sizes(shapes[:, axis], axis) for axis in range(3))
-    return found, (m, n, k)
+    return gemms, (m, n, k)
 
 
 def logs_of(axes: Axes) -> Axes:
@@ -117,13 +117,13 @@ def logs_of(axes: Axes) -> Axes:
 def gemm_of(path: Path) -> dict[str, tuple[Array, Array]]:
     """Per dtype: the shapes (m, n, k) that one framework timed, and seconds."""
     columns = _columns(path, ("gemm_dtype", "m", "n", "k", "latency"))
-    found = {}
+    gemm = {}
     for dtype, name in GEMM_DTYPES.items():
         rows = columns["gemm_dtype"] == name
         if rows.any():
             shape = np.stack([columns[axis][rows] for axis in ("m", "n", "k")], axis=1).astype(np.float64)
-            found[dtype] = (shape, columns["latency"][rows].astype(np.float64) * 1e-3)
-    return found
+            gemm[dtype] = (shape, columns["latency"][rows].astype(np.float64) * 1e-3)
+    return gemm
 
 
 def common_sizes(values: Array, axis: int) -> Array:

@@ -52,8 +52,8 @@ def _ours() -> Path:
     folder = temporary_folder()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022 and found.st_uid == os.getuid():
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022 and status.st_uid == os.getuid():
             return folder
     except (OSError, AttributeError):  # a file of that name; a system without users
         pass

@@ -64,8 +64,8 @@ def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
     noise = scenario.jitter
     if noise > 1.0:
         raise SpecError("jitter", scenario.jitter, "give a relative standard deviation of at most 100 %")
-    found = Disturbances(read_slow(scenario.slow, cluster, seed), noise, samples, seed)
-    return replace(found, samples=SAMPLES) if found.sampled and not samples else found
+    disturbances = Disturbances(read_slow(scenario.slow, cluster, seed), noise, samples, seed)
+    return replace(disturbances, samples=SAMPLES) if disturbances.sampled and not samples else disturbances
 
 
 def turns_of(parts: Iterable[Slow]) -> dict[int, int]:

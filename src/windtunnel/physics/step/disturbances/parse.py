@@ -248,8 +248,8 @@ def _number(text: str, where: str, count: int, what: str) -> int:
 
 
 def _nic(text: str, where: str, cluster: Cluster) -> int:
-    found = re.fullmatch(r"node(\d{1,9})\.nic(\d{1,9})", where.strip(), re.ASCII)
+    match = re.fullmatch(r"node(\d{1,9})\.nic(\d{1,9})", where.strip(), re.ASCII)
     nodes, nics = cluster.n_nodes, min(cluster.gpus_per_node, cluster.n_gpus)
-    if not found or int(found[1]) >= nodes or int(found[2]) >= nics:
+    if not match or int(match[1]) >= nodes or int(match[2]) >= nics:
         raise SpecError("slow", text, f"nodes are numbered 0 to {nodes - 1} and each one's NICs 0 to {nics - 1}")
-    return int(found[1]) * cluster.gpus_per_node + int(found[2])
+    return int(match[1]) * cluster.gpus_per_node + int(match[2])

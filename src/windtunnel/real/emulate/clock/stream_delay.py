@@ -221,10 +221,10 @@ class StreamDelay:
         """Events of a step as marks, in seconds from its begin; None when one has not passed."""
 
         def at(event: torch.cuda.Event) -> float:
-            found = self.device.seconds(step.begun, event)
-            if found is None:
+            seconds = self.device.seconds(step.begun, event)
+            if seconds is None:
                 raise _NotYetError
-            return found
+            return seconds
 
         try:
             marks: list[tuple[float, int, int, float]] = []  # when, which, place, when it was left

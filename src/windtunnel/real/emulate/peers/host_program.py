@@ -34,8 +34,13 @@ class HostProgram:
         assert parts == len(self.events) + 1
 
 
-def resembles(one: Communication, other: Communication) -> bool:
+def resembles(communication: Communication, other: Communication) -> bool:
     """Whether two calls are the same call of two steps: uneven exchanges may carry other amounts."""
-    if (one.kind, one.group, one.peer, one.tag) != (other.kind, other.group, other.peer, other.tag):
+    if (communication.kind, communication.group, communication.peer, communication.tag) != (
+        other.kind,
+        other.group,
+        other.peer,
+        other.tag,
+    ):
         return False
-    return one.bytes == other.bytes or one.kind == "all_to_all" or one.is_message
+    return communication.bytes == other.bytes or communication.kind == "all_to_all" or communication.is_message

@@ -185,12 +185,12 @@ class Replay:
 
     def watch(self, ranks: Sequence[int]) -> dict[int, list[Watched]]:
         """Keep what these ranks do from here on; the lists grow as it happens."""
-        kept: dict[int, list[Watched]] = {}
+        watch: dict[int, list[Watched]] = {}
         for cohort in self.cohorts:
             of_cohort = [rank for rank in ranks if rank in cohort.ranks]
-            lists = {rank: kept.setdefault(rank, []) for rank in of_cohort}
+            lists = {rank: watch.setdefault(rank, []) for rank in of_cohort}
             cohort.watchers = {int(np.searchsorted(cohort.ranks, rank)): found for rank, found in lists.items()}
-        return kept
+        return watch
 
     def reprice(self, programs: Sequence[tuple[HostProgram, Sequence[int]]]) -> None:
         """The same programs with other seconds, from here on."""
@@ -406,16 +406,16 @@ class Replay:
     def _group_name(self, cohort: Cohort, call: Communication) -> Channel:
         """A name for groups like this one: their shape, and which of those of this shape, as classes name them."""
         key = (cohort.number, call.group)
-        known = self._names.get(key)
-        if known is None:
+        group_name = self._names.get(key)
+        if group_name is None:
             shape = box_of(call.members) or call.members
             alike = sorted(
                 {one.group for one in cohort.program.calls if (box_of(one.members) or one.members) == shape},
                 key=lambda group: (len(group), group),  # torch counts them up
             )
             place = alike.index(call.group) if call.group in alike else call.group
-            known = self._names[key] = (shape, place)
-        return known
+            group_name = self._names[key] = (shape, place)
+        return group_name
 
 
 def share_processor(one: Underway, clock: Times) -> None:

@@ -144,14 +144,14 @@ class TiedShards:
     def _pattern(self, like: torch.Tensor, n: int, first: int, last: int, width: int) -> torch.Tensor:
         """Signs of parts `first` to `last`: windows of one random row, each an element further."""
         key = (like.dtype, like.device)
-        known = self._signs.get(key)
-        if known is None or known.numel() < n + PERIOD:
+        sign = self._signs.get(key)
+        if sign is None or sign.numel() < n + PERIOD:
             import torch
 
             random = torch.Generator().manual_seed(_SEED)
             bits = torch.randint(0, 2, (2 * n + PERIOD,), generator=random)
-            known = self._signs[key] = (2 * bits - 1).to(dtype=like.dtype, device=like.device)
-        return known.as_strided((last - first, 1, width), (1, 0, 1), first)
+            sign = self._signs[key] = (2 * bits - 1).to(dtype=like.dtype, device=like.device)
+        return sign.as_strided((last - first, 1, width), (1, 0, 1), first)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

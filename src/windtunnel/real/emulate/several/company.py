@@ -105,7 +105,7 @@ class Company:
         if self.lacks:
             return None
         kinds = self._kinds(known)
-        found: Classes = []
+        classes: Classes = []
         taken = np.zeros(self.world_size, dtype=bool)
         for kind in sorted(set(kinds.values())):
             alike = [rank for rank in sorted(known) if kinds[rank] == kind]
@@ -113,19 +113,19 @@ class Company:
             taken[of_kind] = True
             cuts = [len(of_kind) * at // len(alike) for at in range(len(alike) + 1)]
             for number, rank in enumerate(alike):
-                found.append((known[rank], sorted((rank, *of_kind[cuts[number] : cuts[number + 1]]))))
+                classes.append((known[rank], sorted((rank, *of_kind[cuts[number] : cuts[number + 1]]))))
         taken[list(known)] = True
         if self._captured is not None:
             for program, ranks in self._captured(own):
                 left = [rank for rank in ranks if not taken[rank]]
                 taken[left] = True
                 if left:
-                    found.append((program, left))
+                    classes.append((program, left))
         rest = np.flatnonzero(~taken).tolist()
         self.not_alike = len(rest)
         if rest:
-            found.append((own, rest))
-        return found
+            classes.append((own, rest))
+        return classes
 
     @property
     def is_whole(self) -> bool:
@@ -194,13 +194,13 @@ class Company:
         return self._still is not None and now - self._still[1] > PATIENCE_S
 
 
-def _alike(one: HostProgram, other: HostProgram) -> bool:
+def _alike(host_program: HostProgram, other: HostProgram) -> bool:
     """Whether two real ranks run one program, each in its own groups."""
-    if len(one.calls) != len(other.calls):
+    if len(host_program.calls) != len(other.calls):
         return False
     return all(
         mine.kind == theirs.kind
         and len(mine.members) == len(theirs.members)
         and (mine.bytes == theirs.bytes or mine.is_message or mine.kind == "all_to_all")
-        for mine, theirs in zip(one.calls, other.calls, strict=True)
+        for mine, theirs in zip(host_program.calls, other.calls, strict=True)
     )

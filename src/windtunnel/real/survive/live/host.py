@@ -116,7 +116,7 @@ def main() -> None:
     server = ForkServer(words["script"], words["imported"])
     store = TCPStore(words["address"], words["port"], is_master=False, timeout=timedelta(seconds=60))
     processes: dict[str, Forked] = {}
-    told: set[str] = set()
+    warned: set[str] = set()
     done = 0
     while True:
         server.look()
@@ -129,8 +129,8 @@ def main() -> None:
                 processes[asked["kill"]].kill()
         for name, one in list(processes.items()):
             status = one.poll()
-            if one.pid is not None and name not in told:
-                told.add(name)
+            if one.pid is not None and name not in warned:
+                warned.add(name)
                 store.set(f"pid/{name}", str(one.pid))
             if status is not None:
                 if one.pid is not None:

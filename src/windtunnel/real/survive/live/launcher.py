@@ -419,11 +419,11 @@ class _Run:
         if self.struck_at is None:
             self.struck_at = time.time()
         for name in filter(None, self.membership.members):
-            one = self.processes.pop(name, None)
-            if one is not None:
-                one.popen.kill()
-                one.popen.wait()
-                self._end_group(one)
+            process = self.processes.pop(name, None)
+            if process is not None:
+                process.popen.kill()
+                process.popen.wait()
+                self._end_group(process)
         self._perform(self.membership.start_anew(dead, time.time()))
 
     def _look_for_broken(self) -> None:
@@ -442,11 +442,11 @@ class _Run:
         """A member whose beat has stopped holds up all others, and a standby is none: they cannot be asked to go."""
         now = time.time()
         for name in (*self.membership.members, *self.membership.warm, *self.membership.starting):
-            one = self.processes.get(name or "")
-            if one is None or one.popen.poll() is not None or not one.log.exists():
+            process = self.processes.get(name or "")
+            if process is None or process.popen.poll() is not None or not process.log.exists():
                 continue
-            beat = RankLog.last_beat(one.log)
+            beat = RankLog.last_beat(process.log)
             if beat and now - beat > self.patience_s:
                 print(f"windtunnel: {name} has been silent for {now - beat:.1f} s: killed", file=sys.stderr)
-                one.popen.kill()
-                one.popen.wait()
+                process.popen.kill()
+                process.popen.wait()

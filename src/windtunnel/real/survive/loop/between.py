@@ -156,17 +156,17 @@ class Between:
         self, group: Passing, name: str, words: Sequence[object], written: int | None, reads: bool, tape: Tape
     ) -> dist.Work:
         """A call of a script between two of its steps."""
-        one = Communication(group, name, words, written, reads)
+        communication = Communication(group, name, words, written, reads)
         answers = list(tensors(words[written])) if written is not None else []
         key = tape.next_key() if answers else ""
-        self.since.append(one)
-        self.input_bytes += sum(tensor.nbytes for tensor in tensors(one.inputs) if not tensor.is_meta)
+        self.since.append(communication)
+        self.input_bytes += sum(tensor.nbytes for tensor in tensors(communication.inputs) if not tensor.is_meta)
 
         def finish() -> None:
-            if one.over:
+            if communication.over:
                 return
-            self._carried(one)
-            one.over, one.words = True, ()
+            self._carried(communication)
+            communication.over, communication.words = True, ()
             if self.input_bytes > INPUT_BYTES:  # an evaluation with all its outputs: too much to do again
                 self.since = [other for other in self.since if not other.over]
             if key and not tape.fill(key, answers):
@@ -174,9 +174,14 @@ class Between:
 
         if name.startswith("recv"):  # its peer may wait for what this rank sends next
             self._carried(None)
-            return Coming(finish, lambda: one.over or (one.work is not None and bool(one.work.is_completed())))
+            return Coming(
+                finish,
+                lambda: (
+                    communication.over or (communication.work is not None and bool(communication.work.is_completed()))
+                ),
+            )
         finish()
-        return one.work
+        return communication.work
 
     def _carried(self, awaited: Communication | None) -> None:
         while True:

@@ -144,14 +144,14 @@ def _entered(view: RankView) -> dict[str, int]:
 
 def _members(views: Sequence[RankView]) -> dict[str, tuple[int, ...]]:
     """Who is in each group: as declared, else all that ever called it."""
-    found: dict[str, tuple[int, ...]] = {}
+    members: dict[str, tuple[int, ...]] = {}
     for view in views:
         for code in np.unique(view.of_kind(COLLECTIVE)[:, 1]):
             name = view.names[int(code)]
-            found[name] = (*found.get(name, ()), view.rank)
+            members[name] = (*members.get(name, ()), view.rank)
     for view in views:
-        found |= view.members
-    return found
+        members |= view.members
+    return members
 
 
 def own_times(views: Sequence[RankView], since_s: float = 0.0) -> dict[int, dict[str, float]]:

@@ -59,8 +59,8 @@ def hybrid_jobs(jobs: Jobs, clouds: Clouds) -> list[HybridJob]:
         where = jobs.where(index)
         at = clouds.position_of(places[index]) if places[index] else 0
         if at is None:
-            known = ", ".join(cloud.name for cloud in clouds.pools)
-            raise SpecError("data_at", places[index], f"name a pool: {known}", where)
+            text = ", ".join(cloud.name for cloud in clouds.pools)
+            raise SpecError("data_at", places[index], f"name a pool: {text}", where)
         made.append(
             HybridJob(
                 index,

@@ -36,8 +36,8 @@ def text_at(value: object, *keys: str) -> str:
 
 def count_at(value: object, *keys: str, default: int = 1) -> int:
     """The whole number under these keys."""
-    found = text_at(value, *keys)
-    return int(found) if found.isdecimal() and len(found) < 10 else default
+    text = text_at(value, *keys)
+    return int(text) if text.isdecimal() and len(text) < 10 else default
 
 
 def time_at(value: object, *keys: str) -> float | None:

@@ -110,9 +110,9 @@ def jobs_of(table: Table) -> Jobs:
     named = {key: next((alias for alias in names if table.has(alias)), None) for key, names in ALIASES.items()}
     for key in ("submit_s", "gpus"):
         if named[key] is None:
-            known = ", ".join(table.columns) or "no column"
+            text = ", ".join(table.columns) or "no column"
             raise InputFileError(
-                table.source, f"has no column {key} (it has {known})", f"name one {' or '.join(ALIASES[key])}"
+                table.source, f"has no column {key} (it has {text})", f"name one {' or '.join(ALIASES[key])}"
             )
     if not len(table):
         raise InputFileError(table.source, "has no job", "give at least one line below the names")

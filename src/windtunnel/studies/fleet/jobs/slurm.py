@@ -249,8 +249,8 @@ def _job(components: Sequence[list[Attempt]], notes: Notes) -> dict[str, object]
 
 def _tres(attempt: Attempt, name: str) -> str | None:
     """The count of a resource that is neither GPU nor node."""
-    found = re.search(rf"(?:^|,){name}=(\d+)", attempt.cells["AllocTRES"] or attempt.cells["ReqTRES"])
-    return found.group(1) if found else None
+    match = re.search(rf"(?:^|,){name}=(\d+)", attempt.cells["AllocTRES"] or attempt.cells["ReqTRES"])
+    return match.group(1) if match else None
 
 
 def _limit(attempt: Attempt, notes: Notes) -> float | None:
@@ -279,10 +279,10 @@ def _seconds(text: str, path: Path, line: int, column: str) -> float | None:
 def _elapsed(text: str) -> float | None:
     if text.isdigit() and len(text) < 12:
         return float(text)
-    found = ELAPSED.fullmatch(text)
-    if not found:
+    match = ELAPSED.fullmatch(text)
+    if not match:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

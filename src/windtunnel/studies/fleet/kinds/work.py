@@ -70,9 +70,9 @@ def decision(
         kind, gpus = chosen[index]
         here = [count if at == kind else 0 for at, count in zip(kinds, free, strict=True)]
         room = Board(here, Moment())
-        found = room.gang(gpus, per_node) or room.gang(gpus, 0)
-        assert found is not None, "more GPUs of a kind were given than are free"
-        result[index] = found
-        for node, count in found:
+        gang = room.gang(gpus, per_node) or room.gang(gpus, 0)
+        assert gang is not None, "more GPUs of a kind were given than are free"
+        result[index] = gang
+        for node, count in gang:
             free[node] -= count
     return Decision({index: gpus for index, (_, gpus) in chosen.items()}, result, memory=memory)

@@ -31,13 +31,13 @@ class Journal:
 
     def entries(self) -> list[dict[str, Any]]:
         """What was written before; a last line that was cut off goes. Raises UserError for any other damage."""
-        found = []
+        entries = []
         whole = 0
         for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), 1):
             if not line.endswith(b"\n"):
                 break
             try:
-                found.append(json.loads(line))
+                entries.append(json.loads(line))
             except ValueError:
                 raise UserError(
                     f"{self.path}: line {number} is damaged, so nobody knows what runs: mend it, or end what runs and"
@@ -45,7 +45,7 @@ class Journal:
                 ) from None
             whole += len(line)
         self._file.truncate(whole)  # or the next entry would stand on that line, and be lost with it
-        return found
+        return entries
 
     def write(self, **entry: object) -> None:
         """One entry, on disk when this returns."""

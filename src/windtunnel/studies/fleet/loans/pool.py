@@ -50,15 +50,15 @@ class ServingPool:
 
     def offers(self, begin_s: float, end_s: float) -> list[tuple[int, int]]:
         """(time in ns, servers that can be lent) at each tick at which that number changes."""
-        found: list[tuple[int, int]] = []
+        offers: list[tuple[int, int]] = []
         tick = 0
         while (time_s := begin_s + tick * self.interval_s) <= end_s:
             rate = self.highest(time_s - self.lookback_s, time_s)
             count = lendable(self.servers, rate, self.server_rate_per_s, self.headroom)
-            if not found or found[-1][1] != count:
-                found.append((round(time_s * NS), count))
+            if not offers or offers[-1][1] != count:
+                offers.append((round(time_s * NS), count))
             tick += 1
-        return found
+        return offers
 
     def served(self, lent: Sequence[tuple[int, int]], begin_s: float, end_s: float) -> Served:
         """What becomes of the requests when so many servers are away from each time (ns) on."""

@@ -120,9 +120,9 @@ def proportional(gpus: int) -> Callable[[int], float]:
 def _ranges(jobs: Jobs, share: float, speeds: Sequence[object], seed: int) -> list[int]:
     """Most GPUs of each job."""
     most = [int(gpus) for gpus in jobs.gpus]
-    said = jobs.columns.get("max_gpus")
-    if said is not None:
-        for index, text in enumerate(said):
+    max_gpus = jobs.columns.get("max_gpus")
+    if max_gpus is not None:
+        for index, text in enumerate(max_gpus):
             if not text:
                 continue
             if not text.isdigit() or int(text) < most[index]:

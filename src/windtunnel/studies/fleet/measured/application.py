@@ -174,8 +174,8 @@ def _interpolator() -> type[LinearNDInterpolator]:
     finally:
         if before is None:
             del os.environ[name]
-    found: type[LinearNDInterpolator] = interpolate.LinearNDInterpolator
-    return found
+    interpolator: type[LinearNDInterpolator] = interpolate.LinearNDInterpolator
+    return interpolator
 
 
 def _linear(rows: Array, local_batch: int) -> tuple[float, float] | None:
@@ -203,7 +203,7 @@ def applications_of(
 
     Raises InputFileError where an application is in one table and not in the others.
     """
-    found: dict[str, Application] = {}
+    applications: dict[str, Application] = {}
     for name in dict.fromkeys(placements["application"]):
         rows: dict[Placement, list[tuple[float, float, float]]] = {}
         for app, digits, *numbers in zip(
@@ -217,7 +217,7 @@ def applications_of(
             raise InputFileError(where, f"has no validation run of {name}", "give the three tables of one artifact")
         points, values = _points(name, rows, scalability)
         locals_ = [local for triples in rows.values() for local, _, _ in triples]
-        found[name] = Application(
+        applications[name] = Application(
             name=name,
             placements={key: np.array(sorted(triples)) for key, triples in rows.items()},
             points=points,
@@ -227,7 +227,7 @@ def applications_of(
             smallest_local=int(min(locals_)),
             largest_local=LARGEST_LOCAL.get(name, int(max(locals_))),
         )
-    return found
+    return applications
 
 
 def _points(

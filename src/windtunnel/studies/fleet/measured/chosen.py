@@ -135,10 +135,10 @@ class ChosenBatch:
         seen = self.state.seen
         if self.state.jobs[0]["seen"] == seen.shape[1]:
             self.state = self.state._replace(seen=np.concatenate([seen, np.empty_like(seen)], axis=1))
-        found = float(kernels.rate(self.measured, self.state, 0))
-        if math.isnan(found):
+        rate = float(kernels.rate(self.measured, self.state, 0))
+        if math.isnan(rate):
             raise outside(self.app, self.state.jobs[0])
-        return found
+        return rate
 
     def speedups(self, most: int, reference: int) -> Array:
         """[on several nodes, GPUs]: goodput on 0 to `most` GPUs over that on `reference` GPUs of one node."""

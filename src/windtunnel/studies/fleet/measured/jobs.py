@@ -67,9 +67,9 @@ def works(jobs: Jobs, site: Site, tables: Tables, *, learns: bool) -> list[Fixed
     for index in range(len(jobs)):
         app = tables.applications.get(jobs.model[index])
         if app is None:
-            known = ", ".join(tables.applications)
+            text = ", ".join(tables.applications)
             raise UserError(
-                f"{jobs.where(index)}: application {jobs.model[index]!r} was not measured; measured: {known}"
+                f"{jobs.where(index)}: application {jobs.model[index]!r} was not measured; measured: {text}"
             )
         if learns:
             from windtunnel.studies.fleet.measured.chosen import ChosenBatch

@@ -49,8 +49,8 @@ class Own:
         """The policy; None where it is `like` as it stands. Raises SpecError."""
         if self.decider is not None or not self.parameters:
             return self.decider
-        found: Policy = _with(POLICIES[self.like].make_policy(site, options), self.parameters, self.like)
-        return found
+        policy: Policy = _with(POLICIES[self.like].make_policy(site, options), self.parameters, self.like)
+        return policy
 
 
 def own_of(policy: Policy | Own) -> Own:
@@ -70,8 +70,8 @@ def policy_of_text(text: str) -> str | Own:
 
 def title(text: str) -> str:
     """What tables call a policy of `--policy`. Raises InputFileError and SpecError."""
-    found = policy_of_text(text)
-    return plain_name(found) if isinstance(found, str) else found.name
+    policy = policy_of_text(text)
+    return plain_name(policy) if isinstance(policy, str) else policy.name
 
 
 def read_policy(path: Path) -> Own:
@@ -81,9 +81,9 @@ def read_policy(path: Path) -> Own:
     if not isinstance(like, str):
         raise InputFileError(path, "does not say which policy", "give policy: tiresias, or another name")
     name, like = str(data.pop("name", path.stem)), like.lower()
-    known = names_of(lambda traits: traits.make is not None and not traits.compiled)
-    if data and like not in known:
-        remedy = f"{like} has no parameters; those that have: {', '.join(known)}"
+    names = names_of(lambda traits: traits.make is not None and not traits.compiled)
+    if data and like not in names:
+        remedy = f"{like} has no parameters; those that have: {', '.join(names)}"
         raise SpecError(next(iter(data)), data[next(iter(data))], remedy, str(path))
     return Own(name, like, data)
 

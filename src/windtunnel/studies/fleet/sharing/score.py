@@ -90,11 +90,11 @@ def _excess(rates: NDArray[np.float64], capacity: float) -> float:
 def _drifting(patterns: Sequence[Pattern], capacity: float) -> float:
     """The score where every set of those that send meets for as long as chance has it."""
     rates = {0.0: 1.0}
-    for one in patterns:
-        duty = min(1.0, one.busy_s / one.period_s)
+    for pattern in patterns:
+        duty = min(1.0, pattern.busy_s / pattern.period_s)
         after: dict[float, float] = {}
         for rate, chance in rates.items():
-            after[rate + one.rate] = after.get(rate + one.rate, 0.0) + chance * duty
+            after[rate + pattern.rate] = after.get(rate + pattern.rate, 0.0) + chance * duty
             after[rate] = after.get(rate, 0.0) + chance * (1 - duty)
         rates = after
     return 1.0 - sum(chance * max(0.0, rate - capacity) for rate, chance in rates.items()) / capacity

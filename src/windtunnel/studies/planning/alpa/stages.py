@@ -129,14 +129,14 @@ def _least_sum(
     plane = int(np.argmin(least[:, 0, total]))
     if not np.isfinite(least[plane, 0, total]):
         return None
-    found: list[Stage] = []
+    stages: list[Stage] = []
     first, left = 0, total
     while first < layers:
         rest, configuration = divmod(int(chosen[plane, first, left]), configurations)
         last, submesh = divmod(rest, submeshes)
-        found.append(Stage(first, last, submesh, configuration))
+        stages.append(Stage(first, last, submesh, configuration))
         plane, first, left = max(0, plane - 1), last + 1, left - int(units[submesh])
-    return tuple(found)
+    return tuple(stages)
 
 
 def submeshes(hosts: int, per_host: int) -> tuple[tuple[int, int], ...]:

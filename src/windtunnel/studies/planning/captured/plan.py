@@ -105,18 +105,18 @@ def _options(script: Script, gpus: int, pp: int | None, dp: int | None) -> list[
     for name, value in (("pp", pp), ("dp", dp)):
         if value is not None and (value < 1 or gpus % value):
             raise SpecError(name, value, f"does not divide {gpus} GPUs")
-    found = [
+    options = [
         (gpus // replicas, replicas)
         for replicas in range(1, gpus + 1)
         if gpus % replicas == 0 and script.micro_batches % replicas == 0 and gpus // replicas <= len(script.units)
     ]
-    found = [one for one in found if pp in (None, one[0]) and dp in (None, one[1])]
-    if not found:
+    options = [one for one in options if pp in (None, one[0]) and dp in (None, one[1])]
+    if not options:
         raise UserError(
             f"{gpus} GPUs cannot be shared: a step has {script.micro_batches} micro-batches and the script"
             f" {len(script.units)} units; use a number of GPUs that replicas x stages make up"
         )
-    return found
+    return options
 
 
 def _cut(script: Script, cluster: Cluster, pricer: OpPricer, pp: int, dp: int) -> Cut | None:

@@ -207,7 +207,7 @@ def _bytes(spec: TensorSpec) -> int:
 
 def _weights(program: RankProgram, units: list[str]) -> dict[str, int]:
     """Elements of the weights that each unit's modules read, each module once."""
-    found: dict[str, int] = {}
+    weights: dict[str, int] = {}
     seen: set[tuple[str, str, tuple[tuple[int, ...], ...]]] = set()
     for op, unit in zip(program.ops, units, strict=True):
         places = WEIGHTS.get(plain_name(op), ())
@@ -216,8 +216,8 @@ def _weights(program: RankProgram, units: list[str]) -> dict[str, int]:
         if op.phase != "forward" or op.recompute or op.micro_batch or not read or key in seen:
             continue
         seen.add(key)
-        found[unit] = found.get(unit, 0) + sum(prod(shape) for shape in read)
-    return found
+        weights[unit] = weights.get(unit, 0) + sum(prod(shape) for shape in read)
+    return weights
 
 
 def _sent(program: RankProgram, units: list[str], order: list[str]) -> dict[str, int]:

@@ -74,9 +74,9 @@ def _by_type(has: Features, layers: int, pp: int, mixed: MixedCluster) -> list[P
 
 def _by_peak(layers: int, ranks: list[int], mixed: MixedCluster) -> tuple[int, ...]:
     weights = [own * part.gpu.peak_flops("bf16") for own, part in zip(ranks, mixed.parts, strict=True)]
-    held = [max(own, int(layers * weight / sum(weights))) for own, weight in zip(ranks, weights, strict=True)]
-    held[weights.index(max(weights))] += layers - sum(held)
-    return tuple(held)
+    counts = [max(own, int(layers * weight / sum(weights))) for own, weight in zip(ranks, weights, strict=True)]
+    counts[weights.index(max(weights))] += layers - sum(counts)
+    return tuple(counts)
 
 
 def _dealt_evenly(layers: int, pp: int, chunks: int) -> bool:

@@ -53,13 +53,13 @@ def blocks_of(layout: Layout) -> dict[int, Block]:
         return {EMBEDDING: piece.blocks[0], **inner, HEAD: piece.blocks[-1]}
     shard = shard_of(layout)
     vocabulary = layout.vocab_padded * model.hidden_size / layout.plan.tp
-    found = {EMBEDDING: Block(embedding_operations(model, shard), vocabulary)}
+    blocks = {EMBEDDING: Block(embedding_operations(model, shard), vocabulary)}
     for kind in set(kinds):
         layer = model.layers[kinds.index(kind)]
-        found[kind] = Block(layer_operations(layer, model, shard, 1.0), *layer_parameters(layout, layer))
+        blocks[kind] = Block(layer_operations(layer, model, shard, 1.0), *layer_parameters(layout, layer))
     table = 0.0 if model.tied_embeddings else vocabulary
-    found[HEAD] = Block(head_operations(model, shard, layout.vocab_padded), table)
-    return found
+    blocks[HEAD] = Block(head_operations(model, shard, layout.vocab_padded), table)
+    return blocks
 
 
 def _one_stage(layout: Layout, kinds: tuple[int, ...], recompute: str) -> Piece:

@@ -113,16 +113,16 @@ def domain_of(op: Op) -> Domain | None:
     return Domain(out) if name.removesuffix("_") in POINTWISE or name in POINTWISE else None
 
 
-def join_domains(one: Domain, other: Domain, *, feeds: bool) -> Domain | None:
+def join_domains(domain: Domain, other: Domain, *, feeds: bool) -> Domain | None:
     """What one kernel of both would go over; None: they stay two. `feeds`: the second reads what the first makes."""
-    if one.elements == other.elements:
-        if not one.reduction or not other.reduction:
-            return one if one.reduction else other
-        if {one.reduction, other.reduction} == {"row", "all"}:  # of everything: row by row first
-            return one if one.reduction == "row" else other
-        return one if one == other else None
-    if feeds and one.reduction and not other.reduction and other.elements == one.left:
-        return one
+    if domain.elements == other.elements:
+        if not domain.reduction or not other.reduction:
+            return domain if domain.reduction else other
+        if {domain.reduction, other.reduction} == {"row", "all"}:  # of everything: row by row first
+            return domain if domain.reduction == "row" else other
+        return domain if domain == other else None
+    if feeds and domain.reduction and not other.reduction and other.elements == domain.left:
+        return domain
     return None
 
 
@@ -163,16 +163,16 @@ class Flow:
 
 def graphs_of(ops: Sequence[Op]) -> list[list[int]]:
     """Ops of each graph, in order: those of one region and pass, without ops of another region between."""
-    found: list[list[int]] = []
+    graphs: list[list[int]] = []
     last: tuple[int, bool] | None = None
     for index, op in enumerate(ops):
         if op.compiled:
             key = (op.compiled, op.phase == "backward")
             if key != last:
-                found.append([])
+                graphs.append([])
             last = key
-            found[-1].append(index)
-    return found
+            graphs[-1].append(index)
+    return graphs
 
 
 class Graph:
@@ -185,7 +185,7 @@ class Graph:
         span = [index for index in range(members[0], members[-1] + 1) if index not in dead]
         self.needs = self._needs(span)
         self.order = self._late(span)
-        self.domains = {index: found for index in members if index not in dead and (found := domain_of(ops[index]))}
+        self.domains = {index: domain for index in members if index not in dead and (domain := domain_of(ops[index]))}
         self.place = {index: at for at, index in enumerate(self.order)}
 
     def _needs(self, span: Sequence[int]) -> dict[int, set[int]]:

@@ -277,13 +277,13 @@ class _Assembly:
 
     def _kinds(self, k: int, slot: int) -> tuple[str, ...]:
         key = (int(self.template_of[k]), slot)
-        found = self.kinds.get(key)
-        if found is None:
+        kinds = self.kinds.get(key)
+        if kinds is None:
             template = self.of[k]
             of_slot = np.array([use.slot == slot for use in template.uses])
             calls = template.use_of[template.use_of >= 0]
-            found = self.kinds[key] = tuple(template.uses[use].kind for use in calls[of_slot[calls]].tolist())
-        return found
+            kinds = self.kinds[key] = tuple(template.uses[use].kind for use in calls[of_slot[calls]].tolist())
+        return kinds
 
     def _agree(self, family: int, sequences: Sequence[tuple[int, tuple[str, ...]]]) -> None:
         (k, mine), *others = sequences

@@ -48,10 +48,10 @@ class Places:
 
     def peers(self, family: int, offset: int) -> Ints:
         """int64[world]: the same of every rank; -1 outside the family."""
-        found = np.full(self.job.world_size, -1, np.int64)
+        peers = np.full(self.job.world_size, -1, np.int64)
         for members in self.job.families[family].groups:
-            found[list(members)] = np.roll(members, -offset)
-        return found
+            peers[list(members)] = np.roll(members, -offset)
+        return peers
 
     def pair(self, one: int, other: int) -> Group:
         """Two ranks that send to each other."""
@@ -151,10 +151,10 @@ def _message_peers(places: Places, templates: Sequence[Template]) -> list[Ints]:
         for slot in template.slots:
             if slot.direction:
                 users.setdefault((slot.family, slot.offset), []).append(template.program.rank)
-    found = []
+    peers = []
     for (family, offset), captured in sorted(users.items()):
-        found.append(np.where(np.isin(places.job.runs, captured), places.peers(family, offset), -1))
-    return found
+        peers.append(np.where(np.isin(places.job.runs, captured), places.peers(family, offset), -1))
+    return peers
 
 
 def _distance(places: Places, toward: Ints) -> Ints:

@@ -146,8 +146,8 @@ class OpPricer:
         batch, m, n, k = product[:4]
         if self.calibrated is not None:
             if batch > 1:
-                one = self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
-                return max(one.scaled(batch), self.price_of_moving(self._bytes(op)), key=lambda price: price.seconds)
+                gemm = self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
+                return max(gemm.scaled(batch), self.price_of_moving(self._bytes(op)), key=lambda price: price.seconds)
             return self._timed_product(op, product, dtype).scaled(product.times)
         if batch == 1:
             price = self._gemm(m, n, k, dtype).scaled(product.times)

@@ -117,11 +117,11 @@ def _collectives(book: Book, kind: object, meeting: Meeting) -> Finding | None:
             why = _differs(one.made if one else None, its.made if its else None)
             if why:
                 ranks = [meeting.members[places[run]] for run in (first, other)]
-                said = [_text(book, run, call) for run, call in ((first, one), (other, its))]
+                texts = [_text(book, run, call) for run, call in ((first, one), (other, its))]
                 line = _line(book, other, its) or _line(book, first, one)
                 text = (
                     f"collective {number + 1} of the step in group {meeting.name!r} (ranks {_ranks(meeting.members)}):"
-                    f" rank {ranks[0]} {said[0]}, rank {ranks[1]} {said[1]}: {why}"
+                    f" rank {ranks[0]} {texts[0]}, rank {ranks[1]} {texts[1]}: {why}"
                 )
                 return Finding(_KINDS.get(why, "order"), (ranks[1],), meeting.name, line, text)
     return None
@@ -140,20 +140,20 @@ def _line(book: Book, run: int, call: Call | None) -> str:
     return book.programs[run].ops[call.op].line if call is not None else ""
 
 
-def _differs(one: Communication | None, other: Communication | None) -> str:
-    if one is None or other is None:
+def _differs(communication: Communication | None, other: Communication | None) -> str:
+    if communication is None or other is None:
         return "a member that skips a collective makes the others wait for ever"
-    if one.kind != other.kind:
+    if communication.kind != other.kind:
         return "members must call the same collective in the same order"
-    if one.kind in _ROOTED and _root(one) != _root(other):
+    if communication.kind in _ROOTED and _root(communication) != _root(other):
         return "they do not agree on the root"
-    if one.is_control or other.is_control:
+    if communication.is_control or other.is_control:
         return ""
-    if one.reduce_op != other.reduce_op:
+    if communication.reduce_op != other.reduce_op:
         return "they do not agree on the reduction"
-    if one.dtype != other.dtype and one.dtype and other.dtype:
+    if communication.dtype != other.dtype and communication.dtype and other.dtype:
         return "they do not agree on the dtype"
-    if one.kind not in _ANY_SIZE and one.bytes != other.bytes:
+    if communication.kind not in _ANY_SIZE and communication.bytes != other.bytes:
         return "they do not agree on the shape"
     return ""
 
@@ -302,9 +302,9 @@ def deadlock(job: CapturedJob, *, eager_sends: bool = False) -> Finding | None:
         for mover in moved.values():
             going = move(mover) or going
     stuck = {
-        rank: found
+        rank: waits
         for rank, mover in moved.items()
-        if mover.at < len(job.programs[mover.run].ops) and (found := waits_for(mover)) is not None
+        if mover.at < len(job.programs[mover.run].ops) and (waits := waits_for(mover)) is not None
     }
     if not stuck:
         return None
@@ -351,7 +351,7 @@ def _chosen(job: CapturedJob, book: Book) -> list[int]:
 
 def _groups_of(job: CapturedJob, ranks: Mapping[int, object]) -> dict[object, dict[int, tuple[int, ...]]]:
     """By kind of group: the group of each rank."""
-    found: dict[object, dict[int, tuple[int, ...]]] = {}
+    groups: dict[object, dict[int, tuple[int, ...]]] = {}
     for kind, family in enumerate(job.families):
-        found[kind] = {rank: members for members in family.groups for rank in members if rank in ranks}
-    return found
+        groups[kind] = {rank: members for members in family.groups for rank in members if rank in ranks}
+    return groups

@@ -48,30 +48,30 @@ def digest(program: RankProgram) -> str:
     return text.hexdigest()
 
 
-def first_difference(one: RankProgram, other: RankProgram) -> Difference | None:
+def first_difference(program: RankProgram, other: RankProgram) -> Difference | None:
     """The first op, in order of issue, that differs; or the memory, where all ops are equal; or None."""
-    ours, theirs = ([at for at, op in enumerate(of.ops) if not is_batch_making(op)] for of in (one, other))
-    pairs = zip(ours, theirs, _roles(one), _roles(other), strict=False)
+    ours, theirs = ([at for at, op in enumerate(of.ops) if not is_batch_making(op)] for of in (program, other))
+    pairs = zip(ours, theirs, _roles(program), _roles(other), strict=False)
     for index, its_index, mine, its in pairs:
         if mine == its:
             continue
         for name, left, right in zip(_FIELDS, mine, its, strict=True):
             if left != right:
-                op = one.ops[index]
+                op = program.ops[index]
                 left, right = _shown(name, op, left), _shown(name, other.ops[its_index], right)
-                what = f"{name.replace('_', ' ')}: {left} on rank {one.rank}, {right} on rank {other.rank}"
+                what = f"{name.replace('_', ' ')}: {left} on rank {program.rank}, {right} on rank {other.rank}"
                 return Difference(index, f"op {index} ({_place(op)}): {what}")
     if len(ours) != len(theirs):
-        longer, kept = (one, ours) if len(ours) > len(theirs) else (other, theirs)
-        shorter, count = (other, len(theirs)) if longer is one else (one, len(ours))
+        longer, kept = (program, ours) if len(ours) > len(theirs) else (other, theirs)
+        shorter, count = (other, len(theirs)) if longer is program else (program, len(ours))
         at = kept[count]
         text = f"op {at} ({_place(longer.ops[at])}): only rank {longer.rank} has it"
         return Difference(at, f"{text}, rank {shorter.rank} ends after {len(shorter.ops)} ops")
-    mine_memory, its_memory = memory_facts(one), memory_facts(other)
+    mine_memory, its_memory = memory_facts(program), memory_facts(other)
     for name in sorted(mine_memory.keys() | its_memory.keys()):
         left, right = str(mine_memory.get(name, 0)), str(its_memory.get(name, 0))
         if left != right:
-            text = f"memory, {name}: {left} bytes on rank {one.rank}, {right} on rank {other.rank}"
+            text = f"memory, {name}: {left} bytes on rank {program.rank}, {right} on rank {other.rank}"
             return Difference(-1, text)
     return None
 
@@ -211,15 +211,15 @@ class _ModuleRoles:
 
     def role_of(self, name: str) -> str:
         """`layers.0.experts.0.w1` of `layers.0.experts.4.w1`, where 4 is the first that the rank comes to."""
-        found = self._roles.get(name)
-        if found is None:
+        role = self._roles.get(name)
+        if role is None:
             parts = name.split(".")
             for at, part in enumerate(parts):
                 if part.isdigit():
                     turns = self._turns.setdefault(".".join(name.split(".")[:at]), {})
                     parts[at] = str(turns.setdefault(part, len(turns)))
-            found = self._roles[name] = ".".join(parts)
-        return found
+            role = self._roles[name] = ".".join(parts)
+        return role
 
 
 def _place(op: Op) -> str:

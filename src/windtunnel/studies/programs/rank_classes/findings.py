@@ -236,23 +236,23 @@ _KINDS = {
 }
 
 
-def _is_same(one: CallEntry, other: CallEntry) -> bool:
+def _is_same(entry: CallEntry, other: CallEntry) -> bool:
     """Whether two ranks are at the same call of the script."""
-    return one.line == other.line and not _differs(one, other)
+    return entry.line == other.line and not _differs(entry, other)
 
 
-def _differs(one: CallEntry, other: CallEntry) -> str:
-    if one.kind != other.kind:
+def _differs(entry: CallEntry, other: CallEntry) -> str:
+    if entry.kind != other.kind:
         return _ORDER
-    if one.kind in _ROOTED and one.place != other.place:
+    if entry.kind in _ROOTED and entry.place != other.place:
         return "they do not agree on the root"
-    if one.reduce_op != other.reduce_op:
+    if entry.reduce_op != other.reduce_op:
         return "they do not agree on the reduction"
-    if one.dtype != other.dtype and one.dtype and other.dtype:
+    if entry.dtype != other.dtype and entry.dtype and other.dtype:
         return "they do not agree on the dtype"
-    if one.control or other.control:
+    if entry.control or other.control:
         return ""
-    if one.kind not in _ANY_SIZE and one.bytes != other.bytes:
+    if entry.kind not in _ANY_SIZE and entry.bytes != other.bytes:
         return "they do not agree on the shape"
     return ""
 

@@ -112,7 +112,7 @@ def _lattice(members: Members) -> tuple[tuple[int, int], ...]:
     if len(members) < 2:
         return ()
     ordered = sorted(members)
-    found: list[tuple[int, int]] = []
+    lattice: list[tuple[int, int]] = []
     at, length = 1, len(ordered)
     while at < length:  # ordered[:at] is a lattice already; how often is it repeated, and how far apart?
         stride = ordered[at] - ordered[0]
@@ -126,9 +126,9 @@ def _lattice(members: Members) -> tuple[tuple[int, int], ...]:
                 return ()
         if repeats < 2 or length % (at * repeats):
             return ()
-        found.append((stride, repeats))
+        lattice.append((stride, repeats))
         at *= repeats
-    return tuple(found)
+    return tuple(lattice)
 
 
 def _is_chain(cuts: Iterable[int]) -> bool:

@@ -116,8 +116,8 @@ def find_classes(
         if any(search.at(exact, first) != search.at(exact, last) for exact in alike if exact in probed):
             probed |= dict.fromkeys(alike)
     likely = {exact: likely_cuts(layout, tails_of(layout.rank(exact, first))) for exact in probed}
-    found = find_boxes(search, likely)
-    return Table(layout, tuple(_stage(search, exact, found.get(exact, [(first, last)])) for exact in stages))
+    boxes = find_boxes(search, likely)
+    return Table(layout, tuple(_stage(search, exact, boxes.get(exact, [(first, last)])) for exact in stages))
 
 
 def _stage(search: Search, exact: Place, boxes: Sequence[Box]) -> Stage:

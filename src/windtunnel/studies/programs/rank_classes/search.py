@@ -46,9 +46,9 @@ class Search:
         ranks = {point: self.layout.rank(*point) for point in fresh}
         if not ranks:
             return
-        found = self._digests(list(ranks.values()))
+        digests = self._digests(list(ranks.values()))
         for (exact, along), rank in ranks.items():
-            self._known.setdefault(exact, {})[along] = found[rank]
+            self._known.setdefault(exact, {})[along] = digests[rank]
 
     def at(self, exact: Place, along: Place) -> str:
         """The program of a rank that was run."""
@@ -149,14 +149,14 @@ def _lines(search: Search, boxes: Sequence[tuple[Place, Box]]) -> list[_Line]:
 
 def _changes(search: Search, lines: Sequence[_Line]) -> dict[_Line, set[int]]:
     """Places of each line at which the program is another than at the place before, found by halving."""
-    found: dict[_Line, set[int]] = {line: set() for line in lines}
+    changes: dict[_Line, set[int]] = {line: set() for line in lines}
     gaps = [(line, line) for line in lines]
     ends = [True, False]  # one alone is most often the last, a shorter shard, or the first, which writes: look there
     while gaps:
         halves = []
         for line, gap in gaps:
             if gap.high - gap.low == 1:
-                found[line].add(gap.high)
+                changes[line].add(gap.high)
                 continue
             last = search.layout.lengths[gap.axis] - 1
             middle = (gap.low + gap.high) // 2
@@ -170,9 +170,9 @@ def _changes(search: Search, lines: Sequence[_Line]) -> dict[_Line, set[int]]:
         ends = ends[1:]
         for line in lines:
             most = MOST_CUTS if line.high - line.low < MOST_CUTS else MOST_UNEXPLAINED
-            if len(found[line]) + sum(of is line for of, _ in gaps) > most:
+            if len(changes[line]) + sum(of is line for of, _ in gaps) > most:
                 _refuse(search, line.exact)
-    return found
+    return changes
 
 
 def _run_ends(search: Search, lines: Iterable[_Line]) -> None:

@@ -79,21 +79,21 @@ class SpotAnswer(Shown):
         }
         return {**head, **whole, "policies": plain(entries)}
 
-    def _entry(self, one: SpotEntry, removals: int) -> dict[str, Plain]:
+    def _entry(self, entry: SpotEntry, removals: int) -> dict[str, Plain]:
         return {
-            "policy": one.policy,
-            "ettr": one.ettr,
-            "ettr_p5": one.ettr,  # one recorded trace: nothing is drawn but the nodes that a forecast loses
-            "ettr_p95": one.ettr,
-            "interruptions": 0 if one.policy == "on-demand" else removals,
-            "waterfall": dict(one.waterfall),
+            "policy": entry.policy,
+            "ettr": entry.ettr,
+            "ettr_p5": entry.ettr,  # one recorded trace: nothing is drawn but the nodes that a forecast loses
+            "ettr_p95": entry.ettr,
+            "interruptions": 0 if entry.policy == "on-demand" else removals,
+            "waterfall": dict(entry.waterfall),
             "checkpoint_interval_s": None,
             "standbys": 0,
-            "samples": one.samples,
-            "samples_per_s": one.samples / self.wall_s,
-            "node_hours": one.node_hours,
-            "cost_usd": one.cost_usd,
-            "usd_per_million_samples": one.usd_per_million_samples,
+            "samples": entry.samples,
+            "samples_per_s": entry.samples / self.wall_s,
+            "node_hours": entry.node_hours,
+            "cost_usd": entry.cost_usd,
+            "usd_per_million_samples": entry.usd_per_million_samples,
             "decisions": [
                 {
                     "minute": self.trace.first + at,
@@ -102,7 +102,7 @@ class SpotAnswer(Shown):
                     "move_ms": decision.move_ms,
                     "samples": decision.samples,
                 }
-                for at, decision in enumerate(one.decisions)
+                for at, decision in enumerate(entry.decisions)
             ],
         }
 

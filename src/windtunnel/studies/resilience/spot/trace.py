@@ -61,12 +61,12 @@ def read_trace(path: Path, interval_s: float = 60.0) -> SpotTrace:
     """
     counts = _read(path, interval_s)
     if counts.interval_s != interval_s:
-        said = f"has a row a minute, and the tables have a decision every {interval_s:g} s"
-        raise InputFileError(path, said, "give time_s,event,node")
+        text = f"has a row a minute, and the tables have a decision every {interval_s:g} s"
+        raise InputFileError(path, text, "give time_s,event,node")
     span = range(counts.first, counts.last + 1)
     if len(span) > INTERVALS_MOST:
-        said = f"lasts {len(span):,} intervals of {counts.interval_s:g} s"
-        raise InputFileError(path, said, f"give a part of at most {INTERVALS_MOST:,}")
+        text = f"lasts {len(span):,} intervals of {counts.interval_s:g} s"
+        raise InputFileError(path, text, f"give a part of at most {INTERVALS_MOST:,}")
     return SpotTrace(tuple(_minutes(path, counts, span)), counts.first, counts.interval_s)
 
 

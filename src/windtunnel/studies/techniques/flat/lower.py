@@ -82,7 +82,7 @@ def lower_flat(model: Model, cluster: Cluster, plan: Plan, scenario: Scenario = 
     pieces = pieces_of(layout, router)
     stages = layout.plan.pp
     ranks = [tuple(piece for number, piece in enumerate(pieces) if number % stages == rank) for rank in range(stages)]
-    busiest = max(ranks, key=lambda held: sum(_work(pricer, piece.blocks) for piece in held))
+    busiest = max(ranks, key=lambda rank: sum(_work(pricer, piece.blocks) for piece in rank))
     blocks = tuple(block for piece in busiest for block in piece.blocks)
     build = partial(_step, layout, pricer, busiest, blocks)
     return FlatStep(layout, pricer, blocks, build(1), build(2), LANES)
@@ -250,8 +250,8 @@ def _shared(
     role = "gather" if kind == "all_gather" else "reduce"
     for count, group in ((block.dense_parameters, "dp"), (block.expert_parameters, "edp")):
         if count and layout.group(group).size > 1:
-            said = name if group == "dp" else f"{name} of experts"
-            task = collective_task(pricer, said, Transfer(kind, group, count * width), after, role)
+            text = name if group == "dp" else f"{name} of experts"
+            task = collective_task(pricer, text, Transfer(kind, group, count * width), after, role)
             made.append(tasks.add(replace(task, block=number)))
             if kind == "reduce_scatter" and group == "dp" and layout.replicas > 1:
                 own = Transfer("all_reduce", "replica", count * width / layout.shard_group)

@@ -85,8 +85,8 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
     try:
         measured, ideal = replays.steps_ns(replays.measured), replays.steps_ns(replays.ideal, to_optimizer=True)
     except ScheduleError as error:
-        said = f"its ops wait for each other in a circle ({error})"
-        raise InputFileError(where, said, "the order in the trace is damaged") from error
+        text = f"its ops wait for each other in a circle ({error})"
+        raise InputFileError(where, text, "the order in the trace is damaged") from error
     replayed_ns, ideal_ns = float(measured.mean()), float(ideal.mean())
     lost_ns = replayed_ns - float(replays.steps_ns(replays.ideal).mean())
     wanted = chosen_ops(trace, without)

@@ -73,12 +73,12 @@ def _named(trace: Trace, value: str) -> NDArray[np.bool_]:
     return np.asarray(found)
 
 
-def _index(field: str, value: str, known: Sequence[str]) -> int:
+def _index(field: str, value: str, names: Sequence[str]) -> int:
     wanted = str(int(value)) if _is_number(value) else value.lower()
-    for number, name in enumerate(known):
+    for number, name in enumerate(names):
         if name.lower() == wanted:
             return number
-    raise UnknownNameError(field, value, known[:_MOST_KNOWN])
+    raise UnknownNameError(field, value, names[:_MOST_KNOWN])
 
 
 def _is_number(value: str) -> bool:

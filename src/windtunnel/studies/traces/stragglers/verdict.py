@@ -37,21 +37,21 @@ def verdict(
         return "Nothing is lost to stragglers: with every op as long as its peers the step would be no shorter."
     if slowdown < NEGLIGIBLE:
         return f"Hardly anything is lost to stragglers: the replay takes {slowdown:.3f} times its ideal."
-    said: list[str] = []
+    texts: list[str] = []
     if n_workers > 1 and (slowest_workers.share or 0.0) >= MOST:
-        said.append(f"A slow worker is to blame: {slowest_workers.name}{_gain(slowest_workers)}.")
+        texts.append(f"A slow worker is to blame: {slowest_workers.name}{_gain(slowest_workers)}.")
     stages = [part for part in by_stage if (part.share or 0.0) >= MOST and part.name in slow_stages]
     if len(by_stage) > 1 and stages:
-        said.append(f"Stage {stages[0].name} has more to do than the others{_gain(stages[0])}.")
+        texts.append(f"Stage {stages[0].name} has more to do than the others{_gain(stages[0])}.")
     if correlation is not None and correlation >= _ALIKE:
-        said.append(
+        texts.append(
             "Micro-batches are unequal work, as with sequences of unequal length: forward and backward of a "
             f"micro-batch deviate alike (correlation {correlation:.2f})."
         )
-    if not said:
-        top = max(by_kind, key=lambda one: one.saved_ns)
-        said.append(f"No single worker or stage explains half of the loss. Among kinds of op, {top.name}{_gain(top)}.")
-    return " ".join(said)
+    if not texts:
+        top = max(by_kind, key=lambda part: part.saved_ns)
+        texts.append(f"No single worker or stage explains half of the loss. Among kinds of op, {top.name}{_gain(top)}.")
+    return " ".join(texts)
 
 
 def one_rank(steps: Sequence[StepTime]) -> str:
@@ -59,12 +59,12 @@ def one_rank(steps: Sequence[StepTime]) -> str:
     seconds = typical(steps)
     whole = sum(seconds.values()) or 1.0
     parts = sorted(seconds.items(), key=lambda item: -item[1])[:4]
-    said = ", ".join(f"{value / whole:.0%} {name}" for name, value in parts)
+    text = ", ".join(f"{value / whole:.0%} {name}" for name, value in parts)
     lengths = sorted(step.length_s for step in steps)
     longest = max(steps, key=lambda step_time: step_time.length_s)
     late = longest.length_s / lengths[len(lengths) // 2]
     beside = f" Step {longest.step} took {late:.1f} times as long." if len(steps) > 2 and late > OUTLYING else ""
-    return f"One rank, whom nobody is held against: a step is {said}.{beside}"
+    return f"One rank, whom nobody is held against: a step is {text}.{beside}"
 
 
 def _gain(part: Part) -> str:

@@ -33,8 +33,8 @@ def pass_factors(layout: Layout, segments: tuple[Segment, ...], sigma: float, se
         copies = copies_of(layout, segment)
         graph = cell_graph(layout, segment.graph, copies)
         taken = np.tile(segment.end_ns - segment.start_ns, copies)
-        found = sample_makespans(graph, taken, taken > 0, sigma, DRAWN, seed)
-        tables[number] = found / segment.duration_ns
+        makespans = sample_makespans(graph, taken, taken > 0, sigma, DRAWN, seed)
+        tables[number] = makespans / segment.duration_ns
     return tables
 
 

@@ -121,8 +121,8 @@ def _named(
     """Names of all steps together, those of passes first; and of each step, where its own names are in that list."""
     rest = dict.fromkeys(name for own, at, end in zip(names, base, base[1:], strict=False) for name in own[end - at :])
     place = {name: len(heads) + number for number, name in enumerate(rest)}
-    found = [
+    arrays = [
         np.array([*range(at, end), *(place[name] for name in own[end - at :])], np.int64)
         for own, at, end in zip(names, base, base[1:], strict=False)
     ]
-    return [*heads, *rest], found
+    return [*heads, *rest], arrays

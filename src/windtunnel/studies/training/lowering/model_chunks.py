@@ -290,12 +290,12 @@ def _gathered_width(layout: Layout, shard: Shard) -> int:
 
 def tensors_of(pieces: Sequence[Piece]) -> list[float]:
     """Elements of each parameter tensor, in plain PyTorch."""
-    found: list[float] = []
+    tensors: list[float] = []
     for op in (op for piece in pieces for block in piece.blocks for op in block.operations):
         if op.weight_elements:
             rounds = max(1, op.repeats)
-            found += [op.weight_elements / rounds] * rounds
-    return found
+            tensors += [op.weight_elements / rounds] * rounds
+    return tensors
 
 
 def _units(

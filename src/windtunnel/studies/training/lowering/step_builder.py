@@ -72,10 +72,12 @@ class StepBuilder:
 
     def collective(self, name: str, transfer: Transfer, *, messages: int = 1, shared: bool = True) -> Collective:
         """One collective, or several of equal size in a row that the timeline need not tell apart."""
-        known = self._known.get((name, transfer, messages, shared))
-        if known is None:
-            known = self._known[name, transfer, messages, shared] = self._collective(name, transfer, messages, shared)
-        return known
+        collective = self._known.get((name, transfer, messages, shared))
+        if collective is None:
+            collective = self._known[name, transfer, messages, shared] = self._collective(
+                name, transfer, messages, shared
+            )
+        return collective
 
     def bucket(self, key: tuple[object, ...], made: Callable[[], list[Collective]]) -> list[Collective]:
         """Collectives of a bucket that is like others: made once."""
@@ -84,20 +86,20 @@ class StepBuilder:
             collectives = self._buckets[key] = made()
         return collectives
 
-    def add(self, one: Collective, rank: int, *, rendezvous: int = -1, stream: int = DP) -> int:
+    def add(self, collective: Collective, rank: int, *, rendezvous: int = -1, stream: int = DP) -> int:
         """A collective on a rank's stream."""
-        if one.key:
-            self.traffic[one.key] = self.traffic.get(one.key, 0.0) + one.bytes_total
+        if collective.key:
+            self.traffic[collective.key] = self.traffic.get(collective.key, 0.0) + collective.bytes_total
         return self.ops.one(
             OpKind.COLLECTIVE,
             rank * len(STREAMS) + stream,
-            one.label,
-            one.category,
-            one.duration_ns,
-            one.interference,
+            collective.label,
+            collective.category,
+            collective.duration_ns,
+            collective.interference,
             rendezvous=rendezvous,
-            nic=one.nic,
-            bytes_total=one.bytes_total,
+            nic=collective.nic,
+            bytes_total=collective.bytes_total,
         )
 
     def _collective(self, name: str, transfer: Transfer, messages: int, shared: bool) -> Collective:

@@ -22,7 +22,7 @@ def unrolled(operations: tuple[Operation, ...]) -> list[Operation]:
 
 
 def _rounds(loop: list[Operation]) -> list[Operation]:
-    found = []
+    rounds = []
     inside = {op.name for op in loop}
     last = loop[0].repeats - 1 if loop else 0
     for number in range(last + 1) if loop else ():
@@ -34,7 +34,7 @@ def _rounds(loop: list[Operation]) -> list[Operation]:
             if op.name == "combine" and number:
                 reads.append(f"combine {number - 1}")
             whole = op.name == "combine"
-            found.append(
+            rounds.append(
                 replace(
                     op,
                     name=own,
@@ -43,7 +43,7 @@ def _rounds(loop: list[Operation]) -> list[Operation]:
                     weight_elements=op.weight_elements * share,
                 )
             )
-    return found
+    return rounds
 
 
 def until_kept(run: list[Operation]) -> list[Operation]:

@@ -219,14 +219,14 @@ class _Ranks:
         }
         return {name: int(value) for name, value in categories.items()}, walk
 
-    def _state(self, held: list[Piece]) -> State:
-        state = self._held_state(held)
+    def _state(self, pieces: list[Piece]) -> State:
+        state = self._held_state(pieces)
         # Sharded gradients take the place of whole ones when the step is nearly over.
         return replace(state, gradients=0.0) if self.layout.shares_once else state
 
-    def _held_state(self, held: list[Piece]) -> State:
-        dense, experts = (sum(piece.learning[kind] for piece in held) for kind in (0, 1))
-        frozen, frozen_experts = (sum(piece.frozen[kind] for piece in held) for kind in (0, 1))
+    def _held_state(self, pieces: list[Piece]) -> State:
+        dense, experts = (sum(piece.learning[kind] for piece in pieces) for kind in (0, 1))
+        frozen, frozen_experts = (sum(piece.frozen[kind] for piece in pieces) for kind in (0, 1))
         if self.layout.plan.freezes_text:
             return state_bytes(self.layout, frozen, frozen_experts, dense)
         return state_bytes(self.layout, dense, experts, frozen=frozen)
@@ -245,12 +245,12 @@ class _Ranks:
         schedule = self.schedule
         kind, stage, later = schedule.kind, schedule.stage_of, np.ones(len(schedule.kind), np.intp)
         later[schedule.first_backward[schedule.first_backward >= 0]] = 0
-        found = self._loads()[later, kind, stage].astype(np.float64).T.copy()
+        loads = self._loads()[later, kind, stage].astype(np.float64).T.copy()
         if self.forward_only:  # nothing stays for a backward pass, and there is none
-            adds, most, learned, learns = found
+            adds, most, learned, learns = loads
             adds[:] = learned[:] = learns[:] = 0.0
             most[kind != Kind.FORWARD] = 0.0
-        return found
+        return loads
 
     def _walk(self, rank: int) -> _Walk:
         """Through the rank's actions, to the one that holds the most."""
@@ -371,29 +371,29 @@ class _Ranks:
             transient=tuple(size for size in transient if size > 0),
         )
 
-    def _pools(self, held: list[Piece]) -> list[int]:
+    def _pools(self, pieces: list[Piece]) -> list[int]:
         """FSDP2 in a pipeline, whose passes gather and reduce nothing: what its streams for that hold on to.
 
         The shards of the gradients; and, where layers are gathered one by one, the flat buffers of two units.
         """
         if not self.layout.shares_once:
             return []
-        found = [int(self._held_state(held).gradients)]
+        found = [int(self._held_state(pieces).gradients)]
         if not TRAITS[self.layout.schedule].has_runtime and self.keep.fsdp2:
-            sizes = [block.dense_parameters + block.expert_parameters for piece in held for block in piece.blocks]
-            whole = sum(piece.whole_bytes for piece in held) / max(1.0, sum(sizes))
+            sizes = [block.dense_parameters + block.expert_parameters for piece in pieces for block in piece.blocks]
+            whole = sum(piece.whole_bytes for piece in pieces) / max(1.0, sum(sizes))
             found.append(int(whole * sum(sorted(sizes)[-2:])))
         return found
 
-    def _buckets(self, held: list[Piece]) -> list[int]:
+    def _buckets(self, pieces: list[Piece]) -> list[int]:
         """Flat gradient buckets of DistributedDataParallel."""
         layout = self.layout
         if self.forward_only or not self.keep.buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
             return []
-        size = (self.width if layout.habits.pure_precision else 2) * sum(sum(piece.learning) for piece in held)
+        size = (self.width if layout.habits.pure_precision else 2) * sum(sum(piece.learning) for piece in pieces)
         return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
 
-    def _updated(self, held: list[Piece]) -> list[int]:
+    def _updated(self, pieces: list[Piece]) -> list[int]:
         """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat.
 
         In plain PyTorch what AdamW computes: the roots of all second moments; or on a CPU, which updates tensor by
@@ -403,28 +403,28 @@ class _Ranks:
         if self.forward_only:
             return []
         if layout.habits.pure_precision and layout.plan.optimizer == "adam":
-            sizes = [int(self.width * value) for value in tensors_of(held)]
+            sizes = [int(self.width * value) for value in tensors_of(pieces)]
             if not _exact(layout):
                 return sizes
             return list(max(zip([0, *sizes], sizes, sizes, strict=False), key=sum, default=()))
         if not self.keep.updated_copy or layout.plan.zero_stage != 1 or layout.shard_group == 1:
             return []
-        size = int(2 * sum(sum(p.learning) for p in held))
+        size = int(2 * sum(sum(p.learning) for p in pieces))
         part = max(1, size // layout.shard_group)
         return [part] * (1 + layout.shard_group) + [size]
 
 
-def _weights(held: Sequence[Piece]) -> list[float]:
+def _weights(pieces: Sequence[Piece]) -> list[float]:
     """Parameters of each weight matrix on the rank (norms are too small to matter to the allocator)."""
-    if any(op.reads for piece in held for block in piece.blocks for op in block.operations):
-        return tensors_of(held)
-    found: list[float] = []
-    for block in (block for piece in held for block in piece.blocks):
+    if any(op.reads for piece in pieces for block in piece.blocks for op in block.operations):
+        return tensors_of(pieces)
+    weights: list[float] = []
+    for block in (block for piece in pieces for block in piece.blocks):
         if block.is_end:
-            found += [block.dense_parameters] if block.dense_parameters >= 1 else []
+            weights += [block.dense_parameters] if block.dense_parameters >= 1 else []
         else:
-            found += [op.weight_elements for op in block.operations if op.weight_elements]
-    return found
+            weights += [op.weight_elements for op in block.operations if op.weight_elements]
+    return weights
 
 
 def _thinned(times: NDArray[np.int64], levels: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:

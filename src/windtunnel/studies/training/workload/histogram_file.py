@@ -20,8 +20,8 @@ def read_histogram(path: Path, forms: Sequence[tuple[str, ...]], see: str) -> tu
     table = read_table(path, see)
     header = tuple(table.columns)
     if header not in forms:
-        known = " or ".join(",".join(form) for form in forms)
-        raise SpecError("header", ",".join(header), f"the first line must be {known}", f"{path}:1")
+        text = " or ".join(",".join(form) for form in forms)
+        raise SpecError("header", ",".join(header), f"the first line must be {text}", f"{path}:1")
     seen: dict[tuple[int, ...], int] = {}
     rows = [_row(header, list(row.values()), f"{path}:{line}", line, seen) for line, row in table.rows()]
     if not rows:

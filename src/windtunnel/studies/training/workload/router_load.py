@@ -173,8 +173,8 @@ def _shares(text: str, whose: str, rows: list[Row], experts: int) -> NDArray[np.
         raise SpecError("expert", f"{len(rows)} given", remedy, where)
     if not tokens.sum() > 0.0:
         raise SpecError("tokens", 0, f"{whose} experts, but none of them gets a token", where)
-    found: NDArray[np.float64] = tokens / tokens.sum()
-    return found
+    shares: NDArray[np.float64] = tokens / tokens.sum()
+    return shares
 
 
 def _ranges(numbers: list[int]) -> list[str]:

@@ -124,9 +124,9 @@ def micro_batch_of(step: LoweredStep) -> NDArray[np.int64]:
     passes = np.flatnonzero(step.graph.category < len(step.segments))
     # Ops of an action lie side by side, and actions follow each other.
     action = np.searchsorted(step.action_first, passes, side="right") - 1
-    found = np.full(step.graph.n_ops, -1, np.int64)
-    found[passes] = step.schedule.micro_batch[action]
-    return found
+    micro_batch = np.full(step.graph.n_ops, -1, np.int64)
+    micro_batch[passes] = step.schedule.micro_batch[action]
+    return micro_batch
 
 
 def _drawn(

@@ -45,8 +45,8 @@ class Topology:
         if strength not in (REQUIRED, PREFERRED, UNCONSTRAINED) or bool(name) == (strength == UNCONSTRAINED):
             return f"has the topology {topology!r}: write required LEVEL, preferred LEVEL or unconstrained"
         if name and self.level(name) is None:
-            known = ", ".join(name for name, _ in self.levels)
-            return f"wants {name!r}, and the levels of the cluster are {known} (`topology` of its file)"
+            text = ", ".join(name for name, _ in self.levels)
+            return f"wants {name!r}, and the levels of the cluster are {text} (`topology` of its file)"
         return ""
 
     def unfit(

@@ -172,14 +172,14 @@ def _lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
                 raise InputFileError(path, problem, f"put {beside.name} beside it, or take that line out")
             yield from _lines(beside, depth + 1)
             continue
-        found = SETTING.findall(line.split("#")[0])
-        if found:
-            yield {key.lower(): value.strip('"') for key, value in found}
+        matches = SETTING.findall(line.split("#")[0])
+        if matches:
+            yield {key.lower(): value.strip('"') for key, value in matches}
 
 
 def _partition(words: Mapping[str, str], bit: Mapping[str, int], groups: Mapping[str, Sequence[str]]) -> Partition:
-    told = words.get("nodes", "ALL")
-    names = [word for name in hosts(told) for word in (bit if name.upper() == "ALL" else groups.get(name, (name,)))]
+    nodes = words.get("nodes", "ALL")
+    names = [word for name in hosts(nodes) for word in (bit if name.upper() == "ALL" else groups.get(name, (name,)))]
     return Partition(
         words["partitionname"],
         sum(bit[name] for name in dict.fromkeys(names) if name in bit),
@@ -278,10 +278,10 @@ def _whole(text: str, otherwise: int) -> int:
 
 def _time_s(text: str) -> float | None:
     """Seconds of [days-]hours:minutes:seconds, or of minutes; None for INFINITE and the like."""
-    found = SPAN.fullmatch(text)
-    if found is None:
+    match = SPAN.fullmatch(text)
+    if match is None:
         return None
-    days, *rest = found.groups()
+    days, *rest = match.groups()
     parts = [int(each) for each in rest if each is not None]
     if days is not None:
         parts += [0] * (3 - len(parts))

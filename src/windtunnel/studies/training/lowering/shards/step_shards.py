@@ -176,12 +176,12 @@ def _buckets(
     """A piece's `count` buckets, or `times` of them; the last collective of each, -1 where a bucket has none."""
     key, last = (id(piece), kind, count), -1
     own = build.bucket(key, lambda: _bucket(build, name, kind, piece, count, width))
-    found = []
+    buckets = []
     for _ in range(times or count):
         for collective in own:
             last = build.add(collective, rank)
-        found.append(last)
-    return found
+        buckets.append(last)
+    return buckets
 
 
 def _bucket(build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float) -> list[Collective]:
