@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from windtunnel.real.emulate.observe import NO_CPU, Came, ObservedStep, Observer, host_program, largest_move
 from windtunnel.real.emulate.peers.arrivals import Span
+from windtunnel.real.emulate.peers.cohort import Watched
 from windtunnel.real.emulate.peers.host_program import HostProgram, resembles
-from windtunnel.real.emulate.peers.peers_replay import Replay, SecondsOf, Watched
+from windtunnel.real.emulate.peers.peers_replay import Replay, SecondsOf
 from windtunnel.real.emulate.several.company import Company
 from windtunnel.studies.programs.communication import Communication
 

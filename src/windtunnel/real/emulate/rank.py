@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from windtunnel.real.emulate.clock.stream_delay import StreamDelay
     from windtunnel.real.emulate.conductor import Conductor, OtherClasses
     from windtunnel.real.emulate.observe import ObservedStep
-    from windtunnel.real.emulate.peers.peers_replay import Watched
+    from windtunnel.real.emulate.peers.cohort import Watched
     from windtunnel.real.emulate.several.company import Company
     from windtunnel.real.emulate.several.data import RealData
     from windtunnel.studies.programs.program import Op

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from windtunnel.real.emulate.observe import ObservedStep
-from windtunnel.real.emulate.peers.peers_replay import Watched
+from windtunnel.real.emulate.peers.cohort import Watched
 from windtunnel.studies.programs.communication import Communication
 
 _US = 1e6

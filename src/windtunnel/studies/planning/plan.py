@@ -38,7 +38,6 @@ from windtunnel.studies.planning.compared import (
     decides,
     joules_ranked,
     loses,
-    seconds_ranked,
     sensitivity,
     told_apart,
 )
@@ -47,6 +46,7 @@ from windtunnel.studies.planning.objectives.by_stage import ByStage
 from windtunnel.studies.planning.objectives.mixed_types import slower, slowest_of
 from windtunnel.studies.planning.objectives.robust import Trouble, progress_score
 from windtunnel.studies.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
+from windtunnel.studies.planning.ranking import best_first, pareto_front
 from windtunnel.studies.planning.search import Answer, Search, step_time
 from windtunnel.studies.planning.space import Space, first_refusal
 from windtunnel.studies.planning.techniques import Tried, chosen, try_techniques
@@ -194,7 +194,7 @@ def plan(
         for each in answer.found
         if each.score_ns < float("inf")
     ]
-    ranked = _ranked(found, objective)
+    ranked = best_first(found, objective)
     searched_s = monotonic() - begun
     attempts: Tried | None = None
     by_size = {size.n_gpus: size for size in sizes}
@@ -211,8 +211,8 @@ def plan(
         for gpus_of_it, (search, answer) in searches.items():
             if answer.found and given.get("zero_stage") is None:
                 finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price)
-        attempts = try_techniques(_ranked(finalists, objective), asked, rewritten)
-        ranked = _ranked([*found, *attempts.found], objective)
+        attempts = try_techniques(best_first(finalists, objective), asked, rewritten)
+        ranked = best_first([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
     worth: tuple[Choice, ...] = ()
     if ranked and objective in BY_TIME:
@@ -264,7 +264,7 @@ def plan(
         choices=worth,
         sensitivity=sensitivity(ranked, by_gpu=objective != "time") if objective in BY_TIME else (),
         launch=launch_files(ranked[0].plan, ranked[0].n_gpus, model.name),
-        front=_front(ranked) if pareto or gpus is not None else (),
+        front=pareto_front(ranked) if pareto or gpus is not None else (),
     )
 
 
@@ -433,36 +433,3 @@ def cluster_of_size(part: ClusterPart, n_gpus: int) -> ClusterPart:
     base = part.base or ""
     head, colon, count = base.rpartition(":")
     return replace(part, base=f"{head}:{n_gpus}") if colon and count.isdigit() and JOINED not in base else part
-
-
-def _least(objective: str, one: Planned) -> tuple[float, ...]:
-    time = seconds_ranked(one)
-    hours = one.gpu_hours_per_million_tokens * time / one.step_time_s
-    if objective == "memory":
-        return (float(one.peak_memory_bytes), time)
-    if objective == "cost":
-        return (hours, time)
-    if objective == "energy":
-        return (joules_ranked(one), time)
-    return (time, hours)
-
-
-def _ranked(found: list[Planned], objective: str) -> list[Planned]:
-    """Best first, each once."""
-    kept: dict[str, Planned] = {}
-    for one in sorted(found, key=lambda one: (*_least(objective, one), one.reproduce)):
-        kept.setdefault(f"{one.n_gpus} {one.techniques} {sorted(one.plan.items())}", one)
-    return list(kept.values())
-
-
-def _front(ranked: list[Planned]) -> tuple[Planned, ...]:
-    """Plans of which no other is better in time, cost and memory at once, fastest first."""
-
-    def parts(one: Planned) -> tuple[float, float, float]:
-        return (one.step_time_s, one.gpu_hours_per_million_tokens, float(one.peak_memory_bytes))
-
-    def beaten(one: Planned) -> bool:
-        mine = parts(one)
-        return any(all(a <= b for a, b in zip(parts(o), mine, strict=True)) and parts(o) != mine for o in ranked)
-
-    return tuple(sorted((one for one in ranked if not beaten(one)), key=parts))

@@ -18,8 +18,8 @@ from windtunnel.real.emulate.clock.script_clock import Awaited, HangError, Scrip
 from windtunnel.real.emulate.conductor import Conductor, Ticket
 from windtunnel.real.emulate.observe import ObservedStep
 from windtunnel.real.emulate.peers.arrivals import Span
+from windtunnel.real.emulate.peers.cohort import Watched
 from windtunnel.real.emulate.peers.host_program import Event
-from windtunnel.real.emulate.peers.peers_replay import Watched
 from windtunnel.real.emulate.peers.prices import group_on, seconds_on
 from windtunnel.real.emulate.timeline import events_of_peer, events_of_real, trace_bytes
 from windtunnel.studies.programs.communication import Communication

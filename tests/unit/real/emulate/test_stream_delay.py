@@ -14,8 +14,9 @@ from windtunnel.real.capture.arguments import Launch
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.real.emulate.clock.stream_delay import BEHIND, StreamDelay, stream_holds
 from windtunnel.real.emulate.observe import ObservedStep
+from windtunnel.real.emulate.peers.cohort import Watched
 from windtunnel.real.emulate.peers.host_program import HostProgram
-from windtunnel.real.emulate.peers.peers_replay import Replay, Watched
+from windtunnel.real.emulate.peers.peers_replay import Replay
 from windtunnel.real.emulate.rank import local_device
 from windtunnel.studies.programs.communication import Communication
 

@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from windtunnel.real.survive import train  # noqa: E402
-from windtunnel.real.survive.live.train import Progress, _commit, _local  # noqa: E402
+from windtunnel.real.survive.live.progress import Progress  # noqa: E402
+from windtunnel.real.survive.live.train import _commit, _local  # noqa: E402
 
 pytestmark = pytest.mark.extras
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from windtunnel.real.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.real.emulate.observe import ObservedStep, Observer, identity
+from windtunnel.real.emulate.peers.cohort import Watched
 from windtunnel.real.emulate.peers.host_program import resembles
-from windtunnel.real.emulate.peers.peers_replay import Watched
 from windtunnel.studies.programs.communication import Communication
 
 if TYPE_CHECKING:

@@ -15,22 +15,19 @@ Without a launcher (`python train.py`) the same loop runs alone.
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import SpecError
 from windtunnel.process import die_with_parent
-from windtunnel.real.survive.checkpoint import Checkpoints
 from windtunnel.real.survive.live.group import Building, abort, gathered, handed_over, reduced, store_of
 from windtunnel.real.survive.live.place import Place, own_place
+from windtunnel.real.survive.live.progress import Progress, Saving, saving_of
 from windtunnel.real.survive.live.shadow import Recorder, fill_pieces
 from windtunnel.real.survive.watch.log import RankLog
 
@@ -43,85 +40,6 @@ BUCKET_BYTES = 25 << 20  # as DistributedDataParallel has it
 POLL_S = 0.01
 WATCH_S = 0.1
 Loss = Callable[[int, int, int], "torch.Tensor"]
-
-
-@dataclass
-class Progress:
-    """What a member has to hand over."""
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    others: Mapping[str, Stateful]  # whatever else has state_dict and load_state_dict
-    step: int = 0
-    losses: list[float] = field(default_factory=list)
-
-    def to_bytes(self) -> bytes:
-        """Everything, bit by bit."""
-        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.rest()}
-        return _packed({**parts, "step": self.step})
-
-    def rest(self) -> dict[str, object]:
-        """What is neither the model's nor the optimizer's."""
-        return {"others": {name: one.state_dict() for name, one in self.others.items()}, "losses": list(self.losses)}
-
-    def take(self, data: bytes) -> None:
-        """The state of another member. Whole or not at all: `data` has arrived completely."""
-        import torch
-
-        parts = torch.load(io.BytesIO(data), weights_only=True)
-        self.model.load_state_dict(parts["model"])
-        self.optimizer.load_state_dict(parts["optimizer"])
-        for name, one in self.others.items():
-            one.load_state_dict(parts["others"][name])
-        self.step, self.losses = parts["step"], parts["losses"]
-
-
-@dataclass
-class Saving:
-    """Checkpoints of the loop: which steps are saved, and what is read where nobody has state."""
-
-    checkpoints: Checkpoints
-    every: int
-    steps: int
-
-    def save_if_due(self, progress: Progress) -> None:
-        """A step is done: save it if it is its turn. Raises CheckpointError where the last one could not be written."""
-        if progress.step % self.every == 0 or progress.step == self.steps:
-            rest = {"rest": _packed(progress.rest())}
-            self.checkpoints.save(progress.step, progress.model, progress.optimizer, rest)
-
-    def restore(self, progress: Progress) -> None:
-        """Take the newest complete checkpoint, if there is one. Raises InputFileError where it is damaged."""
-        import torch
-
-        rest: dict[str, bytes] = {"rest": b""}
-        step = self.checkpoints.restore(progress.model, progress.optimizer, rest)
-        if step is None:
-            return
-        found = torch.load(io.BytesIO(rest["rest"]), weights_only=True)
-        for name, one in progress.others.items():
-            one.load_state_dict(found["others"][name])
-        progress.step, progress.losses = step, found["losses"]
-
-    def finish(self) -> None:
-        """Until the last one is on disk."""
-        self.checkpoints.wait()
-
-
-def _packed(value: object) -> bytes:
-    import torch
-
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def _saving(folder: Path | str | None, every: int, steps: int) -> Saving | None:
-    if folder is None:
-        return None
-    if every < 1:
-        raise SpecError("checkpoint_every", every, "save every step or more rarely: give 1 or more")
-    return Saving(Checkpoints(Path(folder)), every, steps)
 
 
 def train(
@@ -151,7 +69,7 @@ def train(
     """
     place = own_place()
     progress = Progress(model, optimizer, others or {})
-    saving = _saving(checkpoints, checkpoint_every, steps)
+    saving = saving_of(checkpoints, checkpoint_every, steps)
     if place is None:
         if saving is not None:
             saving.restore(progress)
@@ -276,7 +194,7 @@ class _Member:
         while not self._all_done():
             if not self._join():  # somebody knows that all steps are done: then this member has done them too
                 break
-        self._finish_saving()
+        self._finishsaving_of()
         self.log.end()
         self.store.set(f"done/{self.place.name}", "1")
         return self.progress.losses
@@ -369,7 +287,7 @@ class _Member:
         began = time.time()
         chosen, self.next = self.next, None
         if isinstance(chosen, _Leaving):
-            self._finish_saving()
+            self._finishsaving_of()
             self.log.end()
             sys.exit(0)
         self.generation, self.rank, self.group = chosen.generation, chosen.rank, chosen.group
@@ -435,7 +353,7 @@ class _Member:
         self.has_state = True
         return True
 
-    def _finish_saving(self) -> None:
+    def _finishsaving_of(self) -> None:
         if self.saving is not None:
             self.saving.finish()
 
